@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import StringIO
@@ -46,6 +46,7 @@ from .sweep_results import SWEEP_FILE, Found, is_complete, keep, started_with
 
 JOIN_SECONDS = 10.0  # that a process waits for another one, which began the same sweep a moment ago
 LOCKS = ".locks"  # a file for each case and each training that some process runs, in the sweep's folder
+JOBS = ".jobs-"  # what groups of a job tell each other, beside them
 ASK_SECONDS = 0.5  # between two looks whether another group asks this one to stop
 FREE = ("name", "output", "checkpoint", "system")  # sections that change no number of a case
 DECIDES_BITS = tuple(f"system.{key}" for key in ("kernels", "stack", "sums", "cuda_graphs", "deterministic"))
@@ -300,26 +301,41 @@ class _Work:
         return found
 
     def run(self, transport: Transport, jobs: int) -> Path | None:
-        """Run the cases; return the folder on rank 0, None elsewhere."""
-        if not any(case.config.system.ranks for case in self.mine):
-            jobs = min(jobs, on_server(transport, self.num_left))  # so that no rank stays idle
+        """Run the cases; return the folder on rank 0, None elsewhere.
+
+        Those that another process was running are looked at once more: it may have been killed.
+        """
+        self._run_all(transport, jobs)
+        passed = on_server(transport, lambda: [case.slug for case in self.left(self.mine)])
+        if passed:
+            replace(self, mine=[case for case in self.mine if case.slug in passed])._run_all(transport, jobs)
+        if not transport.is_server:
+            return None
+        self.found.write()
+        self.found.draw()
+        left = self.left(self.found.every)
+        if not left:
+            for path in (self.folder / LOCKS, *self.folder.glob(f"{JOBS}*")):  # those of killed jobs
+                shutil.rmtree(path, ignore_errors=True)
+        if not self.quiet:
+            print(self.found.text(), flush=True)
+        if left and (not self.quiet or self.left(self.mine)):
+            count, are, them = len(left), *(("is", "it") if len(left) == 1 else ("are", "them"))
+            said = f"{count} of {len(self.found.every)} cases {are} not complete; once no other process runs"
+            print(f"{said} {them}: mpifl resume {self.folder}", flush=True)
+        return self.folder
+
+    def _run_all(self, transport: Transport, jobs: int) -> None:
+        if not any(case.config.system.ranks for case in self.mine):  # so that no rank stays idle
+            jobs = min(jobs, on_server(transport, lambda: len(trainings(self.left(self.mine)))))
         if jobs > 1:
             _SideBySide(self, transport, jobs).run()
         else:
             self.one_by_one(transport)
-        if not transport.is_server:
-            return None
-        self.found.draw()
-        if all(is_complete(case, self.folder) for case in self.found.every):
-            shutil.rmtree(self.folder / LOCKS, ignore_errors=True)
-        if not self.quiet:
-            print(self.found.text(), flush=True)
-        return self.folder
 
-    def num_left(self) -> int:
-        """Return the number of trainings, or copies of them, that are not complete."""
-        left = [case for case in self.mine if not is_complete(case, self.folder)]
-        return len(trainings(left))
+    def left(self, some_cases: Sequence[Case]) -> list[Case]:
+        """Return those cases that are not complete."""
+        return [case for case in some_cases if not is_complete(case, self.folder)]
 
     def one_by_one(self, transport: Transport) -> None:
         """Run the cases one after the other, each over all ranks; write table and figure after each."""
@@ -449,7 +465,7 @@ class _SideBySide:
         self.threads = threads_by_mask(transport, [ranks[0] for ranks in groups if len(ranks) > 1])
         self.group = transport.split(jobs)
         token = on_server(transport, lambda: secrets.token_hex(4))
-        self.claims = Claims(work.folder / f".jobs-{token}")
+        self.claims = Claims(work.folder / f"{JOBS}{token}")
         self.quiet = on_server(transport, lambda: work.quiet) or not self.group.is_server
         self.case: Case | None = None  # that runs now
 
@@ -581,7 +597,8 @@ class Claims:
 
     def ask_to_stop(self) -> None:
         """Ask all groups to stop."""
-        (self.folder / "stop").touch()
+        with suppress(FileNotFoundError):  # another process found the sweep complete
+            (self.folder / "stop").touch()
 
     def stop_asked(self) -> bool:
         """Return whether a group has asked all to stop; looks every half second at most."""

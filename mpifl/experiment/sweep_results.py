@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +28,7 @@ from mpifl.results.sweep_figure import Curve, draw
 from mpifl.results.tables import Cell, Table, as_markdown
 
 from .sweep_cases import CONFIGURATIONS, Case, cases, table_of
-from .sweep_table import Result, markdown
+from .sweep_table import Result, markdown, of_seeds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,9 +123,11 @@ class Found:
             found = now
             rows = [row for row, _, _ in found]
             folders.write_csv(self.folder / "sweep.csv", rows)
-            write_atomically(self.folder / "sweep.md", table(over_seeds(rows)))
+            few = len(found) < len(self.every)
+            note = f"\n{len(found)} of {len(self.every)} cases are complete.\n" if few else ""
+            write_atomically(self.folder / "sweep.md", table(over_seeds(rows, self._labels)) + note)
             if self.table is not None:
-                write_atomically(self.folder / "table.md", self._as_printed(found))
+                write_atomically(self.folder / "table.md", self._as_printed(found) + note)
             if time.monotonic() > self._last_drawn + DRAWING_SHARE * self._seconds:
                 self.draw()
 
@@ -142,14 +145,19 @@ class Found:
         found, files = self._complete(), "sweep.md, sweep.csv, sweep.png"
         unlike = [f"cases differ in {line}" for line in describe_differences(self._machines)]
         if self.table is None:
-            shown = table(over_seeds([row for row, _, _ in found]))
+            shown = table(over_seeds([row for row, _, _ in found], self._labels))
         else:
             shown, files = self._as_printed(found), f"table.md, {files}"
         return "\n".join([shown, *unlike, f"results: {self.folder}: {files}"])
 
     def _as_printed(self, found: Sequence[tuple[dict[str, Any], Curve, Result]]) -> str:
         assert self.table is not None
-        return f"{self.table.title}\n\n{markdown(self.table, [result for _, _, result in found])}"
+        results = [result for _, _, result in found]
+        return f"{self.table.title}\n\n{markdown(self.table, results, self._labels)}"
+
+    @property
+    def _labels(self) -> list[Mapping[str, str]]:
+        return [case.labels for case in self.every]
 
     def _complete(self) -> list[tuple[dict[str, Any], Curve, Result]]:
         for case in self.every:
@@ -204,11 +212,16 @@ def _curve(case: Case, run: Run) -> Curve:
     return Curve(case.labels, axis.replace("_", " "), x, y, staleness, train, run.metric.title)
 
 
-def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def over_seeds(
+    rows: Sequence[Mapping[str, Any]], every: Sequence[Mapping[str, str]] = ()
+) -> list[Mapping[str, Any]]:
     """Return one row for all seeds of a case, with mean and sample standard deviation of each figure.
+
+    Where some have fewer seeds than the sweep asks for, all say of how many they are.
 
     Args:
         rows: Labels (texts) and figures (numbers) of each case; `seed` is a label.
+        every: Labels of all cases that the sweep asks for; empty: those of the rows.
     """
     if not any("seed" in row for row in rows):
         return list(rows)
@@ -217,11 +230,16 @@ def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         groups.setdefault(tuple(v for k, v in row.items() if k != "seed" and isinstance(v, str)), []).append(
             row
         )
-    names = {labels: dict.fromkeys(k for row in group for k in row) for labels, group in groups.items()}
-    return [
-        {k: _spread([r.get(k) for r in group]) for k in names[labels] if k != "seed"}
-        for labels, group in groups.items()
-    ]
+    asked = Counter(tuple(v for k, v in labels.items() if k != "seed") for labels in every)
+    few = any(len(group) < asked[labels] for labels, group in groups.items())
+    out: list[Mapping[str, Any]] = []
+    for labels, group in groups.items():
+        names = dict.fromkeys(k for row in group for k in row)
+        out.append({k: _spread([r.get(k) for r in group]) for k in names if k != "seed"})
+        if few:
+            seeds = {"seeds": of_seeds(len(group), asked[labels])}
+            out[-1] = {k: v for k, v in out[-1].items() if k in every[0]} | seeds | out[-1]
+    return out
 
 
 def _spread(values: Sequence[Any]) -> Any:

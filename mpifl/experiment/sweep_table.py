@@ -7,8 +7,9 @@ name what stands down and across. Figures of several seeds become their mean and
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -226,12 +227,14 @@ class Line:
         labels: Its labels: the row's, and those of other varied keys.
         cells: One for each figure.
         seeds: How many seeds ran.
+        asked: How many the sweep asks for.
     """
 
     group: str
     labels: tuple[str, ...]
     cells: tuple[Cell, ...]
     seeds: int
+    asked: int = 0
 
 
 def down(keys: Mapping[str, Any] | Sequence[str]) -> str:
@@ -239,19 +242,32 @@ def down(keys: Mapping[str, Any] | Sequence[str]) -> str:
     return ROWS if ROWS in keys else next((key for key in keys if key not in (COLUMNS, SEED)), "")
 
 
-def lines(table: TableConfig, results: Sequence[Result]) -> list[Line]:
+def of_seeds(ran: int, asked: int) -> str:
+    """Return how many seeds ran, and of how many where some are missing."""
+    return f"{ran} of {asked}" if ran < asked else str(ran)
+
+
+def lines(
+    table: TableConfig, results: Sequence[Result], every: Sequence[Mapping[str, str]] = ()
+) -> list[Line]:
     """Return the rows of a table, in the order of the results.
 
     Args:
         table: The layout.
         results: Of the cases that ran.
+        every: Labels of all cases that the sweep asks for; empty: those of the results.
     """
     groups: dict[tuple[str, tuple[str, ...]], list[Result]] = {}
     for result in results:
-        labels = result.labels
-        rest = tuple(label for key, label in labels.items() if key not in (COLUMNS, SEED))
-        groups.setdefault((labels.get(COLUMNS, ""), rest), []).append(result)
-    return [_line(table, group, labels, found) for (group, labels), found in groups.items()]
+        groups.setdefault(_group(result.labels), []).append(result)
+    asked = Counter(map(_group, every))
+    return [replace(_line(table, *place, found), asked=asked[place]) for place, found in groups.items()]
+
+
+def _group(labels: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Return the group of columns and the labels of the row in which a case stands."""
+    rest = tuple(label for key, label in labels.items() if key not in (COLUMNS, SEED))
+    return labels.get(COLUMNS, ""), rest
 
 
 def _line(table: TableConfig, group: str, labels: tuple[str, ...], results: Sequence[Result]) -> Line:
@@ -281,9 +297,15 @@ def largest_difference(found: Sequence[Line], table: TableConfig) -> tuple[float
     return max(places, key=lambda place: abs(place[0]), default=None)
 
 
-def markdown(table: TableConfig, results: Sequence[Result]) -> str:
-    """Return the table as Markdown, for each group of columns: published and measured figures; then ranks."""
-    found = lines(table, results)
+def markdown(table: TableConfig, results: Sequence[Result], every: Sequence[Mapping[str, str]] = ()) -> str:
+    """Return the table as Markdown, for each group of columns: published and measured figures; then ranks.
+
+    Args:
+        table: The layout.
+        results: Of the cases that ran.
+        every: Labels of all cases that the sweep asks for; empty: those of the results.
+    """
+    found = lines(table, results, every)
     out = []
     for group in dict.fromkeys(line.group for line in found):
         mine = [line for line in found if line.group == group]
@@ -317,7 +339,7 @@ def _of_group(table: TableConfig, found: Sequence[Line]) -> tables.Table:
         row = [*line.labels]
         for cell, has in zip(line.cells, printed, strict=True):
             row += [cell.published or "-"] * has + [cell.measured or "-"]
-        rows.append(tuple(tables.Cell(text) for text in (*row, str(line.seeds))))
+        rows.append(tuple(tables.Cell(text) for text in (*row, of_seeds(line.seeds, line.asked))))
     several = any(line.seeds > 1 for line in found) and table.interval
     notes = (f"[]: {100 * CONFIDENCE:.0f} % confidence interval of the mean ({table.interval})",)
     return tables.Table((*header, "seeds"), tuple(rows), notes if several else ())

@@ -26,7 +26,7 @@ from mpifl.experiment.in_python import laid
 from mpifl.experiment.loader import load
 from mpifl.experiment.retime import retime
 from mpifl.experiment.sweep import listed
-from mpifl.experiment.sweep_cases import ALL, cases
+from mpifl.experiment.sweep_cases import ALL, Part, cases
 from mpifl.experiment.sweep_results import over_seeds, table
 from mpifl.results import identity
 from mpifl.results.seed_groups import gather
@@ -242,12 +242,45 @@ def test_a_case_that_another_process_runs_is_left_to_it(tmp_path, capsys):
     with lock.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         sweep(TINY, options, Single(), quiet=True)
-        assert "seed 1: another process runs it" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "seed 1: another process runs it" in said
+        assert said.endswith(
+            f"1 of 2 cases is not complete; once no other process runs it: mpifl resume {folder}\n"
+        )
         assert [row["seed"] for row in found_in(folder)] == ["0"]
         assert under_way.is_dir()
     sweep(TINY, options, Single(), quiet=True)
     assert [row["seed"] for row in found_in(folder)] == ["0", "1"]
     assert not lock.parent.exists()
+
+
+def test_a_case_that_another_process_gave_up_is_run_in_the_end(tmp_path, monkeypatch):
+    """It ran the first of two cases and was killed while this one ran the second."""
+    real, folder = running.run, tmp_path / "tiny-x"
+    options = ["--vary", "{seed: [0, 1]}", "--output.folder", str(tmp_path), "--output.id", "x"]
+    folder.mkdir()
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweeping.read(TINY, options), sort_keys=False))
+    (folder / sweeping.LOCKS).mkdir()
+    with (folder / sweeping.LOCKS / "0").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def killed(*args):
+            other.close()
+            return real(*args)
+
+        monkeypatch.setattr("mpifl.experiment.sweep.run", killed)
+        sweep(TINY, options, Single(), quiet=True)
+    assert [row["seed"] for row in found_in(folder)] == ["0", "1"]
+    assert [path.name for path in folder.glob(".*")] == []
+
+
+def test_what_groups_of_a_killed_job_told_each_other_is_removed(tmp_path):
+    place = ["--vary", "{seed: [0, 1]}", "--output.folder", str(tmp_path), "--output.id", "x"]
+    folder = sweep(TINY, [*place, "--rounds", "1"], Single(), quiet=True)
+    (folder / ".jobs-0a1b2c3d").mkdir()
+    (folder / ".jobs-0a1b2c3d" / "0").touch()
+    assert main(["resume", str(folder), "-q"]) == 0
+    assert [path.name for path in folder.glob(".*")] == []
 
 
 def test_two_processes_train_once_what_gives_several_cases(tmp_path, monkeypatch, capsys):
@@ -536,6 +569,30 @@ def test_figures_that_some_seeds_lack_say_of_how_many_they_are():
     rows = [{"m": "a", "seed": "0", "x": 1.0}, {"m": "a", "seed": "1", "x": 3.0, "y": 5.0}]
     rows.append({"m": "a", "seed": "2", "y": 5.0})
     assert over_seeds(rows) == [{"m": "a", "x": "2 ± 1.4 (2 of 3)", "y": "5.0 (2 of 3)"}]
+
+
+def test_groups_of_fewer_seeds_than_the_sweep_has_say_so(tmp_path):
+    """Two of three seeds of the first method are complete, and all of the second."""
+    place = ["--output.folder", str(tmp_path), "--output.id", "x", "--rounds", "1"]
+    rows = {"a": {"algorithm": "fedavg"}, "b": {"algorithm": "local"}}
+    table = {"title": "T", "figures": {"ARI": {"of": "accuracy_mean"}}}
+    tree = {"base": TINY, "name": "x", "vary": {"rows": rows, "seed": [0, 1, 2]}, "table": table}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    folder = sweep(str(tmp_path / "x.yaml"), place, Single(), quiet=True)
+    whole = {name: (folder / name).read_text() for name in ("sweep.md", "table.md")}
+    assert not any(" of " in text for text in whole.values())
+    (folder / "x-a-1" / "summary.json").rename(tmp_path / "kept")
+    part = Part.of(["rows=b"])
+    sweep(str(tmp_path / "x.yaml"), place, Single(), quiet=True, part=part)
+    short = {name: (folder / name).read_text() for name in whole}
+    lines = [line.split(" | ") for line in short["sweep.md"].splitlines()]
+    assert [line[:2] for line in lines[2:4]] == [["| a", "2 of 3"], ["| b", "3"]]
+    assert lines[0][1] == "seeds"
+    assert "| 2 of 3 |\n" in short["table.md"]
+    assert all(text.endswith("\n\n5 of 6 cases are complete.\n") for text in short.values())
+    (tmp_path / "kept").rename(folder / "x-a-1" / "summary.json")
+    sweep(str(tmp_path / "x.yaml"), place, Single(), quiet=True, part=part)
+    assert {name: (folder / name).read_text() for name in whole} == whole
 
 
 @pytest.mark.parametrize(
