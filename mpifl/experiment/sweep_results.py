@@ -237,8 +237,8 @@ def over_seeds(
         names = dict.fromkeys(k for row in group for k in row)
         out.append({k: _spread([r.get(k) for r in group]) for k in names if k != "seed"})
         if few:
-            seeds = {"seeds": of_seeds(len(group), asked[labels])}
-            out[-1] = {k: v for k, v in out[-1].items() if k in every[0]} | seeds | out[-1]
+            own = {k: v for k, v in out[-1].items() if k in every[0]}
+            out[-1] = {**own, "seeds": of_seeds(len(group), asked[labels]), **out[-1]}
     return out
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 
 import numpy as np
 
 from mpifl.aggregation.collective_choice import Costs, Given, between, choose, tree_levels
-from mpifl.comm.task_pool import depth
+from mpifl.comm.task_pool import Pool, depth
 from mpifl.core.capabilities import (
     NewClients,
     OneShotStatistics,
@@ -28,7 +28,7 @@ from mpifl.core.capabilities import (
 from mpifl.core.mixing import Plan
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.scheduler import Scheduler
-from mpifl.simulation.clock import Clock, DrawnClock, WallTime
+from mpifl.simulation.clock import DrawnClock, VirtualClock, WallClock, WallTime
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.simulation.visits import DispatchState, Visit
 
@@ -129,7 +129,8 @@ class TimeForecast:
         processor: of all ranks together, without those in which they wait.
         terms: of a round, by what they are spent on: `training`, at the busiest worker; `rank 0`, which books
             and decides; `ranks`, tasks and reports of all workers at rank 0 and on its link; `network`, the
-            trees by which rows go out and sums come back. Of arrivals, which overlap, they are shares.
+            trees by which rows go out and sums come back; `waiting`, for clients that the wall clock holds
+            back. Of arrivals, which overlap, they are shares.
     """
 
     num_ranks: int
@@ -157,6 +158,7 @@ class _Spent:
     server: float = 0.0
     ranks: float = 0.0
     network: float = 0.0
+    waiting: float = 0.0
     evaluation: float = 0.0
     work: float = 0.0  # of all ranks
     rounds: list[float] = field(default_factory=list)
@@ -208,6 +210,8 @@ def forecast_time(
         "ranks": spent.ranks,
         "network": spent.network,
     }
+    if _holds_back(context):
+        terms["waiting"] = spent.waiting
     processor = (
         (start + around.open + EXIT_CPU_S) * num_ranks + around.figures + spent.work + work + around.end
     )
@@ -391,6 +395,39 @@ START, END, STEP, EVALUATE = range(4)
 Event = tuple[int, int, int, float]  # kind, number of the visit or step, client, when it is due
 
 
+class _HeldBack(VirtualClock):
+    """Visits arrive, in seconds of the wall clock, when it no longer holds them back.
+
+    Args:
+        wall: the clock of the run.
+    """
+
+    def __init__(self, wall: WallClock) -> None:
+        super().__init__(wall.duration)
+        self.scale = wall.scale
+
+    def due(self, client: int, visit: int, down: int, up: int) -> float:
+        """Return until when the visit is held back."""
+        return self.scale * self.duration.end(client, visit, self.now / self.scale, down, up)
+
+    @property
+    def available(self) -> Callable[[int], bool] | None:
+        """As the model of availability says, in simulated seconds."""
+        presence = self.duration.presence
+        return None if presence.always else (lambda k: presence.is_available(k, self.now / self.scale))
+
+    def advance(self, num_clients: int, pool: Pool) -> None:
+        """Go on to the first return of a client."""
+        presence, now = self.duration.presence, self.now / self.scale
+        self.now = self.scale * min(presence.next_available(k, now) for k in range(num_clients))
+
+
+def _holds_back(context: RunContext) -> bool:
+    """Return whether the clock is that on the wall and holds slow clients back."""
+    clock = context.config.clock
+    return isinstance(clock, WallTime) and clock.scale > 0
+
+
 def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[Event]:
     """Return what happens in the first steps of an asynchronous run, as its policy and clock have it.
 
@@ -402,12 +439,10 @@ def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[
     config, policy, sampler = context.config, context.config.policy, context.sampler
     assert isinstance(policy, AsynchronousPolicy)
     n, m = context.problem.num_clients, context.decisions.num_sampled
-    clock: Clock
-    if isinstance(config.clock, WallTime):  # arrivals are real: about in the order of the starts
-        clock = DrawnClock()
-    else:
-        parts = ClockParts(config.clock, context.duration, context.federation, m, context.system_key)
-        clock = policy.open_clock(parts)
+    parts = ClockParts(config.clock, context.duration, context.federation, m, context.system_key)
+    clock = policy.open_clock(parts)
+    if isinstance(clock, WallClock):  # arrivals are real: when they are due, or in the order of the starts
+        clock = _HeldBack(clock) if clock.scale else DrawnClock()
     down, up = (size // uploads_per_step(context) for size in traffic.per_round)
     busy, visits, out = set[int](), np.zeros(n, np.int64), list[Event]()
     version = started = waiting = 0
@@ -457,7 +492,7 @@ def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[
             waiting += not late
         if waiting and (visit is None or policy.ready(waiting, len(busy))):
             version, waiting = version + 1, 0
-            out.append((STEP, version, -1, 0.0))
+            out.append((STEP, version, -1, clock.now))
             if schedule.due(version, config.rounds):
                 out.append((EVALUATE, version, -1, 0.0))
         if version < steps and not clock.is_tied():
@@ -523,6 +558,15 @@ class Ranks:
                 self._next()
         self.answers.discard(number)
 
+    def hold(self, until: float) -> None:
+        """Let rank 0 wait until a time, and receive the reports that come meanwhile."""
+        while self.now < until:
+            self._poll()
+            if self.left:
+                self._next(until)
+            else:
+                self.now = max(self.now, until)
+
     def evaluate(self, owners: np.ndarray, seconds: np.ndarray) -> None:
         """Let each worker end the tasks that it holds and evaluate clients; rank 0 waits for all.
 
@@ -560,8 +604,8 @@ class Ranks:
         if rank not in self.left and self.held[rank]:
             self.left[rank] = self.held[rank][0][1]
 
-    def _next(self) -> None:
-        """Let all ranks work until one has done what it does."""
+    def _next(self, until: float = inf) -> None:
+        """Let all ranks work until one has done what it does, or until a time."""
         assert self.left, "a visit that nobody has started"
         rate = [1.0] * len(self.on_node)
         if self.shared:
@@ -571,7 +615,7 @@ class Ranks:
             for i, (all_ranks, some) in enumerate(zip(self.on_node, busy, strict=True)):
                 rate[i] = min(1.0, self.cores.per_node / (some + SHORT_POLLING * (all_ranks - some)))
         lasts = {rank: seconds / rate[self.node[rank]] for rank, seconds in self.left.items()}
-        step = min(lasts.values())
+        step = min(*lasts.values(), max(0.0, until - self.now))
         self.now += step
         for rank, seconds in lasts.items():
             if seconds > step:
@@ -603,7 +647,18 @@ def _arrivals(
     owners, evaluations = evaluation_seconds(context, measured, _scheduler(context, num_ranks))
     each, work = cores.busiest(owners, evaluations, num_ranks), float(evaluations.sum())
     seconds = measured.visit(sizes).tolist()
-    now, last, evaluated = 0.0, 0.0, 0.0
+    now, last, evaluated, holds = 0.0, 0.0, 0.0, _holds_back(context)
+
+    def held(now: float, due: float) -> float:
+        """Wait until a visit or a step is due, where the clock holds them back; return the time."""
+        if not holds:
+            return now
+        here = now if ranks is None else ranks.now
+        out.waiting += max(0.0, due - here)
+        if ranks is not None:
+            ranks.hold(due)
+        return max(here, due) if ranks is None else ranks.now
+
     for kind, number, client, due in events:
         if kind == START and ranks is not None:
             ranks.submit(number, due, seconds[client])
@@ -615,6 +670,7 @@ def _arrivals(
             out.training += (seconds[client] + handover) / max(1, num_ranks - 1)
             out.network += handover
             out.work += seconds[client] + 2 * handover
+            now = held(now, due)
         elif kind == STEP:
             if ranks is None:
                 now += measured.step
@@ -622,7 +678,7 @@ def _arrivals(
                 ranks.work(measured.step)
             out.server += measured.step
             out.work += measured.step
-            now = now if ranks is None else ranks.now
+            now = held(now if ranks is None else ranks.now, due)
             out.rounds.append(now - last)
             last = now
         elif kind == EVALUATE:

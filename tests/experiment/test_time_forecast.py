@@ -46,6 +46,7 @@ from mpifl.experiment.time_forecast import (
 )
 from mpifl.experiment.traffic_forecast import check_uploads, forecast, without_training
 from mpifl.runtime.run_state import CheckpointConfig
+from mpifl.simulation.clock import WallTime
 from mpifl.simulation.delays import DELAYS
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import POLICIES
@@ -363,6 +364,43 @@ def test_an_asynchronous_run_is_as_fast_as_its_workers():
     one = MeasuredTimes(PerSample(1.0), PerSample(1.0))
     assert foretold(run, one, 1).parts["rounds"] == pytest.approx(6.0)
     assert foretold(run, one, 4).parts["rounds"] == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "scale", "visit_s", "rounds_s"),
+    [
+        (1, 0.5, 0.01, 1.0),
+        (4, 0.5, 0.01, 1.0),
+        (1, 0.0, 0.01, 0.06),
+        (1, 0.5, 1.0, 6.0),
+        (4, 0.5, 1.0, 2.0),
+    ],
+)
+def test_a_wall_clock_with_a_scale_holds_visits_back(ranks, scale, visit_s, rounds_s):
+    """Six steps of one upload each, three visits at a time, each due after a virtual second: two waves of
+    half a second of the wall, where training does not take longer.
+    """
+    policy, clock, delay = POLICIES["every_arrival"](), WallTime(scale), DELAYS["constant"](1.0)
+    run = context("fedasync", 6, rounds=6, policy=policy, cohort_size=3, clock=clock, delay=delay)
+    found = foretold(run, MeasuredTimes(PerSample(visit_s), PerSample(visit_s)), ranks)
+    assert found.parts["rounds"] == pytest.approx(rounds_s, abs=0.1 * rounds_s)
+    assert (found.limits == "waiting") == (rounds_s == 1.0)
+
+
+def test_rank_0_receives_reports_while_visits_are_held_back():
+    """One of 1 s is due at 10; the third of 1 s begins at 1, when rank 0 receives the first report."""
+    ranks = Ranks(2)
+    for number in range(3):
+        ranks.submit(number, number, 1.0)
+    ranks.result(0)
+    ranks.hold(10.0)
+    assert ranks.now == 10.0
+    ranks.result(2)
+    assert ranks.now == 10.0
+    ranks.submit(3, 0.0, 4.0)
+    ranks.hold(12.0)
+    ranks.result(3)
+    assert ranks.now == 14.0, "its worker goes on meanwhile"
 
 
 @pytest.mark.parametrize(
