@@ -24,6 +24,7 @@ CASES = [
     ("digits", "iid", {"test": "all", "clients": 3}),
     ("mnist", "emdcfl_backdoor_mnist", BACKDOOR),
     ("sklearn", "relations", {"clients": 4}),
+    ("text", "alphabets", {"clients": 4, "groups": 2}),
 ]
 
 

@@ -10,7 +10,8 @@ from numpy.testing import assert_array_equal
 import mpifl
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
-from mpifl.data.scenarios.alphabets import Alphabets, PermuteTokens
+from mpifl.data.scenarios.alphabets import Alphabets
+from mpifl.data.scenarios.relations import PermuteTokens
 from mpifl.data.sources.digits import Digits
 from mpifl.data.sources.text import ALPHABET, Text
 
@@ -64,21 +65,21 @@ def test_texts_that_cannot_be_read_are_refused(root, options, key):
 
 
 def test_tokens_and_labels_are_renamed_alike_and_what_does_not_count_stays():
-    rename = PermuteTokens(((0, 1, 2), (1, 2, 0)))
+    rename = PermuteTokens(np.array([[0, 1, 2], [1, 2, 0]]), labels=True)
     x, y = np.array([[0, 1], [0, 1]], np.int16), np.array([[1, -100], [1, -100]], np.int16)
     for labels, expected in ((y, [[1, -100], [2, -100]]), (np.array([2, 2]), [2, 0])):
         tokens, found = rename(x, labels, np.array([0, 1]))
         assert_array_equal(tokens, [[0, 1], [1, 2]])
         assert_array_equal(found, expected)
         assert (tokens.dtype, found.dtype) == (x.dtype, labels.dtype)
-    assert_array_equal(PermuteTokens(((1, 0),), labels=False)(x, y, np.zeros(2, int))[1], y)
+    assert_array_equal(PermuteTokens(np.array([[1, 0]]), labels=False)(x, y, np.zeros(2, int))[1], y)
 
 
 @pytest.mark.parametrize("copies", [True, False])
 def test_groups_have_permutations_of_their_own_and_divide_the_samples(root, copies):
     pool = Text(samples=200).load(root, root)
     spec = Alphabets(clients=6, groups=3, moved=0.2, copies=copies, validation=0.0).compose(pool, key(0))
-    tables = np.array(spec.ops[0].tables)
+    tables = spec.ops[0].orders
     assert_array_equal(np.sort(tables, 1), np.tile(np.arange(49), (3, 1)))
     assert [(row != np.arange(49)).sum() for row in tables] == [0, 10, 10]
     assert_array_equal(spec.groups, [0, 0, 1, 1, 2, 2])

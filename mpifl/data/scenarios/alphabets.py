@@ -12,32 +12,10 @@ from mpifl.core.federation import TOKENS
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import cut
-from mpifl.data.pool import IGNORED, Pool
+from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, check_part, grouped
+from mpifl.data.scenarios.relations import PermuteTokens
 from mpifl.data.scenarios.usual import set_apart
-from mpifl.data.transforms import Op
-
-
-@dataclass(frozen=True)
-class PermuteTokens(Op):
-    """Rename each group's tokens, and labels that are tokens; `tables[g][t]` is the new name of t in group g.
-
-    Attributes:
-        tables: a permutation for each group.
-        labels: whether labels are tokens of the same alphabet.
-    """
-
-    tables: tuple[tuple[int, ...], ...]
-    labels: bool = True
-
-    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rename tokens [n, T] and labels [n] or [n, T]; labels that do not count stay."""
-        tables = np.asarray(self.tables)
-        renamed = tables[group[:, None], x].astype(x.dtype)
-        if not self.labels:
-            return renamed, y
-        of = group if y.ndim == 1 else group[:, None]
-        return renamed, np.where(y == IGNORED, y, tables[of, np.maximum(y, 0)]).astype(y.dtype)
 
 
 @dataclass(frozen=True)
@@ -79,21 +57,21 @@ class Alphabets(Scenario):
         remedy = f"needs sequences of tokens, but the samples of this source are {pool.kind}; take text"
         require(pool.kind == TOKENS, "data.source.name", pool.kind, remedy)
         same = pool.num_classes == pool.vocabulary
-        tables = tuple(self._alphabet(pool.vocabulary, g, key.of("alphabet", g)) for g in range(self.groups))
+        orders = [self._alphabet(pool.vocabulary, g, key.of("alphabet", g)) for g in range(self.groups)]
         return ScenarioSpec(
             splits=lambda: self._splits(pool, key),
             groups=grouped(self.clients, self.groups),
-            ops=(PermuteTokens(tables, same),),
+            ops=(PermuteTokens(np.array(orders, np.int64), same),),
             names=tuple(f"alphabet {g}" for g in range(self.groups)),
         )
 
-    def _alphabet(self, size: int, group: int, key: Key) -> tuple[int, ...]:
+    def _alphabet(self, size: int, group: int, key: Key) -> np.ndarray:
         """Return the new name of each token."""
         table, rng = np.arange(size), key.numpy()
         if group:
             chosen = rng.choice(size, max(2, round(self.moved * size)), replace=False)
             table[chosen] = np.roll(chosen, 1)  # one cycle: none keeps its name
-        return tuple(table.tolist())
+        return table
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         learnt, tested, own = pool.train, pool.test, self.test_share
