@@ -112,6 +112,8 @@ def open_federation(
         tag = cache.digest(place.name, name, read, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
         folder = config.home / f"scenario-{tag}"
         cache.ensure(folder, lambda to: _write_scenario(spec, pool, to, say), say, build, verify)
+    for line in cache.facts(folder)["remarks"]:
+        say(line)
     federation = _open_scenario(config, spec, pool, folder)
     parts = ("offsets", "index", "row")
     names = [f"{split}_{part}" for split in cache.facts(folder)["splits"] for part in parts]
@@ -303,6 +305,7 @@ def _as_tuple(value: Any) -> Any:
 def _write_scenario(spec: ScenarioSpec, pool: Pool, to: Path, say: Progress) -> Mapping[str, Any]:
     with doing("splitting the samples"):
         splits = spec.splits()
+        remarks = list(spec.remarks(splits))
     table = FixedPartition(splits, spec.op_groups)
     say(f"splitting {len(pool.labels)} samples over {len(table.sizes)} clients")
     shared = any(csr.row is not None for csr in splits.values())  # a row would be stored for each client
@@ -314,7 +317,8 @@ def _write_scenario(spec: ScenarioSpec, pool: Pool, to: Path, say: Progress) -> 
         for part, array in (("offsets", csr.offsets), ("index", csr.index), ("row", csr.row)):
             if array is not None:
                 cache.save(to, f"{name}_{part}", array)
-    return {"splits": list(splits), "materialized": materialized, "test_pool": table.test_pool}
+    noted = {"splits": list(splits), "materialized": materialized, "test_pool": table.test_pool}
+    return {**noted, "remarks": remarks}
 
 
 def _materialize(federation: PoolFederation, splits: Mapping[str, Csr], to: Path) -> dict[str, Csr]:

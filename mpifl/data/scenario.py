@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -141,6 +141,7 @@ class ScenarioSpec:
         names: what each group is, in a few words.
         targets: the group whose accuracy is reported separately, or None.
         facts: what the scenario reports about itself beyond counts.
+        remarks: returns lines for the user about the partitions that `splits` returned; said at every start.
     """
 
     splits: Callable[[], Mapping[str, Csr]] = dict
@@ -157,6 +158,7 @@ class ScenarioSpec:
     names: tuple[str, ...] = ()
     targets: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    remarks: Callable[[Mapping[str, Csr]], Sequence[str]] = lambda splits: ()
 
     @property
     def op_groups(self) -> np.ndarray | None:

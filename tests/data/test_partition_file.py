@@ -126,6 +126,32 @@ def test_the_csv_of_the_federated_vision_data_sets_is_read(small_root, cache, tm
     opened("cifar10", SCENARIOS["partition"](path=str(file), labels="ignore"), small_root, cache)
 
 
+OVERLAPS = [
+    ("0,train,1\n0,train,2\n1,train,3\n0,test,5\n1,test,6", None),
+    ("0,train,1\n0,train,2\n1,train,1\n0,test,5\n1,test,5", None),  # two clients may hold the same
+    ("0,train,1\n0,train,2\n1,train,3\n0,test,2\n1,test,6", "1 of 2 test samples also train or validate"),
+    ("0,train,1\n1,train,3\n0,test,3\n1,test,1", "2 of 2 test samples also train or validate"),
+    ("0,train,1\n1,train,3\n1,val,4\n0,test,4", "1 of 1 test samples also train or validate"),
+    ("0,train,1\n0,train,2\n0,val,2\n0,test,4", "1 of 1 validation samples also train their client"),
+    ("0,train,1\n0,val,2\n1,train,2\n0,test,4", None),  # no client chooses by what it trains on
+    ("0,train,5\n0,train,5\n0,train,5\n1,train,5\n0,test,4", "2 rows repeat a sample of their client"),
+]
+
+
+@pytest.mark.parametrize(("rows", "says"), OVERLAPS)
+def test_samples_that_train_and_test_are_said_once_at_every_start(small_root, cache, tmp_path, rows, says):
+    file = tmp_path / "split.csv"
+    file.write_text(f"client,part,sample\n{rows}\n")
+    config = DataConfig(
+        str(small_root), str(cache), SOURCES["digits"](), SCENARIOS["partition"](path=str(file))
+    )
+    for _ in range(2):  # prepared, and found
+        lines: list[str] = []
+        open_federation(config, 3, lines.append)
+        found = [line for line in lines if str(file) in line]
+        assert found == ([f"data.scenario.path = {str(file)!r}: {says}"] if says else [])
+
+
 def test_json_lists_of_samples_are_read(small_root, cache, tmp_path):
     """A mapping from clients to indices, as dictionaries of FedLab and of NIID-Bench are."""
     file = tmp_path / "split.json"

@@ -75,7 +75,9 @@ class PartitionFile(Scenario):
             table = read(self.files()[0], "path")
             own = {"clients": list(table.clients)}
             groups = self._groups(table)
-            return ScenarioSpec(lambda: self._splits(pool, key, table), groups, facts=own)
+            return ScenarioSpec(
+                lambda: self._splits(pool, key, table), groups, facts=own, remarks=self._remarks
+            )
         try:
             return self._as_exported(facts, pool, key)
         except UserError:
@@ -107,6 +109,7 @@ class PartitionFile(Scenario):
             names=tuple(facts["names"]),
             targets=facts["targets"],
             facts=facts["facts"],
+            remarks=self._remarks,
         )
 
     def _groups(self, table: PartitionTable) -> np.ndarray | None:
@@ -158,6 +161,23 @@ class PartitionFile(Scenario):
                 )
                 here = f"{says} and {pool.labels[table.sample[i]]} in the source: another data set or order"
                 raise UserError("path", self.path, f"{here}; labels: ignore reads it")
+
+    def _remarks(self, splits: Mapping[str, Csr]) -> list[str]:
+        """Return a line with the counts of samples that test and train, or that a client has twice."""
+        clients, found = np.arange(len(splits["train"].sizes)), []
+        held = {name: csr.of_all(clients)[0] for name, csr in splits.items()}
+        learnt = np.concatenate([held["train"], held["val"]])
+        tested = np.unique(np.concatenate([held[name] for name in held if name not in ("train", "val")]))
+        if both := int(np.isin(tested, learnt).sum()):
+            found.append(f"{both} of {len(tested)} test samples also train or validate")
+        most = 1 + max(int(samples.max(initial=0)) for samples in held.values())
+        own = {name: np.repeat(clients, csr.sizes) * most + held[name] for name, csr in splits.items()}
+        val = np.unique(own["val"])
+        if both := int(np.isin(val, own["train"]).sum()):
+            found.append(f"{both} of {len(val)} validation samples also train their client")
+        if repeated := sum(len(rows) - len(np.unique(rows)) for rows in own.values()):
+            found.append(f"{repeated} rows repeat a sample of their client")
+        return [f"data.scenario.path = {self.path!r}: {'; '.join(found)}"] if found else []
 
     @staticmethod
     def _rows(table: PartitionTable, part: str) -> Csr:
