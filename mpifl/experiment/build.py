@@ -508,8 +508,9 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     require(has_public, "data.scenario", type(config.data.scenario).__name__, remedy)
     empty = np.flatnonzero(sizes[:, 1] < 2)
     if needs.validation and len(empty):
-        remedy = f"client {empty[0]} has no validation data, which this method needs"
-        raise UserError("data.scenario.validation", 0, remedy)
+        found = f"two samples or more of each client, and client {empty[0]} has {sizes[empty[0], 1]}"
+        remedy = f"this method needs validation data, {found}; take a larger share or larger clients"
+        raise UserError("data.scenario.validation", getattr(config.data.scenario, "validation", None), remedy)
     ways = [local, *parts.differing.values()]
     check_local(config, ways)
     check_augmentation(config, federation.info)
@@ -518,7 +519,11 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     require(not single, "local.batch_size", 1, remedy)
     warn_of_ignored(config)
     empty = np.flatnonzero(sizes[:, 0] < 1)
-    require(not len(empty), "data.scenario", f"client {empty[:1]}", "has no training data")
+    if len(empty):
+        name = "clients" if hasattr(config.data.scenario, "clients") else "name"
+        value = getattr(config.data.scenario, "clients", type(config.data.scenario).__name__)
+        remedy = f"client {empty[0]} has no training data; take fewer clients or a larger source"
+        raise UserError(f"data.scenario.{name}", value, remedy)
 
     if needs.different_starts and torch.equal(problem.init(0), problem.init(1)):
         where = "model.weights" if config.start.run is None else "start.run"

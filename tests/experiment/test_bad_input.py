@@ -150,6 +150,23 @@ OPTIONS = {
         ["--algorithm", "emdcfl", "--data.scenario.validation", "0"],
         ["data.scenario.validation = 0", "validation data"],
     ),
+    "too few validation data": (
+        [
+            "--algorithm",
+            "emdcfl",
+            "--data.scenario",
+            "{name: lognormal, clients: 30, sigma: 3.0, validation: 0.2}",
+        ],
+        [
+            "data.scenario.validation = 0.2: ",
+            "two samples or more of each client, and client 1 has 1",
+            "larger",
+        ],
+    ),
+    "no training data": (
+        ["--algorithm", "fedavg", "--data.scenario", "{name: rotated, clients: 400}"],
+        ["data.scenario.clients = 400: client 0 has no training data", "fewer clients"],
+    ),
     "another optimiser than it may be": (
         ["--algorithm", "scaffold", "--local.optimizer", "adam"],
         ["local.optimizer = 'adam': this method needs plain SGD"],

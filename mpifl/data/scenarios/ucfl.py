@@ -32,7 +32,8 @@ class UcflA(Scenario):
 
     Attributes:
         clients: N.
-        points: training images of all users together (12,500 are drawn for 10,000).
+        points: training images of all users together (12,500 are drawn for 10,000), up to one less for each
+            user, whose share for testing is rounded up.
         drawn: the other reading of the paper: `points` counts drawn images, of which 80 % train.
         alpha: concentration.
         validation: share of each client's training samples set aside.
@@ -66,7 +67,8 @@ class UcflB(Scenario):
 
     Attributes:
         clients: N, a multiple of the number of angles.
-        points: training images of all users together (125,000 are drawn for 100,000).
+        points: training images of all users together (125,000 are drawn for 100,000), up to one less for each
+            user, whose share for testing is rounded up.
         drawn: the other reading of the paper: `points` counts drawn images, of which 80 % train.
         alpha: concentration.
         angles: degrees, one for each block.
