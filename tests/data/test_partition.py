@@ -14,8 +14,10 @@ from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold
 from mpifl.data.partition.dirichlet import (
     at_least,
     dirichlet,
+    mixtures_by_shares,
     owners_by_class,
     owners_by_client,
+    owners_by_shares,
     owners_like,
     take_by_mixture,
 )
@@ -130,6 +132,27 @@ def test_a_dirichlet_split_by_client_gives_the_sizes_asked_for(alpha: float):
     owner, mixtures = owners_by_client(labels, sizes, alpha, rng())
     np.testing.assert_array_equal(np.bincount(owner), sizes)
     assert mixtures.shape == (4, 10)
+
+
+def test_clients_of_given_sizes_share_classes_as_a_dirichlet_split_does():
+    """Shares n_c p_c[k] of client k, normalised; of a tiny alpha they lie below what a float holds."""
+    stock, draws = np.array([100, 300]), dirichlet(rng(), 0.5, (2, 4))
+    wanted = (draws * stock[:, None]).T
+    np.testing.assert_array_equal(
+        mixtures_by_shares(stock, 4, 0.5, rng()), wanted / wanted.sum(1, keepdims=True)
+    )
+    tiny = mixtures_by_shares(np.full(10, 100), 50, 1e-6, rng())
+    np.testing.assert_allclose(tiny.sum(axis=1), 1.0)
+    assert (tiny.max(axis=1) > 1 - 1e-9).sum() >= 40, "all but those who own two or three classes"
+    assert len(np.unique(tiny.argmax(axis=1))) > 5
+
+
+def test_a_tiny_alpha_leaves_clients_of_given_sizes_one_class_as_long_as_it_lasts():
+    labels = np.arange(2000) % 10
+    owner = owners_by_shares(labels, np.full(50, 40), 1e-6, rng())
+    classes = [len(np.unique(labels[owner == k])) for k in range(50)]
+    assert np.mean(classes[:10]) < 2
+    assert (np.bincount(owner) == 40).all()
 
 
 def test_a_used_up_class_leaves_the_draw():

@@ -67,9 +67,26 @@ def owners_by_shares(
         The owner of each sample, int64 [n] (-1: nobody).
     """
     _, stock = np.unique(labels, return_counts=True)
-    mixtures = (dirichlet(rng, alpha, (len(stock), len(sizes))) * stock[:, None]).T  # [N, L]
-    mixtures = mixtures / mixtures.sum(axis=1, keepdims=True)
-    return _owners_of_mixtures(labels, mixtures, sizes, rng)
+    return _owners_of_mixtures(labels, mixtures_by_shares(stock, len(sizes), alpha, rng), sizes, rng)
+
+
+def mixtures_by_shares(
+    stock: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Return q_k[c] ~ n_c p_c[k] of each client, p_c ~ Dir(alpha 1_N), float64 [N, L].
+
+    Of a tiny alpha, all shares of a client may be below what a float holds: these rows are normalised in
+    logarithms.
+    """
+    logs = _log_weights(rng, alpha, (len(stock), num_clients))
+    weights = np.exp(logs)
+    totals = weights.sum(axis=-1, keepdims=True)
+    mixtures = (weights / totals * stock[:, None]).T  # [N, L]
+    faint = mixtures.sum(axis=1) < np.finfo(np.float64).tiny
+    if faint.any():
+        exact = (logs - np.log(totals) + np.log(stock)[:, None]).T[faint]
+        mixtures[faint] = np.exp(exact - exact.max(axis=1, keepdims=True))
+    return np.asarray(mixtures / mixtures.sum(axis=1, keepdims=True))
 
 
 def _owners_of_mixtures(
@@ -150,13 +167,20 @@ def _cut_by_weights(cumulative: np.ndarray, n: int) -> np.ndarray:
 def dirichlet(rng: np.random.Generator, alpha: float, size: tuple[int, ...]) -> np.ndarray:
     """Return symmetric Dirichlet(alpha) draws of shape `size`, each last axis summing to one.
 
-    Gamma(alpha) is drawn as Gamma(alpha + 1) U^(1 / alpha) in logarithms, so a tiny alpha gives a one-hot
-    vector instead of 0 / 0.
+    A tiny alpha gives a one-hot vector instead of 0 / 0.
+    """
+    weights: np.ndarray = np.exp(_log_weights(rng, alpha, size))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def _log_weights(rng: np.random.Generator, alpha: float, size: tuple[int, ...]) -> np.ndarray:
+    """Return logarithms of Gamma(alpha) draws of shape `size`, less the greatest of each last axis.
+
+    Gamma(alpha) is drawn as Gamma(alpha + 1) U^(1 / alpha).
     """
     uniform = np.maximum(rng.random(size), np.finfo(np.float64).tiny)
     log_gamma = np.log(rng.standard_gamma(alpha + 1.0, size)) + np.log(uniform) / alpha
-    weights: np.ndarray = np.exp(log_gamma - log_gamma.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+    return np.asarray(log_gamma - log_gamma.max(axis=-1, keepdims=True))
 
 
 def at_least(owner: np.ndarray, num_rows: int, minimum: int, rng: np.random.Generator) -> np.ndarray:
