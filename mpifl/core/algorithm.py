@@ -62,6 +62,8 @@ class Needs:
             looks at samples but through the model.
         different_starts: it tells its models apart by what they compute from the first round on, so that the
             initial ones must not all compute the same.
+        several_models: a client is evaluated by several models together, or by one that no hook returns:
+            `output.client_models` is refused.
         time_stamps: the server's version travels with every download, and comes back with the upload: one
             number each way, in the ledger as `time_stamp`.
     """
@@ -87,6 +89,7 @@ class Needs:
     classes: bool = False
     inputs: tuple[str, ...] = ()
     different_starts: bool = False
+    several_models: bool = False
 
 
 @dataclass(frozen=True)

@@ -422,7 +422,7 @@ def check_configuration(config: Config) -> None:
     algorithm, policy, output, stack = config.algorithm, config.policy, config.output, config.system.stack
     check_local(config, [config.local])
 
-    mixed = hasattr(algorithm, "num_components")
+    mixed = algorithm.needs.several_models
     remedy = "this method evaluates clients by mixtures of several models; leave it out"
     require(not (mixed and output.client_models), "output.client_models", True, remedy)
     remedy = "updates are compared in rounds only, under policy rounds; leave it out"

@@ -436,7 +436,8 @@ def finish(
         about = {"delta": context.accountant.delta, "neighbours": context.accountant.neighbours}
         finite = {name: value if isfinite(value) else None for name, value in spent.items()}
         summary["privacy"] = {**finite, **about}
-    summary["client_models"] = "rows" if uses_rows(context, server_step, server) else "own"
+    whose = "several" if config.algorithm.needs.several_models else "own"
+    summary["client_models"] = "rows" if uses_rows(context, server_step, server) else whose
     if own is not None:
         clients = torch.from_numpy(context.evaluated_clients)
         save_file({"clients": clients, "models": own}, recorder.folder / "client_models.safetensors")

@@ -19,6 +19,7 @@ from mpifl.models import MODELS, LoRA, ModelOptions, Net, checksum, seeded_model
 SERVER_FILE, CLIENTS_FILE = "model.safetensors", "client_models.safetensors"
 TABLE = "model"
 ROWS = "rows"  # value of `client_models` in summary.json: clients use their rows as they are
+SEVERAL = "several"  # and this: each is evaluated by several models
 
 
 def model_of(
@@ -101,6 +102,8 @@ def _of_client(folder: Path, summary: Mapping[str, Any], client: int) -> torch.T
         remedy = "was not evaluated, and no model of its own is kept; set evaluation.clients: null"
         require(len(place) == 1, "client", client, remedy)
         return tensors["models"][int(place[0])]
+    remedy = "this method evaluates clients by mixtures of several models; take cluster= for one of them"
+    require(summary.get("client_models") != SEVERAL, "client", client, remedy)
     own = "this method gives clients models of their own, which the run did not keep; run it with"
     kept = summary.get("client_models") == ROWS
     require(kept, "output.client_models", False, f"{own} output.client_models: true")

@@ -82,8 +82,24 @@ def test_what_was_not_kept_names_the_key_to_set(tmp_path):
         mpifl.UserError, match=r"output\.client_models = False: .*output\.client_models: true"
     ):
         own.model(client=0)
-    with pytest.raises(mpifl.UserError, match=r"output\.client_models = True: .*mixtures"):
-        mpifl.run(str(CONFIG), algorithm="fedem", output={**output, "client_models": True})
+
+
+@pytest.mark.parametrize("algorithm", ["fedem", "fedrc"])
+def test_clients_that_are_evaluated_by_mixtures_have_no_model_and_no_key_is_named(tmp_path, algorithm):
+    output = {"folder": str(tmp_path), "id": "mixed"}
+    with pytest.raises(mpifl.UserError, match=r"output\.client_models = True: .*mixtures of several"):
+        mpifl.run(str(CONFIG), algorithm=algorithm, output={**output, **KEPT})
+    run = mpifl.run(str(CONFIG), algorithm=algorithm, output=output)
+    with pytest.raises(mpifl.UserError, match=r"client = 0: .*mixtures of several models; take cluster="):
+        run.model(client=0)
+    assert run.model(cluster=2).state_dict().keys() == run.model(cluster=0).state_dict().keys()
+
+
+def test_a_mixture_of_one_model_is_that_model(tmp_path):
+    algorithm = {"name": "fedrc", "num_clusters": 1}
+    run = mpifl.run(str(CONFIG), algorithm=algorithm, output={"folder": str(tmp_path)})
+    a, b = run.model(client=3).state_dict(), run.model(cluster=0).state_dict()
+    assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_curves_have_the_values_of_the_table(tmp_path):
