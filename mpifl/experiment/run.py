@@ -264,6 +264,7 @@ def observer(
                 timing,
                 record.virtual_seconds,
                 algorithm.placed(record.server, server_step.taken > 0),
+                server_step.visits,
             )
             metric = context.config.task.metric.name
             note = f"{metric} {row[f'{metric}_mean']:.4f}  worst {row[f'{metric}_worst']:.4f}"

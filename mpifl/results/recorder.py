@@ -299,6 +299,7 @@ class Recorder:
         self.clients: list[dict[str, Any]] = []
         self._labels: np.ndarray | None = None  # of the last evaluation [N]
         self._placed = np.zeros(0, bool)
+        self._last: dict[int, int] = {}  # evaluated client -> visit whose data it was evaluated on
         self._arrivals: list[Mapping[str, Any]] = []
         self.running = RunningFigures()
 
@@ -314,6 +315,7 @@ class Recorder:
         timing: Sequence[Mapping[str, float]],
         virtual_seconds: float | None = None,
         placed: np.ndarray | None = None,
+        visits: np.ndarray | None = None,
     ) -> dict[str, float | int]:
         """Append a row of the figures of an evaluation to `metrics.csv` and return it.
 
@@ -328,6 +330,8 @@ class Recorder:
             timing: Seconds of each phase since the evaluation before, for each rank; none for a lost one.
             virtual_seconds: Time on the simulated clock; None where there is none.
             placed: Whose cluster is known, bool [N]; None for all.
+            visits: That every client has made [N], which decide whose samples it is evaluated on where they
+                change; None for none.
         """
         targets, sizes = self.federation.targets, self.federation.sizes
         pool = min(self.federation.test_pool, int(sizes[clients, 2].sum()))
@@ -337,7 +341,9 @@ class Recorder:
         kinds["device"] = np.array(self.devices) if self.devices else None
         by = {kind: of[clients] for kind, of in kinds.items() if kind in self.by and of is not None}
         samples = sizes[clients, 2]
-        trained = sizes[clients, 0]
+        made = np.zeros(len(sizes), np.int64) if visits is None else visits
+        self._last = {int(k): max(int(made[k]) - 1, 0) for k in clients}
+        trained = np.array([self.federation.num_samples(k, visit) for k, visit in self._last.items()])
         attackers = self.federation.attackers
         honest = None if attackers is None else ~np.isin(clients, attackers)
         self.last = metrics_row(
@@ -477,7 +483,7 @@ class Recorder:
             model: Content of `model.safetensors`; None writes none.
             ledger: Rows of `ledger.csv`.
             mpi_traffic: Rows of `mpi_traffic.csv`.
-            sizes: Training, validation and test samples of each client [N, 3].
+            sizes: Training, validation and test samples of each client [N, 3], at its first visit.
             algorithm_state: Content of `algorithm_state.npz`.
             summary: Content of `summary.json`.
             layout: Of the model, whose names and shapes `model.safetensors` says; None says none.
@@ -485,7 +491,7 @@ class Recorder:
         self._write_arrivals()
         for row in self.clients:
             k = row["client"]
-            row |= dict(zip(("train", "val", "test"), map(int, sizes[k]), strict=True))
+            row |= dict(zip(("train", "val", "test"), self._samples(k, sizes[k]), strict=True))
             if self.groups is not None:
                 row["group"] = int(self.groups[k])
             if self.devices:
@@ -505,6 +511,19 @@ class Recorder:
             save_file(dict(model), self.folder / "model.safetensors", about)
         figures = {**self._distances(model or {}), **self._update_figures()}
         write_json(self.folder / "summary.json", {**summary, **figures})
+
+    def _samples(self, k: int, first: np.ndarray) -> tuple[int, int, int]:
+        """Return how many training, validation and test samples client `k` was evaluated on last.
+
+        Args:
+            k: The client.
+            first: Those of its first visit [3].
+        """
+        train, val, test = map(int, first)
+        now = self.federation.num_samples(k, self._last[k])
+        if now != train and val:
+            val = len(self.federation.client(k, self._last[k]).val)
+        return now, val, test
 
     def _distances(self, model: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Return the mean distance of the rows that two clients use: of one true group, and any two.

@@ -12,9 +12,11 @@ import torch
 from numpy.testing import assert_allclose
 from support import worlds
 
+import mpifl
 from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
+from mpifl.core.federation import ClientData
 from mpifl.experiment.retime import retime
 from mpifl.experiment.schema import EvaluationConfig
 from mpifl.results import recorder as recorder_module
@@ -122,6 +124,54 @@ def test_each_judged_client_has_its_own_cluster_samples_and_group_in_its_row(tmp
         {"client": "4", "cluster": "3", "accuracy": "0.75", "loss": "0.25", **sizes(8), "group": "1"},
     ]
     assert [row["train"] for row in table(tmp_path / "timing.csv")] == ["1.5", "2.5"]
+
+
+class Growing(worlds.Tiny):
+    """Clients with 10 training samples more, and a validation sample more, at each visit."""
+
+    def num_samples(self, k, visit=0):
+        """Return them."""
+        return int(self.sizes[k, 0]) + 10 * visit
+
+    def client(self, k, visit=0):
+        """Return the data of one visit."""
+        val = worlds.draw("val", k, 6 + visit, 0)
+        return ClientData(worlds.draw("train", k, self.num_samples(k, visit), 0), val, val)
+
+
+def test_training_samples_are_those_of_the_visit_that_was_evaluated(tmp_path):
+    """Clients 1, 4, 5 made 3, 0, 1 visits: 11 + 20, 8 and 11 samples; hits 31 + 2 + 0 of 50."""
+    federation = Growing()
+    recorder = Recorder(tmp_path, federation)
+    scores = {name: np.array([1.0, 0.25, 0.0]) for name in ("accuracy", "accuracy_train", "loss")}
+    row = recorder.record_evaluation(
+        1, 1.0, scores, np.array([1, 4, 5]), np.zeros(6, int), {}, {}, [], visits=np.array([9, 3, 9, 9, 0, 1])
+    )
+    assert_allclose(row["accuracy_train_pooled"], 33 / 50)
+    assert_allclose(row["accuracy_train_standard_error"], np.sqrt(5 / 12 * 7 / 12 / 50))
+    recorder.close(None, [], [], federation.sizes, {}, {})
+    rows = table(tmp_path / "clients.csv")
+    assert [(r["train"], r["val"], r["test"]) for r in rows] == [
+        ("31", "8", "9"),
+        ("8", "6", "9"),
+        ("11", "6", "9"),
+    ]
+
+
+def test_a_run_on_data_that_drift_counts_the_samples_it_evaluated_on(tmp_path):
+    """Each training accuracy is a whole number of hits among the samples of a client."""
+    scenario = {"name": "ccfl", "clusters": 2, "clients": 6, "smallest": 10, "largest": 60, "public": 20}
+    scenario |= {"test_images": 20, "exam": 20}
+    run = mpifl.run(
+        str(TINY),
+        data={"scenario": scenario},
+        evaluation={"every": 0, "train": True},
+        output={"folder": str(tmp_path)},
+    )
+    clients, last = run.clients, run.metrics.iloc[-1]
+    hits = clients["accuracy_train"] * clients["train"]
+    assert_allclose(hits, hits.round(), atol=1e-6)
+    assert_allclose(last["accuracy_train_pooled"], hits.sum() / clients["train"].sum(), rtol=1e-6)
 
 
 def sizes(train: int) -> dict[str, str]:
