@@ -118,6 +118,7 @@ def run(
         begin = partial(go_on, checkpoints, config, from_start) if resumed else checkpoints.create
         with closing(checkpoints), Observed(context, callbacks, folder, signals) as observed:
             saved = on_server(transport, begin, everywhere=False)
+            start -= seconds_before(saved)
             observed.start(checkpoints.run_id if transport.is_server else "", resumed is not None, saved)
             token = on_server(transport, lambda: f"{checkpoints.run_id}-{secrets.token_hex(4)}")
             store = ClientStore(token, config.system.scratch, checkpoints.clients)
@@ -199,6 +200,13 @@ def go_on(checkpoints: Checkpoints, config: Config, from_start: bool) -> Saved |
     if file.read_text() != text:
         write_atomically(file, text)
     return saved
+
+
+def seconds_before(saved: Saved | None) -> float:
+    """Return the real seconds that the engine had run when a state was written; 0 without one."""
+    if saved is None:
+        return 0.0
+    return float(np.ravel(saved.values["seconds"])[0])  # an asynchronous run has those of the processor, too
 
 
 def progress_file(
@@ -411,7 +419,7 @@ def finish(
         engine: has driven them.
         recorder: of the run folder, on rank 0.
         server: after the last step, on rank 0.
-        start: of the run, by `perf_counter`.
+        start: of the run, by `perf_counter`; earlier by the seconds before the checkpoint it goes on from.
         asynchronous: further figures of an asynchronous run.
         watchdog: returns one for what all ranks do at once.
     """

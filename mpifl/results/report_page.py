@@ -242,10 +242,11 @@ def _tiles(groups: Sequence[Group], target: float) -> str:
         tiles.append((_megabytes(total), "of the federation, up and down"))
         if best.has("virtual_seconds"):
             tiles.append((f"{last(best, 'virtual_seconds'):,.4g} s", "virtual time"))
-    seconds = sum(float(run.summary["wall_seconds"]) for g in groups for run in g.runs)
-    single = sum(len(g.runs) for g in groups) == 1
-    took = f"{seconds:,.4g} s" if seconds < 7200 else f"{seconds / 3600:.3g} h"
-    tiles.append((took, "wall time" if single else "wall time of all runs"))
+    ran = [run for g in groups for run in g.runs if "retimed_from" not in run.summary]  # others are copies
+    if ran:
+        seconds = sum(float(run.summary["wall_seconds"]) for run in ran)
+        took = f"{seconds:,.4g} s" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+        tiles.append((took, "wall time" if len(ran) == 1 else "wall time of all runs"))
     return "".join(f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import re
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +125,20 @@ def test_a_callback_that_raises_stops_the_run_and_a_resumed_one_ends_alike(tmp_p
     assert [t.virtual_seconds for hook, t in again.told if hook == "on_evaluation"] == whole.metrics[
         "virtual_seconds"
     ].tolist()[2:]
+
+
+@pytest.mark.parametrize("policy", ["rounds", "every_arrival"])
+def test_the_wall_time_of_a_resumed_run_counts_the_seconds_before(tmp_path, policy):
+    class Sleeps:
+        def on_round(self, done):
+            time.sleep(1)
+            raise ValueError("enough")
+
+    method = "fedavg" if policy == "rounds" else "fedasync"
+    with pytest.raises(CodeFailed, match="enough"):
+        tiny(tmp_path, "one", policy=policy, algorithm=method, rounds=2, callbacks=[Sleeps()])
+    run = mpifl.resume(tmp_path / "tiny-one")
+    assert run.summary["wall_seconds"] >= run.metrics["seconds"].iloc[-1] > 1
 
 
 @pytest.mark.parametrize(("hook", "step"), [("on_round", 2), ("on_end", 0)])

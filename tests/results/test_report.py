@@ -20,7 +20,7 @@ from mpifl.results import reader as finished
 from mpifl.results.comparison import Choices, Comparison
 from mpifl.results.comparison_tables import final_table
 from mpifl.results.report import _run_rows, report
-from mpifl.results.report_page import _own_parts, _shared_parts
+from mpifl.results.report_page import _own_parts, _shared_parts, _tiles
 from mpifl.results.seed_groups import Group, gather
 from mpifl.results.tables import as_latex, as_text, table_of
 
@@ -270,6 +270,20 @@ def test_the_page_says_how_many_megabytes_went_by_mpi(folder, page):
     assert (row["MB by MPI"], row["wall s"]) == ("2.5", "12.35")
     assert row["digest"] == run.summary["digest"][:12]
     assert row["digest"] in page
+
+
+def test_the_wall_time_of_all_runs_counts_no_copy_with_other_times():
+    """The copies of two runs of 10 and 20 seconds were not run."""
+
+    def group(name, seconds, **copied):
+        run = finished_run()
+        run.summary.update(wall_seconds=seconds, **copied)
+        return Group(name, (run,))
+
+    runs = [group("a", 10.0), group("b", 20.0)]
+    copies = [group("c", 10.0, retimed_from="a"), group("d", 20.0, retimed_from="b")]
+    assert "<b>30 s</b><span>wall time of all runs</span>" in _tiles([*runs, *copies], 0.5)
+    assert "wall time" not in _tiles(copies, 0.5)
 
 
 def test_the_table_in_terminal_csv_latex_and_markdown(folder, tmp_path, capsys):
