@@ -107,6 +107,7 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.comm.transport import on_server
     from mpifl.experiment.checkpoints import refuse_changes
     from mpifl.experiment.loader import load_everywhere, merged, overrides, read
+    from mpifl.experiment.observed import end_late
     from mpifl.experiment.run import run as run_experiment
     from mpifl.experiment.sweep import resume_sweep
     from mpifl.experiment.sweep_results import is_sweep
@@ -127,6 +128,7 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
                 refuse_changes(folder, merged(read(str(folder / "config.yaml")), changes))
 
         on_server(transport, refuse)
+        on_server(transport, lambda: end_late(folder), everywhere=False)
         if transport.is_server:
             print(f"{folder} is complete: {folder / 'summary.json'}")
     else:

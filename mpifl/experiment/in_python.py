@@ -21,6 +21,7 @@ from mpifl.runtime.script import on_all_ranks
 
 from . import loader
 from .checkpoints import refuse_changes
+from .observed import end_late
 from .run import run as run_experiment
 from .schema import Config, check_sections
 from .sweep import sweep as run_sweep
@@ -88,6 +89,7 @@ def resume(
             on_server(transport, lambda: refuse_more_rounds(path, changes.get("rounds")))
             if changes:
                 on_server(transport, lambda: refuse_changes(path, tree_of(path / "config.yaml", changes)))
+            on_server(transport, lambda: end_late(path, callbacks), everywhere=False)
         return reader.load(path) if transport.is_server else None
 
     return on_all_ranks(_call("mpifl.resume", callbacks), work)

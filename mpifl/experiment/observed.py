@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,9 +19,12 @@ from mpifl.runtime.run_state import Saved
 
 from . import loader
 from .context import RunContext
+from .schema import Config
 
 Clients = Sequence[Mapping[str, Any]]  # rows of clients.csv
 Bytes = Mapping[str, int]  # by direction
+OPEN = ".callbacks.open"  # a file of the run folder while callbacks wait to be told of the end
+COMPLETE = "the run itself is complete"
 
 
 class Observed:
@@ -71,6 +75,7 @@ class Observed:
                 resumed=resumed,
                 restored=saved is not None,
             )
+            (self.folder / OPEN).touch()
             self.callbacks.call("on_start", self.info, "before the first step")
             self.callbacks.check("nothing was trained")
 
@@ -101,10 +106,11 @@ class Observed:
 
     def end(self) -> None:
         """Tell the callbacks that the run folder is complete."""
-        complete = f"the run itself is complete: {self.folder}"
+        complete = f"{COMPLETE}: {self.folder}"
 
         def tell() -> None:
             self.callbacks.call("on_end", load(self.folder), "after the last step")
+            (self.folder / OPEN).unlink(missing_ok=True)
             self.callbacks.check(complete)
 
         if not self.any:
@@ -124,6 +130,41 @@ class Observed:
         if not self.any or error is None:
             return
         self.callbacks.stop(str(error))
+        if self.context.transport.is_server:
+            (self.folder / OPEN).unlink(missing_ok=True)
         if isinstance(error, Stopped):  # raised on every rank
             state = str(error)
             on_server(self.context.transport, lambda: self.callbacks.check(state), everywhere=False)
+
+
+def end_late(folder: Path, given: Sequence[Any] = ()) -> None:
+    """Tell the callbacks of a complete run of its end, where it was killed before they were told; on rank 0.
+
+    Args:
+        folder: Of the run.
+        given: Callbacks beside those of `output.callbacks`.
+    """
+    if not (folder / OPEN).is_file():
+        return
+    run, config = load(folder), loader.from_tree(Config, loader.read(str(folder / "config.yaml")))
+    callbacks = made(config.output.callbacks, given)
+    info = RunInfo(
+        id=json.loads((folder / "run.json").read_text())["id"],
+        name=config.name,
+        folder=folder,
+        config=frozen(loader.to_tree(config)),
+        method=run.summary["algorithm"],
+        rounds=run.summary["rounds"],
+        num_clients=run.summary["clients"],
+        num_parameters=run.summary["model_parameters"],
+        ranks=run.summary["ranks"],
+        step=run.summary["rounds"],
+        resumed=True,
+        restored=True,
+    )
+    callbacks.call("on_start", info, "after the last step")
+    callbacks.call("on_end", run, "after the last step")
+    if callbacks.failure is not None:
+        callbacks.stop(f"{COMPLETE}: {folder}")
+    (folder / OPEN).unlink(missing_ok=True)
+    callbacks.check(f"{COMPLETE}: {folder}")

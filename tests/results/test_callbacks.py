@@ -15,6 +15,7 @@ from support.runs import CONFIG
 
 import mpifl
 from mpifl.core.errors import CodeFailed
+from mpifl.experiment.observed import Observed
 from mpifl.results.callbacks import Callbacks
 from mpifl.results.trackers import Logged
 
@@ -146,6 +147,22 @@ def test_a_run_whose_callback_raises_at_its_end_is_complete(tmp_path, hook, step
     with pytest.raises(CodeFailed, match=f"{hook}.*: the run itself is complete".replace(": the", "; the")):
         tiny(tmp_path, "one", callbacks=[Keeps(hook, step)])
     assert mpifl.load(tmp_path / "tiny-one").summary["rounds"] == 2
+
+
+def test_a_run_that_was_killed_before_its_callbacks_were_told_of_its_end_tells_them_when_resumed(
+    tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(Observed, "end", lambda self: None)  # as if it was killed there
+        tiny(tmp_path, "one", callbacks=[Keeps()])
+    late, never = Keeps(), Keeps()
+    run = mpifl.resume(tmp_path / "tiny-one", callbacks=[late])
+    assert late.hooks == [("on_start", 2), ("on_end", None)]
+    info, told = (value for hook, value in late.told)
+    assert (info.resumed, info.restored, info.method, info.num_clients) == (True, True, "fedavg", 8)
+    assert (told.summary, info.folder) == (run.summary, run.folder)
+    mpifl.resume(tmp_path / "tiny-one", callbacks=[never])
+    assert never.told == []
 
 
 def test_a_callback_that_raises_at_the_start_lets_nothing_be_trained(tmp_path):
