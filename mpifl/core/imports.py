@@ -2,42 +2,117 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .errors import UserError, nearest
 
+OURS = __package__.partition(".")[0]
+INSTALLED = {"site-packages", "dist-packages"}  # folders
+_helpers: dict[Path, bytes] = {}  # modules that users' files import -> content when they were imported
+
 
 def code_of(texts: Iterable[str]) -> str:
     """Return a hash of the files of modules that import paths name, 12 hexadecimal digits; empty for none.
 
+    What a file imports from its own folder counts, too; see `imported_from`.
+
     Args:
         texts: of a configuration; those that are no import paths, or of mpifl itself, are left out.
     """
-    found = sorted({_source(text) for text in texts} - {b""})
+    found = sorted(set[bytes]().union(*map(_sources, texts)))
     return sha256(b"\0".join(found)).hexdigest()[:12] if found else ""
 
 
-def _source(path: str) -> bytes:
-    """Return the file of the module that an import path names; empty where there is none."""
+def _sources(path: str) -> set[bytes]:
+    """Return the file of the module that an import path names, and those it imports; empty for none."""
     place, _, name = path.partition(":")
-    if not name.isidentifier() or place.partition(".")[0] == __package__.partition(".")[0]:
-        return b""
+    if not name.isidentifier() or place.partition(".")[0] == OURS:
+        return set()
     try:
         if place.endswith(".py"):
-            return Path(os.path.expanduser(place)).read_bytes()
-        spec = importlib.util.find_spec(place)
-        return Path(spec.origin).read_bytes() if spec is not None and spec.origin is not None else b""
+            file, module = Path(os.path.expanduser(place)), ""
+        else:
+            spec = importlib.util.find_spec(place)
+            if spec is None or spec.origin is None:
+                return set()
+            file, module = Path(spec.origin), place
+        return {file.read_bytes(), *(f"{n}\0".encode() + t for n, t in imported_from(file, module).items())}
     except (OSError, ImportError, ValueError):  # not to be found: whoever loads it says so
-        return b""
+        return set()
+
+
+def imported_from(file: Path, module: str = "") -> dict[str, bytes]:
+    """Return the modules that a user's file imports from its own folder or below, and what these import.
+
+    They are found by reading import statements, so that it does not matter what is loaded: every rank finds
+    the same. Installed files, and mpifl itself, are left out; so is what is imported by other means.
+
+    Args:
+        file: of a module.
+        module: its dotted name; empty for a file that is named by its path.
+
+    Returns:
+        Path below the folder -> content, in the order of the paths.
+    """
+    above = module.count(".") + (file.name == "__init__.py") if module else 0
+    folders = file.resolve().parents
+    root = folders[min(above, len(folders) - 1)]
+    if INSTALLED & {*root.parts}:
+        return {}
+    found: dict[Path, bytes] = {file.resolve(): file.read_bytes()}
+    todo = [*found]
+    while todo:
+        one = todo.pop()
+        for other in _imports(one, found[one], root):
+            if other not in found and other.is_relative_to(root):
+                found[other] = b""
+                with suppress(OSError):  # whoever loads it says so
+                    found[other] = other.read_bytes()
+                todo.append(other)
+    del found[file.resolve()]
+    return {str(path.relative_to(root)): found[path] for path in sorted(found)}
+
+
+def _imports(file: Path, text: bytes, root: Path) -> Iterator[Path]:
+    """Yield the files that a module may import: of packages, modules, and names that may be modules.
+
+    Args:
+        file: of the module.
+        text: its content.
+        root: where absolute imports are looked for; beside the file, too.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):  # whoever loads it says so
+        return
+    for node in ast.walk(tree):
+        places = [root, file.parent]
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            stem = node.module.split(".") if node.module else []
+            names = [[*stem, alias.name] for alias in node.names]
+            places = [file.parents[min(node.level, len(file.parents)) - 1]] if node.level else places
+        else:
+            continue
+        found = [path / "__init__.py" for path in places if path != root]
+        for path, parts in product(places, names):
+            for part in parts if path != root or parts[0] != OURS else ():
+                found.append(path / f"{part}.py")
+                path /= part
+                found.append(path / "__init__.py")
+        yield from (path.resolve() for path in found if path.is_file())
 
 
 def load_object(path: str, key: str) -> Any:
@@ -86,12 +161,14 @@ def _from_file(file: Path, path: str, key: str) -> ModuleType:
         text = file.read_bytes()
     except OSError as error:
         raise UserError(key, path, f"cannot be read ({error.strerror})") from error
-    if known is not None and known.source == text:
+    helpers = imported_from(file)
+    if known is not None and (known.source, known.helpers) == (text, helpers):
         return known  # an unchanged file keeps its classes
+    _forget_changed({file.resolve().parent / other: content for other, content in helpers.items()})
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    module.source = text  # type: ignore[attr-defined]  # ours
+    module.source, module.helpers = text, helpers  # type: ignore[attr-defined]  # ours
     sys.modules[name] = module
     try:
         # from source: bytecode is matched to its source by seconds only
@@ -102,6 +179,21 @@ def _from_file(file: Path, path: str, key: str) -> ModuleType:
             raise
         raise UserError(key, path, f"cannot be imported: {type(error).__name__}: {error}") from error
     return module
+
+
+def _forget_changed(helpers: Mapping[Path, bytes]) -> None:
+    """Have modules that users' files import be imported anew where one of them was edited since.
+
+    Args:
+        helpers: file of each -> its content now.
+    """
+    if any(_helpers.get(path, text) != text for path, text in helpers.items()):
+        for name, module in [*sys.modules.items()]:
+            file = getattr(module, "__file__", None)
+            if file and Path(file).resolve() in helpers:
+                del sys.modules[name]
+        importlib.invalidate_caches()
+    _helpers.update(helpers)
 
 
 @contextmanager

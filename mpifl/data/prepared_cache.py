@@ -25,6 +25,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import new_array, try_lock
+from mpifl.core.imports import imported_from
 from mpifl.core.progress import doing, each
 
 META = "meta.json"
@@ -208,11 +209,15 @@ def _package_digest() -> str:
 def code_digest(cls: type) -> str:
     """Return a digest of the code that prepares data: this package, and the file of a user's own class.
 
-    It is part of a cache's name, so that what other code prepared is never read.
+    What that file imports from its own folder counts, too (`imported_from`). It is part of a cache's name, so
+    that what other code prepared is never read.
     """
     ours = cls.__module__.startswith(f"{__package__}.")
     file = None if ours else getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return digest(_package_digest(), Path(file).read_text() if file else "")
+    if not file:
+        return digest(_package_digest(), "")
+    helpers = imported_from(Path(file), cls.__module__)
+    return digest(_package_digest(), Path(file).read_text(), *helpers.items())
 
 
 def _discard(folder: Path) -> None:

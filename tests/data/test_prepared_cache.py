@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -188,6 +189,20 @@ def test_a_users_scenario_or_source_that_was_edited_is_prepared_again(tmp_path):
             own = load_object(f"{file}:{name}", "key")()
             made.append(opened(tmp_path, **iid | {what: own})[0].samples(0))
         assert not all(np.array_equal(a, b) for a, b in zip(*made, strict=True)), name
+
+
+def test_a_users_scenario_whose_helper_was_edited_is_prepared_again(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file, made = tmp_path / "own.py", []
+    file.write_text(OWN.replace("np.arange(len(labels)) % self.clients", "dealt(labels, self.clients)"))
+    file.write_text(f"from dealing import dealt\n{file.read_text()}")
+    for change in ("", "  ^ 1"):
+        helper = f"import numpy as np\ndef dealt(labels, n): return np.arange(len(labels)) % n{change}\n"
+        (tmp_path / "dealing.py").write_text(helper)
+        own = load_object(f"{file}:ScenarioSpec", "key")(clients=2)
+        made.append(opened(tmp_path, scenario=own, source=SOURCES["digits"]())[0].samples(0))
+    assert not all(np.array_equal(a, b) for a, b in zip(*made, strict=True))
+    del sys.modules["dealing"]
 
 
 def test_what_a_users_data_set_reads_is_looked_at_where_it_is_named(tmp_path):
