@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import sleep, time
@@ -34,6 +35,7 @@ RUN_ID = "mpifl.id"  # tag of a run of MLflow
 CONTINUES = "mpifl.continues"  # tag of a run that stands for one whose last steps were lost: the id of that
 STOPPED = "mpifl.stopped"  # tag of a run that did not reach its end
 FORBIDDEN = re.compile(r"[^\w\-. /]")  # in names of parameters and metrics, by MLflow
+TRIES = 40  # to read the runs of MLflow while others are written
 NOTE = re.compile(r"(-?\d+)(?: (\d+))?")  # last step and, since there may be several, number of the run
 MODES = ("offline", "online", "disabled")
 
@@ -279,7 +281,7 @@ class MLflow(Tracker):
         with in_turn(info.folder.parent / ".mlflow.lock"):  # cases of a sweep begin at once
             self._client = MlflowClient(tracking_uri=uri)
             where = self._experiment(self.experiment or info.name)
-        if found := self._runs(where, self._logged.id):
+        if info.resumed and (found := self._runs(where, self._logged.id)):
             self._id = found[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
             if STOPPED in found[0].data.tags:
@@ -340,7 +342,12 @@ class MLflow(Tracker):
 
     def _runs(self, where: str, name: str) -> list[Any]:
         """Return the runs of MLflow under an id of mpifl."""
-        return list(self._client.search_runs([where], f"tags.`{RUN_ID}` = '{name}'"))
+        search = partial(self._client.search_runs, [where], f"tags.`{RUN_ID}` = '{name}'")
+        for _ in range(TRIES):
+            with suppress(ValueError):  # of a store of files, where another run is writing a line
+                return list(search())
+            sleep(0.05)
+        return list(search())
 
     def _log_row(self, step: int, row: Mapping[str, float], seconds: float, virtual: float | None) -> None:
         """Log the figures of an evaluation at a time, and at the virtual one where there is one."""

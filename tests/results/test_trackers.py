@@ -318,3 +318,23 @@ def test_wandb_begins_a_new_run_without_the_lost_steps_of_a_real_clock(tmp_path)
     assert sorted(files) == ["run-a", "run-a-1", "run-a-2"]
     rows = history(records(files["run-a-2"]))
     assert [(row["_step"], row["accuracy_mean"]) for row in rows] == [(s, s) for s in range(1, 7)]
+
+
+def test_runs_of_mlflow_are_looked_for_again_while_another_writes_to_the_store(tmp_path, monkeypatch):
+    """A store of files whose last figure has a file, but no line yet; a new run looks for none."""
+    from mlflow import MlflowClient
+
+    real, calls = MlflowClient.search_runs, []
+
+    def search(self, *given):
+        calls.append(given)
+        if len(calls) == 1:
+            raise ValueError("Metric 'ari' is malformed. No data found.")
+        return real(self, *given)
+
+    monkeypatch.setattr(MlflowClient, "search_runs", search)
+    first, second = MLflow(), MLflow()
+    first.on_start(begun(tmp_path / "a"))
+    assert not calls
+    second.on_start(begun(tmp_path / "a", resumed=True, restored=True))
+    assert (len(calls), second._id) == (2, first._id)
