@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import exp
 
 import numpy as np
 import torch
 
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.capabilities import OneShotStatistics, upload_named
+from mpifl.core.capabilities import OneShotStatistics, upload_named, uses
 from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.types import Report, Server
 from mpifl.data import PoolFederation
 from mpifl.results.metrics import load
+from mpifl.results.trackers import TRACKERS
 from mpifl.runtime.server_step import MODEL_BLOCK
 from mpifl.traffic.ledger import count_numbers
 
 from .context import RunContext
+from .traffic_forecast import TrafficForecast, statistics_report, without_training
 
 FLOAT_BYTES = 4
 MPI_BYTES = 16 << 20  # of the library and its buffers; measured with Open MPI 5 and a handful of ranks
@@ -34,20 +37,38 @@ class MeasuredMemory:
         opened: once data and model are open.
         recording: what the server's figures add.
         training: what training on one batch adds.
+        statistics: what the one-shot statistics of one client add, their libraries above all.
+        setup: what the method's set-up adds at the server, but for tables and products, which are counted.
     """
 
     opened: int
     recording: int
     training: int
+    statistics: int = 0
+    setup: int = 0
 
     @classmethod
     def of(cls, context: RunContext) -> MeasuredMemory:
         """Measure a run that is built; before anything else needs memory, because peaks never go down."""
         opened = peak_bytes()
         load()
+        _load_trackers(context.config.output.callbacks)
         recording = peak_bytes()
         _train_on_one_batch(context)
-        return cls(opened, recording - opened, peak_bytes() - recording)
+        training = peak_bytes()
+        if uses(context.config.algorithm, OneShotStatistics):
+            statistics_report(without_training(context), 0)
+        return cls(opened, recording - opened, training - recording, peak_bytes() - training)
+
+    def with_setup(self, traffic: TrafficForecast, state: StateMemory) -> MeasuredMemory:
+        """Return the same with what the set-up added when the traffic was foretold.
+
+        Args:
+            traffic: of the run.
+            state: of federation and method.
+        """
+        tables = sum(table_bytes(table, False) for table in traffic.server.tables.values())
+        return replace(self, setup=max(0, traffic.setup_memory - tables - state.gram))
 
 
 @dataclass(frozen=True)
@@ -125,14 +146,16 @@ def peak_memory(
     uploads = max(state.upload * -(-context.decisions.num_sampled // workers), state.fingerprints // workers)
     # old and new rows, and at the end or when it starts the same once more
     serving = measured.recording + 4 * state.central + state.sharded + state.algorithm_state + state.gram
+    serving += measured.setup
     # sharded rows have two places; a message is copied when it is read and when it arrives
     rows = state.central + 2 * state.read + int(2 * max(visited, 1 / workers) * state.sharded)
-    working = measured.training + rows + uploads + _sample_bytes(context, visited)
+    working = measured.training + rows + uploads + _sample_bytes(context, visited) + measured.statistics
     everywhere = measured.opened + CLIENT_BYTES * context.problem.num_clients
     models, block = _kept_models(context)
     serving += models + block
     if num_ranks == 1:
         return everywhere + serving + working, everywhere + serving + working
+    serving += measured.statistics  # the set-up was measured after them, with the same libraries
     return everywhere + MPI_BYTES + serving, everywhere + MPI_BYTES + working + block // workers
 
 
@@ -169,6 +192,14 @@ def _sample_bytes(context: RunContext, visited: float) -> int:
     images = int(federation.pool.images.nbytes)
     pixels = min(int(federation.sizes.sum()) * int(np.prod(federation.shape)), images)
     return pixels + min(limit, int(visited * federation.finished_bytes)) * federation.keeps(limit)
+
+
+def _load_trackers(callbacks: Sequence[object]) -> None:
+    """Import the libraries of trackers among the callbacks; only the server has them."""
+    for entry in callbacks:
+        name = entry.get("name") if isinstance(entry, Mapping) else entry
+        if isinstance(name, str) and name in TRACKERS:
+            import_module(TRACKERS[name].package)
 
 
 def _train_on_one_batch(context: RunContext) -> None:

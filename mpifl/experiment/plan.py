@@ -154,6 +154,7 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
         foretold = process_time() - start
         plan, decide = first_plan(context, traffic.server)
     state = _state_memory(context, traffic, plan)
+    memory = memory.with_setup(traffic, state)
     page = [
         *_size_lines(context),
         "",

@@ -27,6 +27,7 @@ from mpifl.core.capabilities import (
 )
 from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.errors import CodeFailed, UserError, require, within_memory
+from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.runtime.hook_errors import DROP, INTERRUPTED, ClientCall, ServerCall, first_that_works
@@ -64,6 +65,7 @@ class TrafficForecast:
         extra: what the method sends beside equal rounds: looks at each other, rounds that differ; negative
             where it sends less.
         kept: bytes that a client keeps on its node after a visit.
+        setup_memory: bytes by which the method's set-up raised the peak of this process's memory.
         total: of the run, the sum of these; None where only training can tell.
         why: what the total depends on, where there is none.
     """
@@ -77,6 +79,7 @@ class TrafficForecast:
     new_fingerprints: Bytes = (0, 0)
     extra: Bytes = (0, 0)
     kept: int = 0
+    setup_memory: int = 0
 
 
 def without_training(context: RunContext) -> RunContext:
@@ -99,7 +102,9 @@ def forecast(context: RunContext) -> TrafficForecast:
     """
     context = without_training(context)
     config, algorithm = context.config, context.config.algorithm
+    before = peak_bytes()
     server, fingerprints = _first_server(context)
+    grown = peak_bytes() - before
 
     def visit(k: int) -> tuple[Message, LocalClient, Report, State]:
         message, client = _message(context, server, k), _client(context, k)
@@ -127,11 +132,13 @@ def forecast(context: RunContext) -> TrafficForecast:
     elif isinstance(secure, MaskedSums) and (secure.dropout or max(map(len, server.tables.values())) > 1):
         why = GROUPS
     if why:
-        return TrafficForecast(server, report, fingerprints, per_round, None, why, kept=kept)
+        return TrafficForecast(
+            server, report, fingerprints, per_round, None, why, kept=kept, setup_memory=grown
+        )
     rounds = (config.rounds * per_round[0], config.rounds * per_round[1])
     extra, new = algorithm.extra_bytes(planned_run(context)), _new_fingerprints(context)
     total = _sum([fingerprints, rounds, new, extra])
-    return TrafficForecast(server, report, fingerprints, per_round, total, "", new, extra, kept)
+    return TrafficForecast(server, report, fingerprints, per_round, total, "", new, extra, kept, grown)
 
 
 def compares_uploads(config: Config) -> bool:
@@ -318,10 +325,11 @@ def _first_server(context: RunContext) -> tuple[Server, Bytes]:
         if uses(algorithm, ServerEvaluation):
             server = hooks_of(algorithm, ServerEvaluation).appraise(None, server, problem.public)
         return server, (0, 0)
-    report = _fingerprint(context, 0)
+    report = statistics_report(context, 0)
     columns = {name: np.stack([np.asarray(v)] * n) for name, v in report.notes.items()}
     if upload_named(algorithm, OneShotStatistics, "statistics_gram"):
-        columns["gram"] = np.ones((n, n)) + np.eye(n)
+        columns["gram"] = np.ones((n, n))
+        np.fill_diagonal(columns["gram"], 2.0)
     fresh, staleness = np.ones(n, bool), np.zeros(n, np.int64)
     fingerprints = Notes(np.arange(n), problem.num_samples, staleness, fresh, columns)
     server = algorithm.setup(problem, fingerprints, key(0))
@@ -351,13 +359,13 @@ def _fingerprint_bytes(context: RunContext, clients: np.ndarray) -> Bytes:
     shown = algorithm.shows(context.problem, key(0))
     down = sum(payload.size(count_numbers(x), len(x), travels_whole(name)) for name, x in shown.items())
     if algorithm.fingerprints_vary:
-        up = sum(upload_bytes(payload, _fingerprint(context, k), None) for k in clients.tolist())
+        up = sum(upload_bytes(payload, statistics_report(context, k), None) for k in clients.tolist())
     else:
-        up = len(clients) * upload_bytes(payload, _fingerprint(context, 0), None)
+        up = len(clients) * upload_bytes(payload, statistics_report(context, 0), None)
     return len(clients) * down, up
 
 
-def _fingerprint(context: RunContext, k: int) -> Report:
+def statistics_report(context: RunContext, k: int) -> Report:
     """Return the one-shot statistics of a client."""
     algorithm = hooks_of(context.config.algorithm, OneShotStatistics)
     shown = tensors_on(algorithm.shows(context.problem, key(0)), context.learner.device)

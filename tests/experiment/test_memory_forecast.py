@@ -67,6 +67,49 @@ def test_the_plan_foretells_the_peak_memory(ranks, least, options, mpirun, tmp_p
     assert planned(plan.stdout) == pytest.approx(busiest, rel=0.15)
 
 
+HEAVY = """
+import numpy as np
+from mpifl.core.capabilities import OneShotStatistics
+from mpifl.algorithms.fedavg import FedAvg
+
+class Heavy(OneShotStatistics, FedAvg):
+    def fingerprint(self, client, shown, key):
+        np.ones(10_000_000)
+        return client.report({"n": 1.0})
+
+    def setup(self, problem, fingerprints, key):
+        np.ones(40_000_000)
+        return super().setup(problem, None, key)
+"""
+
+
+def test_the_plan_counts_what_comes_before_the_first_round(mpirun, tmp_path):
+    """320 MB in the set-up at the server, where libraries may be loaded, and 80 MB in clients' statistics."""
+    (tmp_path / "heavy.py").write_text(HEAVY)
+    method = f"{tmp_path / 'heavy.py'}:Heavy"
+    command = ["-m", "mpifl", "plan", "--time", "no", CONFIG, "--system.ranks", 3]
+    plans = [
+        planned(mpirun(None, *command, *options, env=worlds.PYTHONPATH).stdout)
+        for options in ([], ["--algorithm", method])
+    ]
+    server, worker = (heavy - plain for plain, heavy in zip(*plans, strict=True))
+    assert server == pytest.approx(320e6, rel=0.15)
+    assert worker == pytest.approx(80e6, rel=0.15)
+
+
+def test_the_plan_counts_the_library_of_a_tracker_at_the_server(mpirun, tmp_path):
+    """MLflow takes 118 MB."""
+    pytest.importorskip("mlflow")
+    command = ["-m", "mpifl", "plan", "--time", "no", CONFIG, "--system.ranks", 3]
+    plans = [
+        planned(mpirun(None, *command, *options, env=worlds.PYTHONPATH).stdout)
+        for options in ([], ["--output.callbacks", "[mlflow]"])
+    ]
+    server, worker = (with_it - plain for plain, with_it in zip(*plans, strict=True))
+    assert server > 60e6
+    assert worker < 10e6
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_the_plan_counts_the_models_of_the_clients_that_are_kept(ranks):
     """A table of all models at rank 0, and what is gathered at a time."""
