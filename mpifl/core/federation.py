@@ -152,6 +152,11 @@ class Federation(ABC):
         """What samples and labels are like. Default: images of classes."""
         return DataInfo(self.shape, self.num_classes)
 
+    @property
+    def changes(self) -> bool:
+        """Whether a client may hold other data at another visit. Default: not."""
+        return False
+
     @abstractmethod
     def client(self, k: int, visit: int = 0) -> ClientData:
         """Return the data of client `k` at its `visit`-th visit (a static federation ignores `visit`)."""

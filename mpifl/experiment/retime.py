@@ -24,7 +24,7 @@ from mpifl.training.per_client import local_configs, names_devices
 
 from . import loader
 from .schema import Config, check_sections
-from .sweep_cases import Case, cases
+from .sweep_cases import Case, cases, samples_change
 from .sweep_results import Found, is_complete, is_sweep, keep, started_with
 
 SECTIONS = ("network", "delay", "availability", "devices", "output")  # that `retime` may change
@@ -35,6 +35,9 @@ BY_DEVICE = "averages its metrics by devices, which change: run it again, or lea
 OTHER_TRAINING = "clients train in another way on other devices (per_client): run it again"
 SOME_SAMPLES = (
     "has seconds per sample, and the run evaluated some clients only, whose samples it knows; run it again"
+)
+CHANGING = (
+    "has seconds per sample, and the samples of this run's clients change from visit to visit: run it again"
 )
 NEW_FILES = ("config.yaml", "metrics.csv", "summary.json", "visits.csv", "clients.csv")  # written, not copied
 
@@ -148,6 +151,8 @@ def check(run: Run, config: Config) -> None:
     if devices.needs_samples:
         known = len(run.rows("clients.csv")) == int(run.summary["clients"])
         require(known, "devices", devices, SOME_SAMPLES)
+        may_change = run.summary.get("samples_change", samples_change(old))  # not in release 0.2
+        require(not may_change, "devices", devices, CHANGING)
 
 
 def can_retime(run: Run, config: Config) -> bool:
@@ -173,7 +178,9 @@ def write_retimed(run: Run, config: Config) -> Path:
     times, devices = dict(_round_ends(run, duration)), duration.devices
     folder = folders.create(config.output.folder, config.name, config.output.id or _new_id(run, config))
     for path in run.folder.iterdir():
-        if path.is_file() and path.name not in NEW_FILES:
+        if (
+            path.is_file() and path.name not in NEW_FILES and not path.name.startswith(".")
+        ):  # those of callbacks
             shutil.copy(path, folder / OLD_NAMES.get(path.name, path.name))
     (folder / "config.yaml").write_text(loader.dump(config))
     for name in ("visits.csv", "clients.csv"):

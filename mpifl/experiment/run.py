@@ -559,6 +559,7 @@ def _summary(
         **{name: last[name] for name in figures},
         **shown,
         **_data_facts(context.federation.info),
+        **({"samples_change": True} if context.federation.changes else {}),
         **{f"{name}_mean": last[f"{name}_mean"] for name in server_step.config.clients.metric_names},
         "federation_bytes_up": server_step.ledger.total("up"),
         "federation_bytes_down": server_step.ledger.total("down"),

@@ -71,7 +71,8 @@ class Case:
         which times are computed: see `retime.check`.
         """
         evaluation, output = self.config.evaluation, self.config.output
-        unknown = self.config.devices.needs_samples and evaluation.clients is not None
+        some = evaluation.clients is not None or samples_change(self.config)
+        unknown = self.config.devices.needs_samples and some
         if not self.config.policy.fixed_visits or output.clients != "all" or unknown or output.callbacks:
             return ""
         plain = replace(self.config, network=Links(), delay=Constant(), availability=Availability())
@@ -310,6 +311,11 @@ def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None
 
 
 # -- parts of a sweep ----------------------------------------------------------------------------------------
+
+
+def samples_change(config: Config) -> bool:
+    """Return whether clients hold other samples at each visit, as far as the scenario's options say."""
+    return not getattr(config.data.scenario, "static", True)
 
 
 def trainings(some_cases: Sequence[Case]) -> list[list[Case]]:

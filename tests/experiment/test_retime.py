@@ -69,6 +69,20 @@ def test_only_times_may_change(runs):
         retime(str(runs / "tiny-plain"), ["--network.uplink_bytes_s", "-1"])
 
 
+def test_seconds_of_samples_that_change_from_visit_to_visit_are_not_computed(tmp_path):
+    """A run folder has the samples of one visit of each client."""
+    ccfl = (
+        "{name: ccfl, clusters: 2, clients: 8, smallest: 20, largest: 40, test_images: 9, public: 9, exam: 9}"
+    )
+    (tmp_path / "phone.csv").write_text("device,seconds_per_sample\nphone,10ms\n")
+    phone = ["--devices", f"{{name: measured, file: {tmp_path / 'phone.csv'}}}"]
+    place = ["--output.folder", str(tmp_path), "--output.id", "drift", "--rounds", "2", "-q"]
+    assert cli.main(["run", str(TINY), "--algorithm", "fedavg", "--data.scenario", ccfl, *place]) == 0
+    with pytest.raises(UserError, match=r"devices = .*: has seconds per sample, and .* change"):
+        retime(str(tmp_path / "tiny-drift"), phone)
+    assert retime(str(tmp_path / "tiny-drift"), SLOW).is_dir()
+
+
 def test_a_sweep_is_retimed_beside_it_and_what_depends_on_the_network_is_left(tmp_path):
     """Each copy has the times of a run under that network; the asynchronous case is for `mpifl resume`."""
     vary = "{policy: {rounds: rounds, async: every_arrival}, seed: [0, 1], local.lr: [0.1]}"

@@ -391,6 +391,7 @@ def test_a_network_added_later_is_computed_wherever_it_stands(tmp_path, monkeypa
 
 
 MEASURED = "{name: measured, file: DEVICES, assign: %s}"
+CCFL = "{name: ccfl, clusters: 2, clients: 8, smallest: 20, largest: 40, test_images: 9, public: 9, exam: 9}"
 HALVES = "{name: classes, classes: {a: {share: %s, speed: 2}, b: {share: %s}}}"
 
 
@@ -400,6 +401,7 @@ HALVES = "{name: classes, classes: {a: {share: %s, speed: 2}, b: {share: %s}}}"
         ("network", ["wired", "wireless-slow"], ["--output.clients", "none"]),
         ("network", ["wired", "wireless-slow"], ["--output.clients", "sample"]),
         ("devices", [MEASURED % "drawn", MEASURED % "round_robin"], ["--evaluation.clients", "3"]),
+        ("devices", [MEASURED % "drawn", MEASURED % "round_robin"], ["--data.scenario", CCFL]),
         ("devices", [HALVES % (0.25, 0.75), HALVES % (0.5, 0.5)], ["--evaluation.by", "[device]"]),
     ],
 )
