@@ -37,6 +37,7 @@ from mpifl.results.supervision import Signals
 
 from . import loader
 from .build import check_configuration
+from .observed import end_late
 from .placement import threads_by_mask
 from .retime import can_retime, write_retimed
 from .run import run
@@ -401,7 +402,10 @@ class _Work:
         if twin is not None:
             with _named(case):
                 on_server(transport, lambda: write_retimed(load(twin), config))
-        elif state != "complete":
+        elif state == "complete":
+            with _named(case):
+                on_server(transport, lambda: end_late(case.folder(self.folder)), everywhere=False)
+        else:
             started = case.folder(self.folder) if state == "started" else None
             with _named(case), _cycles_collected():
                 run(config, transport, quiet, started, **options)

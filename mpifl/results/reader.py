@@ -410,7 +410,7 @@ def load(folder: str | Path) -> Run:
         last = max(p.stat().st_mtime for p in path.iterdir())
         recent = time.time() - last < RECENT_SECONDS
         state = "is still being written" if recent else "was never finished"
-        remedy = f"{state}: it has no summary.json; wait for its end, or run it again"
+        remedy = f"{state}: it has no summary.json; wait for its end, resume it, or name other runs"
         raise UserError("RUN", str(folder), remedy)
     summary = json_file(path / "summary.json", "RUN")
     config = yaml_file(path / "config.yaml", "RUN")

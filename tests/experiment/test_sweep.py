@@ -24,6 +24,7 @@ from mpifl.experiment import run as running
 from mpifl.experiment import sweep as sweeping
 from mpifl.experiment.in_python import laid
 from mpifl.experiment.loader import load
+from mpifl.experiment.observed import Observed
 from mpifl.experiment.retime import retime
 from mpifl.experiment.sweep import listed
 from mpifl.experiment.sweep_cases import ALL, Part, cases
@@ -125,6 +126,18 @@ class Starts:
             print(info.folder.name, file=file)
 
 
+class Ends(Starts):
+    """A callback that notes the name of each run that ends."""
+
+    def on_start(self, info) -> None:
+        """Say nothing."""
+
+    def on_end(self, run) -> None:
+        """Add the name."""
+        with open(self.path, "a") as file:
+            print(run.folder.name, file=file)
+
+
 def test_cases_with_callbacks_are_trained_and_not_copied(tmp_path, capsys):
     """A copy under other times would tell its callbacks of nothing."""
     told = f"[{{name: '{__file__}:Starts', path: '{tmp_path}/told'}}]"
@@ -132,6 +145,21 @@ def test_cases_with_callbacks_are_trained_and_not_copied(tmp_path, capsys):
     place = ["--output.folder", str(tmp_path), "--output.id", "x"]
     sweep(TINY, [*options, *place], Single(), quiet=True)
     assert (tmp_path / "told").read_text().split() == ["tiny-wired", "tiny-wireless_slow"]
+
+
+def test_callbacks_of_a_case_that_was_killed_before_its_end_was_told_are_told_when_the_sweep_goes_on(
+    tmp_path, monkeypatch
+):
+    told = f"[{{name: '{__file__}:Ends', path: '{tmp_path}/told'}}]"
+    options = ["--vary", "{seed: [0]}", "--output.callbacks", told, "--rounds", "1"]
+    options += ["--output.folder", str(tmp_path), "--output.id", "x"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Observed, "end", lambda self: None)  # as if it was killed there
+        sweep(TINY, options, Single(), quiet=True)
+    assert not (tmp_path / "told").exists()
+    for _ in range(2):  # the second time there is nothing to tell
+        sweep(TINY, options, Single(), quiet=True)
+        assert (tmp_path / "told").read_text().split() == ["tiny-0"]
 
 
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
