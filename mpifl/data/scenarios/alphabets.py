@@ -15,7 +15,7 @@ from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, check_part, grouped
 from mpifl.data.scenarios.relations import PermuteTokens
-from mpifl.data.scenarios.usual import set_apart
+from mpifl.data.scenarios.usual import parts_of_copies
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,8 @@ class Alphabets(Scenario):
         return table
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
-        learnt, tested, own = pool.train, pool.test, self.test_share
-        if own and self.copies and self.groups > 1:
-            (learnt, tested), own = set_apart(pool, own, self.clients // self.groups, key), None
+        copies = self.groups if self.copies else 1
+        (learnt, tested), own = parts_of_copies(pool, self.test_share, copies, self.clients // copies, key)
         train = self._cut(learnt, key.of("train"))
         if own is not None:
             train, test = hold_out(train, own)

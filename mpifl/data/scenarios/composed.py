@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import factorial
 
 import numpy as np
 
@@ -14,7 +13,8 @@ from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_like
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
-from mpifl.data.scenarios.usual import set_apart
+from mpifl.data.scenarios.relations import different_orders
+from mpifl.data.scenarios.usual import parts_of_copies
 from mpifl.data.transforms import Op, PermuteLabels, Rotate
 
 
@@ -106,9 +106,8 @@ class Composed(Scenario):
         )
 
     def _splits(self, pool: Pool, classes: np.ndarray, key: Key) -> dict[str, Csr]:
-        parts, own = (pool.train, pool.test), self.test_share
-        if own and self.copies and self._num_groups > self.subsets:  # subsets alone share no sample
-            parts, own = set_apart(pool, own, self.clients // self._num_groups, key), None
+        copies = self._num_groups // self.subsets if self.copies else 1  # subsets share no sample
+        parts, own = parts_of_copies(pool, self.test_share, copies, self.clients // self._num_groups, key)
         pairs = [self._group(pool, parts, g, classes[g % self.subsets], key) for g in range(self._num_groups)]
         whole, test = stack([train for train, _ in pairs]), stack([test for _, test in pairs])
         if own is not None:
@@ -146,25 +145,12 @@ def different_permutations(
 ) -> tuple[tuple[int, ...], ...]:
     """Return a permutation of the labels for each group: entry [g][y] is the name of class y in group g.
 
-    No two permuted groups have the same, and none has its labels as they are; a draw is repeated until then.
-
     Args:
         num_classes: L.
-        permuted: whether the labels of each group are permuted.
+        permuted: whether the labels of each group are permuted; see `different_orders`.
         key: addresses the draws.
         name: the key that says how many there are, for messages.
-
-    Raises:
-        UserError: there are not so many permutations.
     """
-    orders, few = factorial(min(num_classes, 20)), "one of them as they are; take fewer"
-    remedy = f"there are only {orders} orders of {num_classes} classes, {few}"
-    require(num_classes > 20 or sum(permuted) < orders, name, len(permuted), remedy)
-    same = tuple(range(num_classes))
-    tables: list[tuple[int, ...]] = []
-    for g, is_permuted in enumerate(permuted):
-        rng, table = key.of("labels", g).numpy(), same
-        while is_permuted and table in (same, *tables):  # of two classes, every second draw
-            table = tuple(rng.permutation(num_classes).tolist())
-        tables.append(table)
-    return tuple(tables)
+    of = f"{num_classes} classes, one of them as they are; take fewer"
+    orders = different_orders(key.of("labels"), num_classes, permuted, name, of)
+    return tuple(map(tuple, orders.tolist()))

@@ -23,7 +23,7 @@ from mpifl.data.scenarios.usual import (
     PartitionedScenario,
     PowerLaw,
     Shards,
-    set_apart,
+    parts_of_copies,
 )
 from mpifl.data.transforms import Op, PermuteLabels, Rotate
 
@@ -159,9 +159,10 @@ class Mixed(Scenario):
         return ", ".join(words)
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
-        inner, parts = self._partitions, (pool.train, pool.test)
-        if self.test == "own" and self.test_share and self.copies and len(inner) > 1:
-            parts = set_apart(pool, self.test_share, max(partition.clients for partition in inner), key)
+        inner, share = self._partitions, self.test_share if self.test == "own" else None
+        copies, most = len(inner) if self.copies else 1, max(partition.clients for partition in inner)
+        parts, own = parts_of_copies(pool, share, copies, most, key)
+        if own != share:  # what tests is cut already
             inner = [replace(partition, test="like") for partition in inner]
         shares = [self._shares(part, key.of("share", i)) for i, part in enumerate(parts)]
         rows: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}

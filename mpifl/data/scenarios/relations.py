@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import factorial
 from typing import ClassVar
@@ -87,13 +88,32 @@ class Relations(Scenario):
 
 def _orders(key: Key, groups: int, width: int) -> np.ndarray:
     """Return a different permutation for each group, int64 [groups, width]; the first changes nothing."""
-    remedy = f"there are only {factorial(min(width, 20))} orders of {width}; take fewer groups"
-    require(width > 20 or groups <= factorial(width), "groups", groups, remedy)
-    orders = [list(range(width))]
-    for g in range(1, groups):
-        rng = key.of("order", g).numpy()
-        order = rng.permutation(width).tolist()
-        while order in orders:  # of two classes, every second draw
+    permuted = [g > 0 for g in range(groups)]
+    return different_orders(key.of("order"), width, permuted, "groups", f"{width}; take fewer groups")
+
+
+def different_orders(key: Key, width: int, permuted: Sequence[bool], name: str, of: str) -> np.ndarray:
+    """Return a permutation for each group, int64 [groups, width]; of those not permuted, as it is.
+
+    No two permuted groups have the same, and none has everything as it is; a draw is repeated until then.
+
+    Args:
+        key: addresses the draws, by group.
+        width: of a permutation.
+        permuted: whether each group is permuted.
+        name: the key that says how many groups there are, for messages.
+        of: what there are too few orders of, and the remedy.
+
+    Raises:
+        UserError: there are not so many permutations.
+    """
+    remedy = f"there are only {factorial(min(width, 20))} orders of {of}"
+    require(width > 20 or sum(permuted) < factorial(width), name, len(permuted), remedy)
+    same = list(range(width))
+    orders: list[list[int]] = []
+    for g, is_permuted in enumerate(permuted):
+        rng, order = key.of(g).numpy(), same
+        while is_permuted and order in (same, *orders):  # of two classes, every second draw
             order = rng.permutation(width).tolist()
         orders.append(order)
     return np.array(orders, np.int64)

@@ -20,7 +20,7 @@ from mpifl.data.scenario import (
     check_side,
     grouped,
 )
-from mpifl.data.scenarios.usual import set_apart
+from mpifl.data.scenarios.usual import parts_of_copies
 from mpifl.data.transforms import Border, Op, Rotate
 
 
@@ -94,9 +94,8 @@ class Rotated(Scenario):
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         per_block = self.clients // len(self.angles)
-        learnt, tested, own = pool.train, pool.test, self.test_share
-        if own and self.copies and len(self.angles) > 1:
-            (learnt, tested), own = set_apart(pool, own, per_block, key), None
+        copies = len(self.angles) if self.copies else 1
+        (learnt, tested), own = parts_of_copies(pool, self.test_share, copies, per_block, key)
         train = self._cut(pool, learnt, per_block, key.of("train"), self.copies)
         if own is not None:
             train, test = hold_out(train, own)

@@ -107,21 +107,28 @@ def test_like(
     return from_owner(own, pool.test, num_clients, rng)
 
 
-def set_apart(pool: Pool, share: float, clients: int, key: Key) -> tuple[np.ndarray, np.ndarray]:
-    """Return (what trains, what tests), addresses of the training part, for scenarios of several copies.
+def parts_of_copies(
+    pool: Pool, share: float | None, copies: int, clients: int, key: Key
+) -> tuple[tuple[np.ndarray, np.ndarray], float | None]:
+    """Return (what trains, what tests), addresses, and the share that each client still sets aside to test.
 
-    All copies cut the same two parts, so that nobody is tested on what is training in another copy.
+    Several copies cut the same two parts, so that nobody is tested on what is training in another copy: the
+    share is taken from the training part. One copy leaves it to its clients.
 
     Args:
         pool: the samples.
-        share: of the samples, and of those of each class where they have one, that tests.
+        share: of the samples, and of those of each class where they have one, that tests in the place of the
+            source's test part; None for none.
+        copies: of the training part.
         clients: of a copy.
         key: addresses the draw.
     """
+    if not share or copies == 1:
+        return (pool.train, pool.test), share
     train, tested = stratified(strata(pool)[: pool.num_train], share, key.of("apart"))
     remedy = f"leaves {len(tested)} samples for the tests of {clients} clients; take a larger one"
     require(len(tested) >= clients, "test_share", share, remedy)
-    return train, tested
+    return (train, tested), None
 
 
 @dataclass(frozen=True)
