@@ -178,9 +178,8 @@ def write_retimed(run: Run, config: Config) -> Path:
     times, devices = dict(_round_ends(run, duration)), duration.devices
     folder = folders.create(config.output.folder, config.name, config.output.id or _new_id(run, config))
     for path in run.folder.iterdir():
-        if (
-            path.is_file() and path.name not in NEW_FILES and not path.name.startswith(".")
-        ):  # those of callbacks
+        left_out = path.name in NEW_FILES or path.name.startswith(".")  # hidden ones are of callbacks
+        if path.is_file() and not left_out:
             shutil.copy(path, folder / OLD_NAMES.get(path.name, path.name))
     (folder / "config.yaml").write_text(loader.dump(config))
     for name in ("visits.csv", "clients.csv"):

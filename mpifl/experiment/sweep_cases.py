@@ -107,6 +107,11 @@ class Case:
 # -- the cases -----------------------------------------------------------------------------------------------
 
 
+def samples_change(config: Config) -> bool:
+    """Return whether clients hold other samples at each visit, as far as the scenario's options say."""
+    return not getattr(config.data.scenario, "static", True)
+
+
 def cases(tree: Mapping[str, Any]) -> list[Case]:
     """Return all combinations that a configuration with `vary` describes.
 
@@ -311,11 +316,6 @@ def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None
 
 
 # -- parts of a sweep ----------------------------------------------------------------------------------------
-
-
-def samples_change(config: Config) -> bool:
-    """Return whether clients hold other samples at each visit, as far as the scenario's options say."""
-    return not getattr(config.data.scenario, "static", True)
 
 
 def trainings(some_cases: Sequence[Case]) -> list[list[Case]]:

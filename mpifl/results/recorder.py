@@ -299,7 +299,7 @@ class Recorder:
         self.clients: list[dict[str, Any]] = []
         self._labels: np.ndarray | None = None  # of the last evaluation [N]
         self._placed = np.zeros(0, bool)
-        self._last: dict[int, int] = {}  # evaluated client -> visit whose data it was evaluated on
+        self._visit = np.zeros(0, np.int64)  # whose data each client was evaluated on last [N]
         self._arrivals: list[Mapping[str, Any]] = []
         self.running = RunningFigures()
 
@@ -341,9 +341,12 @@ class Recorder:
         kinds["device"] = np.array(self.devices) if self.devices else None
         by = {kind: of[clients] for kind, of in kinds.items() if kind in self.by and of is not None}
         samples = sizes[clients, 2]
-        made = np.zeros(len(sizes), np.int64) if visits is None else visits
-        self._last = {int(k): max(int(made[k]) - 1, 0) for k in clients}
-        trained = np.array([self.federation.num_samples(k, visit) for k, visit in self._last.items()])
+        self._visit = np.zeros(len(sizes), np.int64) if visits is None else np.maximum(visits - 1, 0)
+        trained = sizes[clients, 0]
+        if self.federation.changes:
+            trained = np.array(
+                [self.federation.num_samples(k, int(self._visit[k])) for k in map(int, clients)]
+            )
         attackers = self.federation.attackers
         honest = None if attackers is None else ~np.isin(clients, attackers)
         self.last = metrics_row(
@@ -520,9 +523,9 @@ class Recorder:
             first: Those of its first visit [3].
         """
         train, val, test = map(int, first)
-        now = self.federation.num_samples(k, self._last[k])
+        now = self.federation.num_samples(k, int(self._visit[k]))
         if now != train and val:
-            val = len(self.federation.client(k, self._last[k]).val)
+            val = len(self.federation.client(k, int(self._visit[k])).val)
         return now, val, test
 
     def _distances(self, model: Mapping[str, torch.Tensor]) -> dict[str, float]:

@@ -129,6 +129,8 @@ def test_each_judged_client_has_its_own_cluster_samples_and_group_in_its_row(tmp
 class Growing(worlds.Tiny):
     """Clients with 10 training samples more, and a validation sample more, at each visit."""
 
+    changes = True
+
     def num_samples(self, k, visit=0):
         """Return them."""
         return int(self.sizes[k, 0]) + 10 * visit
