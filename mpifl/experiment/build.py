@@ -20,13 +20,7 @@ from mpifl.aggregation.secure_sum import MaskedSums, SecureRounds
 from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm, Needs
-from mpifl.core.capabilities import (
-    NewClients,
-    OneShotStatistics,
-    RememberedUploads,
-    ServerEvaluation,
-    uses,
-)
+from mpifl.core.capabilities import RememberedUploads, ServerEvaluation, uses
 from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, require, within_memory
 from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation, Split
@@ -56,7 +50,7 @@ from mpifl.runtime.hook_errors import DROP
 from mpifl.runtime.private_step import PrivateStep
 from mpifl.runtime.robust import RobustSteps
 from mpifl.runtime.run_state import Checkpointer
-from mpifl.runtime.server_step import NO_SINGLE_MODEL, ServerStep
+from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.step_config import StepConfig
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.simulation.attacks import Attack, UploadAttack
@@ -72,12 +66,12 @@ from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner, pick_stack
 from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import SECTION, local_configs
-from mpifl.training.precision import FLOAT32, check_precision
+from mpifl.training.precision import check_precision
 
 from . import loader
 from .context import Decisions, Parts, RunContext
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
-from .schema import Config, StartConfig, SystemConfig
+from .schema import Config, StartConfig, SystemConfig, check_local
 from .shown_cache import ShownCache
 from .starting_model import FILE, check_base, check_network, read_model
 
@@ -413,69 +407,10 @@ def auxiliary_learner(algorithm: Algorithm, seed: int, info: DataInfo, device: s
 # -- checks --------------------------------------------------------------------------------------------------
 
 
-def check_configuration(config: Config) -> None:
-    """Check what needs neither data nor a model, beyond `check_sections`; of each case before a sweep begins.
-
-    Raises:
-        UserError: names the key, its value and a remedy.
-    """
-    algorithm, policy, output, stack = config.algorithm, config.policy, config.output, config.system.stack
-    check_local(config, [config.local])
-
-    mixed = algorithm.needs.several_models
-    remedy = "this method evaluates clients by mixtures of several models; leave it out"
-    require(not (mixed and output.client_models), "output.client_models", True, remedy)
-    remedy = "updates are compared in rounds only, under policy rounds; leave it out"
-    require(policy.synchronous or not output.updates, "output.updates", True, remedy)
-    remembers = uses(algorithm, RememberedUploads)
-    require(not (remembers and output.updates), "output.updates", True, NO_SINGLE_MODEL)
-    remedy = "events.csv names the client of each upload, and clock.trace repeats them; take all"
-    require(policy.synchronous or output.clients == "all", "output.clients", output.clients, remedy)
-    remedy = "evaluation.matrices are ordered by the clusters of all clients; take all, or leave them out"
-    allowed = output.clients == "all" or not config.evaluation.matrices
-    require(allowed, "output.clients", output.clients, remedy)
-
-    late = config.newcomers
-    someone = late.share or list(late.groups)
-    allowed = policy.synchronous or not someone
-    require(allowed, "newcomers.share", late.share, "newcomers join under policy rounds only")
-    once = uses(algorithm, OneShotStatistics) and not uses(algorithm, NewClients)
-    remedy = "this method looks at its clients once, before training, and takes in nobody later; leave it out"
-    require(not (once and someone), "newcomers", someone, remedy)
-
-    remedy = "clients are stacked under policy rounds only; take 1"
-    require(policy.synchronous or stack <= 1, "system.stack", stack, remedy)
-
-
-def check_local(config: Config, ways: Sequence[LocalConfig]) -> None:
-    """Raise `UserError` where the method cannot train as `local` or `per_client` say.
-
-    Args:
-        config: the run's.
-        ways: `local`, and how clients train that train in another way, as far as they are known.
-    """
-    needs, local = config.algorithm.needs, config.local
-    remedy = "this method makes its steps of gradients that it takes by itself, in float32; take float32"
-    require(not needs.own_gradients or local.precision == FLOAT32, "local.precision", local.precision, remedy)
-    if needs.plain_sgd:
-        remedy = "this method needs plain SGD without momentum; take "
-        require(local.optimizer == "sgd", "local.optimizer", local.optimizer, f"{remedy}sgd")
-        given = [("local", local.momentum)]
-        given += [(f"{SECTION}.{clients}", c.momentum or 0.0) for clients, c in config.per_client.items()]
-        wrong = next((g for g in given if g[1]), None) if any(way.momentum for way in ways) else None
-        if wrong is not None:
-            raise UserError(f"{wrong[0]}.momentum", wrong[1], f"{remedy}0")
-    if local.keep_optimizer:
-        remedy = "SGD without momentum has nothing to keep; take local.momentum, or local.optimizer adam"
-        require(all(way.remembers for way in ways), "local.keep_optimizer", True, remedy)
-        remedy = "this method begins every training with a new optimiser; take false"
-        require(not needs.new_optimizer, "local.keep_optimizer", True, remedy)
-        remedy = "clients that are stacked begin with new optimisers; take 1, or local.keep_optimizer false"
-        require(config.system.stack <= 1, "system.stack", config.system.stack, remedy)
-
-
 def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisions:
     """Check that data, model, method, policy and clock fit, and decide what follows from them; on rank 0.
+
+    What needs neither data nor model is checked before (`check_sections`).
 
     Args:
         config: the run's.
@@ -486,7 +421,6 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     Raises:
         UserError: names the key, its value and a remedy.
     """
-    check_configuration(config)
     check_folder("system.statistics_cache", config.system.statistics_cache)
     algorithm, needs, policy, local = config.algorithm, config.algorithm.needs, config.policy, config.local
     federation, problem, system = parts.federation, parts.problem, key(config.seed.system)

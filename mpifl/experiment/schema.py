@@ -7,7 +7,7 @@ the classes that it may be of. The docstring of a class says under `Attributes:`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,14 +16,22 @@ from mpifl.aggregation.robust_rules import RULES, DistanceRule, NoRule, Rule, na
 from mpifl.aggregation.secure_sum import SECURE, MaskedSums, SecureConfig
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.capabilities import OneShotStatistics, RowUpdates, hooks_of, uses
-from mpifl.core.errors import require
+from mpifl.core.capabilities import (
+    NewClients,
+    OneShotStatistics,
+    RememberedUploads,
+    RowUpdates,
+    hooks_of,
+    uses,
+)
+from mpifl.core.errors import UserError, require
 from mpifl.core.task import Task
 from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig
 from mpifl.models import MODELS, ModelOptions
 from mpifl.results.callbacks import check_entries
 from mpifl.runtime.run_state import CheckpointConfig
+from mpifl.runtime.server_step import NO_SINGLE_MODEL
 from mpifl.simulation.attacks import ATTACKS, Attack, NoAttack
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.client_devices import DEVICES, Alike, Devices
@@ -37,7 +45,8 @@ from mpifl.traffic.payload import Payload
 from mpifl.traffic.privacy import PRIVACIES, CentralPrivacy, LocalPrivacy, Privacy
 from mpifl.training.config import LocalConfig
 from mpifl.training.own_metrics import load_metrics
-from mpifl.training.per_client import LocalChanges, check_changes
+from mpifl.training.per_client import SECTION, LocalChanges, check_changes
+from mpifl.training.precision import FLOAT32
 from mpifl.training.tasks import TASKS, Classification
 
 from .sweep_table import TableConfig
@@ -387,23 +396,18 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
 
 
 def check_sections(config: Config) -> None:
-    """Check what sections demand of each other.
+    """Check what sections demand of each other: all that needs neither data nor a model.
 
     Raises:
-        UserError: the method cannot run under the policy, or policy, clock or network leave a setting without
-            effect.
+        UserError: names a key, its value and a remedy.
     """
     policy, clock, computing = config.policy, config.clock, config.network.computing
     check_entries(config.output.callbacks)
     load_metrics(config.evaluation.metrics, [metric.name for metric in config.task.scored])
     policy.check(config.algorithm)
     policy.check_clock(clock)
-    matrices = config.evaluation.matrices
-    remedy = "models of one round are compared; take policy rounds, or leave it out"
-    allowed = policy.synchronous or not config.evaluation.distances
-    require(allowed, "evaluation.distances", True, remedy)
-    allowed = policy.synchronous or "parameters" not in matrices
-    require(allowed, "evaluation.matrices", list(matrices), remedy)
+    if not policy.synchronous:
+        check_without_rounds(config)
     remedy = "has no effect: this network brings computing times of its own; leave it out"
     require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
     away = config.availability
@@ -431,6 +435,69 @@ def check_sections(config: Config) -> None:
         for name, plain in (("delay", Constant()), ("network", Links()), ("availability", Availability())):
             value = getattr(config, name)
             require(value == plain, name, value, f"has no effect: {why}")
+    check_local(config, [config.local])
+    check_output(config)
+    late = config.newcomers.share or list(config.newcomers.groups)
+    once = uses(config.algorithm, OneShotStatistics) and not uses(config.algorithm, NewClients)
+    remedy = "this method looks at its clients once, before training, and takes in nobody later; leave it out"
+    require(not (once and late), "newcomers", late, remedy)
+
+
+def check_without_rounds(config: Config) -> None:
+    """Raise `UserError` for what needs rounds; called for policies that have none."""
+    evaluation, output, late = config.evaluation, config.output, config.newcomers
+    remedy = "models of one round are compared; take policy rounds, or leave it out"
+    require(not evaluation.distances, "evaluation.distances", True, remedy)
+    matrices = evaluation.matrices
+    require("parameters" not in matrices, "evaluation.matrices", list(matrices), remedy)
+    remedy = "updates are compared in rounds only, under policy rounds; leave it out"
+    require(not output.updates, "output.updates", True, remedy)
+    remedy = "events.csv names the client of each upload, and clock.trace repeats them; take all"
+    require(output.clients == "all", "output.clients", output.clients, remedy)
+    remedy = "newcomers join under policy rounds only"
+    require(not (late.share or late.groups), "newcomers.share", late.share, remedy)
+    stack, remedy = config.system.stack, "clients are stacked under policy rounds only; take 1"
+    require(stack <= 1, "system.stack", stack, remedy)
+
+
+def check_output(config: Config) -> None:
+    """Raise `UserError` where the method or the evaluation rules out what `output` asks for."""
+    algorithm, output = config.algorithm, config.output
+    remedy = "this method evaluates clients by mixtures of several models; leave it out"
+    mixed = algorithm.needs.several_models
+    require(not (mixed and output.client_models), "output.client_models", True, remedy)
+    remembers = uses(algorithm, RememberedUploads)
+    require(not (remembers and output.updates), "output.updates", True, NO_SINGLE_MODEL)
+    remedy = "evaluation.matrices are ordered by the clusters of all clients; take all, or leave them out"
+    allowed = output.clients == "all" or not config.evaluation.matrices
+    require(allowed, "output.clients", output.clients, remedy)
+
+
+def check_local(config: Config, ways: Sequence[LocalConfig]) -> None:
+    """Raise `UserError` where the method cannot train as `local` or `per_client` say.
+
+    Args:
+        config: the run's.
+        ways: `local`, and how clients train that train in another way, as far as they are known.
+    """
+    needs, local = config.algorithm.needs, config.local
+    remedy = "this method makes its steps of gradients that it takes by itself, in float32; take float32"
+    require(not needs.own_gradients or local.precision == FLOAT32, "local.precision", local.precision, remedy)
+    if needs.plain_sgd:
+        remedy = "this method needs plain SGD without momentum; take "
+        require(local.optimizer == "sgd", "local.optimizer", local.optimizer, f"{remedy}sgd")
+        given = [("local", local.momentum)]
+        given += [(f"{SECTION}.{clients}", c.momentum or 0.0) for clients, c in config.per_client.items()]
+        wrong = next((g for g in given if g[1]), None) if any(way.momentum for way in ways) else None
+        if wrong is not None:
+            raise UserError(f"{wrong[0]}.momentum", wrong[1], f"{remedy}0")
+    if local.keep_optimizer:
+        remedy = "SGD without momentum has nothing to keep; take local.momentum, or local.optimizer adam"
+        require(all(way.remembers for way in ways), "local.keep_optimizer", True, remedy)
+        remedy = "this method begins every training with a new optimiser; take false"
+        require(not needs.new_optimizer, "local.keep_optimizer", True, remedy)
+        remedy = "clients that are stacked begin with new optimisers; take 1, or local.keep_optimizer false"
+        require(config.system.stack <= 1, "system.stack", config.system.stack, remedy)
 
 
 def check_privacy(config: Config) -> None:

@@ -36,7 +36,6 @@ from mpifl.results.seed_groups import flat
 from mpifl.results.supervision import Signals
 
 from . import loader
-from .build import check_configuration
 from .observed import end_late
 from .placement import threads_by_mask
 from .retime import can_retime, write_retimed
@@ -95,7 +94,6 @@ def sweep(
     def begin() -> tuple[dict[str, Any], dict[str, Any], Path]:
         own = with_configurations(tree())
         every = cases(own)
-        check_cases(every)
         part.check(own["vary"])
         mine = part.chosen(every)
         require(bool(mine), "--case", "/".join(map(str, part.share)), "has no case left")
@@ -123,7 +121,6 @@ def resume_sweep(folder: Path, transport: Transport, quiet: bool = False, jobs: 
     def begin() -> dict[str, Any]:
         tree = started_with(folder)
         every = cases(tree)
-        check_cases([case for case in every if not is_complete(case, folder)])
         check_jobs(jobs, transport, every)
         return tree
 
@@ -142,19 +139,11 @@ def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
         UserError: The configuration or one of its cases is invalid.
     """
     every = cases(tree)
-    check_cases(every)
     part.check(tree["vary"])
     mine = part.chosen(every)
     some, count = len(trainings(mine)), f"{len(mine)} of {len(every)} cases"
     count += f", {some} trainings: the others differ in times only" if some < len(mine) else ""
     return "\n".join([*(case.title for case in mine), count])
-
-
-def check_cases(some_cases: Sequence[Case]) -> None:
-    """Raise `UserError`, which names the case, where a configuration rules itself out; no data are opened."""
-    for case in some_cases:
-        with _named(case):
-            check_configuration(case.config)
 
 
 @contextmanager

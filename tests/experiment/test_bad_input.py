@@ -327,6 +327,24 @@ def test_options_are_refused_in_one_line(case, refused):
     assert all(word in line for word in words), line
 
 
+WITHOUT_DATA = {
+    "updates": ("--policy every_arrival --output.updates true", "output.updates = True"),
+    "stack": ("--policy every_arrival --system.stack 2", "system.stack = 2"),
+    "momentum": ("--algorithm scaffold --local.momentum 0.9", "local.momentum = 0.9"),
+    "newcomers": ("--algorithm ucfl --newcomers.share 0.4", "newcomers = 0.4"),
+    "clients": ("--output.clients none --evaluation.matrices [parameters]", "output.clients = 'none'"),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), WITHOUT_DATA.values(), ids=WITHOUT_DATA)
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_configuration_that_rules_itself_out_is_refused_before_data_are_looked_for(
+    command, options, words, refused
+):
+    missing = ["--data.source", "mnist", "--data.root", "."]
+    assert words in refused(command, str(CONFIG), *missing, *options.split())
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_is_refused_where_there_is_none(refused):
     assert "system.device = 'cuda'" in refused("run", str(CONFIG), "--system.device", "cuda")
