@@ -16,7 +16,7 @@ from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.types import Report, Server
 from mpifl.data import PoolFederation
-from mpifl.results.metrics import load
+from mpifl.results.metrics import import_scipy_optimize
 from mpifl.results.trackers import TRACKERS
 from mpifl.runtime.server_step import MODEL_BLOCK
 from mpifl.traffic.ledger import count_numbers
@@ -51,7 +51,7 @@ class MeasuredMemory:
     def of(cls, context: RunContext) -> MeasuredMemory:
         """Measure a run that is built; before anything else needs memory, because peaks never go down."""
         opened = peak_bytes()
-        load()
+        import_scipy_optimize()
         _load_trackers(context.config.output.callbacks)
         recording = peak_bytes()
         _train_on_one_batch(context)

@@ -190,8 +190,8 @@ def purity(labels: np.ndarray, groups: np.ndarray) -> float:
     return float(_table(labels, groups).max(axis=1).sum()) / len(labels)
 
 
-def load() -> None:
-    """Import the library that `churn` needs, before workers wait for rank 0; it takes a third of a second."""
+def import_scipy_optimize() -> None:
+    """Import what `churn` needs, before workers wait for rank 0; it takes a third of a second."""
     import_module("scipy.optimize")
 
 

@@ -20,7 +20,17 @@ from mpifl.core.rng import Key
 from mpifl.core.task import SUMS, Task
 from mpifl.models.pretrained import layout_metadata
 
-from .metrics import accuracy_summary, ari, churn, load, model_distances, nmi, pooled, purity, spread
+from .metrics import (
+    accuracy_summary,
+    ari,
+    churn,
+    import_scipy_optimize,
+    model_distances,
+    nmi,
+    pooled,
+    purity,
+    spread,
+)
 from .reader import read_rows
 from .run_folder import GrowingCsv, write_columns, write_csv, write_json
 
@@ -106,17 +116,17 @@ def metrics_row(
             if name != metrics[0].name:
                 worst = np.nanmin if metric.better > 0 else np.nanmax
                 spreads = (("mean", np.nanmean), ("worst", worst), ("std", np.nanstd))
-                row |= {f"{name}_{what}": _or_none(values, of) for what, of in spreads}
+                row |= {f"{name}_{what}": _without_nan(values, of) for what, of in spreads}
             if name == "accuracy_train":
                 trained = accuracy_summary(values, None if weights is None else int(weights.sum()))
                 row[f"{name}_variance"] = trained.variance_pct2
                 row[f"{name}_standard_error"] = _or_nan(trained.standard_error)
             if honest is not None and honest.any():
                 worst = np.nanmin if metric.better > 0 else np.nanmax
-                row[f"{name}_honest_mean"] = _or_none(values[honest], np.nanmean)
-                row[f"{name}_honest_worst"] = _or_none(values[honest], worst)
+                row[f"{name}_honest_mean"] = _without_nan(values[honest], np.nanmean)
+                row[f"{name}_honest_worst"] = _without_nan(values[honest], worst)
             if aimed is not None and aimed.any():
-                row[f"{name}_targets_mean"] = _or_none(values[aimed], np.nanmean)
+                row[f"{name}_targets_mean"] = _without_nan(values[aimed], np.nanmean)
     if task is not None:
         row |= {name: value for name, value in pooled(sums, task).items() if name not in row}
     known = np.ones(len(labels), bool) if placed is None else placed
@@ -165,7 +175,7 @@ def _main_figures(
     }
 
 
-def _or_none(values: np.ndarray, of: Callable[[np.ndarray], Any]) -> float:
+def _without_nan(values: np.ndarray, of: Callable[[np.ndarray], Any]) -> float:
     """Return a figure of the values that are no NaN; NaN where there is none."""
     return float(of(values)) if (~np.isnan(values)).any() else float("nan")
 
@@ -293,7 +303,7 @@ class Recorder:
         self.metrics, self.events = GrowingCsv(folder / "metrics.csv"), GrowingCsv(folder / "events.csv")
         self.updates = GrowingCsv(folder / "updates.csv")
         self.assignments = GrowingCsv(folder / "assignments.csv")
-        load()
+        import_scipy_optimize()
         self.timing: list[dict[str, Any]] = []
         self.last: dict[str, float | int] = {}
         self.clients: list[dict[str, Any]] = []
