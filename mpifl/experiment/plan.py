@@ -430,7 +430,7 @@ def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Cos
 
 def _table_line(mixing: Mixing, table: torch.Tensor, moved: str) -> str:
     rows, uploads = mixing.num_rows, mixing.weights.shape[1]
-    return f"table {mixing.into:18}K = {rows} of {len(table)} rows mixed from {uploads} uploads: {moved}"
+    return f"table {mixing.into:18}K = {rows} (before: {len(table)}), mixed from {uploads} uploads: {moved}"
 
 
 def _robust_bytes(rule: Rule, mixing: Mixing, d: int, size: int, rest: int, name: str) -> tuple[int, str]:

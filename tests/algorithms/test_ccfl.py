@@ -328,4 +328,4 @@ def test_ccfl_is_planned_with_any_number_of_clusters(clusters):
     found = forecast(context)
     size = 4 * (context.problem.layout.size + 1)
     assert found.per_round == (size, size)
-    assert f"K = {clusters} of {clusters} rows mixed from 1 uploads" in describe(config, Single())
+    assert f"K = {clusters} (before: {clusters}), mixed from 1 uploads" in describe(config, Single())
