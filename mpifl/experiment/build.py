@@ -299,20 +299,20 @@ def build_parts(
         groups=federation.groups if config.algorithm.needs.groups else None,
         public=public_clients(federation, learner, config.local, public) if public else (),
     )
-    differing: dict[int, LocalConfig] = {}
-
+    system = key(seed.system)
+    fleet = config.devices.fleet(problem.num_clients, system.of("devices"))
+    differing = local_configs(config.local, config.per_client, fleet.names, problem.num_clients)
     samples = _TrainedSamples(federation, config.local, differing, learner.context.drop_single)
     duration = visit_duration(
         config.delay,
         config.network,
         config.availability,
-        key(seed.system),
+        system,
         problem.num_clients,
         FLOAT_BYTES * layout.size,
         config.devices,
-        samples,
+        replace(fleet, samples=samples),
     )
-    differing |= local_configs(config.local, config.per_client, duration.devices, problem.num_clients)
     return Parts(federation, problem, learner, duration, differing)
 
 

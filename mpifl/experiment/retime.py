@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -199,11 +200,12 @@ def _visit_duration(run: Run, config: Config) -> VisitDuration:
     if not config.devices.needs_samples:
         return visit_duration(*times, config.devices)
     sizes = {int(row["client"]): int(row["train"]) for row in run.rows("clients.csv")}
-    names = config.devices.fleet(clients, system.of("devices")).names
-    differing = local_configs(config.local, config.per_client, names, clients)
+    fleet = config.devices.fleet(clients, system.of("devices"))
+    differing = local_configs(config.local, config.per_client, fleet.names, clients)
     single = bool(run.summary.get("drop_single", False))  # earlier runs count batches of one sample
     trained = {k: differing.get(k, config.local).num_trained(n, single) for k, n in sizes.items()}
-    return visit_duration(*times, config.devices, lambda k, visit: trained[k])
+    fleet = replace(fleet, samples=lambda k, visit: trained[k])
+    return visit_duration(*times, config.devices, fleet)
 
 
 def _round_ends(run: Run, duration: VisitDuration) -> Iterator[tuple[int, float]]:

@@ -41,7 +41,7 @@ class Fleet:
     Attributes:
         names: of the device of each client; empty where all are alike.
         key: address of the draws of single visits.
-        samples: (client, visit) -> samples that it trains on; None where nobody asks.
+        samples: (client, visit) -> samples that it trains on; None where no device needs it.
     """
 
     names: tuple[str, ...] = ()
@@ -66,13 +66,12 @@ class Devices(ABC):
         return ()
 
     @abstractmethod
-    def fleet(self, num_clients: int, key: Key, samples: Samples | None = None) -> Fleet:
+    def fleet(self, num_clients: int, key: Key) -> Fleet:
         """Return which device each client has.
 
         Args:
             num_clients: N.
             key: address of the draws.
-            samples: (client, visit) -> samples that it trains on; None where nobody asks.
 
         Raises:
             UserError: there are too few clients.
@@ -101,7 +100,7 @@ class Alike(Devices):
 
     is_timed = False
 
-    def fleet(self, num_clients: int, key: Key, samples: Samples | None = None) -> Fleet:
+    def fleet(self, num_clients: int, key: Key) -> Fleet:
         """Return a fleet without names."""
         return Fleet()
 
@@ -159,7 +158,7 @@ class Measured(Devices):
         """Whether the file has seconds per sample."""
         return read_measurements(self.file).per_sample
 
-    def fleet(self, num_clients: int, key: Key, samples: Samples | None = None) -> Fleet:
+    def fleet(self, num_clients: int, key: Key) -> Fleet:
         """Return a device of the file for each client."""
         names = [*read_measurements(self.file).rows]
         at = range(num_clients)
@@ -167,7 +166,7 @@ class Measured(Devices):
             numbers = [key.of("device", k).below(len(names)) for k in at]
         else:
             numbers = [k % len(names) for k in at]
-        return Fleet(tuple(names[i] for i in numbers), key, samples)
+        return Fleet(tuple(names[i] for i in numbers), key)
 
     def check(self, delay: Delay, network: Network, availability: Availability) -> None:
         """Refuse a second source of computing times, or of a rate that the file has."""
@@ -308,13 +307,13 @@ class Classes(Devices):
         """Whether any class decides times."""
         return any(c.is_timed for c in self.classes.values())
 
-    def fleet(self, num_clients: int, key: Key, samples: Samples | None = None) -> Fleet:
+    def fleet(self, num_clients: int, key: Key) -> Fleet:
         """Return a class for each client: exact shares, in an order that is drawn."""
         counts = exact_counts([c.share for c in self.classes.values()], num_clients)
         names = np.repeat([*self.classes], counts)
         out = np.empty(num_clients, names.dtype)
         out[key.of("classes").numpy().permutation(num_clients)] = names
-        return Fleet(tuple(map(str, out)), key, samples)
+        return Fleet(tuple(map(str, out)), key)
 
     def delay(self, plain: Delay, fleet: Fleet) -> Delay:
         """Return the seconds of `plain`, divided by the speed of the client's class."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpifl.core.rng import Key
 
 from .availability import Availability, Presence
-from .client_devices import Alike, Devices, Samples
+from .client_devices import Alike, Devices, Fleet
 from .delays import Delay
 from .durations import VisitDuration
 from .network import Network
@@ -19,7 +19,7 @@ def visit_duration(
     num_clients: int,
     model_bytes: int = 0,
     devices: Devices | None = None,
-    samples: Samples | None = None,
+    fleet: Fleet | None = None,
 ) -> VisitDuration:
     """Return how long the visits of a run last.
 
@@ -31,7 +31,7 @@ def visit_duration(
         num_clients: N, to check files.
         model_bytes: of the whole model in float32.
         devices: what clients run on; None: all are alike.
-        samples: (client, visit) -> samples that it trains on, each pass counted; None where nobody asks.
+        fleet: which device each client has, where that was drawn already; None: it is drawn here.
 
     Raises:
         UserError: a file does not fit the clients.
@@ -39,7 +39,7 @@ def visit_duration(
     computing, devices = network.computing or delay, devices or Alike()
     computing.check(num_clients)
     network.check(num_clients)
-    fleet = devices.fleet(num_clients, key.of("devices"), samples)
+    fleet = fleet or devices.fleet(num_clients, key.of("devices"))
     presence = Presence(availability, key.of("presence"), devices.availability(availability, fleet))
     computing, network = devices.delay(computing, fleet), devices.network(network, fleet)
     return VisitDuration(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -29,11 +30,11 @@ TINY = str(runs.CONFIG)
 TWO = "device,seconds,uplink_bytes_s\nslow,4,1Mbit/s\nslow,6,1Mbit/s\nfast,1,10Mbit/s\n"
 
 
-def duration_of(devices, num_clients=6, delay=None, network=None, away=None, samples=None):
+def duration_of(devices, num_clients=6, delay=None, network=None, away=None, fleet=None):
     """Return how long visits take on some devices."""
     away = away or Availability()
     delay, network = delay or Constant(), network or Links()
-    return visit_duration(delay, network, away, key(0), num_clients, 0, devices, samples)
+    return visit_duration(delay, network, away, key(0), num_clients, 0, devices, fleet)
 
 
 @pytest.fixture
@@ -79,7 +80,9 @@ def test_a_visit_takes_time_and_link_of_one_measurement(two):
 def test_seconds_per_sample_are_those_of_all_passes(tmp_path):
     file = tmp_path / "each.csv"
     file.write_text("device,seconds_per_sample\nphone,20ms\n")
-    found = duration_of(Measured(str(file)), 2, samples=lambda k, v: 100 * (k + 1) + v)
+    devices = Measured(str(file))
+    fleet = replace(devices.fleet(2, key(0)), samples=lambda k, v: 100 * (k + 1) + v)
+    found = duration_of(devices, 2, fleet=fleet)
     assert_allclose([found.end(0, 0, 0.0), found.end(1, 5, 0.0)], [2.0, 4.1])
 
 
