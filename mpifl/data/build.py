@@ -78,6 +78,7 @@ def open_federation(
     progress: Progress | None = None,
     build: bool = True,
     verify: bool | None = None,
+    cache_bytes: int = 0,
 ) -> PoolFederation:
     """Open the federation that `config` and `seed` describe: the same bytes on every rank, in any order.
 
@@ -87,6 +88,7 @@ def open_federation(
         progress: called with a line for everything that is prepared or found corrupt.
         build: prepare what the cache lacks.
         verify: compare the checksums of the cache; None: if `build`.
+        cache_bytes: most that the federation's cache of splits as tensors takes.
 
     Raises:
         CacheMissing: the cache lacks something and `build` is false.
@@ -102,9 +104,9 @@ def open_federation(
         known = {"samples": cache.content(place, "images", "labels", "origin")}
         known["normalisation"] = _normalisation(config, spec, pool)
         if spec.drift is not None:
-            federation = PoolFederation(pool, spec, spec.drift, _to_tensor(config, spec, pool))
+            to_tensor = _to_tensor(config, spec, pool)
+            federation = PoolFederation(pool, spec, spec.drift, to_tensor, known, cache_bytes)
             check_memory("clients", federation.num_clients, CLIENT_BYTES)
-            federation.content = known
             return federation
         name = type(config.scenario).__name__
         code = cache.code_digest(type(config.scenario))
@@ -114,11 +116,10 @@ def open_federation(
         cache.ensure(folder, lambda to: _write_scenario(spec, pool, to, say), say, build, verify)
     for line in cache.facts(folder)["remarks"]:
         say(line)
-    federation = _open_scenario(config, spec, pool, folder)
     parts = ("offsets", "index", "row")
     names = [f"{split}_{part}" for split in cache.facts(folder)["splits"] for part in parts]
-    federation.content = {**known, "split": cache.content(folder, "labels", *names)}
-    return federation
+    content = {**known, "split": cache.content(folder, "labels", *names)}
+    return _open_scenario(config, spec, pool, folder, content, cache_bytes)
 
 
 def export_partition(config: DataConfig, seed: int, path: Path, key_of_path: str) -> int:
@@ -346,7 +347,14 @@ def _bytes(spec: ScenarioSpec, pool: Pool, table: FixedPartition) -> int:
     return size * sum(int(csr.offsets[-1]) for csr in table.splits.values())
 
 
-def _open_scenario(config: DataConfig, spec: ScenarioSpec, pool: Pool, folder: Path) -> PoolFederation:
+def _open_scenario(
+    config: DataConfig,
+    spec: ScenarioSpec,
+    pool: Pool,
+    folder: Path,
+    content: Mapping[str, str],
+    cache_bytes: int,
+) -> PoolFederation:
     noted = cache.facts(folder)
     splits = {name: _open_csr(folder, name) for name in noted["splits"]}
     to_tensor = _to_tensor(config, spec, pool)
@@ -357,7 +365,7 @@ def _open_scenario(config: DataConfig, spec: ScenarioSpec, pool: Pool, folder: P
             spec, blocks=None, ops=(), split_ops={name: () for name in spec.split_ops}, resize=None
         )
     table = FixedPartition(splits, spec.op_groups, noted["test_pool"])
-    return PoolFederation(pool, spec, table, to_tensor)
+    return PoolFederation(pool, spec, table, to_tensor, content, cache_bytes)
 
 
 def _open_csr(folder: Path, name: str) -> Csr:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,10 @@ class PoolFederation(Federation):
         spec: what the scenario composed.
         partition: who holds which sample.
         to_tensor: makes of stored samples what a model gets.
+        content: what the data are, see `Federation.content`.
+        cache_bytes: most that the cache of splits as tensors takes; readers must not change what they get.
+            Nothing is cached where less than one in `MIN_CACHED_SHARE` of all training samples would fit:
+            most would be gone before their client is trained again.
 
     Attributes:
         names: what each group is, in a few words; may be empty.
@@ -75,9 +80,16 @@ class PoolFederation(Federation):
         extra: names of the further test sets.
     """
 
-    def __init__(self, pool: Pool, spec: ScenarioSpec, partition: Partition, to_tensor: ToInputs) -> None:
-        self.pool = pool
-        self._samples = SampleCache(0)
+    def __init__(
+        self,
+        pool: Pool,
+        spec: ScenarioSpec,
+        partition: Partition,
+        to_tensor: ToInputs,
+        content: Mapping[str, str] = MappingProxyType({}),
+        cache_bytes: int = 0,
+    ) -> None:
+        self.pool, self.content = pool, content
         self.partition: Partition = partition
         self.to_tensor = to_tensor
         self.sizes = partition.sizes
@@ -92,6 +104,7 @@ class PoolFederation(Federation):
         self._public, self._group_test_sets = spec.public, spec.group_test_sets
         self._wrong: np.ndarray | None = None  # label [L] that attackers give to samples of each label
         self.shape = self._shape_of_all_groups(spec.op_groups)
+        self._samples = SampleCache(cache_bytes * self.caches(cache_bytes))
 
     @property
     def info(self) -> DataInfo:
@@ -124,19 +137,8 @@ class PoolFederation(Federation):
             return y
         return np.asarray(wrong[y])
 
-    def keep(self, megabytes: int) -> None:
-        """Cache splits as tensors, up to a limit; readers must not change them.
-
-        Nothing is cached where less than one in `MIN_CACHED_SHARE` of all training samples would fit: most
-        would be gone before their client is trained again.
-
-        Args:
-            megabytes: the limit, in units of 10^6 bytes.
-        """
-        self._samples = SampleCache(megabytes * 10**6 * self.keeps(megabytes * 10**6))
-
-    def keeps(self, limit: int) -> bool:
-        """Return whether `keep` caches splits under a limit in bytes."""
+    def caches(self, limit: int) -> bool:
+        """Return whether splits are cached under a limit in bytes."""
         return self.finished_bytes <= MIN_CACHED_SHARE * limit
 
     @property

@@ -218,12 +218,11 @@ def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> F
             rank 0 prepared cannot be seen from here.
         say: is told of progress.
     """
-    data, seed = config.data, config.seed.data
+    data, seed, cache_bytes = config.data, config.seed.data, 10**6 * config.system.sample_cache_mb
     try:
-        federation = open_federation(data, seed, say, build=prepares)
+        federation = open_federation(data, seed, say, build=prepares, cache_bytes=cache_bytes)
     except CacheMissing:
-        federation = open_federation(data, seed)
-    federation.keep(config.system.sample_cache_mb)
+        federation = open_federation(data, seed, cache_bytes=cache_bytes)
     config.policy.prepare(federation)
     if isinstance(config.attack, Attack):
         try:

@@ -191,7 +191,7 @@ def _sample_bytes(context: RunContext, visited: float) -> int:
         return 0
     images = int(federation.pool.images.nbytes)
     pixels = min(int(federation.sizes.sum()) * int(np.prod(federation.shape)), images)
-    return pixels + min(limit, int(visited * federation.finished_bytes)) * federation.keeps(limit)
+    return pixels + min(limit, int(visited * federation.finished_bytes)) * federation.caches(limit)
 
 
 def _load_trackers(callbacks: Sequence[object]) -> None:

@@ -77,9 +77,8 @@ def test_what_is_kept_at_hand_are_the_data_of_each_visit(cache, static):
     """Read twice and out of order, with and without memory; addresses are drawn for (client, visit)."""
     options = dict(SCENARIO_OPTIONS)["ccfl"] | {"static": static}
     config = DataConfig(cache=str(cache), scenario=SCENARIOS["ccfl"](**options))
-    fresh, kept = open_federation(config, 3), open_federation(config, 3)
-    kept.keep(100)
-    assert kept.keeps(100 * 10**6)
+    fresh, kept = open_federation(config, 3), open_federation(config, 3, cache_bytes=10**8)
+    assert kept.caches(10**8)
     assert (fresh.changes, kept.changes) == (not static, not static)
     for k in (0, 5):
         found = {visit: digest_of(kept, k, visit) for visit in (1, 0, 2, 1, 0)}
@@ -125,8 +124,7 @@ class SuddenScenario(Scenario):
 @pytest.mark.parametrize("what", ["angle", "samples"])
 def test_a_drift_of_ones_own_may_begin_late_and_with_one_client(cache, what):
     config = DataConfig(cache=str(cache), scenario=SuddenScenario(what))
-    fresh, kept = open_federation(config, 0), open_federation(config, 0)
-    kept.keep(100)
+    fresh, kept = open_federation(config, 0), open_federation(config, 0, cache_bytes=10**8)
     assert fresh.changes
     for visit in (0, 1, 2, 3):
         assert [digest_of(kept, k, visit) for k in range(3)] == [digest_of(fresh, k, visit) for k in range(3)]
