@@ -421,72 +421,127 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         UserError: names the key, its value and a remedy.
     """
     check_folder("system.statistics_cache", config.system.statistics_cache)
-    algorithm, needs, policy, local = config.algorithm, config.algorithm.needs, config.policy, config.local
-    federation, problem, system = parts.federation, parts.problem, key(config.seed.system)
-    n, sizes = problem.num_clients, federation.sizes
+    check_model(config, parts)
+    check_method(config, parts)
+    check_local_training(config, parts)
+    warn_of_ignored(config)
+    check_client_sizes(config, parts.federation)
+    warn_of_same_starts(config, parts.problem)
+    check_evaluation(config, parts)
+    n = parts.problem.num_clients
+    num_sampled = cohort_size(config.participation, config.cohort_size, n)
+    absent = absent_clients(config, parts.federation)
+    check_cohort(config, num_sampled, n, len(absent))
+    check_noise(config, num_sampled, n)
+    for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
+        parts.duration.end(k, 0, 0.0)
+    system = key(config.seed.system)
+    clock_parts = ClockParts(config.clock, parts.duration, parts.federation, num_sampled, system)
+    clock = config.policy.open_clock(clock_parts)
+    stack = stack_of(config, parts, num_sampled, num_ranks)
+    base = checksum(parts.learner.flat.module)
+    if config.start.run is not None:
+        check_base(config.start.run, config.model, config.seed.model, base)
+    return Decisions(num_sampled, absent, memory, stack, clock, base)
 
-    # the model is that of earlier runs, takes the samples, and the task its outputs
-    check_earlier(config, federation.info, problem.layout)
-    config.task.check(federation.info)
-    check_outputs(config, federation)
 
-    # the method finds what it needs
-    check_needs(needs, config, federation.info)
+def check_model(config: Config, parts: Parts) -> None:
+    """Raise `UserError` where the model is not that of earlier runs or cannot take the samples."""
+    check_earlier(config, parts.federation.info, parts.problem.layout)
+    config.task.check(parts.federation.info)
+    check_outputs(config, parts.federation)
+
+
+def check_method(config: Config, parts: Parts) -> None:
+    """Raise `UserError` where the method does not find what it needs."""
+    algorithm, needs, sizes = config.algorithm, config.algorithm.needs, parts.federation.sizes
+    check_needs(needs, config, parts.federation.info)
     try:
-        algorithm.check(problem)
+        algorithm.check(parts.problem)
     except UserError as error:
         raise error.under("algorithm") from error
     remedy = "this method needs labelled sets of the server's own; take a scenario that has them (ccfl)"
-    has_public = bool(problem.public) or not uses(algorithm, ServerEvaluation)
+    has_public = bool(parts.problem.public) or not uses(algorithm, ServerEvaluation)
     require(has_public, "data.scenario", type(config.data.scenario).__name__, remedy)
     empty = np.flatnonzero(sizes[:, 1] < 2)
     if needs.validation and len(empty):
         found = f"two samples or more of each client, and client {empty[0]} has {sizes[empty[0], 1]}"
         remedy = f"this method needs validation data, {found}; take a larger share or larger clients"
         raise UserError("data.scenario.validation", getattr(config.data.scenario, "validation", None), remedy)
-    ways = [local, *parts.differing.values()]
+
+
+def check_local_training(config: Config, parts: Parts) -> None:
+    """Raise `UserError` where clients cannot train as `local` and `per_client` say."""
+    ways = [config.local, *parts.differing.values()]
     check_local(config, ways)
-    check_augmentation(config, federation.info)
+    check_augmentation(config, parts.federation.info)
     single = parts.learner.context.drop_single and any(way.batch_size == 1 for way in ways)
     remedy = "batch norm leaves out batches of one sample: take 2 or more, or a model without batch norm"
     require(not single, "local.batch_size", 1, remedy)
-    warn_of_ignored(config)
-    empty = np.flatnonzero(sizes[:, 0] < 1)
+
+
+def check_client_sizes(config: Config, federation: Federation) -> None:
+    """Raise `UserError` where a client has nothing to train on."""
+    empty = np.flatnonzero(federation.sizes[:, 0] < 1)
     if len(empty):
         name = "clients" if hasattr(config.data.scenario, "clients") else "name"
         value = getattr(config.data.scenario, "clients", type(config.data.scenario).__name__)
         remedy = f"client {empty[0]} has no training data; take fewer clients or a larger source"
         raise UserError(f"data.scenario.{name}", value, remedy)
 
-    if needs.different_starts and torch.equal(problem.init(0), problem.init(1)):
+
+def warn_of_same_starts(config: Config, problem: ProblemInfo) -> None:
+    """Say that initial models are the same where the method tells its models apart by their start."""
+    if config.algorithm.needs.different_starts and torch.equal(problem.init(0), problem.init(1)):
         where = "model.weights" if config.start.run is None else "start.run"
         remedy = "draw the last layer (start.part body), or expect clusters that never differ"
-        warn_once(f"{where}: all initial models of {type(algorithm).__name__} are the same; {remedy}")
+        name = type(config.algorithm).__name__
+        warn_once(f"{where}: all initial models of {name} are the same; {remedy}")
 
-    # evaluation
+
+def check_evaluation(config: Config, parts: Parts) -> None:
+    """Raise `UserError` for means over groups or devices that clients do not have."""
     by = config.evaluation.by
     remedy = "this scenario has no true groups to average over; take cluster, or leave it out"
-    require("group" not in by or federation.groups is not None, "evaluation.by", list(by), remedy)
+    require("group" not in by or parts.federation.groups is not None, "evaluation.by", list(by), remedy)
     remedy = "all clients are on one kind of device; name classes in `devices`, or leave it out"
     require("device" not in by or bool(parts.duration.devices), "evaluation.by", list(by), remedy)
 
-    # cohorts
-    num_sampled = cohort_size(config.participation, config.cohort_size, n)
+
+def absent_clients(config: Config, federation: Federation) -> tuple[int, ...]:
+    """Return the clients that take part from round `newcomers.joins` on, ascending.
+
+    Raises:
+        UserError: `newcomers.groups` names groups that there are not, or all of them.
+    """
     late = config.newcomers
-    absent = newcomers(late.share, n, system)
-    if late.groups:
-        groups = np.zeros(0) if federation.groups is None else federation.groups
-        known = np.unique(groups).tolist()
-        remedy = f"name some, not all, of the groups {known}"
-        require(set(late.groups) < set(known), "newcomers.groups", list(late.groups), remedy)
-        absent = tuple(np.flatnonzero(np.isin(groups, late.groups)).tolist())
-    there = n - len(absent) if late.joins > 1 else n  # in the first round
+    if not late.groups:
+        return newcomers(late.share, federation.num_clients, key(config.seed.system))
+    groups = np.zeros(0) if federation.groups is None else federation.groups
+    known = np.unique(groups).tolist()
+    remedy = f"name some, not all, of the groups {known}"
+    require(set(late.groups) < set(known), "newcomers.groups", list(late.groups), remedy)
+    return tuple(np.flatnonzero(np.isin(groups, late.groups)).tolist())
+
+
+def check_cohort(config: Config, num_sampled: int, num_clients: int, num_absent: int) -> None:
+    """Raise `UserError` where a step may have too few uploads for the method or the robust rule.
+
+    Args:
+        config: the run's.
+        num_sampled: m, clients of a round, or visits under way at a time.
+        num_clients: N.
+        num_absent: how many of them are absent at first.
+    """
+    algorithm, policy = config.algorithm, config.policy
+    there = num_clients - num_absent if config.newcomers.joins > 1 else num_clients  # in the first round
     smallest = min(num_sampled, there)
-    least, needed = policy.least_uploads(smallest), f"{type(algorithm).__name__} needs {needs.min_cohort}"
+    min_cohort = algorithm.needs.min_cohort
+    least, needed = policy.least_uploads(smallest), f"{type(algorithm).__name__} needs {min_cohort}"
     while_absent = " while newcomers are absent" if smallest < num_sampled else ""
     remedy = f"a step may have {least} upload{while_absent}, and {needed}; take "
     remedy += "fewer newcomers" if while_absent else "a larger cohort, and no time that ends it"
-    require(least >= needs.min_cohort, "cohort_size, policy", smallest, remedy)
+    require(least >= min_cohort, "cohort_size, policy", smallest, remedy)
     if isinstance(config.robust, Rule):
         remembers = uses(algorithm, RememberedUploads)
         try:
@@ -494,36 +549,40 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         except UserError as error:
             raise error.under("robust") from error
 
-    # privacy
+
+def check_noise(config: Config, num_sampled: int, num_clients: int) -> None:
+    """Raise `UserError` where the noise of `privacy` is none that can be accounted for."""
     if isinstance(config.privacy, CentralPrivacy):
-        counted = config.privacy.count_noise is not None
-        config.privacy.noise_of_updates(num_sampled, counted)
-    accountant = Accountant(config.privacy, n, num_sampled)
+        config.privacy.noise_of_updates(num_sampled, config.privacy.count_noise is not None)
+    accountant = Accountant(config.privacy, num_clients, num_sampled)
     if accountant.counts:
         accountant.check()
 
-    # times
-    for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
-        parts.duration.end(k, 0, 0.0)
-    clock = policy.open_clock(ClockParts(config.clock, parts.duration, federation, num_sampled, system))
 
-    # clients that are trained together
-    stack = config.system.stack
+def stack_of(config: Config, parts: Parts, num_sampled: int, num_ranks: int) -> int:
+    """Return how many clients are trained together: as many as asked for, or what measures fastest.
+
+    Args:
+        config: the run's.
+        parts: what rank 0 built.
+        num_sampled: m, clients of a round.
+        num_ranks: of the job.
+
+    Raises:
+        UserError: the model or the task rules it out.
+    """
+    stack, local, sizes = config.system.stack, config.local, parts.federation.sizes
     if stack > 1:
         remedy = "a model with dropout, batch norm, buffers, an LSTM or hooks cannot be stacked; take 1"
         require(stackable(parts.learner.flat.module), "system.stack", stack, remedy)
         remedy = "the loss of a batch under this task is not the mean of its samples' losses; take 1"
         require(sample_weights(parts.learner.task) is not None, "system.stack", stack, remedy)
-    elif not stack and policy.synchronous and not local.keep_optimizer:
-        typical = int(np.argsort(sizes[:, 0])[n // 2])
+    elif not stack and config.policy.synchronous and not local.keep_optimizer:
+        typical = int(np.argsort(sizes[:, 0])[len(sizes) // 2])
         most = max(1, num_sampled // max(1, num_ranks - 1))
-        train, way = federation.client(typical).train, parts.differing.get(typical, local)
+        train, way = parts.federation.client(typical).train, parts.differing.get(typical, local)
         stack = pick_stack(parts.learner, train, way, most)
-
-    base = checksum(parts.learner.flat.module)
-    if config.start.run is not None:
-        check_base(config.start.run, config.model, config.seed.model, base)
-    return Decisions(num_sampled, absent, memory, max(stack, 1), clock, base)
+    return max(stack, 1)
 
 
 def check_earlier(config: Config, info: DataInfo, layout: Layout) -> None:
