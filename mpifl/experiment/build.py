@@ -99,19 +99,20 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
     parts: Parts | None = None
     start = None if (folder := config.start.run) is None else on_server(transport, lambda: read_model(folder))
 
+    def open_parts(is_server: bool, tell: Say) -> Parts:
+        federation = open_data(config, is_server, tell)
+        public = public_sets(config.algorithm, config.data, federation, is_server)
+        return build_parts(config, federation, public, resources.device, start)
+
     def go_first() -> Decisions:
-        nonlocal parts
+        nonlocal parts  # they stay here: what `on_server` returns is sent to all
         memory = check_resources(config.system, resources)
-        federation = open_data(config, True, say)
-        public = public_sets(config.algorithm, config.data, federation, True)
-        parts = build_parts(config, federation, public, resources.device, start)
+        parts = open_parts(True, say)
         return check(config, parts, memory, resources.num_ranks)
 
     decisions = on_server(transport, go_first)
     if parts is None:
-        federation = open_data(config, False)
-        public = public_sets(config.algorithm, config.data, federation, False)
-        parts = build_parts(config, federation, public, resources.device, start)
+        parts = open_parts(False, lambda text: None)
         remedy = f"its frozen weights differ on {socket.gethostname()}; take the same file on all machines"
         same = checksum(parts.learner.flat.module) == decisions.base
         require(same, "model.weights", getattr(config.model, "weights", None), remedy)
