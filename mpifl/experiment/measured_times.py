@@ -459,14 +459,13 @@ class _Observer:
         self.recorder.record_evaluation(
             record.step,
             record.seconds,
-            record.scores,
-            record.evaluated_clients,
-            algorithm.labels(record.server),
-            record.train,
-            {},
-            record.timing,
-            None,
-            algorithm.placed(record.server, self.step.visits > 0),
+            scores=record.scores,
+            clients=record.evaluated_clients,
+            labels=algorithm.labels(record.server),
+            train=record.train,
+            traffic={},
+            timing=record.timing,
+            placed=algorithm.placed(record.server, self.step.visits > 0),
         )
         self.seconds.append(self.step.meter() - self.step.evaluations[-1][1])
 

@@ -39,7 +39,9 @@ def test_targets_purity_churn_and_standard_error_by_hand():
         "accuracy_backdoor": np.array([0.5, 0.3, 0.1]),
     }
     aimed = np.array([True, True, False])
-    row = metrics_row(scores, np.array([0, 0, 1]), np.array([0, 1, 1]), 600, aimed, np.array([5, 5, 5]))
+    row = metrics_row(
+        scores, np.array([0, 0, 1]), np.array([0, 1, 1]), pool=600, aimed=aimed, before=np.array([5, 5, 5])
+    )
     assert_allclose(row["accuracy_standard_error"], np.sqrt(0.8 * 0.2 / 600))
     assert_allclose(row["accuracy_targets_mean"], 0.8)
     assert_allclose(row["accuracy_backdoor_targets_mean"], 0.4)
@@ -103,7 +105,15 @@ def judged(
     scores = {"accuracy": np.array(accuracy), "loss": 1 - np.array(accuracy)}
     timing = [{"train": 1.5}, {"train": 2.5}]
     return recorder.record_evaluation(
-        step, 1.23456, scores, np.array(clients), np.array(labels), {"train_loss": 0.5}, {"b": 7}, timing, 2.5
+        step,
+        1.23456,
+        scores=scores,
+        clients=np.array(clients),
+        labels=np.array(labels),
+        train={"train_loss": 0.5},
+        traffic={"b": 7},
+        timing=timing,
+        virtual_seconds=2.5,
     )
 
 
@@ -147,7 +157,15 @@ def test_training_samples_are_those_of_the_visit_that_was_evaluated(tmp_path):
     recorder = Recorder(tmp_path, federation)
     scores = {name: np.array([1.0, 0.25, 0.0]) for name in ("accuracy", "accuracy_train", "loss")}
     row = recorder.record_evaluation(
-        1, 1.0, scores, np.array([1, 4, 5]), np.zeros(6, int), {}, {}, [], visits=np.array([9, 3, 9, 9, 0, 1])
+        1,
+        1.0,
+        scores=scores,
+        clients=np.array([1, 4, 5]),
+        labels=np.zeros(6, int),
+        train={},
+        traffic={},
+        timing=[],
+        visits=np.array([9, 3, 9, 9, 0, 1]),
     )
     assert_allclose(row["accuracy_train_pooled"], 33 / 50)
     assert_allclose(row["accuracy_train_standard_error"], np.sqrt(5 / 12 * 7 / 12 / 50))
@@ -304,10 +322,10 @@ def test_training_accuracy_by_hand():
         {**scores, "accuracy_train": np.array([0.9, 0.7])},
         labels,
         None,
-        10,
+        pool=10,
         train_samples=np.array([50, 150]),
     )
-    plain = metrics_row(scores, labels, None, 10)
+    plain = metrics_row(scores, labels, None, pool=10)
     added = {name: row[name] for name in row.keys() - plain.keys()}
     assert_allclose(
         [added.pop(f"accuracy_train_{n}") for n in ("pooled", *TRAINED)],
