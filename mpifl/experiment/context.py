@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ class RunContext:
         poisson = getattr(self.config.privacy, "sampling", "fixed") == "poisson"
         return Sampler(n, m, self.system_key, self.decisions.absent, self.config.newcomers.joins, poisson)
 
-    @property
+    @cached_property  # it remembers what one round is worth
     def accountant(self) -> Accountant:
         """Tells what the noise of `privacy` is worth."""
         return Accountant(self.config.privacy, self.problem.num_clients, self.decisions.num_sampled)

@@ -12,7 +12,7 @@ from functools import partial
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -100,16 +100,7 @@ def run(
         announce(context, progress.say, bind_report)
         folder = on_server(transport, lambda: resumed or new_folder(config))
         signals.folder = str(folder)
-        recorder = None
-        if transport.is_server:
-            names = context.duration.devices
-            own = [path.rpartition(":")[2] for path in config.evaluation.metrics]
-            written = written_clients(
-                config.output.clients, context.problem.num_clients, key(config.seed.training)
-            )
-            recorder = Recorder(
-                folder, context.federation, config.evaluation.by, names, own, config.task, written
-            )
+        recorder = open_recorder(context, folder) if transport.is_server else None
         content = context.federation.content
         weights = start_checksum(context) if transport.is_server else ""
         checkpoints = Checkpoints(
@@ -118,32 +109,71 @@ def run(
         begin = partial(go_on, checkpoints, config, from_start) if resumed else checkpoints.create
         with closing(checkpoints), Observed(context, callbacks, folder, signals) as observed:
             saved = on_server(transport, begin, everywhere=False)
-            start -= seconds_before(saved)
             observed.start(checkpoints.run_id if transport.is_server else "", resumed is not None, saved)
-            token = on_server(transport, lambda: f"{checkpoints.run_id}-{secrets.token_hex(4)}")
-            store = ClientStore(token, config.system.scratch, checkpoints.clients)
-            log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
-            watchdog = partial(Watchdog, config.system.watchdog_s, lambda: transport.last_call, log)
-            with closing(store), RankLog(log, transport.is_server):
-                counter = VisitCounter(store.folder, transport.rank, transport.size)
-                server_step = build_server_step(context, store, counter)
-                if recorder is not None and recorder.written is not None:
-                    server_step.ledger.remember(recorder.written)
-                arrived = recorder.arrived if recorder else ignore
-                engine = build_engine(context, server_step, arrived, checkpoints)
-                file = progress_file(context, folder, saved, counter)
-                with file:
-                    with watchdog():
-                        see = observer(context, server_step, engine, recorder, progress, observed, file)
-                        server = engine.run(see, saved)
-                    more = engine.summary() if transport.is_server else {}
-                    with doing("writing results"):
-                        finish(context, server_step, engine, recorder, server, start, more, watchdog)
+            train(context, checkpoints, recorder, saved, progress, observed, start - seconds_before(saved))
             if transport.is_server:
                 checkpoints.remove()
                 progress.say(f"results: {folder}")
             observed.end()
         return Path(folder) if transport.is_server else None
+
+
+def train(
+    context: RunContext,
+    checkpoints: Checkpoints,
+    recorder: Recorder | None,
+    saved: Saved | None,
+    progress: Progress,
+    observed: Observed,
+    start: float,
+) -> None:
+    """Take all steps of a run and write its results; every rank calls.
+
+    Args:
+        context: of the run.
+        checkpoints: of the run folder.
+        recorder: of the run folder, on rank 0.
+        saved: the state to go on from; None begins.
+        progress: is shown each step.
+        observed: tells the callbacks of each step.
+        start: of the run, by `perf_counter`; earlier by the seconds before the checkpoint it goes on from.
+    """
+    config, transport, folder = context.config, context.transport, checkpoints.run_folder
+    token = on_server(transport, lambda: f"{checkpoints.run_id}-{secrets.token_hex(4)}")
+    store = ClientStore(token, config.system.scratch, checkpoints.clients)
+    log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
+    watchdog = partial(Watchdog, config.system.watchdog_s, lambda: transport.last_call, log)
+    with closing(store), RankLog(log, transport.is_server):
+        counter = VisitCounter(store.folder, transport.rank, transport.size)
+        server_step = build_server_step(context, store, counter)
+        if recorder is not None and recorder.written is not None:
+            server_step.ledger.remember(recorder.written)
+        arrived = ignore if recorder is None else recorder.arrived
+        engine = build_engine(context, server_step, arrived, checkpoints)
+        with progress_file(context, folder, saved, counter) as file:
+            with watchdog():
+                see: Callable[[Record], None] = ignore  # workers are told of no step
+                if recorder is not None:
+                    see = observer(context, server_step, engine, recorder, progress, observed, file)
+                server = engine.run(see, saved)
+            with doing("writing results"):
+                finish(context, server_step, engine, recorder, server, start, watchdog)
+
+
+def open_recorder(context: RunContext, folder: Path) -> Recorder:
+    """Return what writes the tables of the run folder; on rank 0."""
+    config = context.config
+    return Recorder(
+        folder,
+        context.federation,
+        by=config.evaluation.by,
+        devices=context.duration.devices,
+        own=[path.rpartition(":")[2] for path in config.evaluation.metrics],
+        task=config.task,
+        written=written_clients(
+            config.output.clients, context.problem.num_clients, key(config.seed.training)
+        ),
+    )
 
 
 def announce(context: RunContext, say: Say, bind_report: bool) -> None:
@@ -218,7 +248,7 @@ def progress_file(
     return ProgressFile(mine, context.config.rounds, first, context.places or (), counter.by_rank)
 
 
-def ignore(rows: Sequence[dict[str, Any]]) -> None:
+def ignore(what: object) -> None:
     """Write nothing: rank 0 alone has a run folder."""
 
 
@@ -229,64 +259,61 @@ def observer(
     context: RunContext,
     server_step: ServerStep,
     engine: Engine,
-    recorder: Recorder | None,
+    recorder: Recorder,
     progress: Progress,
     observed: Observed,
     file: ProgressFile,
 ) -> Callable[[Record], None]:
-    """Return what is called after each step on rank 0.
+    """Return what is called after each step; on rank 0.
 
     It writes the scores, shows the progress and tells the callbacks.
     """
-    accountant = context.accountant
+    ledger, algorithm = server_step.ledger, context.config.algorithm
+
+    def moved() -> dict[str, int]:
+        return {way: ledger.total(way) for way in ("up", "down")}
+
+    def evaluated(record: Record, timing: Sequence[Mapping[str, float]]) -> dict[str, float | int]:
+        assert record.scores is not None
+        each = privacy_of_clients(context.accountant, engine.num_uploads[record.evaluated_clients])
+        return recorder.record_evaluation(
+            record.step,
+            record.seconds,
+            scores={**record.scores, **each},
+            clients=record.evaluated_clients,
+            labels=algorithm.labels(record.server),
+            train=columns(context, record, server_step, engine, recorder.running),
+            traffic={f"federation_bytes_{way}": total for way, total in moved().items()},
+            timing=timing,
+            virtual_seconds=record.virtual_seconds,
+            placed=algorithm.placed(record.server, server_step.taken > 0),
+            visits=server_step.visits,
+        )
 
     def observe(record: Record) -> None:
-        note, row = "", None
         timing = by_number(context.transport, record.timing)
         file.step, file.timing = record.step, timing or file.timing
-        ledger = server_step.ledger
-        if recorder is not None and record.updates:
+        if record.updates:
             recorder.record_updates(record.step, record.updates)
-        if recorder is not None:
-            for client, divergence in estimated(context, record):
-                recorder.running.estimated(client, divergence)
-        if recorder is not None and record.scores is not None:
-            ledger, algorithm = server_step.ledger, context.config.algorithm
-            spent = privacy_spent(accountant, server_step, engine.num_uploads, record.step)
-            each = privacy_of_clients(accountant, engine.num_uploads[record.evaluated_clients])
-            algorithm = context.config.algorithm
-            row = recorder.record_evaluation(
-                record.step,
-                record.seconds,
-                {**record.scores, **each},
-                record.evaluated_clients,
-                algorithm.labels(record.server),
-                {
-                    **record.train,
-                    **figures(context, record, server_step.visits, recorder.running),
-                    **distances(context, record, server_step.client_products),
-                    **spent,
-                    **({} if (secure := server_step.config.secure) is None else secure.figures()),
-                },
-                {f"federation_bytes_{way}": ledger.total(way) for way in ("up", "down")},
-                timing,
-                record.virtual_seconds,
-                algorithm.placed(record.server, server_step.taken > 0),
-                server_step.visits,
-            )
-            metric = context.config.task.metric.name
-            note = f"{metric} {row[f'{metric}_mean']:.4f}  worst {row[f'{metric}_worst']:.4f}"
-            if context.federation.groups is not None:
-                note += f"  ARI {row['ari']:.2f}"
-                note += f" without {row['num_unplaced']} unplaced clients" if row["num_unplaced"] else ""
-            note += f"  clusters {row['num_clusters']}"
-            note += f"  epsilon {spent['epsilon']:.3g}" if spent else ""
-        progress.step(record.step, note)
-        if observed.any and recorder is not None:
-            moved = {way: ledger.total(way) for way in ("up", "down")}
-            observed.step(record, row, recorder.clients, moved)
+        for client, divergence in estimated(context, record):
+            recorder.running.estimated(client, divergence)
+        row = None if record.scores is None else evaluated(record, timing)
+        progress.step(record.step, "" if row is None else in_short(context, row))
+        if observed.any:
+            observed.step(record, row, recorder.clients, moved())
 
     return observe
+
+
+def in_short(context: RunContext, row: Mapping[str, float | int]) -> str:
+    """Return what the progress shows of a row of `metrics.csv`."""
+    metric = context.config.task.metric.name
+    note = f"{metric} {row[f'{metric}_mean']:.4f}  worst {row[f'{metric}_worst']:.4f}"
+    if context.federation.groups is not None:
+        note += f"  ARI {row['ari']:.2f}"
+        note += f" without {row['num_unplaced']} unplaced clients" if row["num_unplaced"] else ""
+    note += f"  clusters {row['num_clusters']}"
+    return note + (f"  epsilon {row['epsilon']:.3g}" if context.accountant.counts else "")
 
 
 def by_number(transport: Transport, timing: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
@@ -314,43 +341,83 @@ def estimated(context: RunContext, record: Record) -> Iterator[tuple[int, float]
             yield k, mixture_kl(truth, u[k])
 
 
+def columns(
+    context: RunContext, record: Record, server_step: ServerStep, engine: Engine, running: RunningFigures
+) -> dict[str, float]:
+    """Return the columns of an evaluation that are not made of the clients' scores; on rank 0.
+
+    Args:
+        context: of the run.
+        record: of a step with scores.
+        server_step: has taken the step.
+        engine: knows the uploads of each client.
+        running: of the run so far; the clusters' scores are added.
+    """
+    secure = server_step.config.secure
+    return {
+        **record.train,
+        **figures(context, record, server_step.visits, running),
+        **distances(context, record, server_step.client_products),
+        **privacy_spent(context.accountant, server_step, engine.num_uploads, record.step),
+        **({} if secure is None else secure.figures()),
+    }
+
+
 def figures(
     context: RunContext, record: Record, visits: np.ndarray, running: RunningFigures
 ) -> dict[str, float]:
-    """Return the figures that only some methods have; on rank 0.
+    """Evaluate what only some methods have, add it to the figures so far, and return columns; on rank 0.
 
-    Names begin with that of the task's metric, here `accuracy`.
-    `accuracy_before`: in asynchronous runs of methods whose clients download nothing (Local), mean over the
-    clients that have trained; their own model is what they are evaluated by. Other methods report it.
-    `accuracy_before_std` is its standard deviation over them.
     `mixture_kl`: mean over the evaluated clients of KL(true || estimated mixture) of the last upload from
     which theirs was estimated; `mixture_kl_uploads`: mean over all such uploads of all clients so far.
     `accuracy_cluster`: mean over the groups of row k's accuracy on group k's own test set, for methods whose
     rows belong to the sets that the server owns, one to each; `accuracy_cluster_std` is its standard
     deviation over them.
     `accuracy_cluster_all` and `accuracy_cluster_all_std`: the same of each row's mean over all evaluations.
+    Names begin with that of the task's metric, here `accuracy`.
 
     Args:
         context: of the run.
         record: of a step with scores.
         visits: of each client so far [N].
-        running: of the run so far; the evaluation is added.
+        running: of the run so far; the clusters' scores are added.
     """
-    algorithm, seen = context.config.algorithm, visits[record.evaluated_clients] > 0
     out = running.mixture(record.evaluated_clients.tolist())
-    alone = not context.config.policy.synchronous and not algorithm.reads(record.server, 0)
-    if alone and record.scores is not None and seen.any():
-        metric = context.config.task.metric.name
-        before = record.scores[metric][seen]
-        out |= {f"{metric}_before": float(before.mean()), f"{metric}_before_std": float(before.std())}
-    evaluates = uses(algorithm, ServerEvaluation)
+    out |= before_training(context, record, visits)
+    if scores := cluster_scores(context, record):
+        out |= running.of_clusters(record.step, scores, context.config.task.metric.name)
+    return out
+
+
+def before_training(context: RunContext, record: Record, visits: np.ndarray) -> dict[str, float]:
+    """Return `accuracy_before` and `accuracy_before_std` of asynchronous runs in which nobody downloads.
+
+    Mean and standard deviation over the clients that have trained; their own model is what they are evaluated
+    by (Local). Other methods report it.
+
+    Args:
+        context: of the run.
+        record: of a step with scores.
+        visits: of each client so far [N].
+    """
+    seen = visits[record.evaluated_clients] > 0
+    alone = not context.config.policy.synchronous and not context.config.algorithm.reads(record.server, 0)
+    if record.scores is None or not alone or not seen.any():
+        return {}
+    metric = context.config.task.metric.name
+    before = record.scores[metric][seen]
+    return {f"{metric}_before": float(before.mean()), f"{metric}_before_std": float(before.std())}
+
+
+def cluster_scores(context: RunContext, record: Record) -> list[float]:
+    """Evaluate row k on group k's own test set; return the scores; none where they do not match."""
+    evaluates = uses(context.config.algorithm, ServerEvaluation)
     group_test_sets = context.federation.group_test_sets() if evaluates else ()
     rows = record.server.tables.get("model", ())
-    if group_test_sets and len(rows) == len(group_test_sets):
-        name, evaluate = context.config.task.metric.name, context.problem.public[0].evaluate
-        scores = [evaluate(w, split)[name] for w, split in zip(rows, group_test_sets, strict=True)]
-        out |= running.of_clusters(record.step, scores, name)
-    return out
+    if not group_test_sets or len(rows) != len(group_test_sets):
+        return []
+    name, evaluate = context.config.task.metric.name, context.problem.public[0].evaluate
+    return [evaluate(w, split)[name] for w, split in zip(rows, group_test_sets, strict=True)]
 
 
 def distances(context: RunContext, record: Record, products: ClientProducts | None) -> dict[str, float]:
@@ -408,7 +475,6 @@ def finish(
     recorder: Recorder | None,
     server: Server | None,
     start: float,
-    asynchronous: Mapping[str, Any],
     watchdog: Callable[[], Watchdog],
 ) -> None:
     """Collect what is spread over ranks and write the end of the run folder; every rank calls.
@@ -420,54 +486,48 @@ def finish(
         recorder: of the run folder, on rank 0.
         server: after the last step, on rank 0.
         start: of the run, by `perf_counter`; earlier by the seconds before the checkpoint it goes on from.
-        asynchronous: further figures of an asynchronous run.
         watchdog: returns one for what all ranks do at once.
     """
-    config, transport = context.config, context.transport
+    asynchronous = {} if server is None else engine.summary()
     found = compare_clients(context, server_step)
     own = client_models(context, server_step, server)
     with watchdog():
-        tables, places, wire = collect(context, server_step, server)
-    if recorder is None or server is None or places is None or wire is None:
+        tables, places, traffic = collect(context, server_step, server)
+    if recorder is None or server is None or places is None or traffic is None:
         return
+    folder, layout = recorder.folder, _layout(context, server_step, places)
+    folders.write_json(folder / "environment.json", folders.environment(layout))
     whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
-    folders.write_json(
-        recorder.folder / "environment.json", folders.environment(_layout(context, server_step, places))
-    )
-    summary = _summary(
-        context, server_step, recorder.last, digest(whole, server.assign, server.algorithm_state)
-    )
-    summary["federation_bytes_expected"] = compared(context, server_step.ledger)
-    summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
-    summary["peak_bytes"] = [rank["peak_bytes"] for rank in places]
-    summary["wall_seconds"] = round(perf_counter() - start, 3)
-    if spent := privacy_spent(context.accountant, server_step, engine.num_uploads, server.version):
-        about = {"delta": context.accountant.delta, "neighbours": context.accountant.neighbours}
-        finite = {name: value if isfinite(value) else None for name, value in spent.items()}
-        summary["privacy"] = {**finite, **about}
-    whose = "several" if config.algorithm.needs.several_models else "own"
-    summary["client_models"] = "rows" if uses_rows(context, server_step, server) else whose
+    sha = digest(whole, server.assign, server.algorithm_state)
+    summary = {
+        **_summary(context, server_step, recorder.last, sha),
+        "federation_bytes_expected": compared(context, server_step.ledger),
+        "mpi_bytes": sum(row["bytes"] for row in traffic),
+        "peak_bytes": [rank["peak_bytes"] for rank in places],
+        "wall_seconds": round(perf_counter() - start, 3),
+        **_events(context, server_step, engine, server),
+        **({"asynchronous": asynchronous} if asynchronous else {}),
+    }
     if own is not None:
         clients = torch.from_numpy(context.evaluated_clients)
-        save_file({"clients": clients, "models": own}, recorder.folder / "client_models.safetensors")
+        save_file({"clients": clients, "models": own}, folder / "client_models.safetensors")
     if found:
-        np.savez(recorder.folder / "matrices.npz", **found)  # type: ignore[arg-type]
+        np.savez(folder / "matrices.npz", **found)  # type: ignore[arg-type]
     if server_step.dropped:
-        summary["visits_dropped"] = len(server_step.dropped)
-        folders.write_csv(recorder.folder / "dropped.csv", map(vars, server_step.dropped))
-    if transport.lost:
-        summary["ranks_lost"] = transport.lost
-        summary["mpi_bytes_complete"] = False  # nobody knows what they have sent
-    if asynchronous:
-        summary["asynchronous"] = asynchronous
+        folders.write_csv(folder / "dropped.csv", map(vars, server_step.dropped))
     if uploads_none(summary):
         whole.pop("model", None)  # nobody trained it
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
-    ledger = server_step.ledger.rows()
     recorder.write_traffic(server_step.ledger.moved.columns(), server_step.ledger.per_client())
-    rows = files if config.output.model else None
-    sizes, layout = context.federation.sizes, context.problem.layout
-    recorder.close(rows, ledger, wire, sizes, server.algorithm_state, summary, layout)
+    recorder.close(
+        files if context.config.output.model else None,
+        ledger=server_step.ledger.rows(),
+        mpi_traffic=traffic,
+        sizes=context.federation.sizes,
+        algorithm_state=server.algorithm_state,
+        summary=summary,
+        layout=context.problem.layout,
+    )
 
 
 def client_models(context: RunContext, server_step: ServerStep, server: Server | None) -> torch.Tensor | None:
@@ -497,18 +557,32 @@ def uses_rows(context: RunContext, server_step: ServerStep, server: Server) -> b
     )
 
 
-def collect(context: RunContext, server_step: ServerStep, server: Server | None) -> tuple[Any, ...]:
-    """Return the tables, the places of all ranks and what they sent, on rank 0; again if a rank is lost."""
+class Collected(NamedTuple):
+    """What is spread over ranks, on rank 0; None elsewhere.
+
+    Attributes:
+        tables: name -> rows of the server.
+        places: of all ranks.
+        traffic: what each rank has sent, rows of `mpi_traffic.csv`.
+    """
+
+    tables: dict[str, torch.Tensor | None]
+    places: list[Place] | None
+    traffic: list[dict[str, Any]] | None
+
+
+def collect(context: RunContext, server_step: ServerStep, server: Server | None) -> Collected:
+    """Return what is spread over ranks; every rank calls, again if a rank is lost."""
     transport = context.transport
     while True:
         try:
             names = transport.bcast(sorted(server.tables) if server is not None else None, "end")
             tables = {name: server_step.tables.whole(name) for name in names}
             places = transport.gather(place(transport, str(context.learner.device)), "end")
-            wire = transport.gather_traffic()
+            traffic = transport.gather_traffic()
             transport.barrier()
             transport.traffic.clear()  # of several runs in a process, each counts its own
-            return tables, places, wire
+            return Collected(tables, places, traffic)
         except RankLost:
             regroup(server_step)
 
@@ -564,3 +638,20 @@ def _summary(
         "federation_bytes_up": server_step.ledger.total("up"),
         "federation_bytes_down": server_step.ledger.total("down"),
     }
+
+
+def _events(context: RunContext, server_step: ServerStep, engine: Engine, server: Server) -> dict[str, Any]:
+    """Return the figures of `summary.json` that only some runs have, and where the clients' models are."""
+    out: dict[str, Any] = {}
+    if spent := privacy_spent(context.accountant, server_step, engine.num_uploads, server.version):
+        finite = {name: value if isfinite(value) else None for name, value in spent.items()}
+        about = {"delta": context.accountant.delta, "neighbours": context.accountant.neighbours}
+        out["privacy"] = {**finite, **about}
+    whose = "several" if context.config.algorithm.needs.several_models else "own"
+    out["client_models"] = "rows" if uses_rows(context, server_step, server) else whose
+    if server_step.dropped:
+        out["visits_dropped"] = len(server_step.dropped)
+    if context.transport.lost:
+        out["ranks_lost"] = context.transport.lost
+        out["mpi_bytes_complete"] = False  # nobody knows what they have sent
+    return out
