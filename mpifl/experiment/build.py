@@ -115,7 +115,7 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
         parts = open_parts(False, lambda text: None)
         remedy = f"its frozen weights differ on {socket.gethostname()}; take the same file on all machines"
         same = checksum(parts.learner.flat.module) == decisions.base
-        require(same, "model.weights", getattr(config.model, "weights", None), remedy)
+        require(same, "model.weights", config.weights, remedy)
     return RunContext(config, transport, parts, decisions, resources.places)
 
 
@@ -302,7 +302,7 @@ def build_parts(
     system = key(seed.system)
     fleet = config.devices.fleet(problem.num_clients, system.of("devices"))
     differing = local_configs(config.local, config.per_client, fleet.names, problem.num_clients)
-    samples = _TrainedSamples(federation, config.local, differing, learner.context.drop_single)
+    samples = _TrainedSamples(federation, config.local, differing, learner.drop_single)
     duration = visit_duration(
         config.delay,
         config.network,
@@ -476,7 +476,7 @@ def check_local_training(config: Config, parts: Parts) -> None:
     ways = [config.local, *parts.differing.values()]
     check_local(config, ways)
     check_augmentation(config, parts.federation.info)
-    single = parts.learner.context.drop_single and any(way.batch_size == 1 for way in ways)
+    single = parts.learner.drop_single and any(way.batch_size == 1 for way in ways)
     remedy = "batch norm leaves out batches of one sample: take 2 or more, or a model without batch norm"
     require(not single, "local.batch_size", 1, remedy)
 
@@ -702,7 +702,7 @@ def build_server_step(
                 context.federation,
                 context.learner,
                 config.local,
-                context.parts.differing,
+                context.differing,
                 load_metrics(config.evaluation.metrics),
             ),
             problem=context.problem,
@@ -746,9 +746,9 @@ def _protection(context: RunContext) -> PrivateStep | None:
 
 def effort(context: RunContext) -> np.ndarray | None:
     """Return by how much the visits of each client are longer than `local` says [N]; None: all as it says."""
-    if not context.parts.differing:
+    if not context.differing:
         return None
-    sizes, single = context.federation.sizes[:, 0].tolist(), context.learner.context.drop_single
+    sizes, single = context.federation.sizes[:, 0].tolist(), context.learner.drop_single
     usual = [max(context.config.local.num_trained(n, single), 1) for n in sizes]
     return np.array([context.local_of(k).num_trained(n, single) / usual[k] for k, n in enumerate(sizes)])
 

@@ -147,7 +147,7 @@ class Checkpoints(Checkpointer):
         self._check_output(content.about.get("output"))
         key, value = "start.run", self.config.start.run
         if value is None:
-            key, value = "model.weights", getattr(self.config.model, "weights", None)
+            key, value = "model.weights", self.config.weights
         remedy = "holds other weights than at the checkpoint; bring the old ones back, or begin a new run"
         known = content.about.get("start", self.about["start"])  # an old checkpoint does not say
         require(known == self.about["start"], key, value, remedy)

@@ -123,9 +123,14 @@ class RunContext:
         """How long visits take on devices and links."""
         return self.parts.duration
 
+    @property
+    def differing(self) -> Mapping[int, LocalConfig]:
+        """Client -> how it trains, of those that train in another way than `local` says."""
+        return self.parts.differing
+
     def local_of(self, client: int) -> LocalConfig:
         """Return how a client trains."""
-        return self.parts.differing.get(client, self.config.local)
+        return self.differing.get(client, self.config.local)
 
     @property
     def evaluated_clients(self) -> np.ndarray:

@@ -227,7 +227,7 @@ def client_data(
         UserError: there is no such client, or the data cannot be opened.
     """
     given = config.folder / "config.yaml" if isinstance(config, Run) else config
-    whole: Config = loader.from_tree(Config, tree_of(given, changes))
+    whole = loader.from_tree(Config, tree_of(given, changes))
     found = open_federation(whole.data, whole.seed.data)
     known = f"clients are numbered from 0 to {found.num_clients - 1}"
     require(0 <= client < found.num_clients, "client", client, known)
@@ -247,7 +247,7 @@ def tree_of(config: Given, changes: Mapping[str, Any]) -> dict[str, Any]:
         changes: laid over it.
     """
     tree = laid(config, changes)
-    whole: Config = loader.from_tree(Config, tree)
+    whole = loader.from_tree(Config, tree)
     check_sections(whole)
     varied = ", ".join(map(str, whole.vary or ()))
     remedy = "mpifl.sweep runs all cases; vary=None runs what stands beside it, alone"

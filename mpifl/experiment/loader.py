@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -34,6 +34,8 @@ EXCLUSIVE = ("participation", "cohort_size")  # of a run: the one that is given 
 MAX_BASES = 32  # length of a chain of bases
 MAX_INTEGER = 2**63 - 1
 
+Section = TypeVar("Section")
+
 
 def load(name: str, options: Sequence[str] = ()) -> Config:
     """Return a configuration, unchecked between its sections.
@@ -45,8 +47,7 @@ def load(name: str, options: Sequence[str] = ()) -> Config:
     Raises:
         UserError: names the key or the file.
     """
-    found: Config = from_tree(Config, merged(read(name), overrides(options)))
-    return found
+    return from_tree(Config, merged(read(name), overrides(options)))
 
 
 def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()) -> Config:
@@ -66,8 +67,7 @@ def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()
         check_sections(from_tree(Config, found))
         return found
 
-    config: Config = from_tree(Config, on_server(transport, tree))
-    return config
+    return from_tree(Config, on_server(transport, tree))
 
 
 # -- files and options ---------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 # -- from trees to objects -----------------------------------------------------------------------------------
 
 
-def from_tree(cls: type, tree: Mapping[str, Any], path: str = "") -> Any:
+def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Section:
     """Return an instance of a dataclass.
 
     Args:
@@ -216,7 +216,7 @@ def from_tree(cls: type, tree: Mapping[str, Any], path: str = "") -> Any:
             unknown = f"unknown key; {nearest(str(name), known)}"
             raise UserError(_below(path, name), tree[name], fixed or unknown)
     values = {name: _value(cls, name, value, _below(path, name)) for name, value in tree.items()}
-    for f in dataclasses.fields(cls):
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
         required = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and f.name not in values:
             names = ", ".join(CHOICES.get((cls, f.name), ()))

@@ -392,7 +392,7 @@ def measure(context: RunContext, server: Server, decide: float) -> MeasuredTimes
 
 def _cut(learner: Learner, meter: Meter) -> tuple[Learner, list[CutBackend]]:
     """Return a learner whose trainings are cut off, and that of the network beside it."""
-    out, made = copy(learner), CutBackend(learner.backends, meter, learner.context.drop_single)
+    out, made = copy(learner), CutBackend(learner.backends, meter, learner.drop_single)
     out.backends, backends = (made,), [made]
     if learner.auxiliary is not None:
         out.auxiliary, more = _cut(learner.auxiliary, meter)

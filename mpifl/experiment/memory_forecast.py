@@ -204,7 +204,7 @@ def _load_trackers(callbacks: Sequence[object]) -> None:
 
 def _train_on_one_batch(context: RunContext) -> None:
     learner, sizes = context.learner, context.federation.sizes[:, 0]
-    locals_ = [context.config.local, *context.parts.differing.values()]
+    locals_ = [context.config.local, *context.differing.values()]
     config = replace(max(locals_, key=lambda local: local.batch_size), steps=1)
     largest = int(sizes.argmax())
     learner.sgd(learner.init, context.federation.client(largest).train, config, key(0, "footprint"))

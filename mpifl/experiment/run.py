@@ -205,7 +205,7 @@ def start_checksum(context: RunContext) -> str:
     What is drawn beside them is left out: its last bits may differ between machines.
     """
     config = context.config
-    weights, start = getattr(config.model, "weights", None), config.start
+    weights, start = config.weights, config.start
     if weights is None and start.run is None:
         return ""
     found = hashlib.sha256()
@@ -624,7 +624,7 @@ def _summary(
         "ranks": context.transport.size,
         "clients": context.problem.num_clients,
         "model_parameters": context.problem.layout.size,
-        **({"drop_single": True} if context.learner.context.drop_single else {}),
+        **({"drop_single": True} if context.learner.drop_single else {}),
         "input_shape": list(context.federation.shape),
         "num_classes": context.federation.num_classes,
         **({"class_names": list(names)} if (names := context.federation.class_names) else {}),

@@ -372,6 +372,11 @@ class Config:
         check_name("name", self.name)
         require(bool(self.name), "name", self.name, "take a name")
 
+    @property
+    def weights(self) -> str | None:
+        """The file that the model's weights are read from; None where they are drawn."""
+        return getattr(self.model, "weights", None)  # a model of the user need not have the key
+
 
 CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (Config, "algorithm"): CATALOGUE,

@@ -242,8 +242,7 @@ def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: M
         else:
             one = loader.merged(one, renamed(loader.nested(key.split("."), value)))
     whole = loader.merged(LEAN, loader.merged(one, renamed(dict(special))))
-    config: Config = loader.from_tree(Config, whole)
-    return config
+    return loader.from_tree(Config, whole)
 
 
 def _special(rows: Any, tree: Mapping[str, Any], labels: Mapping[str, str]) -> Mapping[str, Any]:
@@ -261,8 +260,7 @@ def _special(rows: Any, tree: Mapping[str, Any], labels: Mapping[str, str]) -> M
 
 def table_of(tree: Mapping[str, Any]) -> TableConfig:
     """Return the section `table` of a sweep that has one."""
-    found: TableConfig = loader.from_tree(TableConfig, tree["table"], "table")
-    return found
+    return loader.from_tree(TableConfig, tree["table"], "table")
 
 
 def is_seed(key: str) -> bool:

@@ -141,7 +141,7 @@ class LocalClient(Client):
         train = self.data.train if split is None else split_on(split, self._learner.device)
         if not isinstance(split, Batch):
             config = self._shortened(config, len(train))
-        steps = config.num_steps(len(train), self._learner.context.drop_single)
+        steps = config.num_steps(len(train), self._learner.drop_single)
         with self._training(steps) as stage:
             trained = self._learner.sgd(
                 start,
@@ -172,7 +172,7 @@ class LocalClient(Client):
         """Return options that take this visit's share of the mini-batches on so many samples."""
         if self._work is None:
             return config
-        steps = config.num_steps(num_samples, self._learner.context.drop_single)
+        steps = config.num_steps(num_samples, self._learner.drop_single)
         if not steps:
             return config
         return replace(config, steps=max(1, steps * self._work.numerator // self._work.denominator))
@@ -324,7 +324,7 @@ class LocalClients(ClientHost):
 
     def num_steps(self, k: int, visit: int) -> tuple[int, int]:
         """Return the mini-batches of a client's visit, and those of one pass over its training data."""
-        local, single = self.differing.get(k, self.local), self.learner.context.drop_single
+        local, single = self.differing.get(k, self.local), self.learner.drop_single
         of_pass, num_samples = replace(local, epochs=1, steps=None), self.federation.num_samples(k, visit)
         return local.num_steps(num_samples, single), of_pass.num_steps(num_samples, single)
 

@@ -87,6 +87,11 @@ class Learner:
         )
 
     @property
+    def drop_single(self) -> bool:
+        """Whether batches of one sample are left out, see `ModelContext`."""
+        return self.context.drop_single
+
+    @property
     def trains_visits(self) -> bool:
         """Whether a backend may train many visits in one call."""
         return self.kernels is not None
