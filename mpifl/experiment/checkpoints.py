@@ -42,18 +42,18 @@ class Checkpoints(Checkpointer):
     """The checkpoints of one run.
 
     Args:
-        folder: The run folder; known on every rank.
-        config: The configuration of the run.
-        identity: What decides the last bits of its numbers, see `results.identity`; empty on workers.
-        signals: Requests to save or stop.
-        recorder: Writes the tables of the run folder; None on workers.
-        say: Called with lines for the terminal.
-        content: What the data are, see `Federation.content`.
-        start: Checksum of the weights from a file with which the run begins; empty where all are drawn.
+        folder: the run folder; known on every rank.
+        config: the configuration of the run.
+        identity: what decides the last bits of its numbers, see `results.identity`; empty on workers.
+        signals: requests to save or stop.
+        recorder: writes the tables of the run folder; None on workers.
+        say: called with lines for the terminal.
+        content: what the data are, see `Federation.content`.
+        start: checksum of the weights from a file with which the run begins; empty where all are drawn.
 
     Attributes:
-        written: Step of the last checkpoint; 0 for none.
-        tried: Step of the last attempt to write one.
+        written: step of the last checkpoint; 0 for none.
+        tried: step of the last attempt to write one.
         since: `time.monotonic` of that attempt.
     """
 
@@ -120,10 +120,10 @@ class Checkpoints(Checkpointer):
         The tables of the run folder are put back to what they were at that step.
 
         Args:
-            from_start: Start again where there is no checkpoint.
+            from_start: start again where there is no checkpoint.
 
         Raises:
-            UserError: There is no checkpoint, or all are damaged; configuration, data, first weights or
+            UserError: there is no checkpoint, or all are damaged; configuration, data, first weights or
                 whose rows are written are not as at the checkpoint; another process holds the run.
         """
         self._lock = _locked(self.run_folder)
@@ -265,11 +265,11 @@ def refuse_changes(folder: Path, tree: Mapping[str, Any]) -> None:
     """Refuse to go on with a complete run with other options that decide numbers or rows of tables.
 
     Args:
-        folder: The run folder.
-        tree: Its configuration with the changes, as nested mappings.
+        folder: the run folder.
+        tree: its configuration with the changes, as nested mappings.
 
     Raises:
-        UserError: An option differs, or is invalid.
+        UserError: an option differs, or is invalid.
     """
     file = folder / "config.yaml"
     was, now = (

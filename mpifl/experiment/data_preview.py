@@ -28,12 +28,12 @@ def look(config: Config, sheet: Path, say: Callable[[str], None]) -> str:
     """Draw the sheet of a configuration, and return its table; on rank 0 alone.
 
     Args:
-        config: The configuration.
+        config: the configuration.
         sheet: PNG file to write.
-        say: Called with lines of progress.
+        say: called with lines of progress.
 
     Raises:
-        UserError: The data cannot be opened, or the sheet cannot be written.
+        UserError: the data cannot be opened, or the sheet cannot be written.
     """
     federation = open_federation(config.data, config.seed.data, say)
     clients = _evenly(federation.num_clients, MAX_COUNTED)

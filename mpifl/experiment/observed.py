@@ -141,8 +141,8 @@ def end_late(folder: Path, given: Sequence[Any] = ()) -> None:
     """Tell the callbacks of a complete run of its end, where it was killed before they were told; on rank 0.
 
     Args:
-        folder: Of the run.
-        given: Callbacks beside those of `output.callbacks`.
+        folder: of the run.
+        given: callbacks beside those of `output.callbacks`.
     """
     if not (folder / OPEN).is_file():
         return

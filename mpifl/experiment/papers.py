@@ -48,8 +48,8 @@ class Sweep:
     """A sweep file of a paper.
 
     Attributes:
-        paper: The folder.
-        stem: The file's name without `.yaml`.
+        paper: the folder.
+        stem: the file's name without `.yaml`.
     """
 
     paper: str
@@ -195,13 +195,13 @@ def record(folders: Sequence[str]) -> list[Path]:
     """Keep the figures of sweeps beside their files, and write the pages of a checkout.
 
     Args:
-        folders: Of sweeps, complete or not; what was kept of the same cases before is replaced.
+        folders: of sweeps, complete or not; what was kept of the same cases before is replaced.
 
     Returns:
         The files that were written.
 
     Raises:
-        UserError: A folder is no sweep of a paper, or has no finished case.
+        UserError: a folder is no sweep of a paper, or has no finished case.
     """
     written = []
     for folder in map(Path, folders):

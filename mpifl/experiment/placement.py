@@ -25,9 +25,9 @@ def place(transport: Transport, device: str = CPU, own_code: str = "") -> dict[s
     """Return where this rank runs, and what it has used so far; an entry of `environment.json`.
 
     Args:
-        transport: Connects the ranks.
-        device: What it computes on, `cpu` or `cuda:i`.
-        own_code: Hash of the modules that the configuration names.
+        transport: connects the ranks.
+        device: what it computes on, `cpu` or `cuda:i`.
+        own_code: hash of the modules that the configuration names.
     """
     cuda = device != CPU
     gpus = [_gpu_id(i) for i in range(torch.cuda.device_count())] if cuda else []
@@ -80,11 +80,11 @@ def threads_of(transport: Transport, asked: int) -> int:
     """Return the number of threads of each rank; every rank calls.
 
     Args:
-        transport: Connects the ranks.
+        transport: connects the ranks.
         asked: `system.threads`; 0 takes what the CPU masks allow.
 
     Raises:
-        UserError: More are asked for than any machine can run.
+        UserError: more are asked for than any machine can run.
     """
     if asked:
         most = max(MAX_THREADS, os.cpu_count() or 1)
@@ -98,8 +98,8 @@ def threads_by_mask(transport: Transport, servers: Collection[int]) -> int:
     """Return what the CPU masks of all ranks allow each worker; every rank calls.
 
     Args:
-        transport: Connects the ranks.
-        servers: The ranks that wait while the others work.
+        transport: connects the ranks.
+        servers: the ranks that wait while the others work.
     """
     here = (transport.nodes[transport.rank], ranges(sorted(os.sched_getaffinity(0))))
     masks = transport.gather(here, "start")
@@ -113,8 +113,8 @@ def threads_for(masks: Sequence[tuple[int, str]], servers: Collection[int] = (0,
     It is the same for all workers, because sums depend on the number of threads.
 
     Args:
-        masks: Node and cores of each rank.
-        servers: The ranks that wait while the others work.
+        masks: node and cores of each rank.
+        servers: the ranks that wait while the others work.
     """
     workers = [mask for rank, mask in enumerate(masks) if rank not in servers] or masks
     least = []
@@ -182,10 +182,10 @@ def mpi_memory(asked: str, places: Sequence[Place]) -> str:
 
     Args:
         asked: `system.mpi_memory`.
-        places: Of all ranks.
+        places: of all ranks.
 
     Raises:
-        UserError: Device memory is asked for, and a worker has none, or its MPI is not CUDA-aware.
+        UserError: device memory is asked for, and a worker has none, or its MPI is not CUDA-aware.
     """
     blind = next((r for r, p in enumerate(places) if r and not p["mpi_cuda_aware"]), None)
     if asked != DEVICE:

@@ -49,15 +49,15 @@ def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
     The copy stands beside the run or sweep; that of a run of a sweep beside the sweep.
 
     Args:
-        name: The folder of the run or sweep.
-        options: Command-line options of the sections `network`, `delay`, `availability`, `devices` and
+        name: the folder of the run or sweep.
+        options: command-line options of the sections `network`, `delay`, `availability`, `devices` and
             `output`.
 
     Returns:
         The new folder, and what there is to say of it.
 
     Raises:
-        UserError: The run is asynchronous or has no `visits.csv`; an option is invalid, of another section
+        UserError: the run is asynchronous or has no `visits.csv`; an option is invalid, of another section
             or without effect.
     """
     asked = loader.overrides(options)
@@ -139,8 +139,8 @@ def check(run: Run, config: Config) -> None:
     """Raise `UserError` unless the times that a finished run has under a configuration can be computed.
 
     Args:
-        run: The run.
-        config: Its configuration with another network, delay, availability or devices.
+        run: the run.
+        config: its configuration with another network, delay, availability or devices.
     """
     old, folder, devices = loader.from_tree(Config, run.config), str(run.folder), config.devices
     require(config.policy.fixed_visits, "RUN", folder, ASYNCHRONOUS)
@@ -169,8 +169,8 @@ def write_retimed(run: Run, config: Config) -> Path:
     """Write the run folder that a finished run would have under the times of `config`.
 
     Args:
-        run: A run that passes `check`.
-        config: Its configuration with another network, delay, availability or devices.
+        run: a run that passes `check`.
+        config: its configuration with another network, delay, availability or devices.
 
     Returns:
         The new run folder.

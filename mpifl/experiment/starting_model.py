@@ -25,10 +25,10 @@ def read_model(folder: str) -> torch.Tensor:
     """Return the one model [d] that all clients use at the end of a run.
 
     Args:
-        folder: The run folder.
+        folder: the run folder.
 
     Raises:
-        UserError: There is no such folder or no model in it, it cannot be read, its clients use several
+        UserError: there is no such folder or no model in it, it cannot be read, its clients use several
             models, mixtures of them or parts of one, or its numbers are not finite.
     """
     file = Path(folder).expanduser() / FILE
@@ -65,13 +65,13 @@ def check_network(key: str, value: str, file: Path, layout: Layout) -> None:
     beside it tell; where these are not there, nothing is compared.
 
     Args:
-        key: Of the configuration, that names the file.
-        value: Of the key.
-        file: The `model.safetensors` of the earlier run.
-        layout: Of the model into which it is read.
+        key: of the configuration, that names the file.
+        value: of the key.
+        file: the `model.safetensors` of the earlier run.
+        layout: of the model into which it is read.
 
     Raises:
-        UserError: A tensor has another name or shape.
+        UserError: a tensor has another name or shape.
     """
     theirs = named_shapes(file)
     if theirs is None:
@@ -90,13 +90,13 @@ def check_base(folder: str, model: Any, seed: int, frozen: str) -> None:
     """Refuse an earlier model whose adapters stand on other frozen weights than those of this run.
 
     Args:
-        folder: The earlier run's.
-        model: This run's section of the configuration.
-        seed: This run's model seed.
-        frozen: Checksum of what is frozen in this run's model; empty where nothing is.
+        folder: the earlier run's.
+        model: this run's section of the configuration.
+        seed: this run's model seed.
+        frozen: checksum of what is frozen in this run's model; empty where nothing is.
 
     Raises:
-        UserError: Frozen weights, or how adapters are laid on them, differ.
+        UserError: frozen weights, or how adapters are laid on them, differ.
     """
     config, summary = _tree(folder, "config.yaml"), _tree(folder, "summary.json")
     earlier = _part(config, "model")
@@ -128,7 +128,7 @@ def _tree(folder: str, name: str) -> Mapping[str, Any]:
     """Return a file of a run folder; empty where there is none.
 
     Raises:
-        UserError: It cannot be read.
+        UserError: it cannot be read.
     """
     file = Path(folder).expanduser() / name
     if not file.exists():

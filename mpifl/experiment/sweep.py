@@ -56,8 +56,8 @@ def read(name: str, options: Sequence[str]) -> dict[str, Any]:
     """Return the tree of a sweep: a configuration with command-line options laid over it.
 
     Args:
-        name: The configuration: a file, or the name of one that comes with mpifl.
-        options: Command-line options.
+        name: the configuration: a file, or the name of one that comes with mpifl.
+        options: command-line options.
     """
     return changed(loader.read(name), loader.overrides(options))
 
@@ -75,20 +75,20 @@ def sweep(
     cases that it did not have are added.
 
     Args:
-        tree: Returns the configuration; called on rank 0.
-        transport: Connects the ranks; every rank calls.
-        quiet: Print nothing.
-        part: The cases that this process runs.
-        jobs: How many run at a time, each on a group of the ranks.
+        tree: returns the configuration; called on rank 0.
+        transport: connects the ranks; every rank calls.
+        quiet: print nothing.
+        part: the cases that this process runs.
+        jobs: how many run at a time, each on a group of the ranks.
 
     Returns:
         The sweep's folder on rank 0, None on the others.
 
     Raises:
-        UserError: The configuration or one of its cases is invalid, a sweep of that name has other settings,
+        UserError: the configuration or one of its cases is invalid, a sweep of that name has other settings,
             or there are too few ranks; nothing was run. Or the data or the method's own code rule out a case
             that runs.
-        Stopped: A signal ended the sweep; `mpifl resume` goes on with it.
+        Stopped: a signal ended the sweep; `mpifl resume` goes on with it.
     """
 
     def begin() -> tuple[dict[str, Any], dict[str, Any], Path]:
@@ -109,10 +109,10 @@ def resume_sweep(folder: Path, transport: Transport, quiet: bool = False, jobs: 
     """Run the cases of a sweep that are not complete; a case with a checkpoint continues from it.
 
     Args:
-        folder: The sweep's folder. Files that mpifl 0.1 named `study` are renamed.
-        transport: Connects the ranks; every rank calls.
-        quiet: Print nothing.
-        jobs: How many run at a time, each on a group of the ranks.
+        folder: the sweep's folder. Files that mpifl 0.1 named `study` are renamed.
+        transport: connects the ranks; every rank calls.
+        quiet: print nothing.
+        jobs: how many run at a time, each on a group of the ranks.
 
     Returns:
         The sweep's folder on rank 0, None on the others.
@@ -132,11 +132,11 @@ def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
     """Return one line for each case of a part of a sweep.
 
     Args:
-        tree: The configuration.
-        part: The part.
+        tree: the configuration.
+        part: the part.
 
     Raises:
-        UserError: The configuration or one of its cases is invalid.
+        UserError: the configuration or one of its cases is invalid.
     """
     every = cases(tree)
     part.check(tree["vary"])
@@ -211,12 +211,12 @@ def joined(began: Mapping[str, Any], tree: Mapping[str, Any], there: Path) -> di
     """Return the configuration of a sweep that is joined: that of the one which has more cases.
 
     Args:
-        began: What the sweep was started with.
-        tree: What joins it.
-        there: The sweep's folder.
+        began: what the sweep was started with.
+        tree: what joins it.
+        there: the sweep's folder.
 
     Raises:
-        UserError: The sweep varies other keys, or each has values that the other leaves out.
+        UserError: the sweep varies other keys, or each has values that the other leaves out.
     """
     old, new = began["vary"], tree["vary"]
     remedy = f"the sweep in {there} varies {', '.join(old)}; give another output.id"
@@ -266,10 +266,10 @@ class _Work:
     """The cases that a process, or a job of several ranks, runs.
 
     Attributes:
-        folder: Of the sweep.
-        tree: The configuration of the whole sweep.
-        mine: The cases to run.
-        quiet: Print nothing.
+        folder: of the sweep.
+        tree: the configuration of the whole sweep.
+        mine: the cases to run.
+        quiet: print nothing.
     """
 
     folder: Path
@@ -354,11 +354,11 @@ class _Work:
         A case that another process is running, or whose training it is running, is left to it.
 
         Args:
-            case: One of the sweep.
-            transport: Connects the ranks that run it.
-            quiet: Print nothing.
-            threads: Of each rank, where the case leaves them open; 0 takes what the CPU masks allow.
-            options: Of `run`.
+            case: one of the sweep.
+            transport: connects the ranks that run it.
+            quiet: print nothing.
+            threads: of each rank, where the case leaves them open; 0 takes what the CPU masks allow.
+            options: of `run`.
         """
         with self._alone_with(case, transport) as mine:
             if mine:
@@ -442,9 +442,9 @@ class _SideBySide:
     stop after their step, so that they write their state.
 
     Args:
-        work: What to run.
-        transport: Connects all ranks; every rank calls.
-        jobs: Number of groups.
+        work: what to run.
+        transport: connects all ranks; every rank calls.
+        jobs: number of groups.
     """
 
     def __init__(self, work: _Work, transport: Transport, jobs: int) -> None:
@@ -541,8 +541,8 @@ class _Stop:
     """Groups that stopped.
 
     Attributes:
-        cases: That were under way.
-        unwritten: Of those, how many could not write their last state.
+        cases: that were under way.
+        unwritten: of those, how many could not write their last state.
     """
 
     cases: int
@@ -565,7 +565,7 @@ class Claims:
     A group has no rank that could answer another one while it trains.
 
     Args:
-        folder: Of this job.
+        folder: of this job.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -605,8 +605,8 @@ class Prefixed(StringIO):
     """A text stream that puts a text before each line, and hands whole lines on.
 
     Args:
-        stream: Where lines go.
-        text: What stands before each of them.
+        stream: where lines go.
+        text: what stands before each of them.
     """
 
     def __init__(self, stream: TextIO, text: str) -> None:

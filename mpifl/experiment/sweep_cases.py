@@ -42,9 +42,9 @@ class Case:
     """One combination of values.
 
     Attributes:
-        labels: Varied key -> label of its value.
-        config: The configuration.
-        own: The varied keys whose labels are the user's own: those with a mapping of labels to values.
+        labels: varied key -> label of its value.
+        config: the configuration.
+        own: the varied keys whose labels are the user's own: those with a mapping of labels to values.
     """
 
     labels: Mapping[str, str]
@@ -85,7 +85,7 @@ class Case:
         """Return the run folder.
 
         Args:
-            parent: The sweep's folder.
+            parent: the sweep's folder.
         """
         return parent / folder_name(self.config.name, self.slug)
 
@@ -93,7 +93,7 @@ class Case:
         """Return the configuration with the place and the label of its run.
 
         Args:
-            parent: The sweep's folder.
+            parent: the sweep's folder.
         """
         output = self.config.output
         own = [label for key, label in self.labels.items() if key in self.own and not is_seed(key)]
@@ -116,7 +116,7 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
     """Return all combinations that a configuration with `vary` describes.
 
     Args:
-        tree: The configuration, as nested mappings.
+        tree: the configuration, as nested mappings.
 
     Raises:
         UserError: `vary` or one of the cases is invalid, two cases are the same run, or there are more than
@@ -157,7 +157,7 @@ def with_configurations(tree: Mapping[str, Any]) -> dict[str, Any]:
     Its cases stay what they are where a file changes later.
 
     Args:
-        tree: The configuration, as nested mappings.
+        tree: the configuration, as nested mappings.
     """
     vary = tree.get("vary")
     values = vary.get("configuration") if isinstance(vary, dict) else None
@@ -174,11 +174,11 @@ def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     key takes the change, too.
 
     Args:
-        tree: The configuration, as nested mappings.
-        changes: Keys and values, those of `vary` and `table` among them.
+        tree: the configuration, as nested mappings.
+        changes: keys and values, those of `vary` and `table` among them.
 
     Raises:
-        UserError: A changed key is varied, so that no case would take its value.
+        UserError: a changed key is varied, so that no case would take its value.
     """
     out = loader.merged(tree, changes)
     vary = out.get("vary")
@@ -329,7 +329,7 @@ class Part:
     """The cases of a sweep that one process runs; all by default.
 
     Attributes:
-        only: Varied key -> labels, or lists of them with commas.
+        only: varied key -> labels, or lists of them with commas.
         share: i and N: of those, the i-th of N parts (i from 1). Cases that differ only in times that can be
             recomputed stay together.
     """
@@ -342,11 +342,11 @@ class Part:
         """Return the part that options describe.
 
         Args:
-            only: Texts `KEY=LABEL,LABEL`.
-            share: Text `i/N`.
+            only: texts `KEY=LABEL,LABEL`.
+            share: text `i/N`.
 
         Raises:
-            UserError: An option has another form.
+            UserError: an option has another form.
         """
         chosen: dict[str, list[str]] = {}
         for text in only:

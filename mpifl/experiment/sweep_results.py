@@ -54,11 +54,11 @@ def started_with(folder: Path, key: str = "RUN") -> dict[str, Any]:
     """Return the configuration that a sweep was started with.
 
     Args:
-        folder: The sweep's. Files that mpifl 0.1 named `study` are renamed.
-        key: What names the folder in messages.
+        folder: the sweep's. Files that mpifl 0.1 named `study` are renamed.
+        key: what names the folder in messages.
 
     Raises:
-        UserError: There is none, or it is no mapping.
+        UserError: there is none, or it is no mapping.
     """
     if not (folder / SWEEP_FILE).exists():
         for path in folder.glob(f"{OLD_STEM}.*"):
@@ -84,7 +84,7 @@ def titles(folder: Path) -> dict[str, str]:
     """Return name of the run folder -> title of each case that a sweep has or will have.
 
     Args:
-        folder: The sweep's.
+        folder: the sweep's.
     """
     return {case.folder(folder).name: case.title for case in cases(started_with(folder))}
 
@@ -93,8 +93,8 @@ def is_complete(case: Case, parent: Path) -> bool:
     """Return whether a case has run to its end.
 
     Args:
-        case: The case.
-        parent: The sweep's folder.
+        case: the case.
+        parent: the sweep's folder.
     """
     return (case.folder(parent) / "summary.json").is_file()
 
@@ -172,8 +172,8 @@ def result_of(labels: Mapping[str, str], run: Run) -> Result:
     """Return the final figures of a finished run: last row of `metrics.csv`, and `summary.json`.
 
     Args:
-        labels: Of the case.
-        run: The run.
+        labels: of the case.
+        run: the run.
     """
     values = {k: float(v) for k, v in flat(run.summary) if is_number(v)}
     values |= {name: float(v[-1]) for name, v in run.series.items() if v[-1] == v[-1]}
@@ -220,8 +220,8 @@ def over_seeds(
     Where some have fewer seeds than the sweep asks for, all say of how many they are.
 
     Args:
-        rows: Labels (texts) and figures (numbers) of each case; `seed` is a label.
-        every: Labels of all cases that the sweep asks for; empty: those of the rows.
+        rows: labels (texts) and figures (numbers) of each case; `seed` is a label.
+        every: labels of all cases that the sweep asks for; empty: those of the rows.
     """
     if not any("seed" in row for row in rows):
         return list(rows)
@@ -268,11 +268,11 @@ class Sweep:
     """The complete runs of a sweep.
 
     Attributes:
-        folder: The sweep's folder.
-        keys: The varied keys, in order.
-        runs: The labels of a case -> its run, in the order of the cases. Labels are texts: one where one key
+        folder: the sweep's folder.
+        keys: the varied keys, in order.
+        runs: the labels of a case -> its run, in the order of the cases. Labels are texts: one where one key
             is varied (`runs["ucfl"]`), otherwise a tuple in the order of the keys (`runs["ucfl", "3"]`).
-        values: The labels of a case -> for each varied key its number, or its label where it is no number.
+        values: the labels of a case -> for each varied key its number, or its label where it is no number.
     """
 
     folder: Path
@@ -296,7 +296,7 @@ def load_sweep(folder: str | Path) -> Sweep:
     """Return the complete runs of the sweep in a folder; a sweep that goes on may have more later.
 
     Raises:
-        UserError: The folder is no sweep, or no case of it is complete.
+        UserError: the folder is no sweep, or no case of it is complete.
     """
     there = Path(folder)
     require(there.is_dir(), "SWEEP", str(folder), "there is no such folder")

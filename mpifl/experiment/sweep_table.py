@@ -105,10 +105,10 @@ class TableConfig:
         """Check the published numbers against the labels of a sweep.
 
         Args:
-            vary: The sweep's `vary`.
+            vary: the sweep's `vary`.
 
         Raises:
-            UserError: A published row or group of columns that the sweep does not have, or a row with another
+            UserError: a published row or group of columns that the sweep does not have, or a row with another
                 number of figures.
         """
         groups = labels_of(vary[COLUMNS]) if COLUMNS in vary else [""]
@@ -138,10 +138,10 @@ class Figure:
     """A column of the table.
 
     Attributes:
-        label: The paper's.
-        of: Column of `metrics.csv` at the last evaluation, or a number of `summary.json` (dotted).
-        percent: Whether hundredths are shown.
-        digits: After the decimal point.
+        label: the paper's.
+        of: column of `metrics.csv` at the last evaluation, or a number of `summary.json` (dotted).
+        percent: whether hundredths are shown.
+        digits: after the decimal point.
         better: `more` or `less`, for ranks.
         deviation: `sample` or `population`, over seeds.
     """
@@ -163,8 +163,8 @@ class Result:
     """The final figures of one case.
 
     Attributes:
-        labels: Varied key -> label of its value.
-        values: Name -> number; see `Figure.of`.
+        labels: varied key -> label of its value.
+        values: name -> number; see `Figure.of`.
     """
 
     labels: Mapping[str, str]
@@ -176,12 +176,12 @@ class Cell:
     """One figure of one row: published, and over the seeds that ran.
 
     Attributes:
-        published: As the paper prints it; empty where it prints none.
-        values: Of each seed, in the table's unit.
-        digits: After the decimal point.
-        interval: Kind of the confidence interval; empty: the standard deviation is shown.
+        published: as the paper prints it; empty where it prints none.
+        values: of each seed, in the table's unit.
+        digits: after the decimal point.
+        interval: kind of the confidence interval; empty: the standard deviation is shown.
         deviation: `sample` or `population`.
-        seeds: How many ran; of some a run may lack the figure.
+        seeds: how many ran; of some a run may lack the figure.
     """
 
     published: str
@@ -223,11 +223,11 @@ class Line:
     """A row of the table.
 
     Attributes:
-        group: Label of its group of columns; empty where there is one only.
-        labels: Its labels: the row's, and those of other varied keys.
-        cells: One for each figure.
-        seeds: How many seeds ran.
-        asked: How many the sweep asks for.
+        group: label of its group of columns; empty where there is one only.
+        labels: its labels: the row's, and those of other varied keys.
+        cells: one for each figure.
+        seeds: how many seeds ran.
+        asked: how many the sweep asks for.
     """
 
     group: str
@@ -253,9 +253,9 @@ def lines(
     """Return the rows of a table, in the order of the results.
 
     Args:
-        table: The layout.
-        results: Of the cases that ran.
-        every: Labels of all cases that the sweep asks for; empty: those of the results.
+        table: the layout.
+        results: of the cases that ran.
+        every: labels of all cases that the sweep asks for; empty: those of the results.
     """
     groups: dict[tuple[str, tuple[str, ...]], list[Result]] = {}
     for result in results:
@@ -301,9 +301,9 @@ def markdown(table: TableConfig, results: Sequence[Result], every: Sequence[Mapp
     """Return the table as Markdown, for each group of columns: published and measured figures; then ranks.
 
     Args:
-        table: The layout.
-        results: Of the cases that ran.
-        every: Labels of all cases that the sweep asks for; empty: those of the results.
+        table: the layout.
+        results: of the cases that ran.
+        every: labels of all cases that the sweep asks for; empty: those of the results.
     """
     found = lines(table, results, every)
     out = []

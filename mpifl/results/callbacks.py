@@ -34,10 +34,10 @@ class Callbacks:
     One that has raised an exception is called no more, but for its `on_stop`; the others are, to the end.
 
     Args:
-        named: Name for messages -> object.
+        named: name for messages -> object.
 
     Attributes:
-        failure: The first exception of a callback, with its place; None while there is none.
+        failure: the first exception of a callback, with its place; None while there is none.
     """
 
     def __init__(self, named: Sequence[tuple[str, Any]]) -> None:
@@ -50,9 +50,9 @@ class Callbacks:
         """Call a hook of all callbacks that work.
 
         Args:
-            hook: One of `HOOKS`.
-            value: Its argument.
-            when: For the message, as `after step 3`.
+            hook: one of `HOOKS`.
+            value: its argument.
+            when: for the message, as `after step 3`.
         """
         for place, (name, callback) in enumerate(self.named):
             method = getattr(callback, hook, None)
@@ -77,7 +77,7 @@ class Callbacks:
         """Raise what a callback has raised.
 
         Args:
-            state: What became of the run, added to the message.
+            state: what became of the run, added to the message.
         """
         if isinstance(self.failure, CodeFailed):
             raise CodeFailed(f"{self.failure.text}; {state}", self.failure.trace)
@@ -102,7 +102,7 @@ def check_entries(entries: Sequence[Any]) -> None:
     """Check the entries of `output.callbacks`, without making any callback.
 
     Raises:
-        UserError: An entry is neither a name nor a mapping with one, it is unknown, it has none of the hooks,
+        UserError: an entry is neither a name nor a mapping with one, it is unknown, it has none of the hooks,
             its options do not fit, or a package is missing.
     """
     for entry in entries:
@@ -117,11 +117,11 @@ def made(entries: Sequence[Any], given: Sequence[Any] = ()) -> Callbacks:
     """Return the callbacks of a run.
 
     Args:
-        entries: Of `output.callbacks`.
-        given: Further objects.
+        entries: of `output.callbacks`.
+        given: further objects.
 
     Raises:
-        UserError: As in `check_entries`; or an object has none of the hooks.
+        UserError: as in `check_entries`; or an object has none of the hooks.
     """
     named = []
     for entry in entries:

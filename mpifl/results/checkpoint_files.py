@@ -44,15 +44,15 @@ class Content:
     """What a checkpoint holds.
 
     Attributes:
-        step: Server steps taken.
-        run: Identifier of the run.
-        tensors: Tensors of the engine, by name; see `runtime.run_state.Saved`.
-        arrays: Its arrays, by name.
-        values: Its other values; what JSON can hold.
-        metrics: The content of `metrics.csv`.
-        events: Bytes and SHA-256 of the part of `events.csv` that belongs to the checkpoint.
-        clients: Files of `checkpoints/clients` that belong to it.
-        about: Further entries of the manifest.
+        step: server steps taken.
+        run: identifier of the run.
+        tensors: tensors of the engine, by name; see `runtime.run_state.Saved`.
+        arrays: its arrays, by name.
+        values: its other values; what JSON can hold.
+        metrics: the content of `metrics.csv`.
+        events: bytes and SHA-256 of the part of `events.csv` that belongs to the checkpoint.
+        clients: files of `checkpoints/clients` that belong to it.
+        about: further entries of the manifest.
     """
 
     step: int
@@ -95,13 +95,13 @@ def write(folder: Path, content: Content) -> Path:
 
     Args:
         folder: `RUN/checkpoints`.
-        content: What it holds.
+        content: what it holds.
 
     Returns:
         The folder of the checkpoint.
 
     Raises:
-        OSError: It cannot be written; nothing is left of it.
+        OSError: it cannot be written; nothing is left of it.
     """
     path = path_of(folder, content.step)
     remove_partial(folder)
@@ -160,8 +160,8 @@ def prune(folder: Path, keep: int, run: str) -> None:
 
     Args:
         folder: `RUN/checkpoints`.
-        keep: How many checkpoints stay.
-        run: Identifier of the run.
+        keep: how many checkpoints stay.
+        run: identifier of the run.
     """
     for step in steps(folder)[keep:]:
         shutil.rmtree(path_of(folder, step))
@@ -185,11 +185,11 @@ def latest(folder: Path, run: str, say: Callable[[str], None]) -> Content | None
 
     Args:
         folder: `RUN/checkpoints`.
-        run: Identifier of the run.
-        say: Called with a line for each damaged checkpoint.
+        run: identifier of the run.
+        say: called with a line for each damaged checkpoint.
 
     Raises:
-        Damaged: There are checkpoints, and all are damaged.
+        Damaged: there are checkpoints, and all are damaged.
     """
     found = steps(folder)
     for step in found:
@@ -207,11 +207,11 @@ def read(folder: Path, step: int, run: str) -> Content:
 
     Args:
         folder: `RUN/checkpoints`.
-        step: The step.
-        run: Identifier of the run.
+        step: the step.
+        run: identifier of the run.
 
     Raises:
-        Damaged: A file is missing or altered, or belongs to another run or step.
+        Damaged: a file is missing or altered, or belongs to another run or step.
     """
     path = path_of(folder, step)
     try:
@@ -260,10 +260,10 @@ def _check(path: Path, size: int, sha: str, growing: bool = False) -> None:
     """Raise `Damaged` unless a file has the recorded content.
 
     Args:
-        path: The file.
-        size: Its bytes.
-        sha: Their SHA-256.
-        growing: It may have grown since; only its first part is compared.
+        path: the file.
+        size: its bytes.
+        sha: their SHA-256.
+        growing: it may have grown since; only its first part is compared.
     """
     if growing and not size and not path.exists():
         return

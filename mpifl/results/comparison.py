@@ -39,14 +39,14 @@ class Column:
     """A figure of a run, as a column of tables.
 
     Attributes:
-        title: Of the column; what follows the last comma is the unit.
-        of: Column of `metrics.csv` at the last evaluation; for what a target takes, one of `AXES`.
-        scale: Factor to the unit of the title.
-        form: Of a number.
+        title: of the column; what follows the last comma is the unit.
+        of: column of `metrics.csv` at the last evaluation; for what a target takes, one of `AXES`.
+        scale: factor to the unit of the title.
+        form: of a number.
         better: 1 where more is better, -1 where less is, 0 where neither is.
-        spread: Whether the standard deviation is shown beside the mean.
-        target: Whether it is what reaching the target takes.
-        restricted: Whether that is the restricted mean instead of the median.
+        spread: whether the standard deviation is shown beside the mean.
+        target: whether it is what reaching the target takes.
+        restricted: whether that is the restricted mean instead of the median.
     """
 
     title: str
@@ -90,16 +90,16 @@ class Choices:
     """What a comparison computes.
 
     Attributes:
-        target: Mean accuracy whose cost is wanted, in [0, 1], or mean of the runs' other metric; None for
+        target: mean accuracy whose cost is wanted, in [0, 1], or mean of the runs' other metric; None for
             95 % of the best.
         test: `t`, `wilcoxon` or `none`; None for `t` where seeds pair.
         interval: `std` (none, the standard deviation), or one of `statistics.INTERVALS`.
-        confidence: Of intervals; tests have the level 1 - confidence.
-        metric: The column whose tests and ranks are shown: a key of `COLUMNS` (`accuracy` is the metric of
+        confidence: of intervals; tests have the level 1 - confidence.
+        metric: the column whose tests and ranks are shown: a key of `COLUMNS` (`accuracy` is the metric of
             the runs, whatever it is), the name of that metric, or a column of `metrics.csv`.
-        ranks: Whether methods are ranked over worlds.
-        world: Sections or dotted keys of the configuration that make a world.
-        columns: Of the table, keys as of `metric`, and `run`, `seeds`, `rounds`, `unreached`; empty for the
+        ranks: whether methods are ranked over worlds.
+        world: sections or dotted keys of the configuration that make a world.
+        columns: of the table, keys as of `metric`, and `run`, `seeds`, `rounds`, `unreached`; empty for the
             usual ones that are not empty.
     """
 
@@ -127,7 +127,7 @@ class Choices:
         """Return the choices that the options of a command make.
 
         Raises:
-            UserError: A number is none or outside of its range, or an option has no effect.
+            UserError: a number is none or outside of its range, or an option has no effect.
         """
         sure = _number("--confidence", confidence or "0.95", "take a share in (0.5, 1), as in 0.95")
         require(0.5 < sure < 1, "--confidence", confidence, "take a share in (0.5, 1), as in 0.95")
@@ -150,7 +150,7 @@ def target_of(text: str | None) -> float | None:
     """Return the value of the metric that --target names, None for none.
 
     Raises:
-        UserError: It is no finite number.
+        UserError: it is no finite number.
     """
     if text is None:
         return None
@@ -187,15 +187,15 @@ class Contrast:
     """A group against the best of its world, in one column.
 
     Attributes:
-        group: Number of the group.
-        best: Number of the best.
-        difference: Group minus best under each seed that both ran, in the unit of the column [pairs]; None
+        group: number of the group.
+        best: number of the best.
+        difference: group minus best under each seed that both ran, in the unit of the column [pairs]; None
             for a log-rank test, which pairs nothing.
-        p: Of the two-sided test; NaN where none could be made.
+        p: of the two-sided test; NaN where none could be made.
         side: -1 where the group is worse by what was tested, 1 where it is better: the best has the best mean
             or median over all of its seeds, and a test takes the common ones, or weighs runs in another way.
             0 where a test and the mean of what it takes disagree.
-        adjusted: By Holm, over the groups of the world.
+        adjusted: by Holm, over the groups of the world.
     """
 
     group: int
@@ -224,8 +224,8 @@ class World:
     """Groups that met the same.
 
     Attributes:
-        name: The values in which it differs from the others; empty where there is one only.
-        members: Numbers of its groups.
+        name: the values in which it differs from the others; empty where there is one only.
+        members: numbers of its groups.
     """
 
     name: str
@@ -252,11 +252,11 @@ def column_of(key: str, runs: Sequence[Run]) -> Column:
     """Return a column of tables.
 
     Args:
-        key: Of `COLUMNS`, or a column of `metrics.csv`.
-        runs: Of which one must have it.
+        key: of `COLUMNS`, or a column of `metrics.csv`.
+        runs: of which one must have it.
 
     Raises:
-        UserError: None has.
+        UserError: none has.
     """
     metric = runs[0].metric
     if key in COLUMNS:
@@ -280,9 +280,9 @@ class Comparison:
     """Groups of runs, and what is computed of them.
 
     Attributes:
-        groups: Runs that differ in their seeds only; a run that repeats another one is left out.
-        choices: What is computed.
-        repeated: Names of folders that were left out.
+        groups: runs that differ in their seeds only; a run that repeats another one is left out.
+        choices: what is computed.
+        repeated: names of folders that were left out.
     """
 
     groups: tuple[Group, ...]
@@ -477,7 +477,7 @@ class Comparison:
         """The methods that have runs in each world: names, and their groups in the order of the worlds.
 
         Raises:
-            UserError: There are fewer than two worlds or three methods, or one has no runs in a world.
+            UserError: there are fewer than two worlds or three methods, or one has no runs in a world.
         """
         many = len(self.worlds)
         remedy = "name runs of at least two worlds; --world KEY,... says which keys make a world"
@@ -497,7 +497,7 @@ class Comparison:
         Where several of one world do, the names of their configurations tell them apart, too.
 
         Args:
-            labels: Whether they agree in their user's labels, too.
+            labels: whether they agree in their user's labels, too.
         """
         runs = [group.runs[0] for group in self.groups]
         rests = [{k: v for k, v in tree_of(r).items() if not _within(k, self.choices.world)} for r in runs]
@@ -594,11 +594,11 @@ def compare(names: Sequence[str], choices: Choices | None = None) -> Comparison:
     """Compare runs.
 
     Args:
-        names: Run folders, folders that hold run folders (such as those of sweeps), and patterns of them.
-        choices: What to compute; None for the usual.
+        names: run folders, folders that hold run folders (such as those of sweeps), and patterns of them.
+        choices: what to compute; None for the usual.
 
     Raises:
-        UserError: A folder is no finished run, or a choice does not fit these runs.
+        UserError: a folder is no finished run, or a choice does not fit these runs.
     """
     groups, repeated = independent(gather(names))
     return Comparison(groups, choices or Choices(), repeated)

@@ -27,9 +27,9 @@ class Strip:
     """A row of sample images.
 
     Attributes:
-        title: Whose images they are.
+        title: whose images they are.
         images: uint8 [C, H, W]; None for an empty place.
-        captions: Text below each image.
+        captions: text below each image.
     """
 
     title: str
@@ -42,17 +42,17 @@ class Sheet:
     """The content of a sheet.
 
     Attributes:
-        title: The title.
-        when: The visit that the counts are of; empty where all visits have the same data.
-        strips: Rows of sample images; none for samples that are no images.
-        columns: Headings above the images; empty where every image has its own caption.
-        clients: The clients shown below the images, in ascending order, int64 [n].
-        groups: Their groups, int64 [n]; None where there are none.
-        counts: Their training images of each class, int64 [n, L].
-        sizes: Their training, validation and test images, int64 [n, 3].
-        shares: Shares of the groups in the data of one client at two visits, float64 [2, K]; None where all
+        title: the title.
+        when: the visit that the counts are of; empty where all visits have the same data.
+        strips: rows of sample images; none for samples that are no images.
+        columns: headings above the images; empty where every image has its own caption.
+        clients: the clients shown below the images, in ascending order, int64 [n].
+        groups: their groups, int64 [n]; None where there are none.
+        counts: their training images of each class, int64 [n, L].
+        sizes: their training, validation and test images, int64 [n, 3].
+        shares: shares of the groups in the data of one client at two visits, float64 [2, K]; None where all
             visits have the same data.
-        share_title: Title of the panel of shares.
+        share_title: title of the panel of shares.
     """
 
     title: str
@@ -71,11 +71,11 @@ def draw(sheet: Sheet, path: Path) -> None:
     """Write a sheet as a PNG file.
 
     Args:
-        sheet: The content.
-        path: The file.
+        sheet: the content.
+        path: the file.
 
     Raises:
-        UserError: The file cannot be written.
+        UserError: the file cannot be written.
     """
     from matplotlib.figure import Figure  # heavy: only when something is drawn
     from matplotlib.layout_engine import ConstrainedLayoutEngine

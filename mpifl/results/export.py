@@ -34,16 +34,16 @@ def export(names: Sequence[str], table: str, file: str | None, target: float | N
     """Write a tidy table of runs.
 
     Args:
-        names: Run folders, folders that hold run folders, and patterns of them.
-        table: One of `TABLES`.
+        names: run folders, folders that hold run folders, and patterns of them.
+        table: one of `TABLES`.
         file: `.csv` or `.parquet`; None returns CSV.
-        target: Of the table `final`, see `final_frame`; None for 95 % of the best.
+        target: of the table `final`, see `final_frame`; None for 95 % of the best.
 
     Returns:
         What is to be said, a line; the CSV where there is no file.
 
     Raises:
-        UserError: A folder is no finished run, or the file has another ending or cannot be written.
+        UserError: a folder is no finished run, or the file has another ending or cannot be written.
     """
     remedy = "has no effect: only --table final says what a target took"
     require(target is None or table == "final", "--target", target, remedy)
@@ -78,7 +78,7 @@ def frame(groups: Sequence[Group], table: str) -> pd.DataFrame:
     """Return a tidy table of groups of runs.
 
     Args:
-        groups: Of runs.
+        groups: of runs.
         table: `metrics`: a row for each run and evaluation, with the columns of `metrics.csv`. `clients`: a
             row for each run and client, with those of `clients.csv` and `client_traffic.csv`.
     """
@@ -97,8 +97,8 @@ def final_frame(groups: Sequence[Group], target: float | None = None) -> pd.Data
     event of survival analysis.
 
     Args:
-        groups: Of runs.
-        target: Mean accuracy, in [0, 1], or of another metric; None for 95 % of the best.
+        groups: of runs.
+        target: mean accuracy, in [0, 1], or of another metric; None for 95 % of the best.
     """
     check_target(target, metric_of(groups))
     goal = default_target(groups) if target is None else target

@@ -82,11 +82,11 @@ def curves(
     Lines are means over seeds, bands their range.
 
     Args:
-        groups: The groups of runs.
-        name: The column.
-        title: Label of its axis.
-        dashed: A second column, in dashes of the same colours; the lines of the first are then solid.
-        width: In inches; panels are then below one another. None puts them side by side.
+        groups: the groups of runs.
+        name: the column.
+        title: label of its axis.
+        dashed: a second column, in dashes of the same colours; the lines of the first are then solid.
+        width: in inches; panels are then below one another. None puts them side by side.
 
     Returns:
         None where no group has the column.

@@ -23,15 +23,15 @@ def frame_of(path: Path, required: Collection[str], names: Mapping[str, str] | N
     """Return a CSV file of a run folder; an empty frame of the required columns where there is no file.
 
     Args:
-        path: The file.
-        required: Columns that it must have.
-        names: Old name of a column -> its name now.
+        path: the file.
+        required: columns that it must have.
+        names: old name of a column -> its name now.
 
     Returns:
         Columns of int64, float64, bool or text as they are written; Int64 and boolean where fields are empty.
 
     Raises:
-        UserError: The file cannot be read, or a column is missing.
+        UserError: the file cannot be read, or a column is missing.
     """
     import pandas as pd
 

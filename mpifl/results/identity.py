@@ -60,7 +60,7 @@ def machine(gpu: str | None = None) -> dict[str, str]:
     """Return what decides the last bits of what this rank computes.
 
     Args:
-        gpu: Name of the GPU that it trains on; None for the CPU.
+        gpu: name of the GPU that it trains on; None for the CPU.
 
     Returns:
         `device`, `processor`, `instructions`, `kernels` (hash of the C sources, or `none`), `compiler`,
@@ -88,7 +88,7 @@ def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) 
     """Return the identity of a run, with a short hash of it under `hash`.
 
     Args:
-        options: Settings that decide last bits.
+        options: settings that decide last bits.
         machines: `machine` of each rank that trains; where they differ, the values are joined.
     """
     found: dict[str, Any] = {**options}
@@ -110,7 +110,7 @@ def describe_differences(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     Classes of one's own are left out: runs that are compared differ in them as they differ in options.
 
     Args:
-        found: Name of the run -> its identity; an empty one, of an older version, is left out.
+        found: name of the run -> its identity; an empty one, of an older version, is left out.
     """
     known = {run: one for run, one in found.items() if one}
     first = next(iter(known.values()), {})

@@ -55,8 +55,8 @@ class RankLog:
     leaves the context. The terminal shows only those of rank 0.
 
     Args:
-        path: The log file; created with its first record.
-        terminal: Whether this is rank 0.
+        path: the log file; created with its first record.
+        terminal: whether this is rank 0.
     """
 
     def __init__(self, path: Path, terminal: bool) -> None:

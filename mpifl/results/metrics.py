@@ -26,12 +26,12 @@ class AccuracySummary:
     """Accuracy over clients, unweighted; fractions in [0, 1] unless stated otherwise.
 
     Attributes:
-        mean: Mean over clients.
-        worst: Minimum over clients.
-        std: Population standard deviation (ddof 0).
-        variance_pct2: Population variance in percent squared (FLT's "var.").
-        worst_tenth: Mean of the ceil(n / 10) lowest.
-        standard_error: Binomial sqrt(p (1 - p) / pool) of a mean p over `pool` test samples (FLT's "+-");
+        mean: mean over clients.
+        worst: minimum over clients.
+        std: population standard deviation (ddof 0).
+        variance_pct2: population variance in percent squared (FLT's "var.").
+        worst_tenth: mean of the ceil(n / 10) lowest.
+        standard_error: binomial sqrt(p (1 - p) / pool) of a mean p over `pool` test samples (FLT's "+-");
             None without a pool.
     """
 
@@ -48,10 +48,10 @@ def accuracy_summary(accuracy: np.ndarray, pool: int | None = None) -> AccuracyS
 
     Args:
         accuracy: [n], in [0, 1]; NaN for a client without samples, which counts in no figure.
-        pool: Number of different test samples, for the binomial standard error; None for none.
+        pool: number of different test samples, for the binomial standard error; None for none.
 
     Raises:
-        UserError: There is no client.
+        UserError: there is no client.
     """
     everyone = np.asarray(accuracy, np.float64)
     require(everyone.size > 0, "accuracy", accuracy, "a summary needs at least one client")
@@ -74,7 +74,7 @@ def spread(values: np.ndarray, metric: Metric) -> dict[str, float]:
 
     Args:
         values: [n]; NaN for a client whose test samples tell nothing.
-        metric: Says which is the worst.
+        metric: says which is the worst.
 
     Returns:
         Columns of `metrics.csv`; NaN where no client has a value.
@@ -95,8 +95,8 @@ def pooled(scores: Mapping[str, np.ndarray], task: Task) -> dict[str, float]:
     """Return a task's metrics on the samples of all clients together, from the sums that clients scored.
 
     Args:
-        scores: Name -> value or sum of each client [n, ...].
-        task: Makes metrics of sums.
+        scores: name -> value or sum of each client [n, ...].
+        task: makes metrics of sums.
 
     Returns:
         `NAME_pooled` of each metric; where scores have a suffix, as `NAME_train`, `NAME_train_pooled`, too.
@@ -214,9 +214,9 @@ def mixture_kl(true: np.ndarray, estimate: np.ndarray, floor: float = 1e-12) -> 
     """Return the mean over uploads of KL(true || estimate), in nats (CCFL).
 
     Args:
-        true: Shares [n, K]; each row sums to 1.
-        estimate: Their estimates [n, K].
-        floor: Least estimated share, so that the divergence is finite.
+        true: shares [n, K]; each row sums to 1.
+        estimate: their estimates [n, K].
+        floor: least estimated share, so that the divergence is finite.
     """
     p, q = np.atleast_2d(true).astype(np.float64), np.maximum(np.atleast_2d(estimate), floor)
     terms = np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0) / q), 0.0)
@@ -245,10 +245,10 @@ def client_distances(
     """Return the mean distances of the clients' models, as columns of `metrics.csv` (EMD-CFL, table 9).
 
     Args:
-        products: Pairwise products of the models [m, m].
-        labels: Estimated cluster of each client [m].
-        groups: True group of each client [m]; None where there are none.
-        name: Of the columns.
+        products: pairwise products of the models [m, m].
+        labels: estimated cluster of each client [m].
+        groups: true group of each client [m]; None where there are none.
+        name: of the columns.
 
     Returns:
         `{name}` over all pairs, `{name}_within_clusters`, and `{name}_within_groups`; NaN where there is no

@@ -94,9 +94,9 @@ class Run:
     The tables of its folder are pandas DataFrames, read when they are first asked for.
 
     Attributes:
-        folder: The run folder.
-        config: The resolved configuration, as nested mappings, under the present keys.
-        summary: The content of `summary.json`, under the present names.
+        folder: the run folder.
+        config: the resolved configuration, as nested mappings, under the present keys.
+        summary: the content of `summary.json`, under the present names.
     """
 
     folder: Path
@@ -234,7 +234,7 @@ class Run:
         """`updates.csv`: how the update of each client agrees with the mean, by round and module.
 
         Raises:
-            UserError: The run did not write them.
+            UserError: the run did not write them.
         """
         remedy = "this run did not write updates.csv; run it with output.updates: true"
         require((self.folder / "updates.csv").exists(), "output.updates", False, remedy)
@@ -258,11 +258,11 @@ class Run:
         network (`model.name: custom`) is an object of the user's class.
 
         Args:
-            client: Its number.
-            cluster: Its number, as in `clusters`; instead of a client.
+            client: its number.
+            cluster: its number, as in `clusters`; instead of a client.
 
         Raises:
-            UserError: The run kept no models (names the key to set), or there is no such client or cluster.
+            UserError: the run kept no models (names the key to set), or there is no such client or cluster.
         """
         from .run_models import model_of
 
@@ -280,14 +280,14 @@ class Run:
         """Draw a column of `metrics.csv` and return the axes.
 
         Args:
-            metric: The column; None: the mean of the task's metric, `accuracy_mean` for classes.
+            metric: the column; None: the mean of the task's metric, `accuracy_mean` for classes.
             against: `rounds`, `bytes` (up and down), `seconds` (virtual time) or `wall_seconds`.
-            label: In the legend; None takes the run's label or its method.
-            ax: Axes to draw into; None makes some.
-            style: Keywords of `Axes.plot`.
+            label: in the legend; None takes the run's label or its method.
+            ax: axes to draw into; None makes some.
+            style: keywords of `Axes.plot`.
 
         Raises:
-            UserError: There is no such column or axis.
+            UserError: there is no such column or axis.
         """
         from .run_plot import plot
 
@@ -360,14 +360,14 @@ def read_rows(path: Path, required: Mapping[str, re.Pattern[str]] | None = None)
     """Return the rows of a CSV file of a run folder, under the present names of file and columns.
 
     Args:
-        path: The file.
-        required: Columns that it must have, and the kinds of their values; None: those of `COLUMNS`.
+        path: the file.
+        required: columns that it must have, and the kinds of their values; None: those of `COLUMNS`.
 
     Returns:
         One dictionary a row; an empty list where there is no such file.
 
     Raises:
-        UserError: A required column is missing, or a value is not of its kind.
+        UserError: a required column is missing, or a value is not of its kind.
     """
     kinds = COLUMNS.get(path.name, {}) if required is None else required
     path = _existing(path)
@@ -400,7 +400,7 @@ def load(folder: str | Path) -> Run:
     """Return the run in a folder.
 
     Raises:
-        UserError: The folder is no run folder, is incomplete, is still being written, or has an unknown
+        UserError: the folder is no run folder, is incomplete, is still being written, or has an unknown
             format.
     """
     path = Path(folder)

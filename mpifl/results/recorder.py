@@ -41,9 +41,9 @@ def digest(
     """Return the digest of a final state: SHA-256 over its arrays, each with name, type and shape.
 
     Args:
-        tables: Name -> rows of the server [K, d]; hashed as float32.
-        assign: The row of each client [N].
-        algorithm_state: Name -> array that the server keeps for the algorithm.
+        tables: name -> rows of the server [K, d]; hashed as float32.
+        assign: the row of each client [N].
+        algorithm_state: name -> array that the server keeps for the algorithm.
     """
     sha = hashlib.sha256()
     parts: dict[str, np.ndarray] = {f"table {k}": t.float().contiguous().numpy() for k, t in tables.items()}
@@ -78,24 +78,24 @@ def metrics_row(
     other metrics `NAME_pooled` is that of all samples together, made of sums and not of the clients' values.
 
     Args:
-        scores: Name -> value of each evaluated client [n]; sums behind metrics [n, ...].
-        labels: Estimated cluster of every client [N].
-        groups: True group of every client [N]; None where there are none.
-        pool: Number of different test samples, for the binomial standard error; None for none.
-        aimed: Which of the evaluated clients are targets of a backdoor, bool [n]; None where there are none.
+        scores: name -> value of each evaluated client [n]; sums behind metrics [n, ...].
+        labels: estimated cluster of every client [N].
+        groups: true group of every client [N]; None where there are none.
+        pool: number of different test samples, for the binomial standard error; None for none.
+        aimed: which of the evaluated clients are targets of a backdoor, bool [n]; None where there are none.
         before: `labels` at the evaluation before; None at the first.
-        placed: Whose cluster is known, bool [N]; None for all. The others do not count as members of their
+        placed: whose cluster is known, bool [N]; None for all. The others do not count as members of their
             cluster, except in `ari_everyone`; `num_unplaced` is their number.
-        samples: Test samples of each evaluated client [n], for `accuracy_pooled`, the accuracy on all of them
+        samples: test samples of each evaluated client [n], for `accuracy_pooled`, the accuracy on all of them
             together; None for none.
-        by: Kind -> label of each evaluated client [n], -1 for none; `accuracy_KINDj_mean` is the mean over
+        by: kind -> label of each evaluated client [n], -1 for none; `accuracy_KINDj_mean` is the mean over
             the clients of label j, `accuracy_KIND_NAME_mean` where labels are names.
-        train_samples: Training samples of each evaluated client [n], for the pooled accuracy and the binomial
+        train_samples: training samples of each evaluated client [n], for the pooled accuracy and the binomial
             standard error of `accuracy_train`; None for none.
-        own: Names of the metrics of the user; their mean, standard deviation, least and largest value over
+        own: names of the metrics of the user; their mean, standard deviation, least and largest value over
             the clients, and with `by` their means, are columns too.
-        honest: Which of the evaluated clients do not attack, bool [n]; None where nobody does.
-        task: Its metrics; None: accuracy.
+        honest: which of the evaluated clients do not attack, bool [n]; None where nobody does.
+        task: its metrics; None: accuracy.
     """
     metrics = (ACCURACY,) if task is None else task.scored
     sums, scores = scores, {name: v for name, v in scores.items() if not name.startswith(SUMS)}
@@ -225,9 +225,9 @@ class RunningFigures:
         """Add an evaluation; return mean and deviation over clusters, of it and of means over evaluations.
 
         Args:
-            step: Server steps so far; what is evaluated before the first counts in no mean.
-            scores: Of each cluster.
-            metric: What they are; begins the names of the figures.
+            step: server steps so far; what is evaluated before the first counts in no mean.
+            scores: of each cluster.
+            metric: what they are; begins the names of the figures.
         """
         if metric != self.metric:  # a run that went on from a release that had accuracy alone
             self.clusters.clear()
@@ -270,14 +270,14 @@ class Recorder:
     """Writes the tables of a run folder; on rank 0.
 
     Args:
-        folder: The run folder.
-        federation: The clients: true groups, targets of a backdoor, numbers of samples.
-        by: What else metrics are averaged over: `group`, `cluster` and `device`.
-        devices: Name of the device of each client, for a column `device` in `clients.csv`, `visits.csv` and
+        folder: the run folder.
+        federation: the clients: true groups, targets of a backdoor, numbers of samples.
+        by: what else metrics are averaged over: `group`, `cluster` and `device`.
+        devices: name of the device of each client, for a column `device` in `clients.csv`, `visits.csv` and
             `events.csv`; empty where all are alike.
-        own: Names of the metrics of the user.
-        task: What is measured; None: accuracy.
-        written: Clients whose rows are written, ascending; where it is empty, the tables of clients are left
+        own: names of the metrics of the user.
+        task: what is measured; None: accuracy.
+        written: clients whose rows are written, ascending; where it is empty, the tables of clients are left
             out; None: everybody.
 
     Attributes:
@@ -285,7 +285,7 @@ class Recorder:
         events: `events.csv`.
         updates: `updates.csv`.
         assignments: `assignments.csv`: the clusters at the first evaluation, and every change at a later one.
-        last: Figures of the last evaluation.
+        last: figures of the last evaluation.
     """
 
     def __init__(
@@ -332,17 +332,17 @@ class Recorder:
         """Append a row of the figures of an evaluation to `metrics.csv` and return it.
 
         Args:
-            step: Server steps so far.
-            seconds: Seconds since the start of the run.
-            scores: Name -> value of each evaluated client [n].
-            clients: The evaluated clients [n].
-            labels: Estimated cluster of every client [N].
-            train: Means of what clients reported of their training, and figures that only some methods have.
-            traffic: Bytes of the federation so far.
-            timing: Seconds of each phase since the evaluation before, for each rank; none for a lost one.
-            virtual_seconds: Time on the simulated clock; None where there is none.
-            placed: Whose cluster is known, bool [N]; None for all.
-            visits: That every client has made [N], which decide whose samples it is evaluated on where they
+            step: server steps so far.
+            seconds: seconds since the start of the run.
+            scores: name -> value of each evaluated client [n].
+            clients: the evaluated clients [n].
+            labels: estimated cluster of every client [N].
+            train: means of what clients reported of their training, and figures that only some methods have.
+            traffic: bytes of the federation so far.
+            timing: seconds of each phase since the evaluation before, for each rank; none for a lost one.
+            virtual_seconds: time on the simulated clock; None where there is none.
+            placed: whose cluster is known, bool [N]; None for all.
+            visits: that every client has made [N], which decide whose samples it is evaluated on where they
                 change; None for none.
         """
         targets, sizes = self.federation.targets, self.federation.sizes
@@ -407,7 +407,7 @@ class Recorder:
         """Append how the updates of a round agree with their mean to `updates.csv`.
 
         Args:
-            step: The round.
+            step: the round.
             rows: `client`, `block`, `size`, `cosine` and `distance`.
         """
         groups = {} if self.groups is None else {k: {"group": int(g)} for k, g in enumerate(self.groups)}
@@ -438,9 +438,9 @@ class Recorder:
         """Continue from a checkpoint.
 
         Args:
-            state: What `state` returned.
-            metrics: The content of `metrics.csv` then.
-            events: The bytes of `events.csv` then; what follows them is dropped.
+            state: what `state` returned.
+            metrics: the content of `metrics.csv` then.
+            events: the bytes of `events.csv` then; what follows them is dropped.
         """
         self.timing, self.last = state["timing"], state["last"]
         self._labels = None if state["labels"] is None else np.array(state["labels"])
@@ -469,8 +469,8 @@ class Recorder:
         """Write `visits.csv`, with a column `device` where clients have one, and `client_traffic.csv`.
 
         Args:
-            visits: Columns: what each visit moved.
-            clients: Columns: what each client moved in the whole run.
+            visits: columns: what each visit moved.
+            clients: columns: what each client moved in the whole run.
         """
         if not self._writes_clients:
             return
@@ -495,13 +495,13 @@ class Recorder:
         """Write the files that are known at the end, `summary.json` last.
 
         Args:
-            model: Content of `model.safetensors`; None writes none.
-            ledger: Rows of `ledger.csv`.
-            mpi_traffic: Rows of `mpi_traffic.csv`.
-            sizes: Training, validation and test samples of each client [N, 3], at its first visit.
-            algorithm_state: Content of `algorithm_state.npz`.
-            summary: Content of `summary.json`.
-            layout: Of the model, whose names and shapes `model.safetensors` says; None says none.
+            model: content of `model.safetensors`; None writes none.
+            ledger: rows of `ledger.csv`.
+            mpi_traffic: rows of `mpi_traffic.csv`.
+            sizes: training, validation and test samples of each client [N, 3], at its first visit.
+            algorithm_state: content of `algorithm_state.npz`.
+            summary: content of `summary.json`.
+            layout: of the model, whose names and shapes `model.safetensors` says; None says none.
         """
         self._write_arrivals()
         for row in self.clients:
@@ -531,8 +531,8 @@ class Recorder:
         """Return how many training, validation and test samples client `k` was evaluated on last.
 
         Args:
-            k: The client.
-            first: Those of its first visit [3].
+            k: the client.
+            first: those of its first visit [3].
         """
         train, val, test = map(int, first)
         now = self.federation.num_samples(k, int(self._visit[k]))

@@ -51,18 +51,18 @@ def report(
     """Write `report.html` and its figures.
 
     Args:
-        names: Run folders, folders that hold run folders, and patterns of them.
-        folder: Where to write; None for `report` beside the first run.
-        choices: What to compute over seeds and worlds; None for the usual.
-        width: Of the figures for papers, in inches, whose SVG then has letters as outlines; None for figures
+        names: run folders, folders that hold run folders, and patterns of them.
+        folder: where to write; None for `report` beside the first run.
+        choices: what to compute over seeds and worlds; None for the usual.
+        width: of the figures for papers, in inches, whose SVG then has letters as outlines; None for figures
             as wide as a page.
-        labels: Name of a configuration in legends and tables -> what it is called instead.
+        labels: name of a configuration in legends and tables -> what it is called instead.
 
     Returns:
         The HTML file.
 
     Raises:
-        UserError: A folder is no finished run, or the files cannot be written.
+        UserError: a folder is no finished run, or the files cannot be written.
     """
     comparison = relabelled(compare(names, choices), labels or {})
     groups = comparison.groups
@@ -89,11 +89,11 @@ def relabelled(comparison: Comparison, labels: Mapping[str, str]) -> Comparison:
     """Return a comparison whose groups have other names.
 
     Args:
-        comparison: The runs.
-        labels: Name -> new name.
+        comparison: the runs.
+        labels: name -> new name.
 
     Raises:
-        UserError: There is no group of that name, or two would have one name.
+        UserError: there is no group of that name, or two would have one name.
     """
     names = [group.name for group in comparison.groups]
     for name in labels:
@@ -133,10 +133,10 @@ def _files(
     """Draw a figure and write it in all formats; return their content, nothing where there is no figure.
 
     Args:
-        name: Of the files.
-        draw: Returns the figure.
-        folder: Where they are written.
-        outlines: Whether letters in SVG are outlines, which look the same everywhere.
+        name: of the files.
+        draw: returns the figure.
+        folder: where they are written.
+        outlines: whether letters in SVG are outlines, which look the same everywhere.
     """
     import matplotlib
 
@@ -211,8 +211,8 @@ def text_of(comparison: Comparison, bold: bool = False) -> str:
     """Return what `mpifl compare` prints: the table of final figures with notes, tests and ranks.
 
     Args:
-        comparison: The runs.
-        bold: Whether a terminal shows it, which has bold letters.
+        comparison: the runs.
+        bold: whether a terminal shows it, which has bold letters.
     """
     tables = [final_table(comparison)]
     if comparison.choices.test not in (None, NO_TEST):
@@ -228,17 +228,17 @@ def write_files(
     """Write a comparison to files.
 
     Args:
-        comparison: The runs.
+        comparison: the runs.
         csv: CSV file with numbers, a row a group; None for none.
         latex: LaTeX file with the table; None for none.
         markdown: Markdown file with all tables; None for none.
-        figures: Folder for the figures; None for none.
+        figures: folder for the figures; None for none.
 
     Returns:
         What is to be said of them.
 
     Raises:
-        UserError: A file cannot be written, or there is no figure to draw.
+        UserError: a file cannot be written, or there is no figure to draw.
     """
     table, said = final_table(comparison), []
     try:

@@ -465,8 +465,8 @@ def flow(
 
     Args:
         history: (round, cluster of each client [N]) of each evaluation; empty takes the final clusters.
-        truth: True group of each client [N]; None for none.
-        final: Final cluster of each client [N].
+        truth: true group of each client [N]; None for none.
+        final: final cluster of each client [N].
 
     Returns:
         `columns`: title, and label, clients and kind of each node; `links`: for each pair of neighbouring

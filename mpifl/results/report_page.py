@@ -61,13 +61,13 @@ def page(
     """Return the whole page.
 
     Args:
-        groups: The groups of runs.
-        target: Mean accuracy whose bytes and time are wanted, in [0, 1], or mean of the runs' other metric.
-        final: Final figures, a row for each group.
-        runs: A row for each run, in the order of the groups.
-        files: Name of a figure that lies in `figures/` beside the page -> its title.
+        groups: the groups of runs.
+        target: mean accuracy whose bytes and time are wanted, in [0, 1], or mean of the runs' other metric.
+        final: final figures, a row for each group.
+        runs: a row for each run, in the order of the groups.
+        files: name of a figure that lies in `figures/` beside the page -> its title.
         statistics: HTML of figures and tables over seeds; empty for none.
-        seeds: What the page draws into it.
+        seeds: what the page draws into it.
     """
     metric = metric_of(groups)
     curves = report_data.curves(groups)

@@ -14,18 +14,18 @@ class RunInfo:
     """A run, before its first step.
 
     Attributes:
-        id: Of the run, from `run.json`; a resumed run keeps it.
-        name: Of the configuration.
-        folder: The run folder.
-        config: The resolved configuration, as nested mappings.
-        method: Name of the algorithm.
-        rounds: Server steps to take in all.
+        id: of the run, from `run.json`; a resumed run keeps it.
+        name: of the configuration.
+        folder: the run folder.
+        config: the resolved configuration, as nested mappings.
+        method: name of the algorithm.
+        rounds: server steps to take in all.
         num_clients: N.
         num_parameters: d, the numbers in a model.
-        ranks: Of the job.
-        step: Server steps taken before.
-        resumed: Whether the run was begun before.
-        restored: Whether it goes on from a checkpoint; resumed without, it takes its first step again.
+        ranks: of the job.
+        step: server steps taken before.
+        resumed: whether the run was begun before.
+        restored: whether it goes on from a checkpoint; resumed without, it takes its first step again.
     """
 
     id: str
@@ -52,12 +52,12 @@ class Moment:
     """A moment of a run, after a server step.
 
     Attributes:
-        run: The run.
-        step: Server steps so far.
-        seconds: Real seconds since the run began.
-        virtual_seconds: On the federation's clock; None where it has none.
-        bytes_up: What clients have sent so far, in bytes.
-        bytes_down: What clients have received so far, in bytes.
+        run: the run.
+        step: server steps so far.
+        seconds: real seconds since the run began.
+        virtual_seconds: on the federation's clock; None where it has none.
+        bytes_up: what clients have sent so far, in bytes.
+        bytes_down: what clients have received so far, in bytes.
     """
 
     run: RunInfo
@@ -73,7 +73,7 @@ class Round(Moment):
     """A server step; see `Moment`.
 
     Attributes:
-        clients: Whose uploads were mixed.
+        clients: whose uploads were mixed.
     """
 
     clients: tuple[int, ...]
@@ -84,8 +84,8 @@ class Evaluation(Moment):
     """An evaluation; see `Moment`.
 
     Attributes:
-        metrics: Column -> value of the new row of `metrics.csv`.
-        clients: Client -> name -> its own scores, of each evaluated client.
+        metrics: column -> value of the new row of `metrics.csv`.
+        clients: client -> name -> its own scores, of each evaluated client.
     """
 
     metrics: Mapping[str, float | int]

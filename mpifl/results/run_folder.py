@@ -52,15 +52,15 @@ def create(parent: str, name: str, run_id: str | None) -> Path:
     """Create the folder `parent/name-run_id`.
 
     Args:
-        parent: The folder that holds run folders; created where it is missing.
-        name: Name of the configuration.
-        run_id: What follows the name; None takes the date and time, with a number where another run has them.
+        parent: the folder that holds run folders; created where it is missing.
+        name: name of the configuration.
+        run_id: what follows the name; None takes the date and time, with a number where another run has them.
 
     Returns:
         The new folder.
 
     Raises:
-        UserError: The folder exists already, or `parent` cannot be written.
+        UserError: the folder exists already, or `parent` cannot be written.
     """
     first = Path(parent) / f"{name}-{run_id or datetime.now().strftime('%Y%m%d-%H%M%S')}"
     folder, number = first, 0
@@ -121,7 +121,7 @@ def is_complete(folder: Path) -> bool:
     """Return whether a run came to its end; remove checkpoints that a job killed in its last moment left.
 
     Raises:
-        UserError: The folder is no run folder.
+        UserError: the folder is no run folder.
     """
     there = all((folder / name).is_file() for name in ("run.json", "config.yaml"))
     require(there, "RUN", str(folder), "is no run folder: it has no run.json and config.yaml")
@@ -135,11 +135,11 @@ def refuse_more_rounds(folder: Path, rounds: object) -> None:
     """Refuse to take a complete run further: its checkpoints are gone.
 
     Args:
-        folder: The run folder.
-        rounds: What is asked for; None for nothing.
+        folder: the run folder.
+        rounds: what is asked for; None for nothing.
 
     Raises:
-        UserError: There are to be more than the run has.
+        UserError: there are to be more than the run has.
     """
     done = json_file(folder / "summary.json", "RUN")["rounds"]
     more = isinstance(rounds, int) and rounds > done
@@ -155,9 +155,9 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[s
     """Write rows to a CSV file.
 
     Args:
-        path: The file.
-        rows: Column -> value; a column that a row lacks is empty.
-        columns: The first columns; those of the rows follow in order of appearance.
+        path: the file.
+        rows: column -> value; a column that a row lacks is empty.
+        columns: the first columns; those of the rows follow in order of appearance.
     """
     rows = list(rows)
     columns = list(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
@@ -191,8 +191,8 @@ class GrowingCsv:
     """A CSV file that is complete after each row; a row with new columns rewrites it.
 
     Attributes:
-        path: The file; it exists once there is a row.
-        columns: Of the rows so far.
+        path: the file; it exists once there is a row.
+        columns: of the rows so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -203,7 +203,7 @@ class GrowingCsv:
         """Append rows.
 
         Raises:
-            OSError: The disk is full; the file is as it was before.
+            OSError: the disk is full; the file is as it was before.
         """
         if not rows:
             return
@@ -267,7 +267,7 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of `environment.json`: where and with what a run was made.
 
     Args:
-        layout: What the caller knows of the ranks; added as it is.
+        layout: what the caller knows of the ranks; added as it is.
     """
     return {
         "python": sys.version.split()[0],

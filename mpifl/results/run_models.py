@@ -33,15 +33,15 @@ def model_of(
     """Return the final model of a client or of a cluster, in evaluation mode.
 
     Args:
-        folder: The run folder.
-        config: Its configuration.
-        summary: Its figures.
-        labels: The cluster of each client [N].
-        client: Number of a client; None where a cluster is given.
-        cluster: Number of a cluster; None where a client is given.
+        folder: the run folder.
+        config: its configuration.
+        summary: its figures.
+        labels: the cluster of each client [N].
+        client: number of a client; None where a cluster is given.
+        cluster: number of a cluster; None where a client is given.
 
     Raises:
-        UserError: The run kept no models, or has no model of that client or cluster.
+        UserError: the run kept no models, or has no model of that client or cluster.
     """
     one = (client is None) != (cluster is None)
     require(one, "Run.model", {"client": client, "cluster": cluster}, "give client=, or cluster=")
@@ -74,8 +74,8 @@ def layout_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> Layout |
     """Return the layout of a run's model as its configuration describes it; None where nobody can tell.
 
     Args:
-        config: Its configuration.
-        summary: Its figures.
+        config: its configuration.
+        summary: its figures.
     """
     info = _info(summary)
     if info is None or not isinstance(config.get("model"), Mapping):

@@ -31,10 +31,10 @@ class Curve:
     """A column of `metrics.csv` over an axis, for the runs of a group.
 
     Attributes:
-        x: Position of each common evaluation; mean over the runs.
-        mean: Mean over the runs.
-        low: Minimum over the runs.
-        high: Maximum over the runs.
+        x: position of each common evaluation; mean over the runs.
+        mean: mean over the runs.
+        low: minimum over the runs.
+        high: maximum over the runs.
     """
 
     x: np.ndarray
@@ -48,8 +48,8 @@ class Group:
     """Runs of one configuration with different seeds.
 
     Attributes:
-        name: The user's label or the algorithm, and the values in which the group differs from the others.
-        runs: The runs.
+        name: the user's label or the algorithm, and the values in which the group differs from the others.
+        runs: the runs.
     """
 
     name: str
@@ -76,8 +76,8 @@ class Group:
         """Return a column over an axis.
 
         Args:
-            axis: One of `AXES`.
-            name: The column.
+            axis: one of `AXES`.
+            name: the column.
         """
         x, y = self.column(axis).mean(0), self.column(name)
         return Curve(x, y.mean(0), y.min(0), y.max(0))
@@ -96,8 +96,8 @@ class Group:
         Means that only rounding tells from the target meet it.
 
         Args:
-            target: Of the metric, as an accuracy in [0, 1].
-            axis: One of `AXES`.
+            target: of the metric, as an accuracy in [0, 1].
+            axis: one of `AXES`.
         """
         positions, met = [], []
         for run in self.runs:
@@ -126,7 +126,7 @@ def folders(names: Sequence[str]) -> list[Path]:
     """Return run folders.
 
     Args:
-        names: Run folders, folders that hold run folders, such as those of sweeps, and patterns of either.
+        names: run folders, folders that hold run folders, such as those of sweeps, and patterns of either.
     """
     out: list[Path] = []
     for path in map(Path, (found for name in names for found in sorted(glob(name)) or [name])):
@@ -142,10 +142,10 @@ def gather(names: Sequence[str]) -> list[Group]:
     each name is a group, and titles have the names.
 
     Args:
-        names: Run folders, and folders that hold run folders.
+        names: run folders, and folders that hold run folders.
 
     Raises:
-        UserError: A folder is no finished run.
+        UserError: a folder is no finished run.
     """
     runs = [load(path) for path in dict.fromkeys(folders(names))]
     require(bool(runs), "RUN", list(names), "name at least one run folder")
@@ -193,8 +193,8 @@ def titles(trees: Sequence[Mapping[str, Any]], heads: Sequence[str]) -> list[str
     named wherever it differs.
 
     Args:
-        trees: Dotted key -> value.
-        heads: How each title begins: with an algorithm, a label of the user's, or nothing.
+        trees: dotted key -> value.
+        heads: how each title begins: with an algorithm, a label of the user's, or nothing.
     """
     out = []
     for tree, head in zip(trees, heads, strict=True):

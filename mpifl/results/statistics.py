@@ -25,11 +25,11 @@ class Estimate:
     """A mean over seeds.
 
     Attributes:
-        mean: Of the values.
-        std: Sample standard deviation (ddof 1); NaN for one seed.
-        low: Lower end of the interval for the mean; NaN for one seed.
-        high: Its upper end.
-        seeds: Number of values.
+        mean: of the values.
+        std: sample standard deviation (ddof 1); NaN for one seed.
+        low: lower end of the interval for the mean; NaN for one seed.
+        high: its upper end.
+        seeds: number of values.
     """
 
     mean: float
@@ -43,10 +43,10 @@ def estimate(values: np.ndarray, kind: str = "t", confidence: float = 0.95) -> E
     """Return mean, sample standard deviation and a confidence interval for the mean.
 
     Args:
-        values: One for each seed [seeds]; finite.
+        values: one for each seed [seeds]; finite.
         kind: `t` (mean -+ t quantile x standard error), `bootstrap` (bias-corrected and accelerated; Efron
             1987) or `percentile` (of the means of resamples).
-        confidence: Of the interval, in (0, 1).
+        confidence: of the interval, in (0, 1).
     """
     x = np.sort(np.asarray(values, np.float64))
     n, centre = len(x), float(x.mean())
@@ -120,7 +120,7 @@ def paired_p(differences: np.ndarray, test: str = "t") -> float:
     """Return the two-sided p value that paired differences are zero on average.
 
     Args:
-        differences: One method minus the other, under equal seeds [pairs].
+        differences: one method minus the other, under equal seeds [pairs].
         test: `t` (Student's paired t test) or `wilcoxon` (signed ranks; zeros by Pratt's rule).
 
     Returns:
@@ -146,8 +146,8 @@ def side(differences: np.ndarray, test: str = "t") -> int:
     """Return the sign of paired differences that a test speaks of.
 
     Args:
-        differences: One method minus the other, under equal seeds [pairs].
-        test: As of `paired_p`.
+        differences: one method minus the other, under equal seeds [pairs].
+        test: as of `paired_p`.
 
     Returns:
         The sign of their mean. With `wilcoxon` 0 where the sum of signed ranks has another one.
@@ -192,14 +192,14 @@ class Ranking:
     """Average ranks of methods over worlds, and what tests say of them (Demsar, JMLR 7, 2006).
 
     Attributes:
-        ranks: Rank of each method in each world [worlds, methods]; 1 is best, ties share their mean.
-        average: Over worlds [methods].
+        ranks: rank of each method in each world [worlds, methods]; 1 is best, ties share their mean.
+        average: over worlds [methods].
         friedman: Friedman's chi-square, with methods - 1 degrees of freedom.
-        p: Its p value.
+        p: its p value.
         f: Iman and Davenport's F, with (methods - 1) and (methods - 1)(worlds - 1) degrees of freedom.
-        f_p: Its p value.
+        f_p: its p value.
         critical_difference: Nemenyi's: two average ranks that differ by less are not distinguishable.
-        cliques: Largest sets of methods that are not distinguishable; numbers of methods, best first.
+        cliques: largest sets of methods that are not distinguishable; numbers of methods, best first.
     """
 
     ranks: np.ndarray
@@ -216,10 +216,10 @@ def rank(scores: np.ndarray, higher_is_better: bool = True, alpha: float = 0.05)
     """Rank methods over worlds.
 
     Args:
-        scores: Of each method in each world [worlds, methods]: at least two worlds and three methods.
+        scores: of each method in each world [worlds, methods]: at least two worlds and three methods.
             Infinity is allowed: a cost that was never paid.
-        higher_is_better: Whether rank 1 goes to the largest score.
-        alpha: Level of the critical difference.
+        higher_is_better: whether rank 1 goes to the largest score.
+        alpha: level of the critical difference.
     """
     from scipy import stats
 
@@ -262,7 +262,7 @@ def critical_difference(methods: int, worlds: int, alpha: float = 0.05) -> float
     Args:
         methods: k.
         worlds: N.
-        alpha: Level.
+        alpha: level.
     """
     from scipy import stats
 
@@ -274,8 +274,8 @@ def cliques(average: np.ndarray, difference: float) -> tuple[tuple[int, ...], ..
     """Return the largest sets of two or more methods whose average ranks lie within a difference.
 
     Args:
-        average: Average rank of each method [methods].
-        difference: The critical one.
+        average: average rank of each method [methods].
+        difference: the critical one.
     """
     order = np.argsort(average, kind="stable")
     out: list[tuple[int, ...]] = []

@@ -31,13 +31,13 @@ class Signals:
     to the signals around these, if any: those of a sweep, which ends between two runs.
 
     Args:
-        asked: Returns whether to stop though no signal came; called between steps.
+        asked: returns whether to stop though no signal came; called between steps.
 
     Attributes:
-        folder: Of the run, for the message where it ends before its first step.
+        folder: of the run, for the message where it ends before its first step.
 
     Raises:
-        StoppedEarly: From the first request to stop, in a stage that ends at once.
+        StoppedEarly: from the first request to stop, in a stage that ends at once.
     """
 
     def __init__(self, asked: Callable[[], bool] = lambda: False) -> None:
@@ -87,10 +87,10 @@ class Watchdog:
     The stacks of all threads are written to the log of the rank first. The process ends with code 1.
 
     Args:
-        seconds: Without progress, until the process ends; 0 for never.
-        alive: Returns the `time.monotonic` of the last progress.
-        log: Log file of this rank.
-        grace: Seconds between writing the stacks and the end, so that all ranks can write theirs.
+        seconds: without progress, until the process ends; 0 for never.
+        alive: returns the `time.monotonic` of the last progress.
+        log: log file of this rank.
+        grace: seconds between writing the stacks and the end, so that all ranks can write theirs.
     """
 
     def __init__(self, seconds: float, alive: Callable[[], float], log: Path, grace: float = 5.0) -> None:

@@ -27,8 +27,8 @@ class Reached:
     """Where the runs of a group met a target, on one axis (rounds, bytes or seconds).
 
     Attributes:
-        position: Of the first evaluation with the target; of the last evaluation where it was not met [runs].
-        met: Whether it was met [runs].
+        position: of the first evaluation with the target; of the last evaluation where it was not met [runs].
+        met: whether it was met [runs].
     """
 
     position: np.ndarray
@@ -50,12 +50,12 @@ class Median:
     """The Kaplan-Meier estimate of a median.
 
     Attributes:
-        value: Infinite where fewer than half of the runs would have met the target by the last observation.
-        low: Lower end of the interval; NaN for one run.
-        high: Its upper end; infinite where the runs do not bound it.
-        beyond: The last position that was observed: an infinite value is larger than it.
-        runs: Number of runs.
-        unmet: Number of runs that never met the target.
+        value: infinite where fewer than half of the runs would have met the target by the last observation.
+        low: lower end of the interval; NaN for one run.
+        high: its upper end; infinite where the runs do not bound it.
+        beyond: the last position that was observed: an infinite value is larger than it.
+        runs: number of runs.
+        unmet: number of runs that never met the target.
     """
 
     value: float
@@ -90,10 +90,10 @@ def median(found: Reached, kind: str = "t", confidence: float = 0.95) -> Median:
     """Return the Kaplan-Meier median with an interval.
 
     Args:
-        found: The runs.
+        found: the runs.
         kind: `bootstrap` or `percentile`: percentiles of the medians of resampled runs. Otherwise the
             positions at which the log-log band of the share crosses a half (Brookmeyer and Crowley 1982).
-        confidence: Of the interval, in (0, 1).
+        confidence: of the interval, in (0, 1).
     """
     runs, beyond = len(found.position), float(found.position.max())
     at, share = kaplan_meier(found)

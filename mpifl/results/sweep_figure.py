@@ -23,13 +23,13 @@ class Curve:
     """The metric of one case over its evaluations, accuracy for classes.
 
     Attributes:
-        labels: Label of the value that each varied key has in this case.
-        axis: What `x` is: a round, or virtual seconds.
-        x: Time of each evaluation.
-        y: Mean over clients at each evaluation; of accuracy in [0, 1].
-        staleness: Staleness of each upload, in server steps; empty for synchronous runs.
-        train: Mean on the clients' training data at each evaluation; empty where there is none.
-        metric: Its title.
+        labels: label of the value that each varied key has in this case.
+        axis: what `x` is: a round, or virtual seconds.
+        x: time of each evaluation.
+        y: mean over clients at each evaluation; of accuracy in [0, 1].
+        staleness: staleness of each upload, in server steps; empty for synchronous runs.
+        train: mean on the clients' training data at each evaluation; empty where there is none.
+        metric: its title.
     """
 
     labels: Mapping[str, str]
@@ -63,8 +63,8 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     Where a curve has values on training data, dashes are its own: all lines on test data are solid.
 
     Args:
-        curves: One curve a case.
-        path: The file.
+        curves: one curve a case.
+        path: the file.
     """
     from matplotlib.figure import Figure  # heavy: only when something is drawn
 

@@ -57,7 +57,7 @@ class Cell:
     """A cell.
 
     Attributes:
-        text: What it says.
+        text: what it says.
         mark: `BEST`, `TIED`, or empty.
     """
 
@@ -70,9 +70,9 @@ class Table:
     """Rows of cells.
 
     Attributes:
-        columns: Titles; what follows the last comma is a unit.
-        rows: One cell for each column.
-        notes: What is said below it, a line each.
+        columns: titles; what follows the last comma is a unit.
+        rows: one cell for each column.
+        notes: what is said below it, a line each.
     """
 
     columns: tuple[str, ...]
@@ -95,8 +95,8 @@ def as_text(table: Table, bold: bool = False) -> str:
     """Return a table as aligned text; `*` follows the best, `~` what is not distinguishable from it.
 
     Args:
-        table: The table; its notes are left out.
-        bold: Whether a terminal shows it, which has bold letters.
+        table: the table; its notes are left out.
+        bold: whether a terminal shows it, which has bold letters.
     """
     out = [[*table.columns], *([cell.text for cell in row] for row in table.rows)]
     for at in range(len(table.columns)):
@@ -159,8 +159,8 @@ def as_latex(table: Table, column_pt: float = COLUMN_PT) -> str:
     Notes are comments in front of the table, the width among them where no size fits.
 
     Args:
-        table: The table.
-        column_pt: Width of the column, in points.
+        table: the table.
+        column_pt: width of the column, in points.
     """
 
     def cell(at: int, given: Cell) -> str:
@@ -219,9 +219,9 @@ def narrowed(
     """Return a table without the columns that do not fit a paper's column in the second smallest size.
 
     Args:
-        table: The table; its first column stays.
-        wanted: Titles of columns, the most wanted first; the others come last.
-        column_pt: Width of the column, in points.
+        table: the table; its first column stays.
+        wanted: titles of columns, the most wanted first; the others come last.
+        column_pt: width of the column, in points.
 
     Returns:
         The table, and the titles of the columns that were left out.

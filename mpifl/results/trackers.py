@@ -48,14 +48,14 @@ class Logged:
     begins a new run.
 
     Args:
-        info: Of the run; one that is new has logged nothing.
-        name: Of the tracker.
+        info: of the run; one that is new has logged nothing.
+        name: of the tracker.
 
     Attributes:
-        step: The last that is logged; -1 for none.
-        real: Whether the clock is real.
-        id: Of the tracker's run: that of the run, with a number from the second on.
-        before: Id of the tracker's run that a new one continues; empty where none does.
+        step: the last that is logged; -1 for none.
+        real: whether the clock is real.
+        id: of the tracker's run: that of the run, with a number from the second on.
+        before: id of the tracker's run that a new one continues; empty where none does.
     """
 
     def __init__(self, info: RunInfo, name: str) -> None:
@@ -88,8 +88,8 @@ class Tracker:
     """A callback on a library that is an extra of mpifl.
 
     Attributes:
-        name: Of the tracker and of the extra.
-        package: What is imported.
+        name: of the tracker and of the extra.
+        package: what is imported.
     """
 
     name: ClassVar[str]
@@ -111,7 +111,7 @@ class TensorBoard(Tracker):
     their wall time: the axis "relative" shows them against virtual seconds.
 
     Attributes:
-        folder: Holds a folder with the event files of each run, under the name of the run folder; null takes
+        folder: holds a folder with the event files of each run, under the name of the run folder; null takes
             `tensorboard` in the run folder.
     """
 
@@ -174,12 +174,12 @@ class WandB(Tracker):
     that goes on logs all evaluations up to its checkpoint again, but for those that the server has.
 
     Attributes:
-        project: Where the run appears.
+        project: where the run appears.
         mode: `offline` writes to a folder, which `wandb sync` uploads later; `online` uploads at once, with
             the login of wandb; `disabled` does nothing.
-        entity: User or team; null takes that of the login.
-        group: Of the run; null takes the name of the configuration.
-        folder: What wandb writes to; null takes the run folder.
+        entity: user or team; null takes that of the login.
+        group: of the run; null takes the name of the configuration.
+        folder: what wandb writes to; null takes the run folder.
     """
 
     name: ClassVar[str] = "wandb"
@@ -254,9 +254,9 @@ class MLflow(Tracker):
     their time.
 
     Attributes:
-        tracking_uri: Of the store: a server, or a folder; null takes MLFLOW_TRACKING_URI, or the folder
+        tracking_uri: of the store: a server, or a folder; null takes MLFLOW_TRACKING_URI, or the folder
             `mlruns` beside the run folder.
-        experiment: Where the run appears; null takes the name of the configuration.
+        experiment: where the run appears; null takes the name of the configuration.
     """
 
     name: ClassVar[str] = "mlflow"

@@ -379,7 +379,7 @@ def plain_titles(folder: Path) -> dict[str, str] | None:
     """Return name of the run folder -> title of the cases of a sweep, without reading what they would run.
 
     Args:
-        folder: The sweep's.
+        folder: the sweep's.
 
     Returns:
         None where the names depend on more than the varied values; `experiment.sweep_results.titles` knows.

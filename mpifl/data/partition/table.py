@@ -53,8 +53,8 @@ class PartitionTable:
         sample: int64 [n], the address of the sample in the pool.
         group: int64 [n], the group of the client, or None.
         label: int64 [n], the label of the sample in the source, or None.
-        clients: What the clients are called, [N].
-        facts: What the first line of a file of ours says; empty for others.
+        clients: what the clients are called, [N].
+        facts: what the first line of a file of ours says; empty for others.
     """
 
     client: np.ndarray
@@ -70,12 +70,12 @@ def write(table: PartitionTable, path: Path, key: str) -> None:
     """Write a table as .csv or .parquet.
 
     Args:
-        table: The rows.
-        path: The file.
-        key: The option that names it, for messages.
+        table: the rows.
+        path: the file.
+        key: the option that names it, for messages.
 
     Raises:
-        UserError: Another ending, no pyarrow for Parquet, or the file cannot be written.
+        UserError: another ending, no pyarrow for Parquet, or the file cannot be written.
     """
     import pandas as pd
 
@@ -103,11 +103,11 @@ def read(path: Path, key: str) -> PartitionTable:
     """Read a table.
 
     Args:
-        path: A file of `FORMATS`.
-        key: The key that names it, for messages.
+        path: a file of `FORMATS`.
+        key: the key that names it, for messages.
 
     Raises:
-        UserError: The file cannot be read, lacks a column, or holds something else than samples in it.
+        UserError: the file cannot be read, lacks a column, or holds something else than samples in it.
     """
     facts = facts_of(path, key)
     frame = _json_frame(path, key) if path.suffix == ".json" else _frame(path, key)

@@ -223,13 +223,13 @@ def exported(spec: ScenarioSpec, pool: Pool, source: str, of: Mapping[str, Any])
     """Return the table of a scenario.
 
     Args:
-        spec: What it composed.
-        pool: The samples.
-        source: The name of their source.
-        of: What is to be said of it besides.
+        spec: what it composed.
+        pool: the samples.
+        source: the name of their source.
+        of: what is to be said of it besides.
 
     Raises:
-        UserError: Its clients change from visit to visit, or do something of their own to the samples.
+        UserError: its clients change from visit to visit, or do something of their own to the samples.
     """
     if spec.drift is not None or spec.public or spec.group_test_sets:
         remedy = "its clients draw their samples when they are visited: there is no partition to export"
