@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -123,9 +122,8 @@ class Sweep:
     @property
     def outdated_text(self) -> str:
         """What is said of them; empty where there are none."""
-        names = "; ".join(self.outdated[:SHOWN_LABELS]) + "; ..." * (len(self.outdated) > SHOWN_LABELS)
         count = len(self.outdated)
-        return f"{count} under other settings than the file's now: {names}" if count else ""
+        return f"{count} under other settings than the file's now: {_few(self.outdated)}" if count else ""
 
     @property
     def results(self) -> list[Result]:
@@ -139,13 +137,38 @@ class Sweep:
 
     @property
     def changes(self) -> str:
-        """What differs from the file in the cases that ran; empty where nothing does."""
-        found = Counter(f"{k} {v}" for one in self.measured for k, v in one["changed"].items())
-        all_cases = len(self.measured)
+        """What differs from the file in the cases that ran, and in which; empty where nothing does."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for one in self.measured:
+            for k, v in one["changed"].items():
+                found.setdefault(f"{k} {v}", []).append(one)
+        total = len(self.measured)
         return ", ".join(
-            text + ("" if count == all_cases else f" ({count} of {all_cases} cases)")
-            for text, count in sorted(found.items())
+            text + (f" ({len(ran)} of {total} cases: {_few(map(_row, ran))})" if len(ran) < total else "")
+            for text, ran in sorted(found.items())
         )
+
+    @property
+    def left_out(self) -> str:
+        """The rows of which no case ran; empty where each has one."""
+        ran = {_row(one) for one in self.measured}
+        return _few((row for case in self.cases if (row := _row({"labels": case.labels})) not in ran), 30)
+
+    @property
+    def hours(self) -> float:
+        """Wall time of the trainings; cases that repeat one under other times count once."""
+        return (
+            sum(dict(((one["digest"], one["seconds"]), one["seconds"]) for one in self.measured).values())
+            / 3600
+        )
+
+    def trained(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what decides the training of each case that ran, and what is kept of it."""
+        kept = {json.dumps(one["labels"]): one for one in self.measured}
+        for case in self.cases:
+            if one := kept.get(json.dumps(dict(case.labels))):
+                found = {**self.deciding(_stated(case.config)), **one["changed"]}
+                yield json.dumps(found, sort_keys=True, default=str), one
 
     def state(self) -> str:
         """Return whether it ran here, at what size, and the largest difference to a published figure."""
@@ -165,6 +188,17 @@ def sweeps(paper: str | None = None) -> list[Sweep]:
         files = sorted((FOLDER / folder).glob("[!_]*.yaml"), key=lambda path: _by_number(path.stem))
         found += [sweep for path in files if "table" in (sweep := Sweep(folder, path.stem)).tree]
     return found
+
+
+def _row(one: Mapping[str, Any]) -> str:
+    """Return the title of the row and the group of columns of a case: its labels without the seed."""
+    return ", ".join(label for key, label in one["labels"].items() if key != SEED)
+
+
+def _few(titles: Iterable[str], most: int = SHOWN_LABELS) -> str:
+    """Return the different ones of some titles as text, the first `most` of them."""
+    found = list(dict.fromkeys(titles))
+    return "; ".join(found[:most]) + "; ..." * (len(found) > most)
 
 
 def _rows(count: int) -> str:
@@ -294,7 +328,8 @@ def pages() -> dict[Path, str]:
         found = [sweep for sweep in sweeps(paper) if sweep.measured]
         if found:
             head = f"# {PAPERS[paper]}\n\nWritten by `mpifl record`; see the [index](README.md).\n"
-            out[PAGES / f"{paper}.md"] = "\n".join([head, *map(_section, found)])
+            sections = [_section(sweep, _other_figures(sweep, found)) for sweep in found]
+            out[PAGES / f"{paper}.md"] = "\n".join([head, *sections])
     return out
 
 
@@ -316,33 +351,62 @@ def _index() -> str:
     return "\n".join(out)
 
 
-def _section(sweep: Sweep) -> str:
-    """Return what a page says of one sweep."""
+def _other_figures(sweep: Sweep, found: Sequence[Sweep]) -> list[str]:
+    """Return a sentence for each case that has other figures in another sweep, under the same settings.
+
+    Args:
+        sweep: whose section is written.
+        found: all recorded sweeps of the paper.
+    """
+    out = []
+    for other in found:
+        theirs = dict(other.trained()) if other.name != sweep.name else {}
+        for settings, one in sweep.trained():
+            again = theirs.get(settings, one)
+            shared = one["values"].keys() & again["values"].keys()
+            if any(one["values"][name] != again["values"][name] for name in shared):
+                seed = f", seed {one['labels'][SEED]}" if SEED in one["labels"] else ""
+                versions = f"by commit {again['commit']} instead of {one['commit']}"
+                out.append(
+                    f"{_row(one)}{seed} was run in {other.stem}, too ({_row(again)}), {versions}, and has"
+                    " other figures there: compare it with rows of its own version."
+                )
+    return out
+
+
+def _section(sweep: Sweep, others: Sequence[str]) -> str:
+    """Return what a page says of one sweep.
+
+    Args:
+        sweep: with recorded cases.
+        others: what is said of cases that were run in other sweeps, too.
+    """
     table, ran = sweep.table, sweep.measured
     dates, commits = (sorted({one[key] for one in ran}) for key in ("date", "commit"))
     seeds = sorted({one["labels"].get(SEED, "0") for one in ran})
-    hours = sum(one["seconds"] for one in ran) / 3600
     options = "".join(f" --{key} {json.dumps(v)!r}" for key, v in _common_changes(sweep).items())
     facts = [
         f"{len(ran)} of {len(sweep.cases)} cases",
         f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
         *([sweep.outdated_text] if sweep.outdated else []),
-        f"{hours:.1f} hours of wall time in all",
+        f"{sweep.hours:.1f} hours of wall time in all",
         f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}",
-        f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}",
+        f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
+        + " (+: with changes that were not committed)" * any(commit.endswith("+") for commit in commits),
     ]
     parts = [
         f"## {table.title}\n",
         f"```bash\nmpifl sweep {sweep.name} --data.root DIR{options}\n```\n",
         f"{'; '.join(facts)}.{f' Other than in the file: {sweep.changes}.' if sweep.changes else ''}\n",
-        markdown(table, sweep.results),
+        markdown(table, sweep.results, hints=False),
     ]
     if table.spread:
         others = [figure.label for figure in table.columns if figure.deviation != SAMPLE]
         more = f"; population standard deviation of {', '.join(others)}" if others else ""
         here = f"sample standard deviation over the seeds{more}"
         parts.append(f'Published "+-": {table.spread}. Here: {here}.\n')
-    parts += [f"{text}\n" for text in (table.notes, *table.findings) if text]
+    parts += [f"Not run: {left_out}.\n"] if (left_out := sweep.left_out) else []
+    parts += [f"{text}\n" for text in (table.differences, table.notes, *others, *table.findings) if text]
     return "\n".join(parts)
 
 

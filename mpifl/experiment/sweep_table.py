@@ -51,6 +51,7 @@ class TableConfig:
             the critical difference; of figures with three rows and two complete groups.
         blocked: why the table cannot be run with the data at hand; empty where it can.
         notes: readings that decide.
+        differences: what differs from the table of the sweep's base, whose notes hold, too.
         findings: what came out here, and the tested causes of differences, paragraph by paragraph; for
             `docs/reproductions`.
     """
@@ -63,6 +64,7 @@ class TableConfig:
     ranks: bool = False
     blocked: str = ""
     notes: str = ""
+    differences: str = ""
     findings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -297,13 +299,19 @@ def largest_difference(found: Sequence[Line], table: TableConfig) -> tuple[float
     return max(places, key=lambda place: abs(place[0]), default=None)
 
 
-def markdown(table: TableConfig, results: Sequence[Result], every: Sequence[Mapping[str, str]] = ()) -> str:
+def markdown(
+    table: TableConfig,
+    results: Sequence[Result],
+    every: Sequence[Mapping[str, str]] = (),
+    hints: bool = True,
+) -> str:
     """Return the table as Markdown, for each group of columns: published and measured figures; then ranks.
 
     Args:
         table: the layout.
         results: of the cases that ran.
         every: labels of all cases that the sweep asks for; empty: those of the results.
+        hints: whether a figure that no case has is answered with a near name.
     """
     found = lines(table, results, every)
     out = []
@@ -321,10 +329,9 @@ def markdown(table: TableConfig, results: Sequence[Result], every: Sequence[Mapp
     known = sorted({name for result in results for name in result.values})
     for figure in table.columns:
         if results and figure.of not in known:
-            near = get_close_matches(figure.of, known, n=1, cutoff=0.8)
-            out.append(
-                f"{figure.label}: no case has {figure.of}{f'; did you mean {near[0]!r}?' if near else ''}\n"
-            )
+            near = get_close_matches(figure.of, known, n=1, cutoff=0.8) if hints else []
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            out.append(f"{figure.label}: no case has {figure.of}{meant}\n")
     return "\n".join(out)
 
 

@@ -234,12 +234,54 @@ def test_another_sweep_adds_its_cases_and_replaces_the_same_ones(paper, tmp_path
     said = capsys.readouterr().out
     mean = sum(result.values["accuracy_mean"] for result in sweep.results[:2]) / 2
     assert f"largest difference {100 * mean - 50.5:+.2f} (FedAvg avg)" in said
-    assert "3 of 4 cases, rounds 3 (1 of 3 cases); " in said
+    assert "3 of 4 cases, rounds 3 (1 of 3 cases: Local); " in said
     page = (papers.PAGES / "ucfl.md").read_text()
     assert "mpifl sweep papers/ucfl/table1 --data.root DIR\n" in page, "not all cases have three rounds"
     assert "| FedAvg | 50.5 | " in page
     assert "\nIt came out so.\n\nAnd so.\n" in page
     assert "(ucfl.md)" in (papers.PAGES / "README.md").read_text()
+
+
+def test_a_page_says_what_did_not_run_and_counts_a_training_once(paper, tmp_path):
+    """Local has no case; of FedAvg two cases rest on one training, as those of a sweep over networks."""
+    folder = sweep_with(paper, tmp_path, "a", "--only", "rows=FedAvg")
+    papers.record([str(folder)])
+    (sweep,) = papers.sweeps()
+    kept = json.loads(sweep.measured_file.read_text())
+    for one in kept["cases"]:
+        one.update(digest="0123456789abcdef", seconds=7200, commit="0123456789+")
+    sweep.measured_file.write_text(json.dumps(kept))
+    page = papers.pages()[papers.PAGES / "ucfl.md"]
+    assert "\nNot run: Local.\n" in page
+    assert "; 2.0 hours of wall time in all; " in page
+    assert "; commit 0123456789+ (+: with changes that were not committed).\n" in page
+
+
+def test_a_case_with_other_figures_in_another_sweep_is_named(paper, tmp_path):
+    """The same run in two sweeps, and one of the records changed as by another version of the code."""
+    papers.record([str(sweep_with(paper, tmp_path, "a", "--only", "seed=0"))])
+    other, record = paper / "table1-again.yaml", paper / "measured" / "table1.json"
+    other.write_text((paper / "table1.yaml").read_text().replace("ucfl-table1", "ucfl-table1-again"))
+    kept = json.loads(record.read_text())
+    again = paper / "measured" / "table1-again.json"
+    again.write_text(json.dumps({**kept, "sweep": "papers/ucfl/table1-again"}))
+    page = papers.PAGES / "ucfl.md"
+    assert "was run in" not in papers.pages()[page], "equal figures"
+    kept["cases"][1]["values"]["accuracy_mean"] += 0.01
+    kept["cases"][1]["commit"] = "fedcba9876"
+    again.write_text(json.dumps(kept))
+    said = "Local, seed 0 was run in table1-again, too (Local), by commit fedcba9876 instead of "
+    assert papers.pages()[page].count(said) == 1
+    assert papers.pages()[page].count("FedAvg, seed 0 was run in") == 0
+
+
+def test_the_notes_of_a_base_stand_beside_what_differs_from_it(paper, tmp_path):
+    file = paper / "table1.yaml"
+    papers.record([str(sweep_with(paper, tmp_path, "a", "--only", "seed=0"))])
+    file.write_text(
+        file.read_text().replace("  title:", "  notes: So it is.\n  differences: Less.\n  title:")
+    )
+    assert "\nLess.\n\nSo it is.\n\nIt came out so.\n" in papers.pages()[papers.PAGES / "ucfl.md"]
 
 
 def test_how_often_was_evaluated_counts_where_a_figure_is_a_mean_over_evaluations(paper, tmp_path):
