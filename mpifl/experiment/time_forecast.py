@@ -17,7 +17,7 @@ from math import ceil, inf
 import numpy as np
 
 from mpifl.aggregation.collective_choice import Costs, Given, between, choose, tree_levels
-from mpifl.comm.task_pool import Pool, depth
+from mpifl.comm.task_pool import depth
 from mpifl.core.capabilities import (
     NewClients,
     OneShotStatistics,
@@ -28,9 +28,10 @@ from mpifl.core.capabilities import (
 from mpifl.core.mixing import Plan
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.scheduler import Scheduler
-from mpifl.simulation.clock import DrawnClock, VirtualClock, WallClock, WallTime
+from mpifl.simulation.clock import DrawnClock, TrainingPool, VirtualClock, WallClock, WallTime
+from mpifl.simulation.dispatcher import Dispatcher
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
-from mpifl.simulation.visits import DispatchState, Visit
+from mpifl.traffic.ledger import Moves
 
 from .context import RunContext
 from .measured_times import MeasuredTimes, trained_samples
@@ -395,6 +396,16 @@ START, END, STEP, EVALUATE = range(4)
 Event = tuple[int, int, int, float]  # kind, number of the visit or step, client, when it is due
 
 
+class _NoPool:
+    """Trains nothing: the clocks of a forecast know when visits arrive."""
+
+    def finished(self) -> list[int]:
+        return []
+
+    def poll(self) -> None:
+        return
+
+
 class _HeldBack(VirtualClock):
     """Visits arrive, in seconds of the wall clock, when it no longer holds them back.
 
@@ -410,13 +421,17 @@ class _HeldBack(VirtualClock):
         """Return until when the visit is held back."""
         return self.scale * self.duration.end(client, visit, self.now / self.scale, down, up)
 
+    def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
+        """Go on by their messages, in seconds of the wall clock."""
+        self.now = self.scale * self.duration.statistics_end(moved)
+
     @property
     def available(self) -> Callable[[int], bool] | None:
         """As the model of availability says, in simulated seconds."""
         presence = self.duration.presence
         return None if presence.always else (lambda k: presence.is_available(k, self.now / self.scale))
 
-    def advance(self, num_clients: int, pool: Pool) -> None:
+    def advance(self, num_clients: int, pool: TrainingPool) -> None:
         """Go on to the first return of a client."""
         presence, now = self.duration.presence, self.now / self.scale
         self.now = self.scale * min(presence.next_available(k, now) for k in range(num_clients))
@@ -438,66 +453,46 @@ def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[
     """
     config, policy, sampler = context.config, context.config.policy, context.sampler
     assert isinstance(policy, AsynchronousPolicy)
-    n, m = context.problem.num_clients, context.decisions.num_sampled
+    m = context.decisions.num_sampled
     parts = ClockParts(config.clock, context.duration, context.federation, m, context.system_key)
     clock = policy.open_clock(parts)
     if isinstance(clock, WallClock):  # arrivals are real: when they are due, or in the order of the starts
         clock = _HeldBack(clock) if clock.scale else DrawnClock()
     down, up = (size // uploads_per_step(context) for size in traffic.per_round)
-    busy, visits, out = set[int](), np.zeros(n, np.int64), list[Event]()
-    version = started = waiting = 0
-    filled, tick = -1, policy.next_tick(0.0)
-    concurrency = policy.concurrency(n, m)
+    dispatcher, pool = Dispatcher(policy, clock, sampler, context.system_key), _NoPool()
+    visits, out = np.zeros(context.problem.num_clients, np.int64), list[Event]()
     schedule = EvaluationSchedule(context.evaluated_clients, config.evaluation.every)
-    pool: list[None] = []
+    version = waiting = 0
 
-    def fill() -> None:
-        nonlocal started, filled
-        while True:
-            state = DispatchState(
-                busy,
-                started,
-                version,
-                concurrency,
-                sampler,
-                context.system_key,
-                clock.available,
-                waiting,
-                filled,
-            )
-            found = clock.starts(state)
-            for k, read in policy.starts(state) if found is None else found:
-                due = clock.due(k, int(visits[k]), down, up)
-                clock.add(Visit(due, started, k, int(visits[k]), read, clock.now))
-                out.append((START, started, k, due))
-                busy.add(k)
-                started += 1
-                filled = version
-            if clock.goes_to_start(tick):
-                continue
-            if busy or (waiting and tick < inf):
-                return
-            clock.advance(n, pool)  # type: ignore[arg-type]
+    def start(client: int, read: int) -> None:
+        visit = dispatcher.begin(client, int(visits[client]), read, down, up)
+        out.append((START, visit.number, client, visit.due))
 
-    fill()
+    dispatcher.take_statistics(_statistics_moved(context, traffic), pool)
+    dispatcher.fill(version, waiting, pool, start)
     while version < steps:
-        visit = clock.pop(pool, tick)  # type: ignore[arg-type]  # these clocks do not look into it
-        if visit is None:
-            tick = policy.next_tick(clock.now)
-        else:
-            busy.discard(visit.client)
+        visit = dispatcher.next_arrival(pool)
+        if visit is not None:
             visits[visit.client] += 1
             out.append((END, visit.number, visit.client, visit.due))
-            late = policy.max_staleness is not None and version - visit.version > policy.max_staleness
-            waiting += not late
-        if waiting and (visit is None or policy.ready(waiting, len(busy))):
+            waiting += not policy.refuses(version - visit.version)
+        if dispatcher.server_steps(visit, waiting):
             version, waiting = version + 1, 0
             out.append((STEP, version, -1, clock.now))
             if schedule.due(version, config.rounds):
                 out.append((EVALUATE, version, -1, 0.0))
-        if version < steps and not clock.is_tied():
-            fill()
+        if version < steps:
+            dispatcher.fill(version, waiting, pool, start)
     return out
+
+
+def _statistics_moved(context: RunContext, traffic: TrafficForecast) -> Moves:
+    """Return what each client moves for one-shot statistics, all as much as their mean."""
+    n = context.problem.num_clients
+    who = np.arange(n if uses(context.config.algorithm, OneShotStatistics) else 0)
+    down, up = (total // n for total in traffic.fingerprints)
+    nothing = np.zeros_like(who)
+    return Moves(np.stack([nothing, who, nothing, nothing, nothing + down, nothing + up], axis=1))
 
 
 EVALUATION = -1  # the number of a task: an evaluation, which a worker begins after the tasks that it holds

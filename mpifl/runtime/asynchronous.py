@@ -29,10 +29,11 @@ from mpifl.core.rng import Key
 from mpifl.core.timing import now
 from mpifl.core.types import Message, Reads, Server
 from mpifl.simulation.clock import Clock
+from mpifl.simulation.dispatcher import Dispatcher
 from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.simulation.sampling import Sampler
 from mpifl.simulation.staleness import damp
-from mpifl.simulation.visits import DispatchState, Visit
+from mpifl.simulation.visits import Visit
 from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
 
 from .aggregators import Aggregator, LocalAggregator
@@ -164,21 +165,16 @@ class AsynchronousEngine(Engine):
         checkpointer: Checkpointer | None = None,
     ) -> None:
         self.server_step, self.policy, self.clock, self.sampler = server_step, policy, clock, sampler
-        self.num_steps, self.evaluation = num_steps, evaluation
-        self.key, self.on_arrivals = key or server_step.seed, on_arrivals
+        self.num_steps, self.evaluation, self.on_arrivals = num_steps, evaluation, on_arrivals
         self.checkpointer = checkpointer or NoCheckpoints()
-        self.concurrency = policy.concurrency(sampler.num_clients, sampler.num_sampled)
-        self.busy: set[int] = set()  # clients whose visits are under way
-        self.num_started = 0
         self.failed = 0  # visits in a row
-        self.tick = policy.next_tick(0.0)  # when the server steps next, whoever has arrived
-        self.filled = -1  # version at which visits were started last
         self.servers: dict[int, Server] = {}  # by version, as many as the policy keeps
         self.upload_sizes = UploadSizes(server_step)  # where the clock needs them
         self.stamp_bytes = time_stamp_bytes(
             server_step.config.payload, server_step.algorithm.needs.time_stamps
         )
         self.stats, self.rows = AsyncStats(), list[Row]()
+        self.dispatcher = Dispatcher(policy, clock, sampler, key or server_step.seed, self.stats.advance)
         self.metrics: dict[int, Mapping[str, float]] = {}  # of each client's last visit
         self.samples: dict[int, int] = {}  # of that visit
         local = LocalAggregator(server_step.problem.layout, not policy.single_upload)
@@ -204,7 +200,7 @@ class AsynchronousEngine(Engine):
         server = self._begin(pool, saved)
 
         def received() -> int:
-            return self.num_started - len(self.busy) + len(pool.finished())
+            return self.dispatcher.num_started - len(pool.tasks) + len(pool.finished())
 
         rounds = doing(ROUND, self.num_steps, first=server.version, main=True)
         with rounds as stage, doing("training", unit="visits", count=received):
@@ -235,9 +231,8 @@ class AsynchronousEngine(Engine):
     def _take_statistics(self, pool: RecoveringPool) -> None:
         """Go on to the time when one-shot statistics have arrived; nobody trains until then."""
         visits, nobody = self.server_step.visits, np.zeros(0, np.int64)
-        self.clock.take_statistics(self.server_step.ledger.moved_in(0, nobody, visits.__getitem__), pool)
-        self.stats.advance(self.clock.now, 0)
-        self.tick = self.policy.next_tick(self.clock.now)
+        moved = self.server_step.ledger.moved_in(0, nobody, visits.__getitem__)
+        self.dispatcher.take_statistics(moved, pool)
 
     def _on_all(self, pool: RecoveringPool, command: str, act: Callable[[], Any]) -> Any:
         """Execute a command on every rank, again if one is lost meanwhile; on rank 0."""
@@ -320,56 +315,30 @@ class AsynchronousEngine(Engine):
             self.clock.start()
         else:
             self._restore_visits(saved, pool)
-        if not self.clock.is_tied():
-            self._fill(server, pool)
+        self._fill(server, pool)
         while server.version < self.num_steps:
-            visit = self._pop(pool)
+            with self.server_step.watch("wait"):
+                visit = self.dispatcher.next_arrival(pool)
             arrival = None if visit is None else self._arrived(visit, server, pool)
             if arrival is not None and not self._refused(arrival):
                 waiting.append(arrival)
-            if waiting and (visit is None or self.policy.ready(len(waiting), len(self.busy))):
+            if self.dispatcher.server_steps(visit, len(waiting)):
                 server = self._step(server, waiting)
                 self._record(server, waiting, pool, observe)
                 waiting = []
                 if server.version < self.num_steps:
                     self._save(server, pool)
-            if server.version < self.num_steps and not self.clock.is_tied():
+            if server.version < self.num_steps:
                 self._fill(server, pool, len(waiting))
         return server
 
     def _fill(self, server: Server, pool: RecoveringPool, waiting: int = 0) -> None:
-        """Start visits until as many are under way as the policy wants, or no client can start.
+        """Start visits; see `Dispatcher.fill`."""
 
-        Args:
-            server: now.
-            pool: where they are trained.
-            waiting: uploads that have arrived since the last step.
-        """
-        while True:
-            dispatch = DispatchState(
-                busy=self.busy,
-                num_started=self.num_started,
-                version=server.version,
-                concurrency=self.concurrency,
-                sampler=self.sampler,
-                key=self.key,
-                available=self.clock.available,
-                waiting=waiting,
-                filled=self.filled,
-            )
-            starts = self.clock.starts(dispatch)
-            for k, version in self.policy.starts(dispatch) if starts is None else starts:
-                self._start(k, version, pool)
-                self.filled = server.version
-            if self.clock.goes_to_start(self.tick):
-                self.stats.advance(self.clock.now, len(self.busy))
-                continue
-            if self.busy or (waiting and self.tick < inf):
-                return
-            self.clock.advance(self.sampler.num_clients, pool)
-            self.stats.advance(self.clock.now, 0)
-            if self.tick < inf:
-                self.tick = self.policy.next_tick(self.clock.now)
+        def start(client: int, version: int) -> None:
+            self._start(client, version, pool)
+
+        self.dispatcher.fill(server.version, waiting, pool, start)
 
     def _start(self, k: int, version: int, pool: RecoveringPool) -> None:
         """Send a client what it reads, and add its visit to the clock."""
@@ -384,14 +353,10 @@ class AsynchronousEngine(Engine):
         up = 0
         if self.clock.needs_bytes:
             up = server_step.timed[k] = self.upload_sizes.clear(server, reads)
-        due = self.clock.due(k, v, down, up)
-        visit = Visit(due, self.num_started, k, v, version, self.clock.now)
-        self.clock.add(visit)
+        visit = self.dispatcher.begin(k, v, version, down, up)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
         header = (ClientTask(0, k, v, reads), step, version)
         self._submit(pool, visit, header, vectors)
-        self.busy.add(k)
-        self.num_started += 1
 
     def _submit(
         self, pool: RecoveringPool, visit: Visit, header: Any, vectors: Mapping[str, torch.Tensor]
@@ -399,25 +364,15 @@ class AsynchronousEngine(Engine):
         ranks = tuple(self.server_step.scheduler.candidates(visit.client))
         pool.submit(Task(visit.number, visit.due, header, vectors, ranks))
 
-    def _pop(self, pool: RecoveringPool) -> Visit | None:
-        """Return the next visit to arrive; None at a time at which the server steps anyway."""
-        with self.server_step.watch("wait"):
-            visit = self.clock.pop(pool, self.tick)
-        if visit is None:
-            self.stats.advance(self.clock.now, len(self.busy))
-            self.tick = self.policy.next_tick(self.clock.now)
-        return visit
-
     def _arrived(self, visit: Visit, server: Server, pool: RecoveringPool) -> Arrival | None:
         """Return the upload of a visit that has arrived; None where it has failed."""
         with self.server_step.watch("wait"):
             header, vectors = pool.result(visit.number)
         if isinstance(header, Dropped):
-            self._drop(visit, header)
+            self.failed += 1  # its client may start again later
+            self.server_step.drop([header], nobody=self.failed > 2 * self.sampler.num_clients)
             return None
-        self.stats.advance(self.clock.now, len(self.busy))
         self.failed = 0
-        self.busy.discard(visit.client)
         self.server_step.visits[visit.client] += 1
         self.server_step.book(server.version + 1, header)
         self.server_step.compare_with_timed(header)
@@ -426,20 +381,12 @@ class AsynchronousEngine(Engine):
         self.rows.append(row)
         return Arrival(visit, header, vectors, row)
 
-    def _drop(self, visit: Visit, failed: Dropped) -> None:
-        """Leave out a visit that has failed; its client may start again later."""
-        self.failed += 1
-        self.server_step.drop([failed], nobody=self.failed > 2 * self.sampler.num_clients)
-        self.stats.advance(self.clock.now, len(self.busy))
-        self.busy.discard(visit.client)
-
     def _refused(self, arrival: Arrival) -> bool:
         """Return whether an upload is too stale; count it if so."""
-        limit, lag = self.policy.max_staleness, arrival.row["staleness"]
-        late = limit is not None and lag > limit
-        if late:
-            self.stats.add(lag, accepted=False)
-        return late
+        refused = self.policy.refuses(arrival.row["staleness"])
+        if refused:
+            self.stats.add(arrival.row["staleness"], accepted=False)
+        return refused
 
     def _step(self, server: Server, arrivals: list[Arrival]) -> Server:
         """Return the server after the uploads that have arrived, in the order of (client, visit)."""
@@ -597,17 +544,17 @@ class AsynchronousEngine(Engine):
             saved.put_server(f"older/{i}", s, s.tables)
         saved.values |= {
             "older": len(older),
-            "number": self.num_started,
+            "number": self.dispatcher.num_started,
             "clock": self.clock.state_dict(),
             "tally": self.stats.state_dict(),
             "metrics": [[k, dict(m), self.samples[k]] for k, m in self.metrics.items()],
             "seconds": (now() - self.start).tolist(),
             "judging": self.evaluation_time.tolist(),
-            "filled": self.filled,
+            "filled": self.dispatcher.filled,
             "upload_sizes": self.upload_sizes.state(),
         }
-        if self.tick < inf:
-            saved.values["tick"] = self.tick
+        if self.dispatcher.tick < inf:
+            saved.values["tick"] = self.dispatcher.tick
         self._put_visits(saved, pool)
         return saved
 
@@ -639,10 +586,10 @@ class AsynchronousEngine(Engine):
         server, values = saved.server_under("server"), saved.values
         older = [saved.server_under(f"older/{i}") for i in range(values["older"])]
         self.servers = {s.version: s for s in (*older, server)}
-        self.num_started = values["number"]
-        self.filled = values.get("filled", -1)  # not in release 0.1
+        self.dispatcher.num_started = values["number"]
+        self.dispatcher.filled = values.get("filled", -1)  # not in release 0.1
         self.upload_sizes.load(values.get("upload_sizes", []))  # not in release 0.2
-        self.tick = values.get("tick", self.tick)
+        self.dispatcher.tick = values.get("tick", self.dispatcher.tick)
         self.stats.load_state_dict(values["tally"])
         self.metrics = {k: m for k, m, *_ in values["metrics"]}
         first = self.server_step.sizes[:, 0]
@@ -654,8 +601,7 @@ class AsynchronousEngine(Engine):
         self.clock.load_state_dict(saved.values["clock"])
         for about in saved.values["visits"]:
             visit = Visit(**about["visit"])
-            self.clock.add(visit)
-            self.busy.add(visit.client)
+            self.dispatcher.add(visit)
             task = ClientTask(0, visit.client, visit.visit, _reads(saved, about["reads"]))
             vectors = {name: saved.tensors[which] for name, which in about["rows"].items()}
             self._submit(pool, visit, (task, about["step"], about["version"]), vectors)

@@ -18,7 +18,6 @@ from math import inf, nextafter
 from typing import Any, Protocol
 
 from mpifl.comm.liveness import wait_until
-from mpifl.comm.task_pool import Pool
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.traffic.ledger import Moves
@@ -26,6 +25,16 @@ from mpifl.traffic.ledger import Moves
 from .durations import VisitDuration
 from .trace import Trace
 from .visits import DispatchState, Start, Visit
+
+
+class TrainingPool(Protocol):
+    """The pool in which visits are trained (`comm.task_pool.Pool`), as far as clocks know it."""
+
+    def finished(self) -> list[int]:
+        """Return the numbers of the visits that are trained, in their order of arrival."""
+
+    def poll(self) -> None:
+        """Receive the visits that have arrived."""
 
 
 class ClockMaker(Protocol):
@@ -146,7 +155,7 @@ class Clock(ABC):
         self.in_seconds = in_seconds
         self.now = 0.0
 
-    def take_statistics(self, moved: Moves, pool: Pool) -> None:
+    def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
         """Go on to the time when one-shot statistics have arrived. Default: they take no time.
 
         Args:
@@ -188,7 +197,7 @@ class Clock(ABC):
         """Add a visit that has started."""
 
     @abstractmethod
-    def pop(self, pool: Pool, until: float = inf) -> Visit | None:
+    def pop(self, pool: TrainingPool, until: float = inf) -> Visit | None:
         """Remove the next visit to arrive and return it; set the time to its arrival.
 
         Args:
@@ -222,7 +231,7 @@ class Clock(ABC):
         """Whether the sizes of messages matter to `due`."""
         return False
 
-    def advance(self, num_clients: int, pool: Pool) -> None:
+    def advance(self, num_clients: int, pool: TrainingPool) -> None:
         """Go on to the time when a client can start: nobody is there and no visit is under way.
 
         Args:
@@ -246,7 +255,7 @@ class _QueueClock(Clock):
     def add(self, visit: Visit) -> None:
         heapq.heappush(self._queue, visit)
 
-    def pop(self, pool: Pool, until: float = inf) -> Visit | None:
+    def pop(self, pool: TrainingPool, until: float = inf) -> Visit | None:
         if until < inf and (not self._queue or self._queue[0].due > until):
             self.now = until
             return None
@@ -278,7 +287,7 @@ class VirtualClock(_QueueClock):
         """Return the end by delay, network and availability."""
         return self.duration.end(client, visit, self.now, down, up)
 
-    def take_statistics(self, moved: Moves, pool: Pool) -> None:
+    def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
         """Go on by their messages."""
         self.now = self.duration.statistics_end(moved)
 
@@ -288,7 +297,7 @@ class VirtualClock(_QueueClock):
         presence = self.duration.presence
         return None if presence.always else (lambda k: presence.is_available(k, self.now))
 
-    def advance(self, num_clients: int, pool: Pool) -> None:
+    def advance(self, num_clients: int, pool: TrainingPool) -> None:
         """Go on to the first return of a client."""
         presence = self.duration.presence
         self.now = min(presence.next_available(k, self.now) for k in range(num_clients))
@@ -348,7 +357,7 @@ class WallClock(Clock):
         self._origin = time.perf_counter()
         self._visits: dict[int, Visit] = {}  # by number
 
-    def take_statistics(self, moved: Moves, pool: Pool) -> None:
+    def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
         """Wait until they are due."""
         self.now = self.scale * self.duration.statistics_end(moved)
         end = time.perf_counter() + self.now
@@ -392,7 +401,7 @@ class WallClock(Clock):
         """Add a visit that has started."""
         self._visits[visit.number] = visit
 
-    def pop(self, pool: Pool, until: float = inf) -> Visit | None:
+    def pop(self, pool: TrainingPool, until: float = inf) -> Visit | None:
         """Wait for the first visit that is trained and due."""
 
         def due(now: float) -> Visit | None:
@@ -424,7 +433,7 @@ class WallClock(Clock):
             return None
         return lambda k: self.duration.presence.is_available(k, self.now / self.scale)
 
-    def advance(self, num_clients: int, pool: Pool) -> None:
+    def advance(self, num_clients: int, pool: TrainingPool) -> None:
         """Wait for the first return of a client."""
         presence, now = self.duration.presence, self.now / self.scale
         first = min(presence.next_available(k, now) for k in range(num_clients))
@@ -452,7 +461,7 @@ class ReplayClock(Clock):
         self._version = 0  # of the server when visits started last
         self._visits: dict[tuple[int, int], Visit] = {}  # by client and visit
 
-    def take_statistics(self, moved: Moves, pool: Pool) -> None:
+    def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
         """Go on to the first start."""
         if len(moved) and self.trace.rows:
             self.now = self.trace.next_start()
@@ -479,7 +488,7 @@ class ReplayClock(Clock):
         """Add a visit that has started."""
         self._visits[visit.client, visit.visit] = visit
 
-    def pop(self, pool: Pool, until: float = inf) -> Visit | None:
+    def pop(self, pool: TrainingPool, until: float = inf) -> Visit | None:
         """Return the next visit in the trace."""
         following = self.trace.next_time()
         last = following is None and until < inf and not self._ended  # the end of the last wave
@@ -512,7 +521,7 @@ class ReplayClock(Clock):
         self.now = start
         return True
 
-    def advance(self, num_clients: int, pool: Pool) -> None:
+    def advance(self, num_clients: int, pool: TrainingPool) -> None:
         """Go on to the next start in the trace."""
         start = self.trace.next_start()
         require(start < inf, "clock.trace", "its end", "the trace ends before the run; take fewer rounds")

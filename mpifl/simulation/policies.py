@@ -317,6 +317,10 @@ class AsynchronousPolicy(Policy):
         """
         return inf
 
+    def refuses(self, lag: int) -> bool:
+        """Return whether an upload that lags so many server steps is too stale."""
+        return self.max_staleness is not None and lag > self.max_staleness
+
     @property
     def single_upload(self) -> bool:
         """Whether each step takes one upload."""

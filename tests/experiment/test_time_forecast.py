@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from mpifl.experiment.time_forecast import (
     STEP,
     Allocation,
     Cores,
+    Event,
     Ranks,
     Surroundings,
     TimeForecast,
@@ -46,6 +48,7 @@ from mpifl.experiment.time_forecast import (
 )
 from mpifl.experiment.traffic_forecast import check_uploads, forecast, without_training
 from mpifl.runtime.run_state import CheckpointConfig
+from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import WallTime
 from mpifl.simulation.delays import DELAYS
 from mpifl.simulation.network import Links
@@ -267,29 +270,72 @@ ASYNCHRONOUS = {
     "every_arrival": ("fedasync", {}),
     "buffer": ("fedbuff", {"size": 2}),
     "barrier": ("fedavg", {}),
+    "waves": ("fedavg", {"size": 3, "every_s": 1.5}),
     "client_decides": ("fedasync", {}),
     "drawn_staleness": ("fedasync", {"most": 2}),
 }
+
+
+def played_through(method: str, folder: Path, steps: int, **changes) -> list[Event]:
+    """Return the arrivals that are forecast, after comparing them with those of a real run."""
+    asked = {"rounds": steps, **changes}
+    done = worlds.events(CATALOGUE[method](), worlds.Tiny(), folder, steps, **asked)
+    run = worlds.context_of(worlds.config_of(CATALOGUE[method](), **asked), worlds.Tiny())
+    found = arrivals(run, forecast(without_training(run)), steps)
+    ends = [(client, due) for kind, _, client, due in found if kind == END]
+    assert ends == [(row["client"], pytest.approx(row["time"])) for row in done.arrivals]
+    count = np.cumsum([kind == STEP for kind, *_ in found])
+    versions = [int(n) for n, (kind, *_) in zip(count, found, strict=True) if kind == END]
+    assert versions == [row["arrival_version"] for row in done.arrivals]
+    if done.engine.clock.in_seconds:
+        assert [due for kind, *_, due in found if kind == STEP] == pytest.approx(done.times[1:])
+    return found
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_what_is_played_through_is_what_the_engine_does(name, tmp_path):
     """The same clients upload in the same order, with the same steps between them, as in a real run."""
     method, options = ASYNCHRONOUS[name]
-    changes = {"rounds": 6, "policy": POLICIES[name](**options), "cohort_size": 3}
+    changes = {"policy": POLICIES[name](**options), "cohort_size": 3}
     if name not in ("client_decides", "drawn_staleness"):
         changes["delay"] = DELAYS["tiers"]()
-    done = worlds.events(CATALOGUE[method](), worlds.Tiny(), tmp_path, 6, **changes)
-    run = worlds.context_of(worlds.config_of(CATALOGUE[method](), **changes), worlds.Tiny())
-    traffic = forecast(without_training(run))
-    found = arrivals(run, traffic, 6)
-    ends = [client for kind, _, client, _ in found if kind == END]
-    assert ends == [row["client"] for row in done.arrivals]
-    steps = np.cumsum([kind == STEP for kind, *_ in found])
-    versions = [int(s) for s, (kind, *_) in zip(steps, found, strict=True) if kind == END]
-    assert versions == [row["arrival_version"] for row in done.arrivals]
+    found = played_through(method, tmp_path, 6, **changes)
     assert {number for kind, number, *_ in found if kind == END} <= {n for k, n, *_ in found if k == START}
     assert [kind for kind, *_ in found].count(EVALUATE) == 6, "after every step, by default"
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [("waves", {"every_s": 10.0}), ("waves", {"size": 2, "every_s": 7.0}), ("buffer", {"size": 2})],
+)
+def test_clients_that_come_and_go_do_so_in_the_forecast(policy, options, tmp_path):
+    away = Availability(on_s=2.0, off_s=100.0)
+    changes = {"policy": POLICIES[policy](**options), "delay": DELAYS["exponential"](0.7)}
+    played_through("fedavg", tmp_path, 6, availability=away, **changes)
+
+
+def test_no_wave_is_reckoned_with_while_all_clients_are_away(monkeypatch):
+    """Waves of a second, and absences of two weeks: the time of the next wave goes on with the clock."""
+    away, policy = Availability(on_s=2.0, off_s=1e6), POLICIES["waves"](every_s=1.0)
+    asked, find = [], type(policy).next_tick
+
+    def next_tick(self, after: float) -> float:
+        asked.append(after)
+        assert len(asked) < 200
+        return find(self, after)
+
+    monkeypatch.setattr(type(policy), "next_tick", next_tick)
+    run = context("fedavg", 6, rounds=6, policy=policy, delay=DELAYS["constant"](1e-3), availability=away)
+    found = arrivals(run, forecast(without_training(run)), 6)
+    assert [kind for kind, *_ in found].count(STEP) == 6
+    assert asked == sorted(asked)
+
+
+@pytest.mark.parametrize("method", ["flexcfl", "fedclust"])
+def test_visits_start_when_one_shot_statistics_have_arrived(method, tmp_path):
+    changes = {"policy": POLICIES["buffer"](2), "cohort_size": 3, "network": Links(1e4, 1e4)}
+    found = played_through(method, tmp_path, 4, delay=DELAYS["exponential"](2.0), **changes)
+    assert found
 
 
 def test_visits_are_dealt_as_the_task_pool_does_it():

@@ -409,8 +409,10 @@ def test_the_replay_of_a_virtual_run_is_that_run(policy, delay, tmp_path):
     assert again.arrivals == one.arrivals
     first, then = one.server_step.ledger, again.server_step.ledger
     assert then.total("up") == first.total("up")
-    left = one.engine.num_started - again.engine.num_started  # under way at the end, in no row of the trace
-    assert first.total("down") - then.total("down") == left * first.total("down") // one.engine.num_started
+    started, repeated = (run.engine.dispatcher.num_started for run in (one, again))
+    started, repeated = (run.engine.dispatcher.num_started for run in (one, again))
+    left = started - repeated  # under way at the end, in no row of the trace
+    assert first.total("down") - then.total("down") == left * first.total("down") // started
     assert "are not repeated" in Replay(trace).remark
 
 

@@ -1,0 +1,144 @@
+"""The loop of an asynchronous run: which visits start, and which upload arrives next.
+
+The engine trains the visits; the forecast of a run only lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from mpifl.core.rng import Key
+from mpifl.traffic.ledger import Moves
+
+from .clock import Clock, TrainingPool
+from .policies import AsynchronousPolicy
+from .sampling import Sampler
+from .visits import DispatchState, Visit
+
+
+class Dispatcher:
+    """Starts visits and takes their arrivals, as a policy and a clock have it.
+
+    Args:
+        policy: when the server steps, and which clients start.
+        clock: which upload arrives next.
+        sampler: draws cohorts.
+        key: address of the draws of single clients.
+        on_time: is told, when the clock goes on, the time and how many visits were under way until then.
+
+    Attributes:
+        busy: clients whose visits are under way.
+        num_started: visits started so far.
+        filled: version at which visits were started last; -1 before the first.
+        tick: when the server steps next, whoever has arrived.
+    """
+
+    def __init__(
+        self,
+        policy: AsynchronousPolicy,
+        clock: Clock,
+        sampler: Sampler,
+        key: Key,
+        on_time: Callable[[float, int], None] = lambda time, under_way: None,
+    ) -> None:
+        self.policy, self.clock, self.sampler, self.key = policy, clock, sampler, key
+        self.concurrency = policy.concurrency(sampler.num_clients, sampler.num_sampled)
+        self.on_time = on_time
+        self.busy: set[int] = set()
+        self.num_started = 0
+        self.filled = -1
+        self.tick = policy.next_tick(0.0)
+
+    def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
+        """Go on to the time when one-shot statistics have arrived; nobody trains until then.
+
+        Args:
+            moved: what each client downloaded and uploaded for them; nothing where there are none.
+            pool: where visits are trained.
+        """
+        self.clock.take_statistics(moved, pool)
+        self._went_on()
+        self.tick = self.policy.next_tick(self.clock.now)
+
+    def fill(self, version: int, waiting: int, pool: TrainingPool, start: Callable[[int, int], None]) -> None:
+        """Start visits until as many are under way as the policy wants, or no client can start.
+
+        Between two arrivals of one instant none starts.
+
+        Args:
+            version: of the server now.
+            waiting: uploads that have arrived since the last step.
+            pool: where visits are trained.
+            start: is given a client and the version of the rows that it reads; calls `begin`.
+        """
+        if self.clock.is_tied():
+            return
+        while True:
+            state = DispatchState(
+                busy=self.busy,
+                num_started=self.num_started,
+                version=version,
+                concurrency=self.concurrency,
+                sampler=self.sampler,
+                key=self.key,
+                available=self.clock.available,
+                waiting=waiting,
+                filled=self.filled,
+            )
+            starts = self.clock.starts(state)
+            for client, read in self.policy.starts(state) if starts is None else starts:
+                start(client, read)
+                self.filled = version
+            if self.clock.goes_to_start(self.tick):
+                self._went_on()
+                continue
+            if self.busy or (waiting and self.tick < inf):
+                return
+            self.clock.advance(self.sampler.num_clients, pool)
+            self._went_on()
+            if self.tick < inf:
+                self.tick = self.policy.next_tick(self.clock.now)
+
+    def begin(self, client: int, visit: int, version: int, down: int, up: int) -> Visit:
+        """Return a visit that starts now, after adding it to those under way.
+
+        Args:
+            client: who trains.
+            visit: how many visits it made before.
+            version: server version that it reads.
+            down: bytes of its download.
+            up: bytes of its upload.
+        """
+        due = self.clock.due(client, visit, down, up)
+        started = Visit(due, self.num_started, client, visit, version, self.clock.now)
+        self.add(started)
+        self.num_started += 1
+        return started
+
+    def add(self, visit: Visit) -> None:
+        """Add a visit to those under way; after resuming, one that has started before."""
+        self.clock.add(visit)
+        self.busy.add(visit.client)
+
+    def next_arrival(self, pool: TrainingPool) -> Visit | None:
+        """Return the next visit to arrive; None at a time at which the server steps, whoever has arrived."""
+        visit = self.clock.pop(pool, self.tick)
+        self._went_on()
+        if visit is None:
+            self.tick = self.policy.next_tick(self.clock.now)
+        else:
+            self.busy.discard(visit.client)
+        return visit
+
+    def server_steps(self, visit: Visit | None, waiting: int) -> bool:
+        """Return whether the server steps now.
+
+        Args:
+            visit: as `next_arrival` returned it.
+            waiting: uploads that have arrived since the last step, and were not too stale.
+        """
+        return waiting > 0 and (visit is None or self.policy.ready(waiting, len(self.busy)))
+
+    def _went_on(self) -> None:
+        self.on_time(self.clock.now, len(self.busy))
