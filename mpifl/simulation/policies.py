@@ -134,12 +134,17 @@ class Policy(ABC):
         """
 
 
+def policy_name(policy: Policy) -> str:
+    """Return the name of a policy in a configuration; of a class that has none there, the class's."""
+    names = (name for name, cls in POLICIES.items() if type(policy) is cls)
+    return next(names, type(policy).__name__)
+
+
 def _refuse_single_uploads(policy: Policy, algorithm: Algorithm) -> None:
     """Refuse a method that takes one upload at a time under a policy whose steps take several."""
-    policies = (name for name, cls in POLICIES.items() if type(policy) is cls)
-    value, name = next(policies, type(policy).__name__), type(algorithm).__name__
+    name = type(algorithm).__name__
     remedy = f"{name} takes one upload at a time; take policy every_arrival or client_decides"
-    require(not algorithm.needs.single_upload, "policy.name", value, remedy)
+    require(not algorithm.needs.single_upload, "policy.name", policy_name(policy), remedy)
 
 
 class RoundsPolicy(Policy):
@@ -342,22 +347,22 @@ class AsynchronousPolicy(Policy):
 
     def check(self, algorithm: Algorithm) -> None:
         """Raise `UserError` for a method that needs rounds, or several uploads a step, or a single one."""
-        needs, name = algorithm.needs, type(algorithm).__name__
+        needs, name, policy = algorithm.needs, type(algorithm).__name__, policy_name(self)
         if not self.single_upload:
             _refuse_single_uploads(self, algorithm)
         remedy = f"{name} looks at all clients of a round at once; it runs under policy rounds only"
         whole = {SecondLook, RememberedUploads} & algorithm.capabilities
-        require(not whole, "policy.name", "asynchronous", remedy)
+        require(not whole, "policy.name", policy, remedy)
         remedy = f"{name} with these options counts on rounds; it runs under policy rounds only"
-        require(not needs.round_number, "policy.name", "asynchronous", remedy)
+        require(not needs.round_number, "policy.name", policy, remedy)
         remedy = f"{name} needs fresh uploads; take rounds or barrier"
-        require(self.fresh_uploads or not needs.fresh_uploads, "policy.name", "stale uploads", remedy)
+        require(self.fresh_uploads or not needs.fresh_uploads, "policy.name", policy, remedy)
         remedy = f"a client of {name} reckons with its last upload, which may not be refused; take null"
         late = self.max_staleness
         require(late is None or not needs.every_upload, "policy.max_staleness", late, remedy)
         remedy = f"{name} compares the uploads of a step; take policy rounds, barrier or buffer"
         several = needs.min_cohort > 1 or upload_named(algorithm, ComparedUploads, "gram")
-        require(not (several and self.single_upload), "policy.name", "one upload at a time", remedy)
+        require(not (several and self.single_upload), "policy.name", policy, remedy)
         own = f"has no effect on {name}, which weighs stale uploads by options of its own; leave it out"
         fresh = "has no effect where no upload is stale; leave it out"
         idle = {"rate": own, "staleness_a": own} if needs.weighs_staleness else {}

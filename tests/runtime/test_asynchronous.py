@@ -461,12 +461,32 @@ def test_what_is_no_trace_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "policy", "message"),
     [
-        ("emdcfl", EveryArrival(), "EMDCFL looks at all clients of a round at once"),
-        ("oracle", Buffer(size=2), "Oracle looks at all clients of a round at once"),
-        ("cfl", EveryArrival(), "CFL compares the uploads of a step; take policy rounds, barrier or buffer"),
-        ("pfedgraph", ClientDecides(), "PFedGraph compares the uploads of a step"),
-        ("ucfl", EveryArrival(), "UCFL compares the uploads of a step"),
-        ("fedfomo", Buffer(size=2), "FedFomo needs fresh uploads; take rounds or barrier"),
+        (
+            "emdcfl",
+            EveryArrival(),
+            "policy.name = 'every_arrival': EMDCFL looks at all clients of a round at once",
+        ),
+        ("oracle", Buffer(size=2), "policy.name = 'buffer': Oracle looks at all clients of a round"),
+        (
+            "cfl",
+            EveryArrival(),
+            "policy.name = 'every_arrival': CFL compares the uploads of a step; take policy",
+        ),
+        (
+            "pfedgraph",
+            ClientDecides(),
+            "policy.name = 'client_decides': PFedGraph compares the uploads of a step",
+        ),
+        (
+            "ucfl",
+            EveryArrival(),
+            "UCFL compares the uploads of a step; take policy rounds, barrier or buffer",
+        ),
+        (
+            "fedfomo",
+            Buffer(size=2),
+            "policy.name = 'buffer': FedFomo needs fresh uploads; take rounds or barrier",
+        ),
         (
             "ccfl",
             Buffer(size=2),
