@@ -259,7 +259,7 @@ class RecoveringPool(Pool):
                 self.recover()
 
     def recover(self) -> None:
-        """Regroup, and send all tasks without an answer again."""
+        """Regroup, and send all tasks without an answer again; once more if a rank is lost meanwhile."""
         while True:
             try:
                 self.regroup()

@@ -53,12 +53,7 @@ def regroup(server_step: ServerStep) -> None:
     """Go on with the ranks that are left, and log it; every one of them calls."""
     transport, start = server_step.transport, perf_counter()
     known = len(transport.lost)
-    while True:
-        try:
-            server_step.regroup()
-            break
-        except RankLost:
-            continue
+    server_step.regroup()
     lost = "; ".join(transport.lost[known:])
     text = f"lost {lost}. {transport.size} ranks go on, after {perf_counter() - start:.2f} s"
     LOG.warning(text)

@@ -211,7 +211,7 @@ class ServerStep:
         return owner
 
     def regroup(self) -> None:
-        """Go on with the ranks that are left after `RankLost`; every one of them calls."""
+        """Go on with the ranks that are left after `RankLost`, also if more are lost meanwhile; all call."""
         transport = self.transport
         nodes, left = transport.nodes, tuple(range(transport.size))
         while True:
