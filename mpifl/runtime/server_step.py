@@ -641,10 +641,10 @@ class ServerStep:
     def _scatter(self, tasks: DealtTasks | None) -> TaskBatch:
         """Return this rank's tasks, after the rows they read were broadcast."""
         with self.watch("wait"):
-            if tasks is None:
-                told, rows = self.transport.scatterv(None, None, (), "orders")
-            else:
-                told, rows = self.transport.scatterv(tasks.batches, tasks.columns, tasks.counts, "orders")
+            parts: tuple[Sequence[TaskBatch] | None, np.ndarray | None, Sequence[int]] = (None, None, ())
+            if tasks is not None:
+                parts = tasks.batches, tasks.columns, tasks.counts
+            told, rows = self.transport.scatterv(*parts, "orders")
             batch: TaskBatch = told.having(rows)
         with self.watch("broadcast"):
             self.tables.share(batch.missing)
