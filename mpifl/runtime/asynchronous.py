@@ -352,7 +352,8 @@ class AsynchronousEngine(Engine):
         down = download_bytes(reads, widths, server_step.ledger.payload) + self.stamp_bytes
         up = 0
         if self.clock.needs_bytes:
-            up = server_step.timed[k] = self.upload_sizes.clear(server, reads)
+            up = self.upload_sizes.clear(server, reads)
+            server_step.expect_upload(k, up)
         visit = self.dispatcher.begin(k, v, version, down, up)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
         header = (ClientTask(0, k, v, reads), step, version)
@@ -373,9 +374,7 @@ class AsynchronousEngine(Engine):
             self.server_step.drop([header], nobody=self.failed > 2 * self.sampler.num_clients)
             return None
         self.failed = 0
-        self.server_step.visits[visit.client] += 1
-        self.server_step.book(server.version + 1, header)
-        self.server_step.compare_with_timed(header)
+        self.server_step.book_arrival(server.version + 1, header)
         self.metrics[visit.client], self.samples[visit.client] = header.metrics, header.num_samples
         row = visit.row(self.clock.now, server.version)
         self.rows.append(row)
@@ -410,7 +409,7 @@ class AsynchronousEngine(Engine):
             a.row["weight"] = largest_weight(plan, j, len(arrivals))
             a.row["accepted"] = int(bool(plan.mixings) or not a.vectors)
             self.stats.add(a.row["staleness"], bool(a.row["accepted"]))
-            step.taken[a.visit.client] += 1
+        step.count_taken(np.array([a.visit.client for a in arrivals]))
         self.on_arrivals(self.rows)
         self.rows = []
         step.ledger.commit()

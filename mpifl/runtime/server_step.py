@@ -279,7 +279,7 @@ class ServerStep:
             self.train_metrics |= self.robust.figures
         took_part = result.notes.client[result.notes.fresh]
         self.visits[took_part] += 1
-        self.taken[took_part] += 1
+        self.count_taken(took_part)
         for part in (self.config.protection, self.config.secure):
             if part is not None:
                 part.commit()
@@ -740,6 +740,28 @@ class ServerStep:
                 ledger.add_up(step, kind, client, numbers, messages=messages)
             else:
                 ledger.add_down(step, kind, client, numbers, messages)
+
+    def book_arrival(self, step: int, report: ReportHeader) -> None:
+        """Count a visit whose upload has arrived by itself, and enter its traffic into the ledger."""
+        self.visits[report.client] += 1
+        self.book(step, report)
+        self.compare_with_timed(report)
+
+    def count_taken(self, clients: np.ndarray) -> None:
+        """Count uploads that a step has taken; a client may be among them twice."""
+        np.add.at(self.taken, clients, 1)
+
+    def expect_uploads(self, sizes: Mapping[int, int]) -> None:
+        """Remember the bytes by which the visits of a round are timed, in the place of those before.
+
+        Args:
+            sizes: client -> bytes of its upload.
+        """
+        self.timed = dict(sizes)
+
+    def expect_upload(self, client: int, size: int) -> None:
+        """Remember the bytes by which a visit is timed that starts by itself."""
+        self.timed[client] = size
 
     def compare_with_timed(self, reports: ReportHeader | ReportTable) -> None:
         """Say so, once a run, where an upload has another size than the one by which its visit was timed."""

@@ -144,7 +144,7 @@ class SynchronousEngine(Engine):
             for k, rows in reads.items():
                 up[k], beside = self._beside_rows(server, rows)
                 down[k] = download_bytes(rows, widths, payload) + beside + stamp
-            server_step.timed = up if server_step.config.secure is None else {}
+            server_step.expect_uploads(up if server_step.config.secure is None else {})
         started = server_step.visits + self.left_out
 
         def end(k: int, share: Fraction) -> float:
