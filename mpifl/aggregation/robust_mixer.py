@@ -101,6 +101,7 @@ class RobustMixer:
         mixings: Sequence[Mixing] | None,
         upload_info: Callable[[str], tuple[np.ndarray, np.ndarray]] | None,
         uploads: Mapping[str, Sequence[torch.Tensor]],
+        tables: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
         """Apply mixings in order; return the new tables by name on rank 0. Collective.
 
@@ -108,10 +109,13 @@ class RobustMixer:
             mixings: on rank 0; None elsewhere.
             upload_info: returns largest absolute value and rank of each upload [m] of a name; on rank 0.
             uploads: this rank's uploads [w] by name, in ascending order of their number.
+            tables: the tables that are mixed into, on rank 0; None: those that the mixer has.
 
         Raises:
             MethodError: a mixing is no average, on rank 0.
         """
+        if tables is not None:
+            self.mixer.tables.publish(tables)
         self.num_too_small = 0
         changed: dict[str, torch.Tensor] = {}
         count = self.transport.bcast(None if mixings is None else len(mixings), "plan")

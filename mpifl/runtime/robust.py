@@ -51,11 +51,9 @@ class RobustAggregator:
         self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
     ) -> Mapping[str, torch.Tensor]:
         """Return the tables that a plan changes, on rank 0."""
-        if self.local:
-            assert server is not None
-            self.mixer.mixer.tables.central = dict(server.tables)
         info = reports.upload_info if reports is not None else None
-        return self.mixer.mix(plan.mixings if plan is not None else None, info, uploads)
+        tables = server.tables if self.local and server is not None else None
+        return self.mixer.mix(plan.mixings if plan is not None else None, info, uploads, tables)
 
 
 @dataclass(frozen=True)
