@@ -248,25 +248,25 @@ class ServerStep:
     # -- one step --------------------------------------------------------------------------------------------
 
     def step(
-        self, server: Server | None, cohort: np.ndarray, plan: RoundPlan | None = None
+        self, server: Server | None, cohort: np.ndarray, round_plan: RoundPlan | None = None
     ) -> tuple[Server | None, Notes | None]:
         """Train a cohort and return the next server and the notes it was decided from, on rank 0.
 
         Args:
             server: before the step.
             cohort: who takes part.
-            plan: what else happens in the round; on rank 0. None: nothing.
+            round_plan: what else happens in the round; on rank 0. None: nothing.
         """
         if self._admits_new_clients:
             server = self._assign_new_clients(server, cohort)
-        batches = self._train_batches(server, cohort, plan) if server is not None else None
+        batches = self._train_batches(server, cohort, round_plan) if server is not None else None
         with self._counted("training", batches, main=True):
             batch = self._scatter(batches)
             results = self.worker.run(batch)
             reports = self._gather(batch, results, "local_update")
-        if reports is not None and plan is not None and plan.late_send and len(plan.late):
+        if reports is not None and round_plan is not None and round_plan.late_send and len(round_plan.late):
             assert server is not None
-            self._book_late(server, batch.step, reports, plan.late)
+            self._book_late(server, batch.step, reports, round_plan.late)
         with doing("aggregating"):
             self._measure(batch.step, reports, results.uploads)
             if self.config.updates:
@@ -568,14 +568,16 @@ class ServerStep:
 
     # -- tasks and reports -----------------------------------------------------------------------------------
 
-    def _train_batches(self, server: Server, cohort: np.ndarray, plan: RoundPlan | None = None) -> DealtTasks:
+    def _train_batches(
+        self, server: Server, cohort: np.ndarray, round_plan: RoundPlan | None = None
+    ) -> DealtTasks:
         step, clients = server.version + 1, cohort
         if uses(self.algorithm, RememberedUploads):
             clients = np.union1d(cohort, np.flatnonzero(self.visits))
         fresh = is_among(clients, cohort)
         reads = self.hooks.reads("reads", server, clients[fresh])
         widths = {name: self.tables.width(name) for name in server.tables}
-        late = {} if plan is None else self.hooks.reads("reads", server, plan.late)
+        late = {} if round_plan is None else self.hooks.reads("reads", server, round_plan.late)
         self.book_reads(step, CohortReads.of({**reads, **late}.items()) if late else reads, widths)
         probes = self.hooks.probes(server, step)
         costs = np.where(fresh, self.costs[clients], 1) + (len(clients) * 64 if probes else 0)
@@ -583,7 +585,7 @@ class ServerStep:
         peers = tuple(zip(clients.tolist(), made.tolist(), strict=True)) if probes else ()
         pairs = self.hooks.pairs(server, clients, fresh) if probes else None
         compared = self.hooks.measured_table(server)
-        work = {} if plan is None else plan.work
+        work = {} if round_plan is None else round_plan.work
         return self._batches(step, clients, reads, costs, server.version, fresh, peers, compared, pairs, work)
 
     def _batches(

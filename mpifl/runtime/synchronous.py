@@ -63,7 +63,7 @@ class SynchronousEngine(Engine):
         self._cohort = self._trained = np.zeros(0, np.int64)
         self.rule, self.num_wanted = rule, num_wanted
         self.left_out = np.zeros(len(server_step.visits), np.int64)  # how often each client was, on rank 0
-        self._plan: RoundPlan | None = None  # of the last round, where there is a rule; on rank 0
+        self._round_plan: RoundPlan | None = None  # of the last round, where there is a rule; on rank 0
         self._upload_sizes = UploadSizes(server_step)  # where links have a rate
         self._scores: Any = None  # of the last evaluation, and the timing of all ranks
 
@@ -115,13 +115,13 @@ class SynchronousEngine(Engine):
         if self.server is not None:
             step = self.server.version + 1
             self._cohort = self.sampler(step)
-            self._plan = self._planned(self.server, step)
-            self._cohort = self._cohort if self._plan is None else self._plan.cohort
-        self.server, notes = server_step.step(self.server, self._cohort, self._plan)
+            self._round_plan = self._planned(self.server, step)
+            self._cohort = self._cohort if self._round_plan is None else self._round_plan.cohort
+        self.server, notes = server_step.step(self.server, self._cohort, self._round_plan)
         self._trained = self._cohort[:0] if notes is None else notes.client[notes.fresh]
         self.virtual = self._end(step, self._cohort, self._trained)
-        if self._plan is not None:
-            self.left_out[self._plan.late] += 1
+        if self._round_plan is not None:
+            self.left_out[self._round_plan.late] += 1
 
     @property
     def num_uploads(self) -> np.ndarray:
@@ -195,7 +195,7 @@ class SynchronousEngine(Engine):
         if self.duration is None or not self.server_step.transport.is_server:
             return self.virtual
         ledger = self.server_step.ledger
-        counted, plan = self.server_step.visits, self._plan
+        counted, round_plan = self.server_step.visits, self._round_plan
 
         def visits(clients: np.ndarray) -> np.ndarray:
             """Return how many visits clients had begun before the step."""
@@ -203,12 +203,14 @@ class SynchronousEngine(Engine):
             return before
 
         moved = ledger.close(step, cohort, visits)
-        if plan is None:
+        if round_plan is None:
             moved = moved.sizes() if self.duration.same_for_all else moved
             return self.duration.round_end(self.virtual, moved, ledger.cast_bytes(step))
-        kept = moved.without(plan.late)
-        shares = {k: float(share) for k, share in plan.work.items()}
-        return max(plan.until, self.duration.round_end(self.virtual, kept, ledger.cast_bytes(step), shares))
+        kept = moved.without(round_plan.late)
+        shares = {k: float(share) for k, share in round_plan.work.items()}
+        return max(
+            round_plan.until, self.duration.round_end(self.virtual, kept, ledger.cast_bytes(step), shares)
+        )
 
     def _record(self, observe: Callable[[Record], None]) -> None:
         """Evaluate if that is due, and pass on the record of the step; on rank 0."""
@@ -226,7 +228,8 @@ class SynchronousEngine(Engine):
                 accepted=[*zip(self._trained.tolist(), visits.tolist(), strict=True)],
                 evaluated_clients=self.evaluation.clients,
                 scores=scores,
-                train=self.server_step.train_metrics | (self._plan.metrics if self._plan is not None else {}),
+                train=self.server_step.train_metrics
+                | (self._round_plan.metrics if self._round_plan is not None else {}),
                 seconds=perf_counter() - self._start,
                 timing=timing or [],
                 virtual_seconds=self.virtual if self.duration is not None else None,
