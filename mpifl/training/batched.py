@@ -268,11 +268,11 @@ class LockstepRunner:
     """Runs visits in lockstep: each until its next request, then all requests are answered at once.
 
     Args:
-        serve: maps the requests of all running visits, in their order, to the outcomes.
+        train_requests: maps the requests of all running visits, in their order, to the outcomes.
     """
 
-    def __init__(self, serve: Callable[[Sequence[Request]], Sequence[Trained]]) -> None:
-        self.serve = serve
+    def __init__(self, train_requests: Callable[[Sequence[Request]], Sequence[Trained]]) -> None:
+        self.train_requests = train_requests
         self._current: _Visit[Any] | None = None
 
     @property
@@ -304,7 +304,7 @@ class LockstepRunner:
                     raise visit.error
             left = [visit for visit in left if not visit.over]
             requests = [visit.request for visit in left if visit.request is not None]
-            for visit, answer in zip(left, self.serve(requests) if left else [], strict=True):
+            for visit, answer in zip(left, self.train_requests(requests) if left else [], strict=True):
                 visit.answer = answer
         return [visit.result for visit in visits]  # type: ignore[misc]  # all are over
 

@@ -210,7 +210,7 @@ def test_a_frozen_layer_stays_frozen_in_a_stack():
 
 def test_a_hook_added_later_takes_its_client_out_of_the_stack():
     one, asked = learner(kernels=False), []
-    one.lockstep.serve = lambda requests: asked.extend(requests) or train_all(one.context, requests)
+    one.lockstep.train_requests = lambda requests: asked.extend(requests) or train_all(one.context, requests)
     visit = lambda: one.sgd(one.init, SPLITS[0], CONFIGS["plain"], key(1)).vector  # noqa: E731
     plain = one.lockstep.run([visit])[0]
     assert len(asked) == 1
@@ -230,11 +230,11 @@ def test_visits_wait_for_each_other_and_run_one_at_a_time():
     """Three visits that ask twice, once and never: first two requests are answered, then one."""
     seen, heard = [], []
 
-    def serve(requests):
+    def train_requests(requests):
         heard.append(list(requests))
         return [10 * q for q in requests]
 
-    runner = LockstepRunner(serve)
+    runner = LockstepRunner(train_requests)
 
     def visit(name: int, times: int) -> list[int]:
         answers = []
