@@ -119,7 +119,7 @@ class Mixer:
             plans, weights, counts = self._by_rank(mixings, info)
             self.last_collectives = [p.collective for p in plans[0]]
         changed: dict[str, torch.Tensor] = {}
-        mine_of, sent = self.transport.scatterv(plans, weights, counts, "plan")
+        mine_of, sent = self.transport.scatter_rows(plans, weights, counts, "plan")
         start = 0
         own = np.frombuffer(sent, float)
         for i, plan in enumerate(mine_of):

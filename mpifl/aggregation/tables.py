@@ -150,7 +150,7 @@ class Tables:
                 out[name] = (todo, self.central[name].shape[1])
         return {name: what for name, what in out.items() if what[0]}
 
-    def share(self, missing: Mapping[str, tuple[Sequence[int], int]]) -> None:
+    def bcast_rows(self, missing: Mapping[str, tuple[Sequence[int], int]]) -> None:
         """Broadcast rows to every worker. Collective, with the same argument on every rank.
 
         Args:

@@ -19,7 +19,7 @@ from mpifl.comm.transport import Transport
 from mpifl.core.process import keep_freed
 from mpifl.experiment.build import build, build_engine, build_server_step
 from mpifl.experiment.loader import load_everywhere
-from mpifl.runtime.recovery import run_command, serve_commands
+from mpifl.runtime.recovery import command_loop, run_command
 from mpifl.runtime.synchronous import SynchronousEngine
 
 from .turns import Connection, usage
@@ -129,7 +129,7 @@ def _run(
         if transport.is_server:
             runner.lead(Connection.to(path))
         else:
-            serve_commands(server_step, runner.execute)
+            command_loop(server_step, runner.execute)
     finally:
         store.close()
 

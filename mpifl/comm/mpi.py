@@ -174,7 +174,7 @@ class Mpi(Transport):
             wait_until(lambda: MPI.Request.Testall(pending))
 
     @guarded
-    def scatterv(
+    def scatter_rows(
         self, values: Sequence[Any] | None, rows: np.ndarray | None, counts: Sequence[int], purpose: str
     ) -> tuple[Any, memoryview]:
         """Send each rank its value and its rows; see `Transport`."""
@@ -195,7 +195,7 @@ class Mpi(Transport):
         return values[0], data[: ends[1]]
 
     @guarded
-    def gatherv(self, value: Any, rows: bytes, purpose: str) -> tuple[list[Any], list[memoryview]] | None:
+    def gather_rows(self, value: Any, rows: bytes, purpose: str) -> tuple[list[Any], list[memoryview]] | None:
         """Send this rank's value and rows to rank 0; see `Transport`."""
         tag = self._tag()
         if self.rank:

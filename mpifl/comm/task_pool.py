@@ -104,7 +104,7 @@ class Pool(ABC):
 
     @abstractmethod
     def command_all(self, command: str, argument: Any = None) -> None:
-        """Send a command to all workers: each finishes the tasks it holds, then returns it from `serve`.
+        """Send a command to all workers: each finishes the tasks it holds, then returns it from `task_loop`.
 
         Args:
             command: one word.
@@ -323,7 +323,7 @@ class Command:
     seconds: float
 
 
-def serve(transport: Transport, handler: Handler) -> Command:
+def task_loop(transport: Transport, handler: Handler) -> Command:
     """Run tasks at a worker until the next command of rank 0, and return that.
 
     Args:

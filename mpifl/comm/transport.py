@@ -1,8 +1,8 @@
 """Communication between ranks: the interface, its implementation for one process, and the count of its bytes.
 
 Rank 0 is the server; ranks 1..P-1 are workers; a process alone is both. Methods are named after MPI's calls:
-lower case for picklable objects, upper case for blocks of numbers. Collectives are called by every rank, in
-the same order.
+lower case for picklable objects, upper case for blocks of numbers; `scatter_rows` and `gather_rows` send an
+object and rows of numbers in one message. Collectives are called by every rank, in the same order.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def scatterv(
+    def scatter_rows(
         self, values: Sequence[Any] | None, rows: np.ndarray | None, counts: Sequence[int], purpose: str
     ) -> tuple[Any, memoryview]:
         """Send rank r `values[r]` and `counts[r]` rows of a block; return this rank's value and rows.
@@ -127,7 +127,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def gatherv(self, value: Any, rows: bytes, purpose: str) -> tuple[list[Any], list[memoryview]] | None:
+    def gather_rows(self, value: Any, rows: bytes, purpose: str) -> tuple[list[Any], list[memoryview]] | None:
         """Return the values and the bytes of all ranks, in rank order, on rank 0; None elsewhere.
 
         Values that are equal once pickled are one object.
@@ -313,14 +313,14 @@ class Single(Transport):
         self.last_call = time.monotonic()
         return [value]
 
-    def scatterv(
+    def scatter_rows(
         self, values: Sequence[Any] | None, rows: np.ndarray | None, counts: Sequence[int], purpose: str
     ) -> tuple[Any, memoryview]:
         """Return the only value, and all rows."""
         assert rows is not None
         return self.scatter(values, purpose), bytes_of(rows)
 
-    def gatherv(self, value: Any, rows: bytes, purpose: str) -> tuple[list[Any], list[memoryview]] | None:
+    def gather_rows(self, value: Any, rows: bytes, purpose: str) -> tuple[list[Any], list[memoryview]] | None:
         """Return the only value, and its rows."""
         self.last_call = time.monotonic()
         return [value], [memoryview(rows)]

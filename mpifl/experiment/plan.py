@@ -336,7 +336,7 @@ def _first_report(step: ServerStep, server: Server, num_sampled: int, k: int) ->
     task = ClientTask(0, k, 0, reads)
     if uses(step.algorithm, ServerEvaluation):  # uploads are evaluated where they come in one by one
         vectors = {name: read_rows(step.tables.rows, name, rows) for name, rows in reads.items()}
-        header, _ = step.worker.serve(task, Message(vectors, reads))
+        header, _ = step.worker.run_visit(task, Message(vectors, reads))
         assert isinstance(header, ReportHeader)
         return header
     peers = ((k, 0),) * num_sampled if step.hooks.probes(server, 1) else ()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.tables import read_rows, rows_of
-from mpifl.comm.task_pool import RecoveringPool, Task, serve
+from mpifl.comm.task_pool import RecoveringPool, Task, task_loop
 from mpifl.comm.transport import RankLost
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import message_on
@@ -189,7 +189,7 @@ class AsynchronousEngine(Engine):
         """Run all steps; see `Engine`."""
         server_step = self.server_step
         if not server_step.transport.is_server:
-            self._serve()
+            self._worker_loop()
             return None
         pool = RecoveringPool(
             server_step.transport,
@@ -272,7 +272,7 @@ class AsynchronousEngine(Engine):
 
     # -- at the worker ---------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _worker_loop(self) -> None:
         server_step, command = self.server_step, ""
         barrier = server_step.transport.barrier
         acts: dict[str, Callable[[], Any]] = {
@@ -284,7 +284,7 @@ class AsynchronousEngine(Engine):
         }
         while command != END:
             try:
-                last = serve(server_step.transport, self._visit)
+                last = task_loop(server_step.transport, self._visit)
                 self.last_served, command = {"idle": last.idle, "elapsed": last.seconds}, last.name
                 if command == STOP:
                     barrier()  # what clients keep is removed with the first rank that leaves
@@ -300,7 +300,7 @@ class AsynchronousEngine(Engine):
         task, step, version = header
         message = Message(vectors, task.reads, version, step)
         self.server_step.config.give_back()
-        return self.server_step.worker.serve(task, message)
+        return self.server_step.worker.run_visit(task, message)
 
     # -- at the server ---------------------------------------------------------------------------------------
 
@@ -550,7 +550,7 @@ class AsynchronousEngine(Engine):
             "seconds": (now() - self.start).tolist(),
             "judging": self.evaluation_time.tolist(),
             "filled": self.dispatcher.filled,
-            "upload_sizes": self.upload_sizes.state(),
+            "upload_sizes": self.upload_sizes.state_dict(),
         }
         if self.dispatcher.tick < inf:
             saved.values["tick"] = self.dispatcher.tick
@@ -587,7 +587,7 @@ class AsynchronousEngine(Engine):
         self.servers = {s.version: s for s in (*older, server)}
         self.dispatcher.num_started = values["number"]
         self.dispatcher.filled = values.get("filled", -1)  # not in release 0.1
-        self.upload_sizes.load(values.get("upload_sizes", []))  # not in release 0.2
+        self.upload_sizes.load_state_dict(values.get("upload_sizes", []))  # not in release 0.2
         self.dispatcher.tick = values.get("tick", self.dispatcher.tick)
         self.stats.load_state_dict(values["tally"])
         self.metrics = {k: m for k, m, *_ in values["metrics"]}

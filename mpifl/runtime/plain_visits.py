@@ -60,7 +60,7 @@ class PlainVisitRunner:
         compared = batch.compared is None or batch.compared[0] in self.names
         return self.possible and bool(batch.visits) and whole and compared and not batch.peers
 
-    def serve(
+    def run_visit(
         self, task: ClientTask, message: Message
     ) -> tuple[ReportHeader, dict[str, torch.Tensor]] | None:
         """Return the report and uploads [1, d] of a single visit; None where it does more, or fails."""

@@ -96,7 +96,9 @@ class TaskTable(Sequence[ClientTask]):
             looks_at, work = None if looks_at is None else looks_at[i], self.work.get(client)
             yield ClientTask(number, client, visit, reads, which >= 0, looks_at, self.clip, work)
 
-    def dealt(self, owners: np.ndarray, num_ranks: int) -> tuple[list[TaskTable], np.ndarray, list[int]]:
+    def split_by_rank(
+        self, owners: np.ndarray, num_ranks: int
+    ) -> tuple[list[TaskTable], np.ndarray, list[int]]:
         """Return the tasks of each rank, in this order: what they have beside their columns, and these.
 
         Where that is little, it is one object for all ranks.
@@ -155,7 +157,7 @@ class TaskBatch:
 
 
 @dataclass(frozen=True)
-class DealtTasks:
+class ScatteredTasks:
     """The tasks of all ranks, as they are sent.
 
     Attributes:

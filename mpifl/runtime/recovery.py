@@ -37,7 +37,7 @@ def run_command(server_step: ServerStep, command: str, execute: Execute) -> None
             regroup(server_step)
 
 
-def serve_commands(server_step: ServerStep, execute: Execute) -> None:
+def command_loop(server_step: ServerStep, execute: Execute) -> None:
     """Execute the commands of rank 0 until the last one; on the other ranks."""
     command = ""
     while command != END:

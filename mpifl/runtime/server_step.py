@@ -46,11 +46,11 @@ from .aggregators import Aggregator, MpiAggregator, Uploads
 from .hook_errors import ClientError, Dropped, hook_name
 from .hooks import ServerHooks
 from .protocol import (
-    DealtTasks,
     GatheredReports,
     Kind,
     ReportHeader,
     ReportTable,
+    ScatteredTasks,
     TaskBatch,
     TaskTable,
     gathered_reports,
@@ -570,7 +570,7 @@ class ServerStep:
 
     def _train_batches(
         self, server: Server, cohort: np.ndarray, round_plan: RoundPlan | None = None
-    ) -> DealtTasks:
+    ) -> ScatteredTasks:
         step, clients = server.version + 1, cohort
         if uses(self.algorithm, RememberedUploads):
             clients = np.union1d(cohort, np.flatnonzero(self.visits))
@@ -600,7 +600,7 @@ class ServerStep:
         compared: tuple[str, int] | None = None,
         pairs: np.ndarray | None = None,
         work: Mapping[int, Fraction] = MappingProxyType({}),
-    ) -> DealtTasks:
+    ) -> ScatteredTasks:
         """Return the tasks of each rank; report numbers follow the order of `clients`.
 
         `reads` are those of the clients that are `fresh`, in the same order.
@@ -615,15 +615,17 @@ class ServerStep:
         clip = None if self.config.protection is None else self.config.protection.clip
         columns = np.stack((np.arange(len(clients)), clients, self.visits[clients], which), axis=1)
         tasks = TaskTable(columns, reads.distinct, pairs, clip, {**work})
-        dealt, columns, counts = tasks.dealt(self.scheduler.assign(clients, costs), self.transport.size)
+        tables, columns, counts = tasks.split_by_rank(
+            self.scheduler.assign(clients, costs), self.transport.size
+        )
         batches: dict[int, TaskBatch] = {}  # where ranks have one table, they have one batch
-        for mine in dealt:
+        for mine in tables:
             if id(mine) not in batches:
                 batches[id(mine)] = TaskBatch(step, version, mine, missing, peers, compared)
-        return DealtTasks([batches[id(mine)] for mine in dealt], columns, counts)
+        return ScatteredTasks([batches[id(mine)] for mine in tables], columns, counts)
 
     def _counted(
-        self, what: str, batches: DealtTasks | None, unit: str = "visits", main: bool = False
+        self, what: str, batches: ScatteredTasks | None, unit: str = "visits", main: bool = False
     ) -> AbstractContextManager[Any]:
         """Return a stage that counts what the ranks do with their tasks, on rank 0; nobody looks elsewhere.
 
@@ -640,22 +642,22 @@ class ServerStep:
 
         return doing(what, total, unit, count, main=main)
 
-    def _scatter(self, tasks: DealtTasks | None) -> TaskBatch:
+    def _scatter(self, tasks: ScatteredTasks | None) -> TaskBatch:
         """Return this rank's tasks, after the rows they read were broadcast."""
         with self.watch("wait"):
             parts: tuple[Sequence[TaskBatch] | None, np.ndarray | None, Sequence[int]] = (None, None, ())
             if tasks is not None:
                 parts = tasks.batches, tasks.columns, tasks.counts
-            told, rows = self.transport.scatterv(*parts, "orders")
+            told, rows = self.transport.scatter_rows(*parts, "orders")
             batch: TaskBatch = told.having(rows)
         with self.watch("broadcast"):
-            self.tables.share(batch.missing)
+            self.tables.bcast_rows(batch.missing)
         return batch
 
     def _gather(self, batch: TaskBatch, results: VisitResults, hook: str) -> GatheredReports | None:
         """Return all reports of a step on rank 0, booked in the ledger; None elsewhere, or if none came."""
         with self.watch("wait"):
-            parts = self.transport.gatherv(*results.packed(), "notes")
+            parts = self.transport.gather_rows(*results.packed(), "notes")
         if parts is None:
             return None
         heads, dropped = [head for head, _ in parts[0]], [d for _, some in parts[0] for d in some]

@@ -18,7 +18,7 @@ from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
 from mpifl.traffic.ledger import is_among
 
 from .engine import Engine, EvaluationSchedule, Record
-from .recovery import END, run_command, serve_commands
+from .recovery import END, command_loop, run_command
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, save
 from .server_step import ServerStep
 from .upload_size import UploadSizes
@@ -71,7 +71,7 @@ class SynchronousEngine(Engine):
         """Run all rounds; see `Engine`."""
         self._saved, self._start = saved, perf_counter()
         if not self.server_step.transport.is_server:
-            serve_commands(self.server_step, self.execute)
+            command_loop(self.server_step, self.execute)
             return None
         self._command("begin" if saved is None else "restore")
         assert self.server is not None
@@ -170,7 +170,7 @@ class SynchronousEngine(Engine):
         values: dict[str, Any] = {"virtual": self.virtual, "seconds": perf_counter() - self._start}
         if self.rule is not None:
             values["left_out"] = self.left_out.tolist()
-            values["upload_sizes"] = self._upload_sizes.state()
+            values["upload_sizes"] = self._upload_sizes.state_dict()
         return Saved(self.server.version, values=values)
 
     def _restore(self) -> None:
@@ -181,7 +181,9 @@ class SynchronousEngine(Engine):
             self._start = perf_counter() - self._saved.values["seconds"]
             if self.rule is not None:
                 self.left_out = np.array(self._saved.values["left_out"], np.int64)
-                self._upload_sizes.load(self._saved.values.get("upload_sizes", []))  # not in release 0.2
+                self._upload_sizes.load_state_dict(
+                    self._saved.values.get("upload_sizes", [])
+                )  # not in release 0.2
         self.server_step.distribute(self.server)
 
     def _end(self, step: int, cohort: np.ndarray, trained: np.ndarray) -> float:

@@ -64,11 +64,11 @@ class UploadSizes:
             self._masked[kind] = _masked_sizes(self.server_step, server, *kind)
         return self._masked[kind]
 
-    def state(self) -> list[Any]:
+    def state_dict(self) -> list[Any]:
         """Return the sizes that were measured, of uploads that nobody hides; what JSON can hold."""
         return [[*item] for item in self._clear.items()]
 
-    def load(self, state: Sequence[Any]) -> None:
+    def load_state_dict(self, state: Sequence[Any]) -> None:
         """Restore the sizes."""
         self._clear = {tuple((name, count) for name, count in kind): size for kind, size in state}
 

@@ -363,7 +363,7 @@ class Worker:
 
     # -- a single visit --------------------------------------------------------------------------------------
 
-    def serve(
+    def run_visit(
         self, task: ClientTask, message: Message
     ) -> tuple[ReportHeader | Dropped, dict[str, torch.Tensor]]:
         """Run one visit whose rows came with its task.
@@ -371,7 +371,7 @@ class Worker:
         Returns:
             The header of the report and its uploads, name -> [C, d]; or who is left out, and nothing.
         """
-        plain = self._served(task, message)
+        plain = self._run_plain_visit(task, message)
         if plain is not None:
             return plain
         client = self.client(task.client, task.visit, message.step)
@@ -390,14 +390,14 @@ class Worker:
         header, report = made
         return header, {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
 
-    def _served(
+    def _run_plain_visit(
         self, task: ClientTask, message: Message
     ) -> tuple[ReportHeader, dict[str, torch.Tensor]] | None:
-        """Return what `serve` does of a visit that only trains; None where it does more, or fails."""
+        """Return what `run_visit` does of a visit that only trains; None where it does more, or fails."""
         if self._plain is None or uses(self.config.algorithm, ServerEvaluation):
             return None
         self.config.counter.begin()
-        made = self._plain.serve(task, message)
+        made = self._plain.run_visit(task, message)
         if made is not None:
             self.config.counter.advance()
         return made

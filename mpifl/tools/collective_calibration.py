@@ -92,7 +92,7 @@ def _round(transport: Transport, collective: str, k: int, m: int, d: int) -> flo
     mixer = Mixer(transport, tables, collective=collective)
     transport.barrier()
     start = perf_counter()
-    tables.share({"model": (list(range(k)), d)})
+    tables.bcast_rows({"model": (list(range(k)), d)})
     mixings = [Mixing(weights)] if transport.is_server else None
     mixer.mix(mixings, (lambda name: (np.ones(m), owners)) if mixings else None, {"model": uploads})
     return perf_counter() - start

@@ -38,7 +38,7 @@ def tables() -> Tables:
 
 def test_rows_travel_once_until_their_bits_change(tables):
     assert tables.missing({"model": {0, 2}}) == {"model": ([0, 2], 2)}
-    tables.share(tables.missing({"model": {0, 2}}))
+    tables.bcast_rows(tables.missing({"model": {0, 2}}))
     assert_array_equal(torch.stack(tables.transport.sent), [[0, 0], [2, 2]])
     assert tables.missing({"model": {0, 2}}) == {}
     assert tables.missing({"model": {0, 1}}) == {"model": ([1], 2)}
@@ -49,13 +49,13 @@ def test_rows_travel_once_until_their_bits_change(tables):
 
 
 def test_the_same_table_published_again_is_not_sent_again(tables):
-    tables.share(tables.missing({"model": {0, 1, 2}}))
+    tables.bcast_rows(tables.missing({"model": {0, 1, 2}}))
     tables.publish({"model": tables.central["model"]})
     assert tables.missing({"model": {0, 1, 2}}) == {}
 
 
 def test_a_table_that_shrinks_or_grows_keeps_what_is_current(tables):
-    tables.share(tables.missing({"model": {0, 1, 2}}))
+    tables.bcast_rows(tables.missing({"model": {0, 1, 2}}))
     tables.publish({"model": tables.central["model"][:1].clone()})
     assert tables.missing({"model": {0}}) == {}
     tables.publish({"model": torch.tensor([[0.0, 0.0], [1.0, 1.0]])})
@@ -65,7 +65,7 @@ def test_a_table_that_shrinks_or_grows_keeps_what_is_current(tables):
 def test_alone_nothing_is_sent_and_rows_are_read_in_place():
     tables = Tables(Single())
     tables.publish({"model": torch.tensor([[1.0], [2.0], [3.0]])})
-    tables.share(tables.missing({"model": {0}}))
+    tables.bcast_rows(tables.missing({"model": {0}}))
     assert_array_equal(tables.rows("model", (2, 0)), [[3.0], [1.0]])
     assert tables.width("model") == 1
     assert tables.whole("model") is tables.central["model"]

@@ -70,7 +70,7 @@ def test_the_notes_of_a_round_are_as_large_as_the_model_says():
         for w in range(workers):
             value, rows = VisitResults(headers[w::workers], {}, [], 0.0).packed()
             size += len(pickle.dumps(value, protocol=5)) + len(rows)
-        tables, sent, _ = tasks.dealt(numbers % workers, workers)
+        tables, sent, _ = tasks.split_by_rank(numbers % workers, workers)
         size += sent.nbytes + sum(len(pickle.dumps(TaskBatch(1, 0, t, {}), protocol=5)) for t in tables)
         assert size <= VISIT_BYTES * 1000 + RANK_BYTES * workers
         assert size >= 0.5 * (VISIT_BYTES * 1000 + RANK_BYTES * workers)

@@ -396,11 +396,11 @@ def rows_come_with_values(t: Mpi, folder: Path) -> None:
     rows = np.array([[float(r), i] for r in range(t.size) for i in range(r)]).reshape(-1, 2)
     told = [{"all": r == 1} for r in range(t.size)]
     given = (told, rows, [*range(t.size)]) if t.is_server else (None, None, ())
-    value, mine = t.scatterv(*given, "test")
+    value, mine = t.scatter_rows(*given, "test")
     assert value == told[t.rank]
     mine = np.frombuffer(mine, float).reshape(-1, 2)
     assert mine.tolist() == [[t.rank, i] for i in range(t.rank)]
-    answer = t.gatherv(value, bytes(mine), "test")
+    answer = t.gather_rows(value, bytes(mine), "test")
     assert (answer is None) == (not t.is_server)
     if answer is not None:
         values, found = answer
@@ -499,7 +499,7 @@ def only_rows_that_changed_travel(t: Mpi, folder: Path) -> None:
             tables.publish({"model": new})
         missing = t.bcast(tables.missing({"model": {0, 1, 3}}) if t.is_server else None, "test")
         before = t.traffic.counts["bcast", "rows:model"].bytes
-        tables.share(missing)
+        tables.bcast_rows(missing)
         sent.append(t.traffic.counts["bcast", "rows:model"].bytes - before)
         if t.is_worker:
             expected = torch.tensor([[9.0, 10.0, 11.0], [3.0 + turn, 4.0 + turn, 5.0 + turn]])

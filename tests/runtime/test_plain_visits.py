@@ -183,7 +183,7 @@ def arrivals_of(method, folder):
 
 @pytest.mark.parametrize("method", [CATALOGUE["fedasync"](rho=0.3), CATALOGUE["fedbuff"](), FedAvg()])
 def test_single_visits_of_asynchronous_runs_go_the_same_way(method, monkeypatch, tmp_path):
-    together = calls_of(monkeypatch, PlainVisitRunner, "serve")
+    together = calls_of(monkeypatch, PlainVisitRunner, "run_visit")
     one = arrivals_of(method, tmp_path / "one")
     assert len(together) >= 8
     assert all(made is not None for made in together)

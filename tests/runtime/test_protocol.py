@@ -91,7 +91,7 @@ def test_many_reads_go_only_to_the_ranks_whose_clients_have_them():
 
 def parted(tasks: TaskTable, owners: np.ndarray, num_ranks: int) -> list[TaskTable]:
     """Return the tasks of each rank as they arrive there."""
-    tables, columns, counts = tasks.dealt(owners, num_ranks)
+    tables, columns, counts = tasks.split_by_rank(owners, num_ranks)
     own = np.split(columns, np.cumsum(counts)[:-1])
     return [replace(table, columns=mine) for table, mine in zip(tables, own, strict=True)]
 
