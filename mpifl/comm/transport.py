@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
 
 from mpifl.core.errors import CodeFailed, UserError
+
+T = TypeVar("T")
 
 
 class RankLost(Exception):
@@ -410,19 +412,30 @@ def device_ranks(nodes: Sequence[int], groups: Sequence[Sequence[int]]) -> list[
     return out
 
 
-def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = True) -> Any:
+@overload
+def on_server(
+    transport: Transport, work: Callable[[], T], everywhere: Literal[True] = True, purpose: str = "start"
+) -> T: ...
+@overload
+def on_server(
+    transport: Transport, work: Callable[[], T], everywhere: Literal[False], purpose: str = "start"
+) -> T | None: ...
+def on_server(
+    transport: Transport, work: Callable[[], T], everywhere: bool = True, purpose: str = "start"
+) -> T | None:
     """Do something on rank 0 only, and return the result on every rank.
 
     Args:
         transport: every rank calls.
         work: called on rank 0.
         everywhere: False returns the result on rank 0 only, and None elsewhere.
+        purpose: under which it is counted.
 
     Raises:
         UserError: on every rank, where `work` raises one, or an OSError that names a file.
         CodeFailed: on every rank, where `work` raises one.
     """
-    answer: tuple[Any, UserError | CodeFailed | None] = (None, None)
+    answer: tuple[T | None, UserError | CodeFailed | None] = (None, None)
     if transport.is_server:
         try:
             answer = (work(), None)
@@ -433,10 +446,11 @@ def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = 
                 raise
             remedy = f"cannot be read or written ({error.strerror})"
             answer = (None, UserError("file", str(error.filename), remedy))
-    told, problem = transport.bcast(answer if everywhere else (None, answer[1]), "start")
-    if problem is not None:
-        raise problem
-    return told if everywhere else answer[0]
+    told: tuple[T | None, UserError | CodeFailed | None]
+    told = transport.bcast(answer if everywhere else (None, answer[1]), purpose)
+    if told[1] is not None:
+        raise told[1]
+    return told[0] if everywhere else answer[0]
 
 
 @dataclass

@@ -116,7 +116,7 @@ class Observed:
         if not self.any:
             return
         try:
-            on_server(self.context.transport, tell, everywhere=False)
+            on_server(self.context.transport, tell, everywhere=False, purpose="end")
         except RankLost:  # nothing is left to be done together
             if self.context.transport.is_server:
                 self.callbacks.check(complete)
@@ -134,7 +134,9 @@ class Observed:
             (self.folder / OPEN).unlink(missing_ok=True)
         if isinstance(error, Stopped):  # raised on every rank
             state = str(error)
-            on_server(self.context.transport, lambda: self.callbacks.check(state), everywhere=False)
+            on_server(
+                self.context.transport, lambda: self.callbacks.check(state), everywhere=False, purpose="end"
+            )
 
 
 def end_late(folder: Path, given: Sequence[Any] = ()) -> None:

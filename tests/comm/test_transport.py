@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpifl.comm.transport import MpiTraffic, Single, device_ranks, divided
+from mpifl.comm.transport import MpiTraffic, Single, device_ranks, divided, on_server
 
 
 def test_traffic_counts_calls_messages_and_bytes_by_purpose():
@@ -23,6 +23,14 @@ def test_traffic_counts_calls_messages_and_bytes_by_purpose():
         "bytes": 110,
     }
     assert traffic.bytes == 111
+
+
+def test_what_is_done_on_the_server_is_counted_under_its_purpose(monkeypatch):
+    alone, purposes = Single(), []
+    monkeypatch.setattr(alone, "bcast", lambda value, purpose: purposes.append(purpose) or value)
+    assert on_server(alone, lambda: 7) == 7
+    assert on_server(alone, lambda: 8, everywhere=False, purpose="end") == 8
+    assert purposes == ["start", "end"]
 
 
 def test_traffic_counts_a_call_that_failed_too():
