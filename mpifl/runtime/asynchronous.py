@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from mpifl.simulation.visits import Visit
 from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
 
 from .aggregators import Aggregator, LocalAggregator
-from .engine import Engine, EvaluationSchedule, Record
+from .engine import Engine, Evaluated, EvaluationSchedule, Record
 from .hook_errors import Dropped
 from .protocol import ClientTask, ReportHeader
 from .recovery import END, regroup
@@ -45,7 +45,11 @@ from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, needs_wor
 from .server_step import ServerStep
 from .upload_size import UploadSizes
 
+T = TypeVar("T")
 Row = dict[str, Any]  # of events.csv
+VisitHeader = tuple[
+    ClientTask, int, int
+]  # with the server step to which it belongs, and the version it reads
 SPREAD = "_before"  # ends the metrics of visits whose standard deviation over clients is reported too
 
 
@@ -219,7 +223,7 @@ class AsynchronousEngine(Engine):
 
     def _begin(self, pool: RecoveringPool, saved: Saved | None) -> Server:
         if saved is None:
-            server: Server | None = self._on_all(pool, "begin", self.server_step.initialize)
+            server = self._on_all(pool, "begin", self.server_step.initialize)
             assert server is not None
             self.servers = {server.version: server}
             self._take_statistics(pool)
@@ -234,7 +238,7 @@ class AsynchronousEngine(Engine):
         moved = self.server_step.ledger.moved_in(0, nobody, visits.__getitem__)
         self.dispatcher.take_statistics(moved, pool)
 
-    def _on_all(self, pool: RecoveringPool, command: str, act: Callable[[], Any]) -> Any:
+    def _on_all(self, pool: RecoveringPool, command: str, act: Callable[[], T]) -> T:
         """Execute a command on every rank, again if one is lost meanwhile; on rank 0."""
         while True:
             self.server_step.ledger.commit()
@@ -295,7 +299,7 @@ class AsynchronousEngine(Engine):
                 regroup(server_step)
 
     def _visit(
-        self, header: tuple[ClientTask, int, int], vectors: Mapping[str, torch.Tensor]
+        self, header: VisitHeader, vectors: Mapping[str, torch.Tensor]
     ) -> tuple[ReportHeader | Dropped, dict[str, torch.Tensor]]:
         task, step, version = header
         message = Message(vectors, task.reads, version, step)
@@ -360,7 +364,7 @@ class AsynchronousEngine(Engine):
         self._submit(pool, visit, header, vectors)
 
     def _submit(
-        self, pool: RecoveringPool, visit: Visit, header: Any, vectors: Mapping[str, torch.Tensor]
+        self, pool: RecoveringPool, visit: Visit, header: VisitHeader, vectors: Mapping[str, torch.Tensor]
     ) -> None:
         ranks = tuple(self.server_step.scheduler.candidates(visit.client))
         pool.submit(Task(visit.number, visit.due, header, vectors, ranks))
@@ -426,7 +430,7 @@ class AsynchronousEngine(Engine):
         observe: Callable[[Record], None],
     ) -> None:
         """Evaluate if that is due, and pass on the record of the step."""
-        scores, timing, start = None, None, now()
+        (scores, timing), start = Evaluated(), now()
         if self.evaluation.due(server.version, self.num_steps):
             scores, timing = self._on_all(pool, "evaluate", lambda: self._evaluate(server))
             pool.poll()  # workers train on while rank 0 writes
@@ -505,15 +509,15 @@ class AsynchronousEngine(Engine):
                 found.append(scores[name])
         return {f"{name}_received": float(np.mean(found)), f"{name}_received_std": float(np.std(found))}
 
-    def _evaluate(self, server: Server | None) -> tuple[Any, Any]:
-        """Return the scores and the timing of all ranks, on rank 0; every rank calls."""
+    def _evaluate(self, server: Server | None) -> Evaluated:
+        """Evaluate clients; every rank calls."""
         scores = self.server_step.evaluate(server, self.evaluation.clients)
         phases = self.server_step.watch.take() | self.last_served
         transport = self.server_step.transport
         timing = transport.gather(phases, "timing")
         for rank, phases in enumerate(timing or ()):
             self.served[transport.numbers[rank]] += phases.get("idle", 0.0), phases.get("elapsed", 0.0)
-        return scores, timing
+        return Evaluated(scores, timing)
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,18 @@ class Record:
     virtual_seconds: float | None = None
     updates: Sequence[dict[str, Any]] = ()
     accepted: Sequence[tuple[int, int]] = ()
+
+
+class Evaluated(NamedTuple):
+    """What an evaluation found, on rank 0; nothing on the others.
+
+    Attributes:
+        scores: name -> value of each evaluated client.
+        timing: phase -> seconds of each rank since the last evaluation.
+    """
+
+    scores: dict[str, np.ndarray] | None = None
+    timing: list[dict[str, float]] | None = None
 
 
 @dataclass(frozen=True)

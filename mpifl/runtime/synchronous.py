@@ -17,7 +17,7 @@ from mpifl.simulation.sampling import Sampler
 from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
 from mpifl.traffic.ledger import is_among
 
-from .engine import Engine, EvaluationSchedule, Record
+from .engine import Engine, Evaluated, EvaluationSchedule, Record
 from .recovery import END, command_loop, run_command
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, save
 from .server_step import ServerStep
@@ -65,7 +65,7 @@ class SynchronousEngine(Engine):
         self.left_out = np.zeros(len(server_step.visits), np.int64)  # how often each client was, on rank 0
         self._round_plan: RoundPlan | None = None  # of the last round, where there is a rule; on rank 0
         self._upload_sizes = UploadSizes(server_step)  # where links have a rate
-        self._scores: Any = None  # of the last evaluation, and the timing of all ranks
+        self._evaluated = Evaluated()  # at the last evaluation
 
     def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
         """Run all rounds; see `Engine`."""
@@ -102,7 +102,8 @@ class SynchronousEngine(Engine):
             self._step()
         elif command == "evaluate":
             scores = server_step.evaluate(server, self.evaluation.clients)
-            self._scores = scores, server_step.transport.gather(server_step.watch.take(), "timing")
+            timing = server_step.transport.gather(server_step.watch.take(), "timing")
+            self._evaluated = Evaluated(scores, timing)
         elif command in (SAVE, STOP):
             save(server_step, server, self.checkpointer, self._state(), alone=False)
             if command == STOP:
@@ -217,10 +218,10 @@ class SynchronousEngine(Engine):
     def _record(self, observe: Callable[[Record], None]) -> None:
         """Evaluate if that is due, and pass on the record of the step; on rank 0."""
         assert self.server is not None
-        scores, timing = None, None
+        scores, timing = Evaluated()
         if self.evaluation.due(self.server.version, self.num_rounds):
             self._command("evaluate")
-            scores, timing = self._scores
+            scores, timing = self._evaluated
         visits = self.server_step.visits[self._trained] - 1
         observe(
             Record(
