@@ -107,7 +107,7 @@ install() {
     install_torch
     pip_install -e ".[$extras]"
     [[ ${TORCH:-any} != cpu ]] || slim
-    echo "$environment takes $(du -sh "$environment" | cut -f 1)"
+    echo "$environment takes $(du -sh "$environment" | cut -f 1); to type mpifl and mpirun: source $environment/bin/activate"
     echo "$stamp $extras" > "$environment/installed"
 }
 

@@ -262,6 +262,7 @@ def test_the_readme_is_short():
 ELSEWHERE = {  # commands of README.md that tests/launchers or nobody can run here
     "./launch/quickstart",
     "./launch/test",
+    "source .venv/bin/activate",
     "sbatch --nodes 4 launch/slurm configs/quickstart.yaml",
     "mpirun -n 3 mpifl doctor",
     "mpirun -n 33 mpifl run CONFIG",
