@@ -210,7 +210,7 @@ def retime(transport: Transport, args: argparse.Namespace) -> None:
 # -- before a run --------------------------------------------------------------------------------------------
 
 
-TIMES = {"choices": ("yes", "no"), "default": "yes", "help": "measure visits, foretell times (default: yes)"}
+TIMES = {"choices": ("yes", "no"), "default": "yes", "help": "measure visits, forecast times (default: yes)"}
 AT_RANKS = {"metavar": "P,P,...", "help": "numbers of ranks for a table of times, efficiency and memory"}
 CORES = {
     "metavar": "COUNT",
@@ -487,7 +487,7 @@ def launch(transport: Transport, args: argparse.Namespace) -> None:
     ranks={"type": int, "default": 3, "metavar": "P", "help": "ranks of the trial under MPI (default: 3)"},
 )
 def check(transport: Transport, args: argparse.Namespace) -> int:
-    """Try a method of one's own in small runs: does it repeat, over ranks, too, and send what is foretold?"""
+    """Try a method of one's own in small runs: does it repeat, over ranks, too, with the forecast's bytes?"""
     from mpifl.tools import method_check
 
     require(transport.size == 1, "check", transport.size, "starts mpirun itself: start it without one")

@@ -173,7 +173,7 @@ def test_the_final_rows_are_kept_unless_unwanted(ran):
 @pytest.mark.parametrize(
     "options", [[], ["--algorithm", "ucfl"], ["--algorithm", "{name: ifca, num_clusters: 3}"]]
 )
-def test_a_plan_foretells_the_bytes_of_the_run(options, ran, said):
+def test_a_plan_forecasts_the_bytes_of_the_run(options, ran, said):
     plan = said("plan", TINY, *options, "--time", "no")
     summary = json.loads((ran(*options) / "summary.json").read_text())
     (line,) = re.findall(r"federation in all +([\d.]+) kB down, ([\d.]+) kB up", plan)

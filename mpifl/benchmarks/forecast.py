@@ -1,4 +1,4 @@
-"""What `mpifl plan` foretells of a run's processor time, beside what the run takes."""
+"""The forecast of `mpifl plan` of a run's processor time, beside what the run takes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def _turn(words: Sequence[str]) -> dict[str, float]:
     page, _ = _mpifl(["plan", *words])
     said = re.search(r"; ([\d.]+) s of processors", page)
     if said is None:
-        remedy = "take fewer --rounds: it foretells two minutes of processors or more, and not to the second"
+        remedy = (
+            "take fewer --rounds: its forecast is two minutes of processors or more, and not to the second"
+        )
         raise UserError("mpifl plan", " ".join(words), remedy)
     with scratch_folder() as place:
         _, taken = _mpifl(["run", *words, "--quiet", "--output.folder", place])
@@ -75,7 +77,7 @@ def _figures(taken: list[dict[str, float]]) -> dict[str, Any]:
 def lines(out: dict[str, Any]) -> list[str]:
     """Return the figures as text lines."""
     return [
-        f"{name} ({' '.join(RUNS[name])}): {f['foretold']:.2f} s of processors foretold, "
+        f"{name} ({' '.join(RUNS[name])}): {f['foretold']:.2f} s of processors forecast, "
         f"{f['taken']:.2f} taken, ratio {spread(f['ratio'])}"
         for name, f in out.items()
     ]

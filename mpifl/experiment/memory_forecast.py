@@ -61,7 +61,7 @@ class MeasuredMemory:
         return cls(opened, recording - opened, training - recording, peak_bytes() - training)
 
     def with_setup(self, traffic: TrafficForecast, state: StateMemory) -> MeasuredMemory:
-        """Return the same with what the set-up added when the traffic was foretold.
+        """Return the same with what the set-up added during the traffic forecast.
 
         Args:
             traffic: of the run.

@@ -72,7 +72,7 @@ class Asked:
     """What a page is to tell of times.
 
     Attributes:
-        times: whether visits are measured, and times foretold.
+        times: whether visits are measured, and times forecast.
         ranks: numbers of ranks of a table; empty: none is made.
         cores: of a node; None: as many as this machine has.
         nodes: that the ranks share; None: this machine, or where `cores` are given as many nodes as give each
@@ -148,7 +148,7 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
     if memory is None:
         return ""
     real, context = context, without_training(context)
-    with doing("foretelling the traffic"):
+    with doing("forecasting the traffic"):
         start = process_time()
         traffic = forecast(context)
         foretold = process_time() - start
@@ -217,10 +217,10 @@ def time_lines(
     machine: Cores,
     kept: int,
 ) -> list[str]:
-    """Return what is foretold of times.
+    """Return the lines of the time forecast.
 
     Args:
-        measured: what it is foretold from.
+        measured: what it is made from.
         at: returns the forecast for a number of ranks.
         room: returns the bytes of server and busiest worker for a number of ranks.
         num_ranks: that the page is about.
@@ -283,7 +283,7 @@ def _cores_told(machine: Cores, asked: Asked, cores: int, most: int) -> str:
     if machine.slowdown(most) == 1:
         return f"{whose}: one for each {'rank' if threads == 1 else f'of {threads} threads of a rank'}"
     shared = f"{whose}: up to {most} ranks share them"
-    return shared + ("" if asked.cores else "; `--cores 16` foretells nodes of 16 and a core for each rank")
+    return shared + ("" if asked.cores else "; `--cores 16` forecasts nodes of 16 and a core for each rank")
 
 
 def _cores_of(machine: Cores, ranks: int) -> int:

@@ -41,7 +41,7 @@ def in_words(seconds: float) -> str:
 
 
 class Estimate:
-    """Foretells how long the stages of this process will take, from the parts of them that are done."""
+    """Forecasts how long the stages of this process will take, from the parts of them that are done."""
 
     def __init__(self) -> None:
         self._parts: dict[int, tuple[int, float]] = {}  # stage -> number, and what of the next was done

@@ -245,14 +245,14 @@ class Trials:
 
     def _bytes(self, first: Run) -> Finding:
         """Hold the forecast against the ledger."""
-        foretold = first.summary["federation_bytes_expected"]
+        forecast = first.summary["federation_bytes_expected"]
         text = "bytes: {federation_bytes_down} down, {federation_bytes_up} up".format(**first.summary)
-        if foretold["down"] is None:
-            return Finding(None, f"{text}; not foretold: {foretold['why']}")
-        if not foretold["why"]:
-            return Finding(True, f"{text}, as foretold")
+        if forecast["down"] is None:
+            return Finding(None, f"{text}; no forecast: {forecast['why']}")
+        if not forecast["why"]:
+            return Finding(True, f"{text}, as forecast")
         remedy = "do rounds differ? Add what is missing in `extra_bytes`, or say why in `traffic_depends_on`"
-        return Finding(False, f"{text}; foretold were {foretold['down']} and {foretold['up']}", remedy)
+        return Finding(False, f"{text}; the forecast was {forecast['down']} and {forecast['up']}", remedy)
 
     def _cites(self) -> Finding:
         if self.config.algorithm.paper:

@@ -165,7 +165,7 @@ def test_two_rounds_of_the_ucfl_variant_start_from_fedavgs_model(tmp_path):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
-def test_the_traffic_of_the_ucfl_variant_is_foretold(tmp_path, steps):
+def test_the_traffic_of_the_ucfl_variant_is_forecast(tmp_path, steps):
     """Six clients: nothing, one average each, then M models each and M gains."""
     method = FedFomo(num_models=2, variant="ucfl")
     done = worlds.run(method, worlds.Tiny(), tmp_path / "run", steps=steps, evaluate=True)

@@ -92,8 +92,8 @@ def test_the_workloads_are_what_they_say(name, clients, m):
     assert config.data.source.train == clients * int(WORKLOADS[name].what.split(" x ")[1].split()[0])
 
 
-def test_what_plans_foretell_is_compared_turn_by_turn(monkeypatch, tmp_path):
-    """90 s foretold of runs that took 60, 120 and 90."""
+def test_the_forecast_of_plans_is_compared_turn_by_turn(monkeypatch, tmp_path):
+    """A forecast of 90 s for runs that took 60, 120 and 90."""
     took = iter((60.0, 120.0, 90.0))
 
     def command_of(words):

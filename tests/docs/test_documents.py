@@ -12,6 +12,8 @@ import json
 import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -138,9 +140,24 @@ def own_data_and_model(folder: Path, said: str) -> None:
 
 
 def a_cluster(folder: Path, said: str) -> None:
-    """The job script is one, and a complete run is left alone."""
+    """The job script is one, and the run that Ctrl-C stops goes on."""
     assert (folder / "job.sh").read_text().startswith("#!/")
-    assert "quickstart-stopped is complete" in said
+    page = (ROOT / "docs" / "tutorial" / "cluster.md").read_text()
+    start, resume = re.findall(r"^mpifl ((?:run|resume) .*)$", page, re.MULTILINE)
+    mpifl = [sys.executable, "-m", "mpifl"]
+    env = {**os.environ, **worlds.PYTHONPATH}
+    with subprocess.Popen(
+        [*mpifl, *shlex.split(start)], stdout=subprocess.PIPE, text=True, cwd=folder, env=env
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if line.startswith("round "):
+                run.send_signal(signal.SIGINT)
+                break
+        run.stdout.read()
+    assert run.returncode == 75
+    subprocess.run([*mpifl, *shlex.split(resume)], cwd=folder, env=env, check=True)
+    assert summary_of(folder / "runs" / "quickstart-stopped")["rounds"] == 6
 
 
 def an_asynchronous_study(folder: Path, said: str) -> None:
@@ -278,7 +295,7 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def say(tmp_path_factory):
-    """Return a function that runs a command of README.md in a folder that all share: what it fingerprints."""
+    """Return a function that runs a command of README.md in a folder that all share: what it prints."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "configs").symlink_to(ROOT / "configs")
 
@@ -309,7 +326,7 @@ def test_every_command_of_the_readme_is_run_here_or_known_to_be_run_elsewhere():
 
 @pytest.fixture(scope="module")
 def shown() -> list[str]:
-    """Return what README.md says that the quickstart fingerprints, but for the last line."""
+    """Return what README.md says that the quickstart prints, but for the last line."""
     (text,) = re.findall(r"^```\n(round 1/.*?)^results: ", README, re.MULTILINE | re.DOTALL)
     return text.splitlines()
 

@@ -1,4 +1,4 @@
-"""The peak memory that `mpifl plan` foretells, against that of real runs."""
+"""The peak memory that `mpifl plan` forecasts, against that of real runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def planned(text: str) -> list[float]:
     ],
     ids=["alone", "three ranks", "alone, clients' models", "three ranks, clients' models"],
 )
-def test_the_plan_foretells_the_peak_memory(ranks, least, options, mpirun, tmp_path):
+def test_the_plan_forecasts_the_peak_memory(ranks, least, options, mpirun, tmp_path):
     """Within 15 %, with 60 uploads of 3 MB: more than that beside what Python and PyTorch take."""
     common = [*MANY, *options, "--data.cache", str(tmp_path / "cache")]
     env = worlds.PYTHONPATH

@@ -1,4 +1,4 @@
-"""The federation's bytes as `mpifl plan` foretells them, for every method, against the ledger."""
+"""The federation's bytes as `mpifl plan` forecasts them, for every method, against the ledger."""
 
 from __future__ import annotations
 

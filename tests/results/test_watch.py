@@ -139,7 +139,7 @@ def test_clusters_are_those_after_the_last_change(job):
     assert job.look().clusters == [(1, 2), (0, 1)]
 
 
-def test_a_run_without_a_progress_file_is_foretold_from_its_evaluations(job):
+def test_a_run_without_a_progress_file_is_forecast_from_its_evaluations(job):
     """Of a run of 0.2: 2 of 10 rounds in 20 s, written 4 s ago."""
     job.begin()
     job.evaluate(0.25, 0.5)
