@@ -166,7 +166,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         return client.report({"centroids": padded})
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Relate the initial_clients."""
+        """Relate the initial clients."""
         assert fingerprints is not None
         centroids = np.full((problem.num_clients, *fingerprints["centroids"].shape[1:]), np.nan)
         centroids[fingerprints.client] = fingerprints["centroids"]
@@ -199,7 +199,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
     def _linked(self, centroids: np.ndarray, initial_clients: np.ndarray, later: np.ndarray) -> np.ndarray:
         """Return who is averaged with whom, initial_clients first [n, n], from centroids [N, k, e].
 
-        A~ = 1[A < gamma], A measured on the plane fitted to the initial_clients.
+        A~ = 1[A < gamma], A measured on the plane fitted to the initial clients.
         """
         clouds = [c[~np.isnan(c[:, 0])] for c in centroids[np.concatenate([initial_clients, later])]]
         points, start = np.concatenate(clouds), sum(len(c) for c in clouds[: len(initial_clients)])

@@ -115,7 +115,7 @@ class PACFL(NewClients, PlainVisits, Algorithm):
         return np.asarray(np.linalg.svd(X.cpu().numpy(), full_matrices=False)[0][:, :p])
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Cluster the initial_clients."""
+        """Cluster the initial clients."""
         assert fingerprints is not None
         bases = np.full((problem.num_clients, *fingerprints["basis"].shape[1:]), np.nan, np.float32)
         bases[fingerprints.client] = fingerprints["basis"]

@@ -87,7 +87,7 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
         return client.report({"centroids": padded})
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Relate the initial_clients."""
+        """Relate the initial clients."""
         assert fingerprints is not None
         centroids = np.full((problem.num_clients, *fingerprints["centroids"].shape[1:]), np.nan)
         centroids[fingerprints.client] = fingerprints["centroids"]

@@ -228,9 +228,8 @@ def test_newcomers_of_flt_are_placed_on_the_plane_of_the_founders(planes):
 
 @pytest.mark.nightly
 def test_flt_on_the_real_plane():
-    """Two groups of four initial_clients around points 20 apart in eight dimensions, five centroids
-    each; then a
-    newcomer of each group, which joins its own.
+    """Two groups of four initial clients around points 20 apart in eight dimensions, five centroids
+    each; then a new client of each group, which joins its own.
     """
     rng = np.random.default_rng(0)
     group = np.array([0, 1, 0, 1, 0, 1, 0, 1, 1, 0])

@@ -146,7 +146,7 @@ def test_clusters_are_known_by_visits_or_by_statistics():
 
 
 def test_choosing_at_evaluation_changes_no_state(tmp_path):
-    """What is chosen for a judgement stays there: rows, assignment and algorithm_state are as after the
+    """What is chosen for a judgement stays there: rows, assignment and algorithm state are as after the
     last step.
     """
     done = worlds.run(
