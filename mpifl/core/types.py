@@ -131,8 +131,9 @@ class Notes:
         client: int64 [m].
         num_samples: int64 [m].
         staleness: int64 [m], server steps since the rows were read.
-        fresh: bool [m], False for the remembered upload of a client that did not take part (`Needs.memory`).
-        columns: what the reports noted, stacked over reports, and what `Needs` asked for (`gram` [m, m]).
+        fresh: bool [m], False for the remembered upload of a client outside the cohort (`RememberedUploads`).
+        columns: what the reports noted, stacked over reports, and what `ComparedUploads` adds: `gram` [m, m],
+            `row_distance` [m, K].
         arrival: the reports in the order in which they arrived, int64 [m]; in rounds, where all arrive at
             once, in an order that is drawn. None: as they stand.
     """
@@ -171,8 +172,7 @@ class Server:
 
     Attributes:
         tables: name -> rows [K, width] float32; `model` is the one that clients are evaluated by unless
-            a method
-            says otherwise.
+            a method says otherwise.
         assign: int64 [N], the row each client uses.
         algorithm_state: small arrays of the method.
         version: number of server steps taken.
