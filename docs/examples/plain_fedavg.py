@@ -56,7 +56,7 @@ class Setup:
 
 def initial_model(setup: Setup, federation: Federation) -> tuple[Learner, torch.Tensor]:
     """Return what trains the network, and its initial weights [d]."""
-    torch.manual_seed(key(setup.seed, "init", 0).entropy >> 65)
+    torch.manual_seed(key(setup.seed, "init", 0).seed)
     start = flatten(setup.model.build(federation.shape, federation.num_classes))
     return Learner(setup.model.build(federation.shape, federation.num_classes)), start
 

@@ -83,7 +83,7 @@ class FedFomo(Algorithm):
         num_clients = problem.num_clients
         algorithm_state = {
             "affinity": np.zeros((num_clients, num_clients)),
-            "seed": np.array(key.entropy >> 65),
+            "seed": np.array(key.seed),
         }
         models = problem.init(0)[None].expand(num_clients, -1)
         return Server({"model": models}, np.arange(num_clients), algorithm_state)

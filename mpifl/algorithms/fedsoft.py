@@ -86,7 +86,7 @@ class FedSoft(Algorithm):
         centres = torch.stack([problem.init(s) for s in range(self.num_clusters)])
         algorithm_state = {
             "counts": np.zeros((problem.num_clients, self.num_clusters)),
-            "seed": np.array(key.entropy >> 65),
+            "seed": np.array(key.seed),
         }
         return Server({"model": centres}, np.zeros(problem.num_clients, np.int64), algorithm_state)
 

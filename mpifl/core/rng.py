@@ -29,6 +29,11 @@ class Key:
         """128 bits that stand for this address."""
         return int.from_bytes(hashlib.blake2b(repr(self.path).encode(), digest_size=16).digest(), "little")
 
+    @property
+    def seed(self) -> int:
+        """63 bits of `entropy`, for `torch.manual_seed`."""
+        return self.entropy >> 65
+
     def entropies(self, addresses: Iterable[tuple[int | str, ...]]) -> bytes:
         """Return `entropy` of the keys at some addresses below this one, 16 bytes each, little-endian."""
         path = self.path
@@ -47,7 +52,7 @@ class Key:
 
     def torch(self, device: str | torch.device = "cpu") -> torch.Generator:
         """Return a torch generator on `device` that starts at this address."""
-        return torch.Generator(device).manual_seed(self.entropy >> 65)
+        return torch.Generator(device).manual_seed(self.seed)
 
 
 def key(seed: int, *address: int | str) -> Key:

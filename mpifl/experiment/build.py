@@ -357,7 +357,7 @@ def initial_vectors(model: Any, seed: int, info: DataInfo, apart: bool = False) 
     def init(j: int) -> torch.Tensor:
         net = seeded_model(model, info, seed, j)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key(seed, "init", j, "apart").entropy >> 65)
+            torch.manual_seed(key(seed, "init", j, "apart").seed)
             start_apart(net)
         return flatten(net)
 
@@ -399,7 +399,7 @@ def auxiliary_learner(algorithm: Algorithm, seed: int, info: DataInfo, device: s
     if not options:
         return None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(seed, "auxiliary").entropy >> 65)
+        torch.manual_seed(key(seed, "auxiliary").seed)
         with within_memory("algorithm", algorithm):
             return Learner(AUTOENCODERS[options.pop("name")](**options).build(info.shape), device)
 

@@ -184,7 +184,7 @@ def seeded_model(options: Any, info: DataInfo, seed: int, j: int = 0) -> nn.Modu
         j: number of the draw.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(seed, "init", j).entropy >> 65)
+        torch.manual_seed(key(seed, "init", j).seed)
         return build_model(options, info)
 
 

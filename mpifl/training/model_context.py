@@ -150,7 +150,7 @@ class ModelContext:
         generator = torch.default_generator
         if self.device.type == "cuda":
             generator = torch.cuda.default_generators[self.device.index or 0]
-        generator.manual_seed(key.entropy >> 65)
+        generator.manual_seed(key.seed)
 
     @contextmanager
     def only(self, part: Part) -> Iterator[None]:

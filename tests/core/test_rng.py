@@ -50,6 +50,10 @@ def test_addresses_that_look_alike_are_different(one, other):
     assert one.torch().initial_seed() != other.torch().initial_seed()
 
 
+def test_the_seed_is_that_of_the_torch_generator():
+    assert key(0, "visit", 1).seed == key(0, "visit", 1).torch().initial_seed() < 2**63
+
+
 def test_a_key_below_a_key_remembers_the_whole_way():
     assert key(1, "a").of("b").of(2).of("c") == key(1, "a", "b", 2, "c")
     assert key(0, "visit", 1).of(5).of(7).entropy != key(0, "visit", 2).of(5).of(7).entropy
