@@ -342,26 +342,6 @@ class Mixer:
         return None if out is None else out.numpy()
 
 
-def update_statistics(gram: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return size, cosine with the mean update, and distance to it of the updates of a round.
-
-    The distance in the last layer is FedCUAU's CUAU_k = ||CU_k - AU||.
-
-    Args:
-        gram: inner products float64 [m, m] of the updates.
-        share: weight [m] of each in the mean; sums to 1.
-
-    Returns:
-        Three arrays [m]; the cosine is nan where an update, or the mean, is 0.
-    """
-    squares, along = gram.diagonal(), gram @ share  # |u_k|^2, u_k'ubar
-    mean = max(float(share @ along), 0.0)  # |ubar|^2
-    size = np.sqrt(np.maximum(squares, 0.0))
-    scale = size * float(np.sqrt(mean))
-    cosine = np.divide(along, scale, out=np.full(len(size), np.nan), where=scale > 0)
-    return size, cosine, np.sqrt(np.maximum(squares - 2 * along + mean, 0.0))
-
-
 def mix_exact(
     mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor], max_abs: np.ndarray
 ) -> torch.Tensor:

@@ -107,6 +107,7 @@ class FedCUAU(OneShotStatistics, Algorithm):
         """Cut CUAU at its quantiles; all copies start alike."""
         assert fingerprints is not None
         gram, share = fingerprints["gram"], fingerprints.num_samples / fingerprints.num_samples.sum()
+        # `update_statistics` of a run's observer has the same formula in another order: other last bits
         cuau = np.sqrt(np.maximum(gram.diagonal() - 2 * gram @ share + share @ gram @ share, 0.0))
         assign = quantile_groups(cuau, self.num_clusters)
         shared, block = self._shared(problem.layout), self._block(problem.layout)

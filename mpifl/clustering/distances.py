@@ -9,13 +9,9 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.errors import require
+from mpifl.core.gram import cosine_matrix as cosine_matrix  # for methods, which find all distances here
+from mpifl.core.gram import squared_distances as squared_distances
 from mpifl.core.imports import hidden
-
-
-def cosine_matrix(gram: np.ndarray, floor: float = 1e-12) -> np.ndarray:
-    """Return the cosines [n, n] of n vectors from their inner products [n, n]; a zero vector has cosine 0."""
-    norms = np.sqrt(np.diag(gram).astype(np.float64))
-    return gram / (np.outer(norms, norms) + floor)
 
 
 def madc(cosines: np.ndarray) -> np.ndarray:
@@ -27,21 +23,6 @@ def madc(cosines: np.ndarray) -> np.ndarray:
     gaps = np.abs(cosines[:, None, :] - cosines[None, :, :])  # [n, n, n]
     others = ~(np.eye(n, dtype=bool)[:, None, :] | np.eye(n, dtype=bool)[None, :, :])
     return np.asarray((gaps * others).sum(2) / max(n - 2, 1) * (1 - np.eye(n)))
-
-
-def squared_distances(gram: np.ndarray) -> np.ndarray:
-    """Return the squared Euclidean distances [n, n] of n vectors from their inner products [n, n].
-
-    Exact zeros on the diagonal and nothing negative. Vectors that nearly coincide lose digits: the error is
-    about 1e-16 times the squared norms.
-    """
-    squares = np.diag(gram).astype(np.float64)
-    out = squares[:, None] + squares[None, :]  # in place from here on: n may be ten thousand
-    for row, products in zip(out, gram, strict=True):
-        row -= 2 * products
-    np.maximum(out, 0.0, out=out)
-    np.fill_diagonal(out, 0.0)
-    return out
 
 
 def euclidean_matrix(rows: np.ndarray) -> np.ndarray:

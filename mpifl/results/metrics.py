@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
+from mpifl.core.gram import squared_distances
 from mpifl.core.metric import Metric
 from mpifl.core.task import SUMS, Task
 
@@ -254,7 +255,7 @@ def client_distances(
         `{name}` over all pairs, `{name}_within_clusters`, and `{name}_within_groups`; NaN where there is no
         pair.
     """
-    distances = _distances(products)
+    distances = np.sqrt(squared_distances(products))
     within, everywhere = group_distances(distances, labels)
     out = {name: everywhere, f"{name}_within_clusters": within}
     if groups is not None:
@@ -268,13 +269,7 @@ def row_distances(rows: torch.Tensor) -> np.ndarray:
     for part in rows.split(SLICE, dim=1):
         x = part.double().numpy()
         gram += x @ x.T
-    return _distances(gram)
-
-
-def _distances(products: np.ndarray) -> np.ndarray:
-    """Return the L2 distances [n, n] of vectors from their products [n, n]."""
-    square = np.diag(products)
-    return np.asarray(np.sqrt(np.maximum(square[:, None] + square - 2 * products, 0.0)))
+    return np.asarray(np.sqrt(squared_distances(gram)))
 
 
 def model_distances(rows: torch.Tensor, assign: np.ndarray, labels: np.ndarray) -> tuple[float, float]:

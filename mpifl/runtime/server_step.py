@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.collective_choice import is_sharded
-from mpifl.aggregation.mixer import Mixer, update_statistics
+from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables, rows_of
 from mpifl.comm.transport import RankLost
 from mpifl.core.algorithm import apply_plan
@@ -860,3 +860,23 @@ class ServerStep:
 
 def _is_sum(name: str) -> bool:
     return name.startswith(SUMS)
+
+
+def update_statistics(gram: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return size, cosine with the mean update, and distance to it of the updates of a round.
+
+    The distance in the last layer is FedCUAU's CUAU_k = ||CU_k - AU||.
+
+    Args:
+        gram: inner products float64 [m, m] of the updates.
+        share: weight [m] of each in the mean; sums to 1.
+
+    Returns:
+        Three arrays [m]; the cosine is nan where an update, or the mean, is 0.
+    """
+    squares, along = gram.diagonal(), gram @ share  # |u_k|^2, u_k'ubar
+    mean = max(float(share @ along), 0.0)  # |ubar|^2
+    size = np.sqrt(np.maximum(squares, 0.0))
+    scale = size * float(np.sqrt(mean))
+    cosine = np.divide(along, scale, out=np.full(len(size), np.nan), where=scale > 0)
+    return size, cosine, np.sqrt(np.maximum(squares - 2 * along + mean, 0.0))

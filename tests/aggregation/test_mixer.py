@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 from torch.testing import assert_close
 
-from mpifl.aggregation.mixer import LOCAL_BLOCK, Mixer, mix_exact, mix_float32, update_statistics
+from mpifl.aggregation.mixer import LOCAL_BLOCK, Mixer, mix_exact, mix_float32
 from mpifl.aggregation.tables import Tables
 from mpifl.comm.transport import Single
 from mpifl.core.mixing import Mixing
@@ -65,12 +65,3 @@ def test_float32_sums_agree_with_exact_ones(keep):
     assert_close(
         mix_float32(mixing, old, uploads), mix_exact(mixing, old, uploads, max_abs), rtol=1e-5, atol=1e-6
     )
-
-
-def test_updates_and_their_mean_by_hand():
-    """Updates (3, 4), (0, 5), (0, 0) with shares 1/2, 1/4, 1/4: mean (1.5, 3.25), |mean|^2 = 12.8125."""
-    u = np.array([[3.0, 4.0], [0.0, 5.0], [0.0, 0.0]])
-    size, cosine, distance = update_statistics(u @ u.T, np.array([0.5, 0.25, 0.25]))
-    assert_allclose(size, [5, 5, 0])
-    assert_allclose(cosine, [17.5 / (5 * np.sqrt(12.8125)), 16.25 / (5 * np.sqrt(12.8125)), np.nan])
-    assert_allclose(distance, np.sqrt([1.5**2 + 0.75**2, 1.5**2 + 1.75**2, 12.8125]))

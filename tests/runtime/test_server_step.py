@@ -487,3 +487,12 @@ def test_rows_live_with_their_readers_only_where_the_method_says_that_rank_0_nev
     monkeypatch.setattr(step.scheduler, "row_owners", lambda: np.array([1, 2, 1, 2, 1, 2]))
     owners = step._row_owners(server, "model")
     assert (owners is not None) == declared
+
+
+def test_updates_and_their_mean_by_hand():
+    """Updates (3, 4), (0, 5), (0, 0) with shares 1/2, 1/4, 1/4: mean (1.5, 3.25), |mean|^2 = 12.8125."""
+    u = np.array([[3.0, 4.0], [0.0, 5.0], [0.0, 0.0]])
+    size, cosine, distance = server_step.update_statistics(u @ u.T, np.array([0.5, 0.25, 0.25]))
+    assert_allclose(size, [5, 5, 0])
+    assert_allclose(cosine, [17.5 / (5 * np.sqrt(12.8125)), 16.25 / (5 * np.sqrt(12.8125)), np.nan])
+    assert_allclose(distance, np.sqrt([1.5**2 + 0.75**2, 1.5**2 + 1.75**2, 12.8125]))
