@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         in_turn,
         own_rows,
         rows,
+        sample_weights,
         shares,
     )
     from mpifl.experiment.in_python import client_data, compare, resume, run, sweep, table
@@ -65,6 +66,7 @@ __all__ = [
     "resume",
     "rows",
     "run",
+    "sample_weights",
     "shares",
     "sweep",
     "table",

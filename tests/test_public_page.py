@@ -15,7 +15,18 @@ TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
 BUILDERS = {"add", "average", "blend", "by_cluster", "carry", "componentwise", "in_turn", "own_rows", "rows"}
 NAMES = {
     *("__version__", "run", "resume", "load", "load_config", "load_run", "Config", "Run", "UserError"),
-    *("Algorithm", "Client", "Mixing", "Plan", "shares", "Sweep", "sweep", "load_sweep", "client_data"),
+    *(
+        "Algorithm",
+        "Client",
+        "Mixing",
+        "Plan",
+        "sample_weights",
+        "shares",
+        "Sweep",
+        "sweep",
+        "load_sweep",
+        "client_data",
+    ),
     *("compare", "table"),
 }
 

@@ -30,6 +30,7 @@ from mpifl.core.method import (
     Peer,
     PlainVisit,
     PlainVisits,
+    Plan,
     ProblemInfo,
     RememberedUploads,
     Report,
@@ -40,7 +41,7 @@ from mpifl.core.method import (
     State,
     Vector,
 )
-from mpifl.core.mixing import Plan, add, average, blend, by_cluster
+from mpifl.core.mixing import add, average, blend, by_cluster
 
 
 @dataclass(frozen=True)

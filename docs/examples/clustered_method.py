@@ -19,8 +19,8 @@ import torch
 from mpifl.clustering.distances import euclidean_matrix
 from mpifl.clustering.partitions import agglomerative
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State
-from mpifl.core.mixing import Plan, average, by_cluster, carry
+from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Plan, Report, Server, State
+from mpifl.core.mixing import average, by_cluster, carry
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State
-from mpifl.core.mixing import Plan, average
+from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Plan, Report, Server, State
+from mpifl.core.mixing import average
 
 
 @dataclass(frozen=True)

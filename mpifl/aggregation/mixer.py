@@ -205,7 +205,7 @@ class Mixer:
         weights = mixing.weights[rows]
         spacing = spacings(weights, max_abs)
         if masks is not None:
-            spacing = masks.coarser * spacings(masks.told[rows], max_abs)
+            spacing = masks.grid_factor * spacings(masks.grid_weights[rows], max_abs)
         keep = None if mixing.keep is None or sharded is None else mixing.keep[rows]
         counts = tuple(int(c) for c in np.bincount(owners, minlength=size))
         return RankMixPlan(

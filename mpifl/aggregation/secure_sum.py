@@ -296,7 +296,7 @@ class GroupMasks:
         groups: row -> those whose uploads enter it.
         clients: of each upload [m].
         arrives: whether it does, bool [m].
-        told: the weights that clients were told [K, m], when nobody knew who would drop out.
+        grid_weights: the weights that clients were told [K, m], when nobody knew who would drop out.
         scale: what the sum of those who are left is multiplied with [K].
         bits: of a number.
     """
@@ -304,12 +304,12 @@ class GroupMasks:
     groups: Mapping[int, SecureGroup]
     clients: tuple[int, ...]
     arrives: np.ndarray
-    told: np.ndarray
+    grid_weights: np.ndarray
     scale: np.ndarray
     bits: int
 
     @property
-    def coarser(self) -> float:
+    def grid_factor(self) -> float:
         """How much coarser than that of exact sums the grid is, so that sums fit."""
         return float(2 ** max(EXACT_BITS - self.bits, 0))
 
@@ -323,11 +323,13 @@ class GroupMasks:
         """
         own: list[tuple[int, SecureGroup] | None] = []
         for j in uploads.tolist():
-            of = [g for k, g in self.groups.items() if self.told[k, j]] if self.arrives[j] else []
+            of = [g for k, g in self.groups.items() if self.grid_weights[k, j]] if self.arrives[j] else []
             own.append((self.clients[j], of[0]) if of else None)
         there = []
         for k in rows.tolist() if is_server else ():
-            left = [c for c, a, w in zip(self.clients, self.arrives, self.told[k], strict=True) if a and w]
+            left = [
+                c for c, a, w in zip(self.clients, self.arrives, self.grid_weights[k], strict=True) if a and w
+            ]
             there.append((self.groups[k], left))
         return RankMasks(own, there, self.bits)
 

@@ -23,13 +23,14 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     Report,
     RowUpdates,
     Server,
     State,
     Vector,
 )
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
 from mpifl.training.corrections import scaled
 
 

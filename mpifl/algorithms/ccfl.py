@@ -30,14 +30,16 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     ServerEvaluation,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Plan, blend
-from mpifl.core.types import Reads, Vector
+from mpifl.core.mixing import blend
 
 BATCHES = 16  # of 128 images in the paper's D_k of 2000: the server's losses are sums over them
 

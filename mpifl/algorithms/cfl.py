@@ -42,13 +42,14 @@ from mpifl.core.method import (
     Notes,
     PlainVisit,
     PlainVisits,
+    Plan,
     ProblemInfo,
     Report,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Mixing, Plan
-from mpifl.core.types import Vector
+from mpifl.core.mixing import Mixing
 from mpifl.training.evaluation import counter_weight, state_change
 
 

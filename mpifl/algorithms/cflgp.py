@@ -28,7 +28,6 @@ import numpy as np
 import torch
 
 from mpifl.clustering.partitions import match_labels, spectral, spectral_by_silhouette
-from mpifl.core.client import Trained
 from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
@@ -38,13 +37,16 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     State,
+    Trained,
+    Vector,
 )
-from mpifl.core.mixing import Plan, by_cluster, rows
-from mpifl.core.types import Reads, Vector
+from mpifl.core.mixing import by_cluster, rows
 from mpifl.training.evaluation import state_change
 
 
@@ -123,7 +125,7 @@ class CFLGP(ComparedUploads, Algorithm):
         return {"model": (own, *also)}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the own cluster's model."""
+        """Evaluate with the own cluster's model."""
         return {"model": (int(server.assign[k]),)}
 
     def _train(self, client: Client, w: Vector, key: Key) -> Trained:

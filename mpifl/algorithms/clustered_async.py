@@ -24,12 +24,13 @@ from mpifl.core.method import (
     Notes,
     PlainVisit,
     PlainVisits,
+    Plan,
     ProblemInfo,
     Report,
     Server,
     State,
 )
-from mpifl.core.mixing import Plan, in_turn
+from mpifl.core.mixing import in_turn
 
 from .fedasync import check_blending, train_near, weight_of
 

@@ -13,9 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, RowUpdates, Server, State
-from mpifl.core.mixing import Plan, average
-from mpifl.core.types import Reads, Vector
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    Plan,
+    Reads,
+    Report,
+    RowUpdates,
+    Server,
+    State,
+    Vector,
+)
+from mpifl.core.mixing import average
 from mpifl.training.corrections import proximal
 
 
@@ -38,7 +51,7 @@ class Ditto(RowUpdates, Algorithm):
         require(self.lam >= 0, "lam", self.lam, "take 0 or more; 0 is local training")
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the client's own model."""
+        """Evaluate with the client's own model."""
         return {}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:

@@ -39,13 +39,13 @@ from mpifl.core.method import (
     Needs,
     Notes,
     Peer,
+    Plan,
     PlannedRun,
     RememberedUploads,
     SecondLook,
     Server,
     Vector,
 )
-from mpifl.core.mixing import Plan
 from mpifl.core.parameters import put, take
 
 LOOKS = ("once", "together", "seen")

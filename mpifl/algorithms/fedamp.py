@@ -3,8 +3,8 @@
 Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021, Algorithm 1. Legend:
 w_i model of client i, u_i its cloud model, A(x) = 1 - exp(-x / sigma). u_i <- sum_j xi_ij w_j with xi_ij =
 alpha A'(||w_i - w_j||^2) for j /= i and xi_ii = 1 - sum of the others; w_i <- argmin F_i(w) + lambda / (2
-alpha) ||w - u_i||^2, here by local training from u_i. Judged by w_i. Variant `heur` (HeurFedAMP): xi_ij ~
-exp(sigma cos(w_i, w_j)), xi_ii = `self_weight`.
+alpha) ||w - u_i||^2, here by local training from u_i. Evaluated with w_i. Variant `heur` (HeurFedAMP): xi_ij
+~ exp(sigma cos(w_i, w_j)), xi_ii = `self_weight`.
 
 Differs: alpha does not decay over the rounds; distances include batch-norm statistics.
 """
@@ -25,13 +25,15 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Plan, own_rows
-from mpifl.core.types import Reads, Vector
+from mpifl.core.mixing import own_rows
 from mpifl.training.corrections import proximal
 
 
@@ -71,7 +73,7 @@ class FedAMP(ComparedUploads, Algorithm):
         )
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the client's own model."""
+        """Evaluate with the client's own model."""
         return {}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:

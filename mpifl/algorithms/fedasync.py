@@ -23,12 +23,13 @@ from mpifl.core.method import (
     Notes,
     PlainVisit,
     PlainVisits,
+    Plan,
     Report,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Plan, in_turn
-from mpifl.core.types import Vector
+from mpifl.core.mixing import in_turn
 from mpifl.training.corrections import proximal
 
 STALENESS = ("constant", "polynomial", "hinge")

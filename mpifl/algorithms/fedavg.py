@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpifl.core.method import Algorithm, Needs, Notes, PlainVisits, RowUpdates, Server
-from mpifl.core.mixing import Plan, average
+from mpifl.core.method import Algorithm, Needs, Notes, PlainVisits, Plan, RowUpdates, Server
+from mpifl.core.mixing import average
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """FedAvg with fine-tuning: the global model, trained a little further by each client before it is evaluated.
 
 McMahan et al., AISTATS 2017, Algorithm 1, for the federation. The personalised evaluation is the baseline of
-many papers, among them Cheng et al., "Fine-tuning is Fine in Federated Learning", 2021. Judged after
+many papers, among them Cheng et al., "Fine-tuning is Fine in Federated Learning", 2021. Evaluated after
 fine-tuning (`accuracy`) and before (`accuracy_initial`); what is tuned is not kept. With `mu` the federation
 is FedProx (Li et al., MLSys 2020); fine-tuning is plain SGD all the same.
 """
@@ -21,12 +21,13 @@ from mpifl.core.method import (
     Notes,
     PlainVisit,
     PlainVisits,
+    Plan,
     Report,
     RowUpdates,
     Server,
     State,
 )
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
 from mpifl.training.corrections import proximal
 from mpifl.training.evaluation import evaluate_tuned
 
@@ -72,5 +73,5 @@ class FedAvgFT(PlainVisits, RowUpdates, Algorithm):
         return Plan([average(notes)])
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
-        """Judge after fine-tuning, and before (`_initial`)."""
+        """Evaluate after fine-tuning, and before (`_initial`)."""
         return evaluate_tuned(client, message["model"][0], split, self.tune_epochs, self.tune_part)

@@ -18,11 +18,12 @@ from mpifl.core.method import (
     Needs,
     Notes,
     PlainVisits,
+    Plan,
     ProblemInfo,
     RememberedUploads,
     Server,
 )
-from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.mixing import Mixing
 
 
 @dataclass(frozen=True)

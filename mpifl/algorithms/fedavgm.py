@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisits, ProblemInfo, RowUpdates, Server
-from mpifl.core.mixing import Plan, average
+from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisits, Plan, ProblemInfo, RowUpdates, Server
+from mpifl.core.mixing import average
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """FedBABU: only the body is trained together, under a common random head that nobody moves; heads come last.
 
 Oh et al., "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Algorithm
-1. Judged twice: with the common head (`accuracy_initial`) and after fine-tuning on the client's training data
-(`accuracy`). The authors' code counts each sampled client once (`weighted=False`); the paper averages by
+1. Evaluated twice: with the common head (`accuracy_initial`) and after fine-tuning on the client's training
+data (`accuracy`). The authors' code counts each sampled client once (`weighted=False`); the paper averages by
 samples.
 """
 
@@ -21,15 +21,17 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     RowUpdates,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
 from mpifl.core.parameters import put, take
-from mpifl.core.types import Reads, Vector
 from mpifl.training.evaluation import evaluate_tuned
 
 PARTS = ("all", "body", "head")
@@ -80,6 +82,6 @@ class FedBABU(RowUpdates, Algorithm):
         return put(client.init, client.layout.part("body"), message["body"][0])
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
-        """Judge after fine-tuning, and before (`_initial`)."""
+        """Evaluate after fine-tuning, and before (`_initial`)."""
         w = self.model_of(message, state, client)
         return evaluate_tuned(client, w, split, self.tune_epochs, self.tune_part)

@@ -18,15 +18,17 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     RowUpdates,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
 from mpifl.core.parameters import put, take
-from mpifl.core.types import Reads, Vector
 
 
 @dataclass(frozen=True)

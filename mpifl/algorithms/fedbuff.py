@@ -22,11 +22,12 @@ from mpifl.core.method import (
     Notes,
     PlainVisit,
     PlainVisits,
+    Plan,
     Report,
     Server,
     State,
 )
-from mpifl.core.mixing import Plan, add
+from mpifl.core.mixing import add
 
 
 @dataclass(frozen=True)

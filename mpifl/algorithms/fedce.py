@@ -26,13 +26,15 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Plan, rows
-from mpifl.core.types import Reads, Vector
+from mpifl.core.mixing import rows
 from mpifl.training.evaluation import component_losses
 
 VAL_BATCH = 64  # samples
@@ -72,11 +74,11 @@ class FedCE(Algorithm):
         return {"model": tuple(range(self.num_clusters))}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the last best model."""
+        """Evaluate with the last best model."""
         return {"model": (int(server.assign[k]),)}
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Judge by the best of all models."""
+        """Evaluate with the best of all models."""
         return self.reads(server, k)
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:

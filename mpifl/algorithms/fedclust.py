@@ -31,13 +31,14 @@ from mpifl.core.method import (
     NewClients,
     Notes,
     PlainVisits,
+    Plan,
     ProblemInfo,
     Report,
     Server,
+    Vector,
 )
-from mpifl.core.mixing import Plan, by_cluster
+from mpifl.core.mixing import by_cluster
 from mpifl.core.parameters import take, width
-from mpifl.core.types import Vector
 from mpifl.training.evaluation import counter_weight
 
 

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from mpifl.clustering.partitions import quantile_groups
-from mpifl.core.client import Trained
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
@@ -32,14 +31,17 @@ from mpifl.core.method import (
     Needs,
     Notes,
     OneShotStatistics,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     State,
+    Trained,
+    Vector,
 )
-from mpifl.core.mixing import Mixing, Plan, average, by_cluster
+from mpifl.core.mixing import Mixing, average, by_cluster
 from mpifl.core.parameters import Layout, Part, put, take, within
-from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import proximal
 from mpifl.training.evaluation import evaluate_tuned
 
@@ -126,7 +128,7 @@ class FedCUAU(OneShotStatistics, Algorithm):
         return {"trunk": (0,), "block": tuple(range(int(server.assign[k]), self.num_clusters))}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the trunk with the first copy (initial) and the own one (personalised), which is last."""
+        """Evaluate the trunk with the first copy (initial) and the own one (personalised), which is last."""
         copies = range(self.num_clusters if self.evaluate_copies else 1)
         return {"trunk": (0,), "block": (*copies, int(server.assign[k]))}
 
@@ -187,7 +189,7 @@ class FedCUAU(OneShotStatistics, Algorithm):
         return self._model(message["trunk"][0], message["block"][-1], state, client)
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
-        """Judge the own copy after fine-tuning, and (w^s, w^{C1}) as it is (`_initial`)."""
+        """Evaluate the own copy after fine-tuning, and (w^s, w^{C1}) as it is (`_initial`)."""
         trunk, copies = message["trunk"][0], message["block"]
         scores = evaluate_tuned(client, self.model_of(message, state, client), split, self.tune_epochs)
         first = self._model(trunk, copies[0], state, client)

@@ -24,13 +24,14 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     State,
 )
-from mpifl.core.mixing import Mixing, Plan, componentwise, shares
-from mpifl.core.types import Reads
+from mpifl.core.mixing import Mixing, componentwise, sample_weights
 from mpifl.training.evaluation import component_losses, evaluate_mixture, train_components
 
 
@@ -79,13 +80,13 @@ class FedEM(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """theta_k <- sum_i n_i theta_ik / n; `assign` only names each client's largest share."""
-        n = np.tile(shares(notes), (self.num_components, 1))  # [K, m]
+        n = np.tile(sample_weights(notes), (self.num_components, 1))  # [K, m]
         assign = server.assign.copy()
         assign[notes.client] = notes["component"]
         return Plan([Mixing(componentwise(n))], assign=assign)
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
-        """Judge sum_k pi_k softmax(theta_k(x))."""
+        """Evaluate sum_k pi_k softmax(theta_k(x))."""
         if self.variant == "emdcfl":
             return client.evaluate(state.get("last", message["model"][-1]), split)
         pi = state["pi"] if "pi" in state else self._expect(message, state, client)[1]

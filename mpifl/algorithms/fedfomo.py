@@ -33,16 +33,18 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     PlannedRun,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Plan, own_rows
+from mpifl.core.mixing import own_rows
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
-from mpifl.core.types import Reads, Vector
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class FedFomo(Algorithm):
         return {"model": tuple(int(j) for j in server.algorithm_state["chosen"][k])}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the client's own model; in variant `ucfl`, by its mixture of what it reads."""
+        """Evaluate with the client's own model; in variant `ucfl`, by its mixture of what it reads."""
         return self.reads(server, k) if self.variant == "ucfl" else {}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:

@@ -20,12 +20,13 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
     Report,
     Server,
     State,
 )
-from mpifl.core.mixing import Plan, add, shares
+from mpifl.core.mixing import add, sample_weights
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class FedNova(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """x + sum p_i d_i, and the length of the step for `server_update`."""
-        p = shares(notes)
+        p = sample_weights(notes)
         algorithm_state = {**server.algorithm_state, "tau_eff": np.array(float(p @ notes["accumulation"]))}
         return Plan([add(p)], algorithm_state=algorithm_state)
 

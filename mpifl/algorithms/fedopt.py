@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisits, ProblemInfo, RowUpdates, Server
-from mpifl.core.mixing import Plan, average
+from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisits, Plan, ProblemInfo, RowUpdates, Server
+from mpifl.core.mixing import average
 
 Second = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (v, Delta^2) -> the next v
 

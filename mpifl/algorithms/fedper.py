@@ -20,15 +20,17 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     RowUpdates,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
 from mpifl.core.parameters import put, take
-from mpifl.core.types import Reads, Vector
 from mpifl.training.evaluation import evaluate_tuned
 
 
@@ -74,7 +76,7 @@ class FedPer(RowUpdates, Algorithm):
         return put(w, client.layout.part("head"), state["head"]) if "head" in state else w
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
-        """Judge the client's model, after fine-tuning and before (`_initial`) where there is any."""
+        """Evaluate the client's model, after fine-tuning and before (`_initial`) where there is any."""
         w = self.model_of(message, state, client)
         if not self.tune_epochs:
             return client.evaluate(w, split)

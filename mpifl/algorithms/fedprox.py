@@ -19,12 +19,13 @@ from mpifl.core.method import (
     Notes,
     PlainVisit,
     PlainVisits,
+    Plan,
     Report,
     RowUpdates,
     Server,
     State,
 )
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
 from mpifl.training.corrections import proximal, unsquared
 
 VARIANTS = ("standard", "unsquared")

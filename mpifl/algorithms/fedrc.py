@@ -24,13 +24,14 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     State,
 )
-from mpifl.core.mixing import Mixing, Plan, componentwise, shares
-from mpifl.core.types import Reads
+from mpifl.core.mixing import Mixing, componentwise, sample_weights
 from mpifl.training.evaluation import component_losses, evaluate_mixture, train_components
 
 FLOOR = 1e-8  # of the label sums
@@ -89,7 +90,7 @@ class FedRC(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """theta_k <- sum_i n_i theta_ik / n; the label sums over those who take part."""
-        n = np.tile(shares(notes), (self.num_clusters, 1))  # [K, m]
+        n = np.tile(sample_weights(notes), (self.num_clusters, 1))  # [K, m]
         once = np.full_like(n, 1 / len(notes))
         assign = server.assign.copy()
         assign[notes.client] = notes["cluster"]
@@ -97,7 +98,7 @@ class FedRC(Algorithm):
         return Plan([Mixing(componentwise(n)), sums], assign=assign)
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
-        """Judge sum_k omega_k softmax(theta_k(x))."""
+        """Evaluate sum_k omega_k softmax(theta_k(x))."""
         if self.variant == "emdcfl":
             return client.evaluate(state.get("last", message["model"][-1]), split)
         omega = state["omega"] if "omega" in state else self._expect(message, state, client)[1]

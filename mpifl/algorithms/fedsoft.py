@@ -27,15 +27,17 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     PlannedRun,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Plan, rows
+from mpifl.core.mixing import rows
 from mpifl.core.rng import key
-from mpifl.core.types import Reads, Vector
 from mpifl.training.evaluation import component_losses
 
 VAL_BATCH = 64  # samples; variant emdcfl

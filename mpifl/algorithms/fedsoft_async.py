@@ -27,14 +27,15 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     ServerEvaluation,
     State,
 )
-from mpifl.core.mixing import Plan, blend
-from mpifl.core.types import Reads
+from mpifl.core.mixing import blend
 from mpifl.training.evaluation import component_losses
 
 from .ccfl import CCFL, lateness, pretrained
@@ -83,7 +84,7 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
         return {"model": tuple(range(len(server.tables["model"])))}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by sum_k mu_k w_k, with the client's last mu."""
+        """Evaluate with sum_k mu_k w_k, with the client's last mu."""
         return {"model": server.algorithm_state["mu"][k]}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:

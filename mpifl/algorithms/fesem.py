@@ -39,15 +39,17 @@ from mpifl.core.method import (
     Notes,
     PlainVisit,
     PlainVisits,
+    Plan,
     ProblemInfo,
+    Reads,
     RememberedUploads,
     Report,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Mixing, Plan, by_cluster, rows
+from mpifl.core.mixing import Mixing, by_cluster, rows
 from mpifl.core.parameters import Layout
-from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import unsquared
 from mpifl.training.evaluation import counter_weight, fitting_model
 
@@ -106,7 +108,7 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         return Server({"model": torch.cat([centres, problem.init(0)[None]])}, assign, state)
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Judge by the centre that fits best, of all; by its own where k-means has given it one."""
+        """Evaluate with the centre that fits best, of all; by its own where k-means has given it one."""
         if self.initial_models:
             return self.serves(server, k)
         return {"model": tuple(range(self.num_clusters))}

@@ -29,10 +29,10 @@ import torch
 from mpifl.clustering.distances import cosine_matrix, madc, wasserstein1
 from mpifl.clustering.partitions import agglomerative, kmeans, principal_coordinates
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, joined, pulled
-from mpifl.core.capabilities import Capability, declared
 from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
+    Capability,
     Client,
     ComparedUploads,
     Key,
@@ -42,13 +42,15 @@ from mpifl.core.method import (
     Notes,
     PlainVisit,
     PlainVisits,
+    Plan,
     ProblemInfo,
     Report,
     Server,
     State,
+    Vector,
+    declared,
 )
-from mpifl.core.mixing import Mixing, Plan, by_cluster
-from mpifl.core.types import Vector
+from mpifl.core.mixing import Mixing, by_cluster
 from mpifl.training.evaluation import change_on_arrival, counter_weight, state_change
 
 

@@ -29,11 +29,12 @@ from mpifl.core.method import (
     Notes,
     PlainVisit,
     PlainVisits,
+    Plan,
     Report,
     Server,
     State,
 )
-from mpifl.core.mixing import Plan, by_cluster
+from mpifl.core.mixing import by_cluster
 
 
 @dataclass(frozen=True)

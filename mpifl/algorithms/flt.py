@@ -46,14 +46,14 @@ from mpifl.core.method import (
     NewClients,
     Notes,
     PlainVisits,
+    Plan,
     ProblemInfo,
     RememberedUploads,
     Report,
     Server,
+    Vector,
 )
-from mpifl.core.mixing import Plan
 from mpifl.core.parameters import put, take
-from mpifl.core.types import Vector
 
 KMEANS_SEED = 43  # the repository's
 ROUNDING = 1e-5  # of pixels that were resized

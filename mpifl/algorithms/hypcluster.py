@@ -23,15 +23,16 @@ from mpifl.core.method import (
     Notes,
     PlainVisit,
     PlainVisits,
+    Plan,
     ProblemInfo,
     Reads,
     Report,
     RowUpdates,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Plan, by_cluster
-from mpifl.core.types import Vector
+from mpifl.core.mixing import by_cluster
 from mpifl.training.evaluation import best_model, fitting_model
 
 
@@ -62,11 +63,11 @@ class HypCluster(PlainVisits, RowUpdates, Algorithm):
         return {"model": tuple(range(self.num_clusters))}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the last chosen one."""
+        """Evaluate with the last chosen one."""
         return {"model": (int(server.assign[k]),)}
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Judge by the hypothesis that fits best, of all."""
+        """Evaluate with the hypothesis that fits best, of all."""
         return self.reads(server, k)
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:

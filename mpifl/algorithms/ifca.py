@@ -21,26 +21,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.core.capabilities import Capability, OneShotStatistics, RowUpdates, declared
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
     Algorithm,
+    Capability,
     Client,
     Key,
     Message,
     Needs,
     Notes,
+    OneShotStatistics,
     PlainVisit,
     PlainVisits,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
+    RowUpdates,
     Server,
     State,
+    Vector,
+    declared,
 )
-from mpifl.core.mixing import Plan, add, by_cluster
+from mpifl.core.mixing import add, by_cluster
 from mpifl.core.parameters import put, take
-from mpifl.core.types import Reads, Vector
 from mpifl.training.evaluation import best_model
 
 VARIANTS = ("averaging", "gradient", "emdcfl")
@@ -147,12 +152,12 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         return {name: tuple(range(len(rows))) for name, rows in server.tables.items()}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the last chosen model."""
+        """Evaluate with the last chosen model."""
         own = (int(server.assign[k]),)
         return {name: (0,) if name == "body" else own for name in server.tables}
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Judge by the model that fits best, of all."""
+        """Evaluate with the model that fits best, of all."""
         return self.reads(server, k)
 
     def _models(self, message: Message, client: Client) -> list[Vector]:

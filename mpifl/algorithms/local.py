@@ -9,9 +9,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
-from mpifl.core.mixing import Plan
-from mpifl.core.types import Reads, Vector
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    Plan,
+    Reads,
+    Report,
+    Server,
+    State,
+    Vector,
+)
 
 
 @dataclass(frozen=True)

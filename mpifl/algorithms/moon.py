@@ -15,10 +15,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mpifl.core.client import Loss
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, RowUpdates, Server, State
-from mpifl.core.mixing import Plan, average
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Loss,
+    Message,
+    Needs,
+    Notes,
+    Plan,
+    Report,
+    RowUpdates,
+    Server,
+    State,
+)
+from mpifl.core.mixing import average
 from mpifl.core.task import Task
 
 

@@ -19,11 +19,11 @@ from mpifl.core.method import (
     Needs,
     Notes,
     PlainVisits,
+    Plan,
     ProblemInfo,
     RememberedUploads,
     Server,
 )
-from mpifl.core.mixing import Plan
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,12 @@ from mpifl.core.method import (
     NewClients,
     Notes,
     PlainVisits,
+    Plan,
     ProblemInfo,
     Report,
     Server,
+    Vector,
 )
-from mpifl.core.mixing import Plan
-from mpifl.core.types import Vector
 
 ANGLES = ("columns", "smallest", "sum")
 LINKAGES = ("average", "maximum", "minimum")

@@ -32,13 +32,13 @@ from mpifl.core.method import (
     NewClients,
     Notes,
     PlainVisits,
+    Plan,
     ProblemInfo,
     RememberedUploads,
     Report,
     Server,
+    Vector,
 )
-from mpifl.core.mixing import Plan
-from mpifl.core.types import Vector
 
 KMEANS_SEED = 43  # the repository's
 

@@ -3,7 +3,7 @@
 Fallah et al., "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
 Approach", NeurIPS 2020, Algorithm 1. Each local step draws mini-batches D, D', D'': theta = w - alpha grad
 f(w; D); first order (`fo`): w <- w - beta grad f(theta; D'); Hessian-free (`hf`): w <- w - beta (g' - alpha
-h), g' = grad f(theta; D'), h = (grad f(w + delta g'; D'') - grad f(w - delta g'; D'')) / (2 delta). Judged
+h), g' = grad f(theta; D'), h = (grad f(w + delta g'; D'') - grad f(w - delta g'; D'')) / (2 delta). Evaluated
 after theta = w - alpha grad F_k(w) on all training data.
 
 Of `local` only epochs, steps and batch_size apply: a visit takes as many steps as FedAvg would. Gradients are
@@ -25,13 +25,14 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     Report,
     RowUpdates,
     Server,
     State,
     Vector,
 )
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
 
 VARIANTS = ("fo", "hf")
 # keys of `local`

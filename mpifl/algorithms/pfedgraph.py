@@ -31,13 +31,15 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Plan, shares
-from mpifl.core.types import Reads, Vector
+from mpifl.core.mixing import sample_weights
 from mpifl.training.corrections import aligned_vectors, train_aligned
 
 VARIANTS = ("paper", "repo", "emdcfl")
@@ -76,7 +78,7 @@ class PFedGraph(ComparedUploads, Algorithm):
         return {name: (k,) for name in server.tables}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the own mixture."""
+        """Evaluate with the client's own mixture."""
         return {"model": (k,)}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
@@ -92,7 +94,7 @@ class PFedGraph(ComparedUploads, Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """w_i <- sum_j x_ij w_j, and v_i likewise, over those who take part."""
         d = dissimilarity(notes["gram"], None if self.variant == "emdcfl" else -0.9)
-        return graph_plan(server, notes, graph(d, shares(notes), self.alpha))
+        return graph_plan(server, notes, graph(d, sample_weights(notes), self.alpha))
 
 
 def graph(d: np.ndarray, p: np.ndarray, alpha: float) -> np.ndarray:

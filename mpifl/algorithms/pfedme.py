@@ -3,7 +3,7 @@
 Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1. Legend: w
 global model, w_i the client's copy, theta personal model. R times: on one mini-batch, K steps theta <- theta
 - eta_p (grad l(theta) + lambda (theta - w_i) + mu theta), theta warm-started; then w_i <- w_i - eta lambda
-(w_i - theta). Server: w <- (1 - beta) w + beta sum n_i w_i / sum n_i. Judged by theta.
+(w_i - theta). Server: w <- (1 - beta) w + beta sum n_i w_i / sum n_i. Evaluated with theta.
 
 Its rates are its own, and training is plain SGD: of `local` only batch_size, augment, precision and the
 schedule of the rate apply, which changes eta_p and leaves eta as it is.
@@ -26,11 +26,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.core.client import Direction
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
-from mpifl.core.mixing import Plan, blend, shares
-from mpifl.core.types import Reads, Vector
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Direction,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    Plan,
+    Reads,
+    Report,
+    Server,
+    State,
+    Vector,
+)
+from mpifl.core.mixing import blend, sample_weights
 from mpifl.training.corrections import proximal
 
 IGNORED = {  # keys of `local` -> keys of the method
@@ -131,7 +143,7 @@ class PFedMe(Algorithm):
         require(self.variant in ("paper", *OPTIMIZERS), "variant", self.variant, remedy)
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the client's own theta."""
+        """Evaluate with the client's own theta."""
         return {}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
@@ -195,7 +207,7 @@ class PFedMe(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """w <- (1 - beta) w + beta sum n_i w_i / n."""
-        return Plan([blend(self.beta * shares(notes))])
+        return Plan([blend(self.beta * sample_weights(notes))])
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return theta, the common initial model before the first visit."""

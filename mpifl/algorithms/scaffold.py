@@ -20,13 +20,14 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     State,
 )
-from mpifl.core.mixing import Plan, add
-from mpifl.core.types import Reads
+from mpifl.core.mixing import add
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class SCAFFOLD(Algorithm):
         return {"model": (0,), "control": (0,)}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by x."""
+        """Evaluate with x."""
         return {"model": (0,)}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:

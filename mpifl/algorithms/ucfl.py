@@ -39,13 +39,15 @@ from mpifl.core.method import (
     OneShotStatistics,
     PlainVisit,
     PlainVisits,
+    Plan,
     ProblemInfo,
+    Reads,
     Report,
     Server,
     State,
+    Vector,
 )
-from mpifl.core.mixing import Plan, own_rows, rows
-from mpifl.core.types import Reads, Vector
+from mpifl.core.mixing import own_rows, rows
 
 KMEANS_SEED = 1  # the repository's
 
@@ -168,7 +170,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
         return {"model": tuple(range(num_streams))} if self.parallel else self.serves(server, k)
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the own mixture."""
+        """Evaluate with the client's own mixture."""
         return {"model": (int(server.assign[k]),)}
 
     def plain_visit(self) -> PlainVisit | None:

@@ -1,7 +1,8 @@
-"""Everything a method's file imports: what its hooks take and return."""
+"""What the hooks of a method take and return, and the capabilities; the builders of mixings: `mixing.py`."""
 
 from .algorithm import Algorithm, Needs, PlannedRun
 from .capabilities import (
+    Capability,
     ComparedUploads,
     Look,
     NewClients,
@@ -12,17 +13,22 @@ from .capabilities import (
     RowUpdates,
     SecondLook,
     ServerEvaluation,
+    declared,
 )
-from .client import Client, Peer, Trained
+from .client import Client, Direction, Loss, Peer, Trained
+from .mixing import Plan
 from .rng import Key
 from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 __all__ = [
     "Algorithm",
+    "Capability",
     "Client",
     "ComparedUploads",
+    "Direction",
     "Key",
     "Look",
+    "Loss",
     "Message",
     "Needs",
     "NewClients",
@@ -31,6 +37,7 @@ __all__ = [
     "Peer",
     "PlainVisit",
     "PlainVisits",
+    "Plan",
     "PlannedRun",
     "ProblemInfo",
     "Reads",
@@ -43,4 +50,5 @@ __all__ = [
     "State",
     "Trained",
     "Vector",
+    "declared",
 ]

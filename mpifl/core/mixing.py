@@ -30,12 +30,14 @@ class Masks(Protocol):
     """Hides the uploads of a mixing from the server (`aggregation/secure_sum.py`).
 
     Attributes:
-        told: float64 [K, m], weights for which the grid is made: those of uploads that do not arrive, too.
+        grid_weights: float64 [K, m], weights for which the grid of exact sums is made: those of uploads that
+            do not arrive, too.
         scale: float64 [K], what sums are multiplied with.
+        grid_factor: how much coarser the grid is than without masks.
     """
 
     @property
-    def told(self) -> np.ndarray:
+    def grid_weights(self) -> np.ndarray:
         """Weights [K, m]."""
 
     @property
@@ -43,7 +45,7 @@ class Masks(Protocol):
         """Factors [K]."""
 
     @property
-    def coarser(self) -> float:
+    def grid_factor(self) -> float:
         """How much coarser the grid is."""
 
     def of_rank(self, rows: np.ndarray, uploads: np.ndarray, is_server: bool) -> RankMasks:
@@ -97,7 +99,7 @@ class Plan:
     algorithm_state: Mapping[str, np.ndarray] | None = None
 
 
-def shares(notes: Notes) -> np.ndarray:
+def sample_weights(notes: Notes) -> np.ndarray:
     """Return n_k / sum n [m].
 
     Raises:
@@ -106,6 +108,9 @@ def shares(notes: Notes) -> np.ndarray:
     n = notes.num_samples.astype(np.float64)
     require(n.sum() > 0, "num_samples", n.tolist(), "nobody has samples to share by")
     return np.asarray(n / n.sum())
+
+
+shares = sample_weights  # the name in releases up to 0.2.0
 
 
 def average(

@@ -32,7 +32,7 @@ from mpifl.core.capabilities import (
     uses,
 )
 from mpifl.core.errors import MethodError, UserError, require
-from mpifl.core.mixing import Plan, shares
+from mpifl.core.mixing import Plan, sample_weights
 from mpifl.core.parameters import take, width
 from mpifl.core.progress import doing
 from mpifl.core.task import SUMS
@@ -484,7 +484,7 @@ class ServerStep:
                 gram = self.mixer.gram([take(u, part) for u in changes], counts, owners, width(part))
             if gram is None or reports is None:
                 continue
-            figures = update_statistics(gram, shares(reports.notes))
+            figures = update_statistics(gram, sample_weights(reports.notes))
             for k, *values in zip(reports.notes.client.tolist(), *(f.tolist() for f in figures), strict=True):
                 named = dict(zip(("size", "cosine", "distance"), values, strict=True))
                 rows.append({"client": k, "block": block, **named})

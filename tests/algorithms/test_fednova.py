@@ -10,7 +10,7 @@ from support import byhand, worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.fednova import FedNova, accumulation
-from mpifl.core.mixing import shares
+from mpifl.core.mixing import sample_weights
 
 
 def test_a_step_by_hand():
@@ -25,7 +25,9 @@ def test_a_step_by_hand():
     assert_allclose(plan.mixings[0].weights, [[0.25, 0.75]])
     d = np.array([[2.0, -4.0], [0.5, 0.0]])
     mixed = byhand.server(
-        1, plan.algorithm_state, model=(old.tables["model"].numpy() + shares(notes) @ d).astype(np.float32)
+        1,
+        plan.algorithm_state,
+        model=(old.tables["model"].numpy() + sample_weights(notes) @ d).astype(np.float32),
     )
     assert_allclose(FedNova().server_update(old, mixed).tables["model"], [[4.0625, 7.0]])
 

@@ -23,7 +23,7 @@ from mpifl.core.mixing import (
     in_turn,
     own_rows,
     rows,
-    shares,
+    sample_weights,
 )
 from mpifl.core.types import Notes, Server
 
@@ -51,7 +51,7 @@ def test_average_weighs_by_samples():
     assert_array_equal(mixing.weights, [[0.25, 0.75]])
     assert mixing.keep is None
     assert_allclose(applied(mixing, [[9.0]], [[2.0], [6.0]]), [[5.0]])
-    assert_array_equal(shares(notes_of(1, 3)), [0.25, 0.75])
+    assert_array_equal(sample_weights(notes_of(1, 3)), [0.25, 0.75])
 
 
 def test_average_takes_other_weights():

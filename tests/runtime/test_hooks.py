@@ -18,7 +18,18 @@ from mpifl.algorithms.fedavg import FedAvg
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import ComparedUploads, Look, OneShotStatistics, RememberedUploads, SecondLook
 from mpifl.core.errors import CodeFailed, MethodError, NotFinite, UserError
-from mpifl.core.mixing import Mixing, Plan, add, average, blend, by_cluster, carry, in_turn, rows, shares
+from mpifl.core.mixing import (
+    Mixing,
+    Plan,
+    add,
+    average,
+    blend,
+    by_cluster,
+    carry,
+    in_turn,
+    rows,
+    sample_weights,
+)
 from mpifl.core.types import Notes, Report, Server
 from mpifl.experiment.schema import EvaluationConfig
 from mpifl.simulation.policies import Buffer, EveryArrival, Policy
@@ -463,7 +474,7 @@ def test_weights_that_cannot_be_normalised_are_refused(weights):
 
 def test_shares_of_nobody_are_refused():
     with pytest.raises(UserError, match="num_samples"):
-        shares(notes_of(0, 0))
+        sample_weights(notes_of(0, 0))
 
 
 def test_a_carry_without_uploads_is_carried_out_by_events_too(tmp_path):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State
-from mpifl.core.mixing import Plan, average
+from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Plan, Report, Server, State
+from mpifl.core.mixing import average
 
 
 @dataclass(frozen=True)
