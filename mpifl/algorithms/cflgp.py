@@ -22,6 +22,7 @@ profile; models are averaged by samples.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,6 @@ class CFLGP(ComparedUploads, Algorithm):
 
     paper = "kim2024clustered"
     gram = "profile"
-    needs = Needs(client_state=True, round_number=True, new_optimizer=True, averages=True)
     traffic_depends_on = (
         "who is in cluster 0, whose model the others download as well when clusters are formed"
     )
@@ -89,9 +89,18 @@ class CFLGP(ComparedUploads, Algorithm):
         starts = (None, "independent", "alike")
         require(self.starts in starts, "starts", self.starts, "take independent or alike")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
-        if self._takes_one_step:
-            ignores = dict.fromkeys(("epochs", "steps", "momentum"), "algorithm.protocol gap")
-            object.__setattr__(self, "needs", replace(self.needs, ignores=ignores))
+
+    @cached_property
+    def needs(self) -> Needs:
+        """Rounds, and a new optimiser in each; a visit of one step ignores how many it could take."""
+        ignored = ("epochs", "steps", "momentum") if self._takes_one_step else ()
+        return Needs(
+            client_state=True,
+            round_number=True,
+            new_optimizer=True,
+            averages=True,
+            ignores=dict.fromkeys(ignored, "algorithm.protocol gap"),
+        )
 
     @property
     def _takes_one_step(self) -> bool:

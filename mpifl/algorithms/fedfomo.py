@@ -21,6 +21,7 @@ weighs all others: `num_models` of N - 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -64,16 +65,17 @@ class FedFomo(Algorithm):
     variant: str = "paper"
 
     paper = "zhang2021personalized"
-    needs = Needs(client_state=True, validation=True, fresh_uploads=True)
 
     def __post_init__(self) -> None:
         require(self.variant in ("paper", "ucfl"), "variant", self.variant, "take paper or ucfl")
-        if self.variant == "ucfl":
-            needs = Needs(client_state=True, fresh_uploads=True)
-            object.__setattr__(self, "needs", needs)  # no field: what this choice asks for
         require(self.num_models >= 1, "num_models", self.num_models, "take at least one model")
         require(0 <= self.epsilon <= 1, "epsilon", self.epsilon, "take a chance in [0, 1]")
         require(self.epsilon_decay >= 0, "epsilon_decay", self.epsilon_decay, "take 0 or more")
+
+    @cached_property
+    def needs(self) -> Needs:
+        """Validation data, which variant `ucfl` does without."""
+        return Needs(client_state=True, validation=self.variant == "paper", fresh_uploads=True)
 
     def check(self, problem: ProblemInfo) -> None:
         """There must be M other clients."""

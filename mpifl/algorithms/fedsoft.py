@@ -14,7 +14,8 @@ centres; no proximal term.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -66,7 +67,6 @@ class FedSoft(Algorithm):
     variant: str = "paper"
 
     paper = "ruan2022fedsoft"
-    needs = Needs(min_cohort=2, client_state=True, different_starts=True, every_upload=True)
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one centre")
@@ -75,8 +75,17 @@ class FedSoft(Algorithm):
         require(self.tau is None or self.tau >= 1, "tau", self.tau, "take 1 (count in every round) or more")
         require(self.selected >= 0, "selected", self.selected, "take 0 (all) or a number of clients")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
-        needs = replace(type(self).needs, validation=self.variant == "emdcfl")
-        object.__setattr__(self, "needs", needs)  # no field: what this choice asks for
+
+    @cached_property
+    def needs(self) -> Needs:
+        """Two uploads of a step, and validation data in variant `emdcfl`."""
+        return Needs(
+            min_cohort=2,
+            client_state=True,
+            different_starts=True,
+            every_upload=True,
+            validation=self.variant == "emdcfl",
+        )
 
     @property
     def period(self) -> int:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -80,7 +81,6 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
     paper = "duan2022flexible"
     statistics_gram = gram = "direction"
     statistics_distance = row_distance = "direction"
-    needs = Needs(client_state=True, server_update=True, averages=True, classes=True)
 
     def __post_init__(self) -> None:
         require(self.num_groups >= 1, "num_groups", self.num_groups, "take at least one group")
@@ -92,9 +92,17 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
         fits = self.migration is None or self.variant == "paper"
         require(fits, "migration", self.migration, "variant emdcfl groups nobody anew; take null")
-        if self.migration is not None:  # clients are admitted at the beginning of a round
-            needs = replace(type(self).needs, round_number=True)
-            object.__setattr__(self, "needs", needs)  # no field: what this choice asks for
+
+    @cached_property
+    def needs(self) -> Needs:
+        """Rounds under `migration`, where clients are admitted at the beginning of a round."""
+        return Needs(
+            client_state=True,
+            server_update=True,
+            averages=True,
+            classes=True,
+            round_number=self.migration is not None,
+        )
 
     @property
     def capabilities(self) -> frozenset[type[Capability]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -92,14 +93,17 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         require(self.share in ("none", "body"), "share", self.share, "take none or body")
         require(self.restarts >= 0, "restarts", self.restarts, "take 0 or more sets of models")
         require(0 <= self.least <= 1, "least", self.least, "take a share in [0, 1]")
-        needs = Needs(
+
+    @cached_property
+    def needs(self) -> Needs:
+        """Validation data where models are compared on them; `gradient` takes one step of its own."""
+        return Needs(
             validation=self._on == "val",
             new_optimizer=self.variant == "gradient",
             ignores=dict.fromkeys(ONE_STEP if self.variant == "gradient" else (), ""),
             averages=True,
             different_starts=True,
         )
-        object.__setattr__(self, "needs", needs)  # no field: what this choice asks for
 
     @property
     def _on(self) -> str:

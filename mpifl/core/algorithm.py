@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -130,7 +131,6 @@ class Algorithm(ABC):
 
     Attributes:
         paper: where it comes from, a key of `algorithms/papers.bib` or a BibTeX entry; empty: nowhere.
-        needs: what it asks of the engine.
         statistics: names of uploads that do not stand for parameters of a model, among those that are named
             like a table. They are neither attacked nor compressed, and keep their mean under robust rules of
             distances.
@@ -139,9 +139,16 @@ class Algorithm(ABC):
     """
 
     paper: ClassVar[str] = ""
-    needs: ClassVar[Needs] = Needs()
     statistics: ClassVar[tuple[str, ...]] = ()
     traffic_depends_on: ClassVar[str] = ""
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What it asks of the engine. Default: nothing.
+
+        A class attribute, `needs = Needs(...)`, takes its place; where fields change it, a `cached_property`.
+        """
+        return Needs()
 
     @property
     def capabilities(self) -> frozenset[type[Capability]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, dataclass
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from numpy.testing import assert_array_equal
 
 from mpifl.core import timing
+from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.imports import load_object
 from mpifl.core.timing import PHASES, Stopwatch
@@ -96,3 +98,43 @@ def test_objects_that_cannot_be_found_are_explained(path, says, tmp_path):
     with pytest.raises(UserError, match=says) as caught:
         load_object(path, "algorithm.name")
     assert caught.value.key == "algorithm.name"
+
+
+class Plain(Algorithm):
+    """Declares nothing."""
+
+    def aggregate(self, server, notes):
+        """Move nothing."""
+
+
+class Fixed(Plain):
+    """Declares in the class."""
+
+    needs = Needs(validation=True)
+
+
+@dataclass(frozen=True)
+class Chosen(Plain):
+    """Declares by a field."""
+
+    validates: bool = False
+
+    @cached_property
+    def needs(self):
+        """Validation data where asked for."""
+        return Needs(validation=self.validates)
+
+
+class Assigned(Plain):
+    """Declares for the object, as methods did up to 0.2.0."""
+
+    def __init__(self):
+        object.__setattr__(self, "needs", Needs(validation=True))
+
+
+@pytest.mark.parametrize(
+    ("method", "validation"),
+    [(Plain(), False), (Fixed(), True), (Chosen(), False), (Chosen(True), True), (Assigned(), True)],
+)
+def test_needs_are_declared_by_class_field_or_object(method, validation):
+    assert method.needs == Needs(validation=validation)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("flat_plane")
 ROUNDS = 3
 TOP_K = Payload(compression=COMPRESSIONS["top_k"](0.2), error_feedback=True)
 KEEPING = LocalConfig(keep_optimizer=True, momentum=0.9)
-METHODS = [name for name, cls in CATALOGUE.items() if not cls.needs.single_upload]
+METHODS = [name for name, cls in CATALOGUE.items() if not cls().needs.single_upload]
 
 
 def foretold(name: str, options: dict[str, object] | None = None, **changes) -> TrafficForecast:

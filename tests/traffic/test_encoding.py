@@ -129,7 +129,7 @@ METHODS |= {
     "flexcfl emdcfl": ("flexcfl", {"num_groups": 2, "variant": "emdcfl"}),
     "pfedgraph emdcfl": ("pfedgraph", {"variant": "emdcfl"}),
 }
-SEVERAL = [m for m, (name, _) in METHODS.items() if not CATALOGUE[name].needs.single_upload]
+SEVERAL = [m for m, (name, _) in METHODS.items() if not CATALOGUE[name]().needs.single_upload]
 SEVERAL.remove("flt")  # whose clients train as FedAvg's, after statistics that take long
 
 

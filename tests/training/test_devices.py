@@ -32,7 +32,7 @@ from mpifl.training.learner import Learner
 META = torch.device("meta")  # a device without memory: where a tensor is said to be is all there is to it
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 TRIED = [case for case in CASES if case[1] == OPTIONS.get(case[0], {}) or "migration" in case[1]]
-TOGETHER = [name for name, cls in CATALOGUE.items() if not cls.needs.single_upload]
+TOGETHER = [name for name, cls in CATALOGUE.items() if not cls().needs.single_upload]
 
 
 def test_everything_a_client_reads_is_brought_to_its_device():
