@@ -28,8 +28,13 @@ class Limit:
     """A method that becomes another.
 
     Attributes:
-        name, options: the method. federation: options of `worlds.Tiny`. settings: of the configuration.
-        steps: how many steps agree. parts: participations under which it holds.
+        why: the setting that makes it the other.
+        name: of the method.
+        options: of the method.
+        federation: options of `worlds.Tiny`.
+        settings: of the configuration.
+        steps: how many steps agree.
+        parts: participations under which it holds.
     """
 
     why: str

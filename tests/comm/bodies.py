@@ -55,7 +55,10 @@ class Case:
     """Random rows, uploads and weights of one mixing, the same on every rank.
 
     Args:
-        rows: K. reports: m. components: C uploads of each report. width: of the table.
+        rows: K.
+        reports: m.
+        components: C, uploads of each report.
+        width: of the table.
         keep: `none`, `diagonal`, `dense` (K0 = K + 1 old rows) or `grow` (K0 = 1).
         part: whether the uploads are wider than the table.
         away: so many-th uploads are on a device, the first of them; 0 for none.

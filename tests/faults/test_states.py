@@ -34,7 +34,6 @@ ONE_EACH = [*{case[0]: case for case in reversed(CASES)}.values()]
 
 @pytest.mark.usefixtures("flat_plane")
 @pytest.mark.parametrize("case", ONE_EACH, ids=named)
-@pytest.mark.usefixtures("flat_plane")
 def test_every_method_goes_on_from_a_saved_state(case, tmp_path):
     name, options = case
     common = {"participation": 0.5, "federation": worlds.Tiny(), "algorithm": CATALOGUE[name](**options)}
