@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from support.pretended import Pretended, there
+from support.fake_device import FakeDevice, on_device
 
 from mpifl.aggregation import exact_sum as exact
 from mpifl.aggregation.exact_sum import exact_sum, finish, float32_sum, kept_rows, spacings
@@ -196,8 +196,8 @@ def test_sums_are_made_where_the_uploads_are(away):
     w = rng.random((3, 6)) * (rng.random((3, 6)) < 0.6)
     spacing = spacing_of(x, w)
     far = {"none": (), "some": (0, 2, 5), "all": range(6)}[away]
-    with Pretended():
-        uploads = [there(u) if j in far else u for j, u in enumerate(x)]
+    with FakeDevice():
+        uploads = [on_device(u) if j in far else u for j, u in enumerate(x)]
         with pytest.MonkeyPatch.context() as patch:
             devices, backend = [], exact._backend
             patch.setattr(exact, "_backend", lambda device: devices.append(device) or backend(device))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 from numpy.testing import assert_allclose, assert_array_equal
-from support.pretended import Pretended, There, there
+from support.fake_device import FakeDevice, FakeTensor, on_device
 
 from mpifl.aggregation import mixer as mix
 from mpifl.aggregation.collective_choice import GATHER, REDUCE
@@ -107,7 +107,7 @@ class Case:
         """Return a rank's uploads in ascending order."""
         mine = np.flatnonzero(self.owners == rank).tolist()
         far = {j for j in mine if self.away and j % self.away == 0}
-        return {"model": [there(self.uploads[j]) if j in far else self.uploads[j] for j in mine]}
+        return {"model": [on_device(self.uploads[j]) if j in far else self.uploads[j] for j in mine]}
 
     def alone(self, exact: bool = True) -> torch.Tensor:
         """Return what one process would make of it."""
@@ -171,7 +171,7 @@ def robust_mixings_agree_with_one_process_bit_for_bit(t: Mpi, folder: Path) -> N
         if keep == "none":  # a mean around old rows
             weights = case.mixing.weights / case.mixing.weights.sum(1, keepdims=True)
             case.mixing = Mixing(weights, part=case.part)
-        with Pretended():
+        with FakeDevice():
             found = robust_mixing(t, case, rule, case.mine(t.rank))
         if found is not None:
             alone = robust_mixing(Single(), case, rule, {"model": list(case.uploads)})
@@ -329,13 +329,14 @@ def uploads_on_a_device_are_mixed_to_the_same_bits(t: Mpi, folder: Path) -> None
     options = itertools.product((False, True), (1, 2), ("diagonal", "dense"), (REDUCE, GATHER))
     for direct, every, keep, collective in options:
         case = Case(t, rows=4, components=2, keep=keep, part=True, away=every)
-        There.lent = 0
-        with Pretended():
+        FakeTensor.lent = 0
+        with FakeDevice():
             found, _ = case.together(t, True, collective, direct)
         if found is not None:
             assert torch.equal(found, case.alone()), (direct, every, keep, collective)
         kinds = {type(u) for u in case.mine(t.rank)["model"]}
-        assert bool(There.lent) == (direct and not t.is_server and kinds == {There}), (direct, every, kinds)
+        lends = direct and not t.is_server and kinds == {FakeTensor}
+        assert bool(FakeTensor.lent) == lends, (direct, every, kinds)
 
 
 @body
@@ -345,7 +346,7 @@ def uploads_on_a_device_reach_spread_rows_and_products(t: Mpi, folder: Path) -> 
         tables = case.spread(t, folder / f"{direct}-{every}")
         mixer = Mixer(t, tables, direct=direct)
         counts = [int((case.owners == r).sum()) for r in range(t.size)]
-        with Pretended():
+        with FakeDevice():
             mine = case.mine(t.rank)
             gram = mixer.gram(mine["model"], counts, case.owners if t.is_server else None, 9000)
             mixer.mix(*(([case.mixing], case.upload_info) if t.is_server else (None, None)), mine)

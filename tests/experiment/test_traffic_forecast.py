@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from support import pretended, worlds
+from support import fake_device, worlds
 from support.cases import OPTIONS
 
 from mpifl.aggregation.client_store import ClientStore
@@ -60,7 +60,7 @@ def test_the_ledger_holds_what_was_foretold(name, tmp_path):
         assert said.why == CATALOGUE[name].traffic_depends_on != ""
     else:
         assert said.total == found
-    with pretended.gpu():
+    with fake_device.gpu():
         again = foretold(name, participation=0.5)
         same = (again.total, again.per_round, again.why) == (said.total, said.per_round, said.why)
         assert same, "where a model is trained does not matter"

@@ -2,7 +2,7 @@
 
 JOBS is a JSON list of [CASES] or [CASES, MEMORY], CASES being a list of their names. Each job prints a line:
 {case: digest} as JSON, and how often MPI was lent a device's memory. Alone, a method that raises gives its
-traceback instead of a digest. With MEMORY, `main` or `device`, all ranks train on a pretended GPU, and MPI is
+traceback instead of a digest. With MEMORY, `main` or `device`, all ranks train on a fake GPU, and MPI is
 given that memory.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support import pretended, worlds
+from support import fake_device, worlds
 from support.cases import CASES, named
 
 from mpifl.aggregation.client_store import ClientStore
@@ -56,7 +56,7 @@ def digest_of(
 
 def digests(transport: Transport, folder: Path, names: list[str], memory: str = "main") -> dict[str, Any]:
     """Return, on rank 0, the digests of the named cases, and under `lent` how often memory was lent."""
-    found, before = {}, pretended.There.lent
+    found, before = {}, fake_device.FakeTensor.lent
     for case in (c for c in CASES if named(c) in names):
         try:
             found[named(case)] = digest_of(case, transport, folder / named(case).replace(" ", "_"), memory)
@@ -65,7 +65,7 @@ def digests(transport: Transport, folder: Path, names: list[str], memory: str = 
             if transport.size > 1:
                 print(found[named(case)], file=sys.stderr, flush=True)
                 transport.abort(1)
-    lent = transport.gather(pretended.There.lent - before, "test")
+    lent = transport.gather(fake_device.FakeTensor.lent - before, "test")
     return found if lent is None else {**found, "lent": sum(lent)}
 
 
@@ -73,7 +73,7 @@ def main(folder: Path, jobs: list[list[Any]]) -> None:
     """Print a line for each job."""
     transport, flt.umap_plane = connect(), worlds.plane
     for number, (names, *memory) in enumerate(jobs):
-        with pretended.gpu() if memory else nullcontext():
+        with fake_device.gpu() if memory else nullcontext():
             found = digests(transport, folder / str(number), names, *memory)
         if transport.is_server:
             print(json.dumps(found))

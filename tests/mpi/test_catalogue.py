@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mpi import catalogue
-from support import pretended, worlds
+from support import fake_device, worlds
 from support.cases import CASES, OPTIONS, VARIANTS, named
 
 from mpifl.comm.transport import Single
@@ -39,7 +39,7 @@ def alone(names, tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def together(mpirun, names, alone, tmp_path_factory) -> dict[str, dict[str, str]]:
-    """Digests over three ranks, of those that run alone; then some on a pretended GPU."""
+    """Digests over three ranks, of those that run alone; then some on a fake GPU."""
     sound = [name for name in names if "Error" not in alone[name]]
     arguments = tmp_path_factory.mktemp("runs"), json.dumps([[sound], [ON_GPU, "device"]])
     end = mpirun(3, SCRIPT, *arguments, timeout=900, env=ENV)
@@ -55,9 +55,9 @@ def test_three_ranks_give_the_bits_of_one_process(name, alone, together):
     assert together["plain"]["lent"] == 0
 
 
-def test_uploads_on_a_pretended_gpu_lent_to_mpi_give_the_bits_of_one_process(together, tmp_path):
+def test_uploads_on_a_fake_gpu_lent_to_mpi_give_the_bits_of_one_process(together, tmp_path):
     """There they are staged through main memory."""
-    with pretended.gpu():
+    with fake_device.gpu():
         alone = catalogue.digests(Single(), tmp_path, ON_GPU, "main")
     lent = dict(together["device"])
     assert (alone.pop("lent"), lent.pop("lent") > 0) == (0, True)

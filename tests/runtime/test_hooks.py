@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from support import worlds
-from support.pretended import DEVICE, there
+from support.fake_device import DEVICE, on_device
 
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.core.algorithm import Algorithm, Needs
@@ -136,7 +136,7 @@ def test_an_upload_that_is_no_float32_vector_of_the_model_is_refused(kind, polic
 
 
 def test_an_upload_on_a_device_where_nobody_trains_is_refused(tmp_path):
-    CHOICE["local_update"] = uploading(there)
+    CHOICE["local_update"] = uploading(on_device)
     with pytest.raises(MethodError, match=str(DEVICE)):
         worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from numpy.testing import assert_array_equal
 from support import worlds
-from support.pretended import DEVICE, Pretended, there
+from support.fake_device import DEVICE, FakeDevice, on_device
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.devices import CPU, to_main_memory
@@ -33,11 +33,11 @@ def test_small_uploads_are_not_copied():
 
 def test_uploads_stay_on_their_device_as_long_as_there_is_room(monkeypatch):
     place = UploadBuffer()
-    with Pretended():
+    with FakeDevice():
         for least in (1 << 40, 0):  # those that come to main memory lie as they are, or are copied to rows
             monkeypatch.setattr(worker, "LEAST", least)
             place.clear(room=8 * 4)
-            vectors = [there(torch.full((2, 3), float(j))) for j in range(3)]
+            vectors = [on_device(torch.full((2, 3), float(j))) for j in range(3)]
             rows = [row for vector in vectors for row in place.put(vector, 3)]
             assert [row.device for row in rows] == [DEVICE] * 2 + [CPU] * 4
             assert_array_equal(torch.stack([to_main_memory(row) for row in rows])[:, 0], [0, 0, 1, 1, 2, 2])

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import pretended, worlds
+from support import fake_device, worlds
 from support.cases import OPTIONS
-from support.pretended import DEVICE
+from support.fake_device import DEVICE
 from torch.testing import assert_close
 
 from mpifl.aggregation import mixer as mix
@@ -47,7 +47,7 @@ def kept(monkeypatch) -> list[torch.device]:
 
 def run(name: str, folder: Path, room: int, **changes) -> worlds.Run:
     """Take two steps of a method on the device."""
-    with pretended.gpu(room):
+    with fake_device.gpu(room):
         method = CATALOGUE[name](**OPTIONS.get(name, {}))
         return worlds.run(method, worlds.Tiny(), folder, steps=2, evaluate=False, local=LOCAL, **changes)
 
@@ -75,7 +75,7 @@ def test_uploads_that_more_is_done_with_than_sums_come_to_main_memory(name, chan
 def test_arrivals_over_links_come_at_the_times_and_with_the_bits_of_a_run_on_a_cpu(tmp_path):
     """Uploads are measured before the first leaves, and travel one by one."""
     found = []
-    for place in (nullcontext(), pretended.gpu()):
+    for place in (nullcontext(), fake_device.gpu()):
         options = {"network": Links(uplink_bytes_s=1e3), "policy": Buffer(2), "local": LOCAL}
         with place:
             folder = tmp_path / str(len(found))
@@ -96,7 +96,7 @@ def test_nothing_of_a_round_stays_on_the_device(monkeypatch, tmp_path):
         return carry(uploads, *rest)
 
     monkeypatch.setattr(mix, "exact_sum", watched)
-    with pretended.gpu():
+    with fake_device.gpu():
         server_step, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
         server_step.step(server_step.initialize(), sampler(1))
     gc.collect()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import pretended, worlds
+from support import fake_device, worlds
 from support.cases import CASES, OPTIONS, named
 from torch.testing import assert_close
 
@@ -117,12 +117,12 @@ def test_ranks_share_a_quarter_of_what_is_free_on_their_gpus(monkeypatch):
 
 @pytest.mark.usefixtures("flat_plane")
 @pytest.mark.parametrize("case", TRIED, ids=named)
-def test_a_method_finds_on_a_pretended_gpu_what_it_finds_on_a_cpu(case, tmp_path):
+def test_a_method_finds_on_a_fake_gpu_what_it_finds_on_a_cpu(case, tmp_path):
     """Nothing reads a device's memory as if it were main memory, or mixes the two; short visits will do."""
     name, options = case
     short = {"steps": 2, "evaluate": True, "local": replace(worlds.LOCAL, steps=1)}
     cpu = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "cpu", **short)
-    with pretended.gpu():
+    with fake_device.gpu():
         there = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "there", **short)
     for table, rows in cpu.server.tables.items():
         assert there.server.tables[table].device == CPU

@@ -1,8 +1,8 @@
 """A GPU that is not there: tensors that say they are on a device, and have their numbers in main memory.
 
-The device is `meta`. Inside `Pretended()`, what is made on it or brought to it is `There`. What fails on a
-GPU fails on such tensors too: `.numpy()`, and arithmetic that mixes them with tensors of main memory. MPI
-takes them by DLPack, as it would take a GPU's. So code for GPUs runs where there is none, with a CPU's
+The device is `meta`. Inside `FakeDevice()`, what is made on it or brought to it is a `FakeTensor`. What fails
+on a GPU fails on such tensors too: `.numpy()`, and arithmetic that mixes them with tensors of main memory.
+MPI takes them by DLPack, as it would take a GPU's. So code for GPUs runs where there is none, with a CPU's
 numbers.
 """
 
@@ -24,7 +24,7 @@ DEVICE = torch.device("meta")
 MIXES = {"_to_copy", "copy_", "_foreach_copy_", "index", "index_put_"}  # as on a GPU
 
 
-class There(torch.Tensor):
+class FakeTensor(torch.Tensor):
     """A tensor that says it is on the device.
 
     Attributes:
@@ -36,7 +36,7 @@ class There(torch.Tensor):
     lent = 0
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> There:
+    def __new__(cls, inner: torch.Tensor) -> FakeTensor:
         """Return a tensor of the same form, without memory."""
         return torch.Tensor._make_wrapper_subclass(
             cls,
@@ -56,7 +56,7 @@ class There(torch.Tensor):
         return self.detach()
 
     @data.setter
-    def data(self, value: There) -> None:
+    def data(self, value: FakeTensor) -> None:
         self.inner.data = value.inner
 
     def tolist(self) -> Any:
@@ -64,14 +64,14 @@ class There(torch.Tensor):
         return self.inner.tolist()
 
     def __dlpack__(self, **options: Any) -> Any:
-        There.lent += 1
+        FakeTensor.lent += 1
         return self.inner.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return self.inner.__dlpack_device__()
 
     def __repr__(self) -> str:
-        return f"There({self.inner})"
+        return f"FakeTensor({self.inner})"
 
     @classmethod
     def __torch_function__(
@@ -91,7 +91,7 @@ class There(torch.Tensor):
         return _call(function, list(args), dict(named or {}))
 
 
-class Pretended(TorchDispatchMode):
+class FakeDevice(TorchDispatchMode):
     """While active, the device can be asked for."""
 
     @classmethod
@@ -105,9 +105,9 @@ class Pretended(TorchDispatchMode):
         return _call(function, list(args), dict(named or {}))
 
 
-def there(value: torch.Tensor) -> There:
+def on_device(value: torch.Tensor) -> FakeTensor:
     """Return a copy of a tensor on the device."""
-    return There(value.clone())
+    return FakeTensor(value.clone())
 
 
 def _call(function: Any, args: list[Any], named: dict[str, Any]) -> Any:
@@ -115,7 +115,7 @@ def _call(function: Any, args: list[Any], named: dict[str, Any]) -> Any:
     name, away, home = function.overloadpacket.__name__, [], []
 
     def inner(value: Any) -> Any:
-        if isinstance(value, There):
+        if isinstance(value, FakeTensor):
             away.append(value)
             return value.inner
         if isinstance(value, torch.Tensor) and value.dim():
@@ -130,7 +130,7 @@ def _call(function: Any, args: list[Any], named: dict[str, Any]) -> Any:
     if "out" in named:
         return named["out"]
     if asked == DEVICE if asked is not None else away:
-        return _each(lambda value: There(value) if isinstance(value, torch.Tensor) else value, got)
+        return _each(lambda value: FakeTensor(value) if isinstance(value, torch.Tensor) else value, got)
     return got
 
 
@@ -146,5 +146,5 @@ def gpu(room: int = 1 << 40) -> Iterator[None]:
     """Train everything inside on the device, which has room for so many bytes of a round's uploads."""
 
     has_room = mock.patch.object(visits, "upload_budget", return_value=room)
-    with Pretended(), has_room, mock.patch.object(worlds, "device_of", return_value=DEVICE):
+    with FakeDevice(), has_room, mock.patch.object(worlds, "device_of", return_value=DEVICE):
         yield
