@@ -3,8 +3,8 @@
 Islam et al., "FedClust: Tackling Data Heterogeneity in Federated Learning through Weight-Driven Client
 Clustering", ICPP 2024. From the common initial model every client trains for a few epochs and sends the
 weights v_i of its final layer; the server cuts a hierarchy on ||v_i - v_j|| at lambda; then FedAvg inside
-each cluster, from the initial model. A newcomer does the same and joins the cluster with the nearest mean of
-final layers.
+each cluster, from the initial model. A new client does the same and joins the cluster with the nearest mean
+of final layers.
 
 Readings (no official code): complete linkage. Variant `emdcfl`, which shapes that paper's rows: whole state
 dicts, counters of batches included; clusters are averaged once, over this first training, and never again.

@@ -1,4 +1,4 @@
-"""FlexCFL (FedGroup): groups by the directions of the first updates; newcomers join the most similar one.
+"""FlexCFL (FedGroup): groups by the directions of the first updates; new clients join the most similar.
 
 Duan et al., "FedGroup: Efficient Federated Learning via Decomposed Similarity-Based Clustering", ISPA 2021,
 and "Flexible Clustered Federated Learning for Client-Level Data Distribution Shift", TPDS 2022. Legend: dw_i

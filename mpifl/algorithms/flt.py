@@ -13,7 +13,7 @@ client has classes, what the code's leak amounts to); every client fine-tunes th
 of another; w_j is the last local model, that of a client never visited the initial one, unless `all_clients`
 is off. Clients with equal rows of A~ share a row here. The plane is the one that UMAP has fitted; the code
 transforms each client's points by it once more (0 of 1600 links differ with k = 5, 6 with k = 2, digits of 40
-clients). Newcomers are placed on the plane of the old clients.
+clients). New clients are placed on the plane of the old clients.
 
 A~ depends on the order of a client's samples: k-means starts from samples drawn by their numbers, and most
 clients find another local optimum under another order. Of the links of scenario 1 on MNIST (100 clients) 3 to
@@ -186,7 +186,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         )
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
-        """Relate newcomers to all who are known."""
+        """Relate new clients to all who are known."""
         centroids = server.algorithm_state["centroids"].copy()
         centroids[fingerprints.client] = fingerprints["centroids"]
         known = server.algorithm_state["known"].copy()

@@ -4,8 +4,8 @@ Vahidian et al., "Efficient Distribution Similarity Identification in Clustered 
 Principal Angles between Client Data Subspaces", AAAI 2023, Algorithm 1. Before training a client sends, for
 every class it has, the first p left singular vectors of its images, U_i [D, p L_i]; the server merges the
 closest clients while they are no further apart than a threshold in degrees; then FedAvg inside each cluster.
-Newcomers extend the matrix of angles and join the cluster they fall in; if that has no old member, they found
-one.
+New clients extend the matrix of angles and join the cluster they fall in; if that has no old member, they
+found one.
 
 Readings: angles of single columns, signs as they are (`angle="columns"`, the code), the smallest principal
 angle or their sum (the paper); training images as they are stored, D = C H W (the code, pixels from 0 to
@@ -132,7 +132,7 @@ class PACFL(NewClients, PlainVisits, Algorithm):
         return pairwise(spans, lambda u, v: subspace_angle(u, v, self.angle))
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
-        """Cluster all who are known and the newcomers; old clients stay where they are."""
+        """Cluster all who are known and the new clients; old clients stay where they are."""
         bases = server.algorithm_state["bases"].copy()
         bases[fingerprints.client] = fingerprints["basis"]
         everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), fingerprints.client)

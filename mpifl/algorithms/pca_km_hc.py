@@ -95,7 +95,7 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
         return replace(server, algorithm_state={**server.algorithm_state, "centroids": centroids})
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
-        """Relate newcomers to all who are known."""
+        """Relate new clients to all who are known."""
         centroids = server.algorithm_state["centroids"].copy()
         centroids[fingerprints.client] = fingerprints["centroids"]
         everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), fingerprints.client)

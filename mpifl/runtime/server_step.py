@@ -543,7 +543,7 @@ class ServerStep:
     def _publish_shown(self) -> Mapping[str, torch.Tensor]:
         """Return what all download for their statistics, published; made once."""
         if not self._shown:
-            early = not self.visits.any()  # newcomers of a run that goes on have it made again
+            early = not self.visits.any()  # new clients of a run that goes on have it made again
             with self.watch("cluster"), doing("what the server shows all clients", ends_at_once=early):
                 cache, shows = self.config.shown_cache, self.hooks.shows
                 made_from = (self.algorithm, self.problem, self.hooks.shows_key)
