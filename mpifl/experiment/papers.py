@@ -157,10 +157,8 @@ class Sweep:
     @property
     def hours(self) -> float:
         """Wall time of the trainings; cases that repeat one under other times count once."""
-        return (
-            sum(dict(((one["digest"], one["seconds"]), one["seconds"]) for one in self.measured).values())
-            / 3600
-        )
+        times = {(one["digest"], one["seconds"]): float(one["seconds"]) for one in self.measured}
+        return sum(times.values()) / 3600
 
     def trained(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what decides the training of each case that ran, and what is kept of it."""
