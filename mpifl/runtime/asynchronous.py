@@ -47,9 +47,7 @@ from .upload_size import UploadSizes
 
 T = TypeVar("T")
 Row = dict[str, Any]  # of events.csv
-VisitHeader = tuple[
-    ClientTask, int, int
-]  # with the server step to which it belongs, and the version it reads
+VisitHeader = tuple[ClientTask, int, int]  # a task, the server step it belongs to, the version it reads
 SPREAD = "_before"  # ends the metrics of visits whose standard deviation over clients is reported too
 
 
