@@ -183,9 +183,8 @@ def result_of(labels: Mapping[str, str], run: Run) -> Result:
 
 
 def _row(case: Case, run: Run) -> dict[str, Any]:
-    """Return the labels and final figures of a case, as tables show them."""
-    found = figures_of(run)
-    return {**case.labels, **{n: round(v, 4) if isinstance(v, float) else v for n, v in found.items()}}
+    """Return the labels and final figures of a case, all digits of them."""
+    return {**case.labels, **figures_of(run)}
 
 
 def figures_of(run: Run) -> dict[str, Any]:
@@ -247,16 +246,23 @@ def _spread(values: Sequence[Any]) -> Any:
     there = [v for v in values if v is not None]
     few = f" ({len(there)} of {len(values)})" if len(there) < len(values) else ""
     if len(set(there)) == 1:
-        return f"{there[0]}{few}" if few else there[0]
+        return f"{_shown(there[0])}{few}" if few else there[0]
     centre, spread = over_runs(np.array(there))
     return f"{centre:.4g} ± {spread:.2g}{few}"
+
+
+def _shown(value: Any) -> str:
+    """Return a value as text: of floats four decimals, and of small ones four digits."""
+    if not isinstance(value, float):
+        return str(value)
+    return str(round(value, 4) if abs(value) >= 0.1 else float(f"{value:.4g}"))
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as a Markdown table, with the columns of all rows in order of appearance."""
     columns = tuple(dict.fromkeys(name for row in rows for name in row))
     return as_markdown(
-        Table(columns, tuple(tuple(Cell(str(row.get(c, ""))) for c in columns) for row in rows))
+        Table(columns, tuple(tuple(Cell(_shown(row.get(c, ""))) for c in columns) for row in rows))
     )
 
 

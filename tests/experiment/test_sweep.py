@@ -11,6 +11,7 @@ import signal
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from support.runs import columns_of
@@ -30,8 +31,11 @@ from mpifl.experiment.sweep import listed
 from mpifl.experiment.sweep_cases import ALL, Part, cases
 from mpifl.experiment.sweep_results import over_seeds, table
 from mpifl.results import identity
+from mpifl.results.comparison import compare
+from mpifl.results.comparison_tables import final_table
 from mpifl.results.seed_groups import gather
 from mpifl.results.sweep_figure import Curve
+from mpifl.results.tables import as_text
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 VARY = "{algorithm.alpha: [0.3, 0.6], delay: {even: constant, uneven: {name: lognormal, sigma: 2}}}"
@@ -71,10 +75,8 @@ def test_a_sweep_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path
     with (folder / "tiny-0.3-even" / "metrics.csv").open() as lines:
         late = [float(r["accuracy_mean"]) for r in csv.DictReader(lines)][3:]
     assert len(late) == 3
-    assert (rows[0]["second_half_mean"], rows[0]["second_half_lowest"]) == (
-        str(round(sum(late) / 3, 4)),
-        str(round(min(late), 4)),
-    )
+    shown = float(rows[0]["second_half_mean"]), float(rows[0]["second_half_lowest"])
+    assert shown == (pytest.approx(sum(late) / 3), min(late))
     assert all(float(r["staleness_mean"]) > 0 for r in rows)
     assert {p.name for p in folder.iterdir()} >= {"tiny-0.3-even", "tiny-0.6-uneven", "sweep.md", "sweep.png"}
     assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
@@ -599,6 +601,41 @@ def test_figures_that_some_seeds_lack_say_of_how_many_they_are():
     rows = [{"m": "a", "seed": "0", "x": 1.0}, {"m": "a", "seed": "1", "x": 3.0, "y": 5.0}]
     rows.append({"m": "a", "seed": "2", "y": 5.0})
     assert over_seeds(rows) == [{"m": "a", "x": "2 ± 1.4 (2 of 3)", "y": "5.0 (2 of 3)"}]
+
+
+def test_figures_are_shortened_where_they_are_shown_only(tmp_path):
+    """Mean squared errors of targets of a thousandth are about a millionth."""
+    x = np.random.default_rng(0).normal(size=(240, 4)).astype(np.float32)
+    y = 0.001 * x @ np.array([[1.0], [-2.0], [0.5], [1.0]], np.float32)
+    np.savez(tmp_path / "small.npz", x_train=x[:160], y_train=y[:160], x_test=x[160:], y_test=y[160:])
+    data = f"{{source: {{name: npz, path: {tmp_path / 'small.npz'}}}, scenario: {{name: iid, clients: 4}}}}"
+    tree = {"name": "small", "rounds": 20, "task": "regression", "model": {"name": "mlp", "hidden": [8]}}
+    tree |= {"data": yaml.safe_load(data), "local": {"epochs": 2, "batch_size": 8, "lr": 0.1}}
+    tree |= {"algorithm": "fedavg", "vary": {"seed": [0, 1]}}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(tree))
+    place = ["--output.folder", str(tmp_path), "--output.id", "x"]
+    folder = sweep(str(tmp_path / "small.yaml"), place, Single(), quiet=True)
+    with (folder / "sweep.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    ends = [columns_of(folder / f"small-{seed}" / "metrics.csv")["mse_mean"][-1] for seed in (0, 1)]
+    assert [float(row["mse_mean"]) for row in rows] == [float(end) for end in ends]
+    assert max(map(float, ends)) < 5e-4
+    mean = f"{np.mean([float(end) for end in ends]):.4g}"
+    assert f"| {mean} ± " in (folder / "sweep.md").read_text()
+    assert f"  {mean} +- " in as_text(final_table(compare([str(folder)])))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((0.81234567, "0.8123"), (0.5, "0.5"), (1.0, "1.0"), (0.0, "0.0"), (12.3456789, "12.3457")),
+        *((0.00014228, "0.0001423"), (1.23456e-6, "1.235e-06"), (-0.0123456, "-0.01235")),
+        *((8, "8"), ("a", "a")),
+    ],
+)
+def test_a_table_shows_four_decimals_or_four_digits(value, text):
+    """Accuracies have the decimals that they always had."""
+    assert table([{"x": value}]).splitlines()[-1] == f"| {text} |"
 
 
 def test_groups_of_fewer_seeds_than_the_sweep_has_say_so(tmp_path):
