@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,12 +128,17 @@ def folders(names: Sequence[str]) -> list[Path]:
 
     Args:
         names: run folders, folders that hold run folders, such as those of sweeps, and patterns of either.
+            A name that is there is no pattern: `17[1].srv`, of an array of PBS.
     """
     out: list[Path] = []
-    for path in map(Path, (found for name in names for found in sorted(glob(name)) or [name])):
+    for path in map(Path, (found for name in names for found in _matched(name))):
         inside = sorted(p.parent for p in path.glob("*/config.yaml")) if path.is_dir() else []
         out += inside if inside and not (path / "config.yaml").exists() else [path]
     return out
+
+
+def _matched(name: str) -> list[str]:
+    return [name] if os.path.exists(name) else sorted(glob(name)) or [name]
 
 
 def gather(names: Sequence[str]) -> list[Group]:

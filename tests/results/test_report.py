@@ -146,6 +146,16 @@ def test_runs_have_the_labels_that_their_user_gave(monkeypatch):
     }
 
 
+def test_a_folder_whose_name_looks_like_a_pattern_is_that_folder(tmp_path, monkeypatch):
+    """PBS calls the jobs of an array 17[1].srv."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny-17[1].srv", "tiny-17[2].srv", "tiny-171.srv"):
+        Path(name).mkdir()
+    assert seed_groups.folders(["tiny-17[1].srv"]) == [Path("tiny-17[1].srv")]
+    assert seed_groups.folders(["tiny-17[12].srv", "none"]) == [Path("tiny-171.srv"), Path("none")]
+    assert len(seed_groups.folders(["tiny-17*"])) == 3
+
+
 def test_what_changes_no_number_neither_parts_seeds_nor_names_them(monkeypatch):
     """Runs of two names are one group, unless both ran a seed: then the name tells them apart."""
 
