@@ -18,13 +18,13 @@ from typing import Any
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
-from mpifl.core.textfiles import json_file, yaml_file
+from mpifl.core.textfiles import json_file
 from mpifl.results.reader import OF_A_MACHINE, SAME, load
 from mpifl.results.seed_groups import flat
 
 from . import loader
 from .sweep_cases import Case, cases, table_of
-from .sweep_results import SWEEP_FILE, result_of
+from .sweep_results import result_of, started_with
 from .sweep_table import SAMPLE, SEED, Result, TableConfig, largest_difference, lines, markdown
 
 PAPERS = {  # folder -> the paper
@@ -252,7 +252,7 @@ def record(folders: Sequence[str]) -> list[Path]:
 
 def _sweep_of(folder: Path) -> Sweep:
     """Return the paper's sweep that a folder is of."""
-    tree = yaml_file(folder / SWEEP_FILE, "RUN")
+    tree = started_with(folder)
     paper, _, stem = str(tree.get("name", "")).partition("-")
     known = [sweep.stem for sweep in sweeps(paper)] if paper in PAPERS else []
     if stem not in known:

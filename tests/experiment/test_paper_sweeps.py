@@ -211,6 +211,14 @@ def test_record_keeps_the_figures_and_what_was_changed(paper, tmp_path, capsys):
     assert all([*one["changed"]] == ["rounds"] for one in kept["cases"])
 
 
+@pytest.mark.parametrize("text", ["[1, 2]\n", "3\n", ""])
+def test_record_refuses_a_sweep_file_that_holds_no_mapping(tmp_path, capsys, text):
+    (tmp_path / "sweep.yaml").write_text(text)
+    assert main(["record", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"mpifl: RUN = {str(tmp_path)!r}: has a sweep.yaml that holds no mapping\n"
+
+
 def test_bytes_are_recorded_exactly():
     record = json.loads(SWEEPS["flt/table6"].measured_file.read_text())
     down = {one["labels"]["rows"]: one["values"]["federation_bytes_down"] for one in record["cases"]}
