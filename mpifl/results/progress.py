@@ -118,7 +118,9 @@ class Progress:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-            title, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+            title, note = (
+                TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}")
+            )
             counted = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) if self.total else ()
             self._bar = Progress(title, *counted, note, console=Console(stderr=self.to_stderr))
             self._bar.start()

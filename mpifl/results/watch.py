@@ -647,7 +647,7 @@ def _picture_of_cases(seen: SeenCases) -> RenderableType:
     for title, case in order[:MOST_CASES]:
         accuracy, ari = case.last("accuracy"), case.last("ari")
         table.add_row(
-            title,
+            Text(title),
             Text(case.state, style=STYLES.get(case.state, "bold red")),
             f"{case.step}/{case.rounds}" if case.rounds else "",
             "" if accuracy is None else f"{accuracy:.4f}",

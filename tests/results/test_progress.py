@@ -164,13 +164,14 @@ def test_a_terminal_gets_a_bar_and_what_is_going_on(monkeypatch):
     monkeypatch.setattr(progress, "BAR_SECONDS", 1000.0)  # the test looks
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    with Progress(3, "w1") as shown:
+    with Progress(3, "w1 [/b] [ours]") as shown:
         for number in each([1, 2, 3], "working", "rounds"):
             shown.look()
             shown.step(number, "accuracy 0.5")
     text = screen.getvalue()
     assert "\x1b[" in text
     assert "3/3" in text
+    assert "w1 [/b] [ours]" in text, "a name is no markup"
     assert "working, 1 of 3 rounds" in text
 
 

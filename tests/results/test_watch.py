@@ -264,6 +264,17 @@ def test_a_sweep_shows_the_cases_that_have_not_begun_and_reads_complete_ones_onc
     assert watched.see("seed 9") is None
 
 
+def test_labels_are_shown_as_they_are_and_not_as_markup(tmp_path):
+    folder = tmp_path / "runs" / "s"
+    job = Job(folder / "tiny-0")
+    job.begin()
+    job.beat(1)
+    titles = {"tiny-0": "FedAvg [ours]", "tiny-1": "IFCA [/b]"}
+    shown = drawn(watch.look_at_cases(folder, titles, {}, job.now, lambda path: True))
+    assert "FedAvg [ours]" in shown
+    assert "IFCA [/b]" in shown
+
+
 def test_without_a_name_the_newest_run_is_watched(tmp_path):
     for i, name in enumerate(("tiny-a", "tiny-b")):
         job = Job(tmp_path / name)
