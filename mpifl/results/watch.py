@@ -153,12 +153,12 @@ def look(folder: Path, now: float | None = None, held: Callable[[Path], bool] | 
         rounds=_int(beat.get("rounds")) or _int(config.get("rounds")),
         step=max([_int(beat.get("step")), *steps[-1:]]),
         doing=str(beat.get("doing") or ""),
-        started=_moment(about.get("started")) or _float(beat.get("start")),
+        started=_moment(about.get("started")) or _moment(beat.get("start")),
         written=_written(folder),
         curves=curves,
         metric=metric,
         clusters=_clusters(folder / "assignments.csv"),
-        ranks=[r for r in beat.get("ranks") or () if isinstance(r, dict)],
+        ranks=_told_of_ranks(beat.get("ranks")),
         logs={p.name: _tail(p) for p in sorted(folder.glob("logs/*.log"))},
         checkpoint=max((int(name) for name in checkpoints if name.isdigit()), default=None),
     )
@@ -192,9 +192,9 @@ def _state(folder: Path, seen: Seen, beat: Mapping[str, Any], now: float, held: 
 
 def _left(seen: Seen, beat: Mapping[str, Any], now: float) -> float | None:
     """Return about how many seconds are left."""
-    told = beat.get("left_s")
-    if isinstance(told, (int, float)):
-        return max(0.0, float(told) - (now - (_float(beat.get("time")) or now)))
+    told = _float(beat.get("left_s"))
+    if told is not None:
+        return max(0.0, told - (now - (_float(beat.get("time")) or now)))
     seconds, step = seen.last("seconds"), seen.last("round")
     if not seconds or not step or not seen.rounds or beat:
         return None
@@ -324,6 +324,16 @@ def _clusters(path: Path) -> list[tuple[int, int]]:
     return sorted(Counter(labels.values()).items(), key=lambda item: (-item[1], item[0]))
 
 
+def _told_of_ranks(found: Any) -> list[dict[str, Any]]:
+    """Return what is told of each rank, without what has another form."""
+    ranks = [dict(rank) for rank in (found if isinstance(found, list) else ()) if isinstance(rank, dict)]
+    for rank in ranks:
+        spent = rank.pop("seconds", None)
+        if isinstance(spent, dict):
+            rank["seconds"] = {phase: s for phase, v in spent.items() if (s := _float(v)) is not None}
+    return ranks
+
+
 def _tail(path: Path) -> list[str]:
     try:
         return path.read_text(errors="replace").splitlines()[-LOG_LINES:]
@@ -350,7 +360,7 @@ def _yaml(path: Path) -> dict[str, Any]:
 def _float(value: Any) -> float | None:
     try:
         found = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return found if abs(found) < 1e300 else None  # neither NaN nor infinity, which JSON does not know
 
@@ -359,10 +369,12 @@ def _int(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def _moment(text: Any) -> float | None:
+def _moment(found: Any) -> float | None:
+    """Return a time of ISO form, or in seconds since 1970, as the latter."""
     try:
-        return datetime.fromisoformat(text).timestamp()
-    except (TypeError, ValueError):
+        moment = datetime.fromisoformat if isinstance(found, str) else datetime.fromtimestamp
+        return moment(found).timestamp()
+    except (TypeError, ValueError, OverflowError, OSError):
         return None
 
 

@@ -139,6 +139,26 @@ def test_clusters_are_those_after_the_last_change(job):
     assert job.look().clusters == [(1, 2), (0, 1)]
 
 
+@pytest.mark.parametrize(
+    "beat",
+    [
+        {"ranks": 3},
+        {"ranks": [{"seconds": [1, 2]}]},
+        {"ranks": [{"seconds": {"train": "long"}}]},
+        {"ranks": [{"host": [1], "visits": {}}], "host": 3, "start": 1e308, "left_s": True, "doing": 3},
+        {"start": 1e20},
+    ],
+)
+def test_a_progress_file_of_another_form_is_no_error(job, beat):
+    job.begin()
+    job.write("run.json", '{"id": "x"}')
+    job.beat(3, **beat)
+    seen = job.look()
+    assert seen.state == "running"
+    assert "round 3/10" in drawn(seen)
+    watch.as_json(seen)
+
+
 def test_a_run_without_a_progress_file_is_forecast_from_its_evaluations(job):
     """Of a run of 0.2: 2 of 10 rounds in 20 s, written 4 s ago."""
     job.begin()
