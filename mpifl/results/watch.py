@@ -69,6 +69,7 @@ class Seen:
         curves: name -> value at each evaluation; `accuracy` and `worst` are those of the run's metric.
         metric: what the run is measured by, accuracy for classes.
         clusters: [cluster, clients] now, the largest first.
+        sample: of how many clients these are, where not everybody's rows are written: 1000 of 3000.
         ranks: of each rank host, device, visits, and seconds of each phase between the last two evaluations.
         logs: name of a rank's log -> its last lines.
         checkpoint: step of the last checkpoint; None for none.
@@ -87,6 +88,7 @@ class Seen:
     curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     metric: str = "accuracy"
     clusters: Sequence[tuple[int, int]] = ()
+    sample: str = ""
     ranks: Sequence[Mapping[str, Any]] = ()
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     checkpoint: int | None = None
@@ -147,6 +149,7 @@ def look(folder: Path, now: float | None = None, held: Callable[[Path], bool] | 
     metric, curves = _curves(folder / "metrics.csv")
     steps = [int(s) for s in curves.get("round", ()) if s is not None]
     checkpoints = [p.name.partition("-")[2] for p in folder.glob("checkpoints/step-*")]
+    clusters = _clusters(folder / "assignments.csv")
     seen = Seen(
         folder=str(folder),
         facts=_facts(config),
@@ -157,7 +160,8 @@ def look(folder: Path, now: float | None = None, held: Callable[[Path], bool] | 
         written=_written(folder),
         curves=curves,
         metric=metric,
-        clusters=_clusters(folder / "assignments.csv"),
+        clusters=clusters,
+        sample=_sample(config, sum(clients for _, clients in clusters)),
         ranks=_told_of_ranks(beat.get("ranks")),
         logs={p.name: _tail(p) for p in sorted(folder.glob("logs/*.log"))},
         checkpoint=max((int(name) for name in checkpoints if name.isdigit()), default=None),
@@ -284,12 +288,18 @@ def _written(folder: Path) -> float | None:
     return max(times, default=None)
 
 
+def _at(config: Mapping[str, Any], path: str) -> Any:
+    """Return the value of a dotted key; None where there is none."""
+    found: Any = config
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
 def _facts(config: Mapping[str, Any]) -> dict[str, str]:
     facts = {}
     for path in FACTS:
-        found: Any = config
-        for name in path.split("."):
-            found = found.get(name) if isinstance(found, Mapping) else None
+        found = _at(config, path)
         found = found.get("name") or found.get("path") if isinstance(found, Mapping) else found
         if found:
             facts[path.rpartition(".")[2]] = str(found)
@@ -322,6 +332,16 @@ def _clusters(path: Path) -> list[tuple[int, int]]:
     except (OSError, ValueError):
         return []
     return sorted(Counter(labels.values()).items(), key=lambda item: (-item[1], item[0]))
+
+
+def _sample(config: Mapping[str, Any], count: int) -> str:
+    """Return of how many clients `count` are, where only a sample is written; empty where it is everybody."""
+    if not count or _at(config, "output.clients") != "sample":
+        return ""
+    every = _int(_at(config, "data.scenario.clients"))
+    if not every:
+        return f"a sample of {count}"
+    return f"{count} of {every}" if count < every else ""
 
 
 def _told_of_ranks(found: Any) -> list[dict[str, Any]]:
@@ -595,7 +615,8 @@ def _picture_of_run(seen: Seen) -> RenderableType:
     if seen.clusters:
         sizes = ", ".join(f"{label}: {n}" for label, n in seen.clusters[:20])
         more = f", and {len(seen.clusters) - 20} more" if len(seen.clusters) > 20 else ""
-        parts.append(Text(f"clients by cluster: {sizes}{more}"))
+        of = f", of {seen.sample} clients" if seen.sample else ""
+        parts.append(Text(f"clients by cluster{of}: {sizes}{more}"))
     parts += [Text(), _ranks(seen)] if seen.ranks else []
     for name, lines in seen.logs.items():
         parts += [

@@ -139,6 +139,20 @@ def test_clusters_are_those_after_the_last_change(job):
     assert job.look().clusters == [(1, 2), (0, 1)]
 
 
+def test_clusters_of_a_sample_say_of_how_many_clients_they_are(job):
+    """`output.clients: sample` writes the rows of 1000 clients, here of 3."""
+    job.begin()
+    job.write("assignments.csv", "round,client,cluster\n1,0,0\n1,1,0\n1,2,1\n")
+    assert "clients by cluster: 0: 2, 1: 1" in drawn(job.look())
+    tree = {"name": "tiny", "rounds": 10, "output": {"clients": "sample"}}
+    for scenario, text in (({"clients": 3000}, "3 of 3000"), ({"clients": 3}, ""), ({}, "a sample of 3")):
+        job.write("config.yaml", yaml.safe_dump(tree | {"data": {"scenario": scenario}}))
+        seen = job.look()
+        assert seen.sample == text
+        assert f"clients by cluster{text and f', of {text} clients'}: 0: 2, 1: 1" in drawn(seen)
+        assert json.loads(watch.as_json(seen))["sample"] == text
+
+
 @pytest.mark.parametrize(
     "beat",
     [

@@ -86,6 +86,7 @@ function drawCharts(seen) {
   draw("clusters-figure", [["clusters", same], ["ari", same, { yaxis: "y2" }]], { margin: { l: 56, r: 46, t: 30, b: 46 }, yaxis: { rangemode: "tozero" }, yaxis2: { overlaying: "y", side: "right", range: [0, 1.05], dtick: 0.25, automargin: false, showgrid: false } });
   draw("bytes-figure", [["bytes_up", megabytes], ["bytes_down", megabytes]]);
   byId("sizes").hidden = seen.clusters.length < 2; // one bar tells nothing
+  byId("sizes").querySelector("h2").textContent = `Clients by cluster${seen.sample ? `, of ${seen.sample} clients` : ""}`;
   if (seen.clusters.length > 1) {
     const names = seen.clusters.map(([label]) => `cluster ${label}`);
     chart("sizes-figure", [{ type: "bar", x: names, y: seen.clusters.map(([, n]) => n), marker: { color: colour(0) } }],
