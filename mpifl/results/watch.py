@@ -34,6 +34,7 @@ STOPPED, FAILED, COMPLETE = "stopped", "failed", "complete"
 OVER = (ENDED, STOPPED, FAILED, COMPLETE)  # nothing more will come, unless somebody resumes the run
 QUIET_SECONDS = 30.0  # without a new progress.json, which is written every 2 s, until a run counts as silent
 OLD_QUIET_SECONDS = 120.0  # the same, of a run of mpifl 0.2, whose only signs of life are its tables
+LOCKS = ".locks"  # of a sweep: `experiment.sweep` locks a file in it for each case that some process runs
 LOG_LINES, LAST_EVALUATIONS, MOST_RANKS, MOST_CASES = 3, 8, 16, 40
 BARS = "▁▂▃▄▅▆▇█"
 COLUMNS = {  # of metrics.csv -> what they are called here
@@ -111,34 +112,50 @@ class SeenCases:
         folder: the folder.
         is_sweep: whether it is a sweep's.
         cases: title of each run -> what its folder tells.
+        quiet: whether no process of this machine has a case, and nothing was written for `QUIET_SECONDS`.
     """
 
     folder: str
     is_sweep: bool
     cases: Mapping[str, Seen]
+    quiet: bool = False
 
     @property
     def over(self) -> bool:
-        """Whether all runs have ended."""
-        return bool(self.cases) and all(case.over for case in self.cases.values())
+        """Whether nothing more will come: all runs have ended, or some have, and nobody begins the others."""
+        over = [case.over for case in self.cases.values()]
+        return bool(over) and (all(over) or self._left)
+
+    @property
+    def _left(self) -> bool:
+        """Whether runs ended before their end, and no process works on these or others."""
+        states = {case.state for case in self.cases.values()}
+        return self.quiet and bool(states & {ENDED, STOPPED, FAILED}) and not states & {RUNNING, SILENT}
 
     @property
     def text(self) -> str:
-        """How many runs are in which state."""
+        """How many runs are in which state, and how a sweep goes on that has ended before its end."""
         counts = Counter(case.state for case in self.cases.values())
-        return ", ".join(f"{n} {state}" for state, n in counts.items()) or "no run yet"
+        text = ", ".join(f"{n} {state}" for state, n in counts.items()) or "no run yet"
+        return f"{text}; mpifl resume {self.folder} goes on" if self.is_sweep and self._left else text
 
 
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def look(folder: Path, now: float | None = None, held: Callable[[Path], bool] | None = None) -> Seen:
+def look(
+    folder: Path,
+    now: float | None = None,
+    held: Callable[[Path], bool] | None = None,
+    sweep: Path | None = None,
+) -> Seen:
     """Return what the folder of a run tells; files that are half written or missing tell nothing.
 
     Args:
         folder: the run folder; it need not be there.
         now: seconds since 1970; None takes the clock.
-        held: returns whether a process of this machine runs a run; None asks the kernel.
+        held: returns whether a process of this machine has a lock on a file; None asks the kernel.
+        sweep: folder of the sweep whose case the run is.
     """
     now = time.time() if now is None else now
     config, about = _yaml(folder / "config.yaml"), _json(folder / "run.json")
@@ -166,19 +183,23 @@ def look(folder: Path, now: float | None = None, held: Callable[[Path], bool] | 
         logs={p.name: _tail(p) for p in sorted(folder.glob("logs/*.log"))},
         checkpoint=max((int(name) for name in checkpoints if name.isdigit()), default=None),
     )
-    state, text = _state(folder, seen, beat, now, (is_held if held is None else held)(folder / "run.json"))
+    has_lock = (is_held if held is None else held)(folder / "run.json")
+    state, text = _state(folder, seen, beat, now, has_lock, sweep)
     left = _left(seen, beat, now) if state == RUNNING else None
     if state == COMPLETE:
         seen = replace(seen, step=seen.rounds, doing="")
     return replace(seen, state=state, text=text, left_s=left)
 
 
-def _state(folder: Path, seen: Seen, beat: Mapping[str, Any], now: float, held: bool) -> tuple[str, str]:
+def _state(
+    folder: Path, seen: Seen, beat: Mapping[str, Any], now: float, held: bool, sweep: Path | None
+) -> tuple[str, str]:
     """Return the state of a run that has begun, and what to say of it."""
     if (folder / "summary.json").is_file():
         return COMPLETE, f"complete: mpifl report {folder}"
     where = f" on {beat['host']}" if beat.get("host") not in (None, socket.gethostname()) else ""
-    resume = f"mpifl resume {folder}" + ("" if seen.checkpoint is not None else " --from-start")
+    resume = f"mpifl resume {sweep or folder}"
+    resume += "" if seen.checkpoint is not None or sweep else " --from-start"
     going_on = f"; {resume} goes on" + ("" if seen.checkpoint is None else f" after step {seen.checkpoint}")
     if beat.get("end") in (STOPPED, FAILED):
         reason = f": {beat['reason']}" if beat.get("reason") else ""
@@ -236,15 +257,19 @@ def look_at_cases(
         held: see `look`.
     """
     names = dict.fromkeys([*titles, *(path.name for path in _runs(folder))])
-    cases = {}
+    cases, held = {}, is_held if held is None else held
+    sweep = folder if (folder / "sweep.yaml").is_file() else None
     for name in names:
-        seen = known.get(name) or look(folder / name, now, held)
+        seen = known.get(name) or look(folder / name, now, held, sweep)
         if seen.state == COMPLETE:
             known[name] = seen
         if seen.state == WAITING:
             seen = replace(seen, text="")
         cases[titles.get(name, name)] = seen
-    return SeenCases(str(folder), (folder / "sweep.yaml").is_file(), cases)
+    last = max((case.written or 0.0 for case in cases.values()), default=0.0)
+    quiet = (time.time() if now is None else now) > last + QUIET_SECONDS
+    quiet = quiet and not any(map(held, (folder / LOCKS).glob("*")))
+    return SeenCases(str(folder), sweep is not None, cases, quiet)
 
 
 def _runs(folder: Path) -> list[Path]:

@@ -298,6 +298,43 @@ def test_a_sweep_shows_the_cases_that_have_not_begun_and_reads_complete_ones_onc
     assert watched.see("seed 9") is None
 
 
+@pytest.mark.parametrize("end", ["stopped", "failed", ""])
+def test_a_sweep_that_was_stopped_or_killed_is_over_and_its_own_resume_is_named(tmp_path, end):
+    """Cases that wait are none that come, once nothing was written for a while and no process holds one."""
+    folder = tmp_path / "runs" / "s"
+    job, held = Job(folder / "tiny-0"), set()
+    job.begin()
+    (folder / ".locks").mkdir()
+    (folder / ".locks" / "tiny-1").touch()
+    (folder / "sweep.yaml").write_text("vary: {}\n")
+    titles = {f"tiny-{i}": f"seed {i}" for i in range(3)}
+
+    def see() -> SeenCases:
+        return watch.look_at_cases(folder, titles, {}, job.now, lambda path: path.name in held)
+
+    job.beat(4, end=end)
+    assert not see().over, "written a moment ago"
+    job.now += 31
+    held.add("tiny-1")
+    assert not see().over, "a process opens the data of another case"
+    held.clear()
+    seen = see()
+    assert seen.over
+    assert seen.text == f"1 {end or 'ended'}, 2 waiting; mpifl resume {folder} goes on"
+    assert "--from-start" not in drawn(seen)
+    assert watch.watch(see, out=StringIO()) == 1
+
+
+def test_a_sweep_whose_cases_are_complete_or_wait_is_not_over(tmp_path):
+    """Another process may share it."""
+    folder = tmp_path / "runs" / "s"
+    job = Job(folder / "tiny-0")
+    job.begin()
+    job.write("summary.json", "{}")
+    seen = watch.look_at_cases(folder, {"tiny-0": "a", "tiny-1": "b"}, {}, job.now + 1000, lambda path: False)
+    assert (seen.text, seen.over) == ("1 complete, 1 waiting", False)
+
+
 def test_labels_are_shown_as_they_are_and_not_as_markup(tmp_path):
     folder = tmp_path / "runs" / "s"
     job = Job(folder / "tiny-0")
