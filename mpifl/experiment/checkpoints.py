@@ -50,6 +50,7 @@ class Checkpoints(Checkpointer):
         say: called with lines for the terminal.
         content: what the data are, see `Federation.content`.
         start: checksum of the weights from a file with which the run begins; empty where all are drawn.
+        lock: of the run folder, see `locked`, where the run was resumed; rank 0 has it.
 
     Attributes:
         written: step of the last checkpoint; 0 for none.
@@ -67,6 +68,7 @@ class Checkpoints(Checkpointer):
         say: Callable[[str], None],
         content: Mapping[str, str] = MappingProxyType({}),
         start: str = "",
+        lock: IO[str] | None = None,
     ) -> None:
         self.run_folder, self.config, self.signals, self.say = folder, config, signals, say
         self.recorder = recorder
@@ -75,7 +77,7 @@ class Checkpoints(Checkpointer):
         self.about["start"] = start
         self.about["output"] = _written_each_round(config)
         self.written, self.tried, self.since = 0, 0, time.monotonic()
-        self._lock: IO[str] | None = None
+        self._lock = lock
         self._held: FileSums = {}
         self._events_sha, self._events_size = hashlib.sha256(), 0
         self._events_columns: list[str] = []
@@ -112,7 +114,7 @@ class Checkpoints(Checkpointer):
         started = datetime.now().astimezone().isoformat(timespec="seconds")
         about = {"id": secrets.token_hex(8), "format": checkpoint_files.FORMAT, "started": started}
         write_json(self.run_folder / "run.json", about)
-        self._lock = _locked(self.run_folder)
+        self._lock = locked(self.run_folder)
 
     def find(self, from_start: bool) -> Saved | None:
         """Return the state to resume from, None to start again; on rank 0.
@@ -126,7 +128,7 @@ class Checkpoints(Checkpointer):
             UserError: there is no checkpoint, or all are damaged; configuration, data, first weights or
                 whose rows are written are not as at the checkpoint; another process holds the run.
         """
-        self._lock = _locked(self.run_folder)
+        self._lock = self._lock or locked(self.run_folder)
         checkpoint_files.remove_partial(self.folder)
         try:
             content = checkpoint_files.latest(self.folder, self.run_id, warn)
@@ -295,8 +297,12 @@ def _digest(config: Config) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _locked(folder: Path) -> IO[str]:
-    """Return a lock on a run folder, so that no second process writes to it."""
+def locked(folder: Path) -> IO[str]:
+    """Return a lock on a run folder, so that no second process writes to it.
+
+    Raises:
+        UserError: another process holds it.
+    """
     lock = (folder / "run.json").open()
     require(try_lock(lock), "RUN", str(folder), "another process is running it; wait, or end that one")
     return lock

@@ -6,13 +6,13 @@ import hashlib
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ from mpifl.traffic.accountant import Accountant
 
 from . import loader
 from .build import Say, build, build_engine, build_server_step
-from .checkpoints import Checkpoints
+from .checkpoints import Checkpoints, locked
 from .client_matrices import compare_clients
 from .context import RunContext
 from .observed import Observed
@@ -90,9 +90,12 @@ def run(
         folders.commit()  # while the checkout is still what was loaded
     alone = transport.size == 1 and not launched()
     bar = Progress(config.rounds, config.name, quiet or not transport.is_server, bar=alone)
+    lock: IO[str] | None = None
+    if resumed:  # before data and model are opened: who watches sees that it goes on
+        lock = on_server(transport, lambda: locked(resumed), everywhere=False)
     transport.begin_run()
     transport.watch_stopped(config.system.stopped_timeout_s)
-    with bar as progress, Signals(asked_to_stop) as signals:
+    with lock or nullcontext(), bar as progress, Signals(asked_to_stop) as signals:
         with doing("opening data and model"):
             context = build(config, transport, progress.say)
             if compares_uploads(config):
@@ -104,7 +107,7 @@ def run(
         content = context.federation.content
         weights = start_checksum(context) if transport.is_server else ""
         checkpoints = Checkpoints(
-            folder, config, context.identity, signals, recorder, progress.say, content, weights
+            folder, config, context.identity, signals, recorder, progress.say, content, weights, lock
         )
         begin = partial(go_on, checkpoints, config, from_start) if resumed else checkpoints.create
         with closing(checkpoints), Observed(context, callbacks, folder, signals) as observed:

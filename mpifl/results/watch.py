@@ -172,7 +172,7 @@ def look(
         facts=_facts(config),
         rounds=_int(beat.get("rounds")) or _int(config.get("rounds")),
         step=max([_int(beat.get("step")), *steps[-1:]]),
-        doing=str(beat.get("doing") or ""),
+        doing=str(beat.get("doing") or "") if not beat.get("end") else "",
         started=_moment(about.get("started")) or _moment(beat.get("start")),
         written=_written(folder),
         curves=curves,
@@ -201,6 +201,8 @@ def _state(
     resume = f"mpifl resume {sweep or folder}"
     resume += "" if seen.checkpoint is not None or sweep else " --from-start"
     going_on = f"; {resume} goes on" + ("" if seen.checkpoint is None else f" after step {seen.checkpoint}")
+    if beat.get("end") in (STOPPED, FAILED) and held:
+        return RUNNING, "running: it is being resumed"
     if beat.get("end") in (STOPPED, FAILED):
         reason = f": {beat['reason']}" if beat.get("reason") else ""
         return str(beat["end"]), f"{beat['end']} after step {seen.step}{reason}{going_on}"

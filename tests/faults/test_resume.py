@@ -14,8 +14,11 @@ from safetensors.torch import load_file, save_file
 from support.runs import CONFIG, assert_same_run
 
 from mpifl import cli
+from mpifl.core.errors import UserError
 from mpifl.experiment import checkpoints, loader
+from mpifl.experiment import run as running
 from mpifl.results import checkpoint_files as checkpoint
+from mpifl.results import watch
 from mpifl.results.supervision import Signals
 from mpifl.runtime.run_state import SAVE, STOP, CheckpointConfig
 from mpifl.runtime.worker import Worker
@@ -327,6 +330,26 @@ def test_a_run_does_not_go_on_from_another_last_layer(cache, tmp_path, monkeypat
     save_file(tables, file)
     assert cli.main(["resume", str(tmp_path / "tiny-x"), "--quiet"]) == 2
     assert "holds other weights than at the checkpoint" in capsys.readouterr().err
+
+
+def test_a_resumed_run_is_held_before_its_data_are_opened(cache, tmp_path, monkeypatch):
+    """Who watches sees that it goes on, not how it ended before; another resume is refused at once."""
+    stop_after(2, monkeypatch)
+    assert start(tmp_path, cache, "client state") == 75
+    monkeypatch.undo()
+    told = []
+
+    def build(*arguments: object) -> None:
+        told.append(watch.look(tmp_path / "tiny-x").text)
+        raise UserError("data", "tiny", "are gone")
+
+    assert watch.look(tmp_path / "tiny-x").state == "stopped"
+    monkeypatch.setattr(running, "build", build)
+    assert cli.main(["resume", str(tmp_path / "tiny-x"), "--quiet"]) == 2
+    assert told == ["running: it is being resumed"]
+    assert watch.look(tmp_path / "tiny-x").state == "stopped", "it is held no longer"
+    monkeypatch.undo()
+    assert cli.main(["resume", str(tmp_path / "tiny-x"), "--quiet"]) == 0
 
 
 def test_checkpoints_come_by_steps_by_minutes_and_when_asked_for(tmp_path, monkeypatch):

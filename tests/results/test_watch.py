@@ -204,10 +204,23 @@ def test_a_killed_run_says_since_when_nothing_was_written_and_how_to_go_on(job):
 
 def test_a_run_that_was_stopped_or_failed_says_so_at_once(job):
     job.begin()
+    job.held = False
     job.beat(3, end="failed", reason="RankLost: rank 2")
     seen = job.look()
     assert (seen.state, seen.over) == ("failed", True)
     assert seen.text.startswith("failed after step 3: RankLost: rank 2; mpifl resume")
+
+
+def test_a_stopped_run_that_somebody_resumes_is_no_longer_stopped(job):
+    """Data and model are opened before it writes again; until then the old file says how it ended."""
+    job.begin()
+    job.beat(3, end="stopped", reason="by a signal or a request")
+    job.held = False
+    assert job.look().state == "stopped"
+    job.held = True
+    job.now += 100
+    seen = job.look()
+    assert (seen.state, seen.over, seen.text) == ("running", False, "running: it is being resumed")
 
 
 def test_the_terminal_follows_until_the_end_and_a_log_gets_a_line_for_each_change(job):
