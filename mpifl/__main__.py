@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from types import FrameType
+
+from mpifl.comm.mpi_startup import launch_info
+from mpifl.core.errors import STOPPED
+from mpifl.results.supervision import STOP_SIGNALS
+
+RUNS = ("run", "resume", "sweep", "study")  # commands that end with `STOPPED` where they are asked to stop
+INTERRUPTED = 130
+STARTS = "stopped while no run was under way; start the command again"
+
+
+def end_at(numbers: tuple[signal.Signals, ...], code: int, text: str) -> None:
+    """Have signals end the process with a line of rank 0, until a run has handlers of its own.
+
+    They raise nothing: what is raised while C code is imported comes out as another error.
+
+    Args:
+        numbers: of the signals; one that is ignored, as SIGINT in the background of a script, stays so.
+        code: of the exit.
+        text: what is said.
+    """
+    speaker = os.getpid() if launch_info(os.environ).rank == 0 else 0  # not what it forks
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == speaker:
+            shown = b"\x1b[?25h" if os.isatty(2) else b""  # the cursor, which a bar hides
+            os.write(2, shown + f"mpifl: {text}\n".encode())
+        os._exit(code)
+
+    for number in (n for n in numbers if signal.getsignal(n) != signal.SIG_IGN):
+        signal.signal(number, end)
 
 
 def main() -> None:
     """Run the command line."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name in RUNS:
+        end_at(STOP_SIGNALS, STOPPED, STARTS)
+    elif name != "watch":  # which Ctrl-C ends well
+        end_at((signal.SIGINT,), INTERRUPTED, "interrupted")
     from .cli import main as command_line
 
     sys.exit(command_line(sys.argv[1:]))

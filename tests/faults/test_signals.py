@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ def training(tmp_path):
         *launcher: str | Path,
         options: Sequence[str] = (),
         begun: Callable[[Path], bool] = lambda run: any(run.glob("checkpoints/step-*")),
+        alive: Callable[[int], bool] = lambda pid: False,
     ) -> subprocess.Popen[str]:
         asked = deaths.arguments(tmp_path, "x", "scaffold", tmp_path / "cache")
         command = [*launcher, mpirun, "-n", "2", sys.executable, "-m", "mpifl", *asked, *LONG, *options]
@@ -67,7 +69,7 @@ def training(tmp_path):
             env=mpi_environment(worlds.PYTHONPATH),
         )
         started.append(process)
-        eventually(lambda: begun(tmp_path / "tiny-x") or process.poll() is not None)
+        eventually(lambda: begun(tmp_path / "tiny-x") or alive(process.pid) or process.poll() is not None)
         assert process.poll() is None, process.communicate()[1]
         return process
 
@@ -99,6 +101,51 @@ def test_a_run_whose_ranks_get_sigterm_goes_on_later_as_if_nothing_had_been(trai
     asked = deaths.arguments(tmp_path, "whole", "scaffold", tmp_path / "cache")
     assert cli.main([*asked, *rounds]) == 0
     assert deaths.digest(tmp_path, "x") == deaths.digest(tmp_path, "whole")
+
+
+def imports(pid: int) -> bool:
+    """Return whether a process has begun to import what takes long."""
+    with suppress(OSError):
+        return "_multiarray_umath" in Path(f"/proc/{pid}/maps").read_text()
+    return False
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "code", "line"),
+    [
+        ("run", signal.SIGTERM, 75, "mpifl: stopped while no run was under way; start the command again"),
+        ("run", signal.SIGINT, 75, "mpifl: stopped while no run was under way; start the command again"),
+        ("sweep", signal.SIGUSR2, 75, "mpifl: stopped while no run was under way; start the command again"),
+        ("plan", signal.SIGINT, 130, "mpifl: interrupted"),
+    ],
+)
+def test_a_signal_during_the_start_ends_a_command_with_one_line(tmp_path, command, number, code, line):
+    words = [command, deaths.CONFIG, "--output.folder", str(tmp_path), "--rounds", "100000"]
+    words += ["--vary.seed", "[0, 1]"] * (command == "sweep")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpifl", *map(str, words)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=worlds.PYTHONPATH,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    eventually(lambda: imports(process.pid) or process.poll() is not None)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=LIMIT)
+    assert (process.returncode, said) == (code, f"{line}\n")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_ranks_that_are_stopped_during_the_start_end_the_job_with_the_code_that_asks_for_more(
+    training, tmp_path
+):
+    process = training(begun=lambda run: False, alive=lambda pid: [*map(imports, ranks(pid))] == [True] * 2)
+    process.send_signal(signal.SIGUSR2)
+    _, said = process.communicate(timeout=LIMIT)
+    assert process.returncode == 75, said
+    assert said.count("mpifl: ") == said.count("mpifl: stopped while no run was under way") == 1, said
+    assert "Traceback" not in said
 
 
 @pytest.mark.nightly
