@@ -38,6 +38,7 @@ from mpifl.models import (
     build_model,
     check_adapted,
     checksum,
+    count_whole,
     seeded_model,
     start_apart,
     starts_alike,
@@ -278,7 +279,7 @@ def build_parts(
     info, seed = federation.info, config.seed
     init = initial_vectors(config.model, seed.model, info, config.algorithm.needs.different_starts)
     module = seeded_model(config.model, info, seed.model)  # what is frozen in it stays as it is drawn
-    layout = Layout.of(module)
+    layout, whole_bytes = Layout.of(module), FLOAT_BYTES * count_whole(module)
     if start is not None:
         init = from_earlier(start, config.start, layout, init)
     learner = Learner(
@@ -309,7 +310,7 @@ def build_parts(
         config.availability,
         system,
         problem.num_clients,
-        FLOAT_BYTES * layout.size,
+        whole_bytes,
         config.devices,
         replace(fleet, samples=samples),
     )

@@ -194,7 +194,8 @@ def write_retimed(run: Run, config: Config) -> Path:
 
 def _visit_duration(run: Run, config: Config) -> VisitDuration:
     """Return the durations of visits under a configuration."""
-    clients, model_bytes = int(run.summary["clients"]), 4 * int(run.summary["model_parameters"])
+    clients, vector_bytes = int(run.summary["clients"]), 4 * int(run.summary["model_parameters"])
+    model_bytes = int(run.summary.get("whole_model_bytes", vector_bytes))  # where a part of it is frozen
     system = key(config.seed.system)
     times = config.delay, config.network, config.availability, system, clients, model_bytes
     if not config.devices.needs_samples:

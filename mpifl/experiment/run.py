@@ -627,6 +627,7 @@ def _summary(
         "ranks": context.transport.size,
         "clients": context.problem.num_clients,
         "model_parameters": context.problem.layout.size,
+        **({"whole_model_bytes": context.duration.model_bytes} if context.decisions.base else {}),
         **({"drop_single": True} if context.learner.drop_single else {}),
         "input_shape": list(context.federation.shape),
         "num_classes": context.federation.num_classes,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from .autoencoders import FltAE, FltAECifar
 from .base import ModelOptions, Net, ShapeModel, build_model, seeded_model
 from .cnn import CcflCNN, CflCNN, EmdCNN, FltCNNCifar, FltCNNMnist, LeafCNN, LeNet5
-from .lora import LoRA, check_adapted, checksum, start_apart, starts_alike
+from .lora import LoRA, check_adapted, checksum, count_whole, start_apart, starts_alike
 from .mlp import MLP, FltMLP, IfcaMLP
 from .resnet import ResNet18Cifar, ResNet20
 from .sequence import LSTM, Transformer
@@ -57,6 +57,7 @@ __all__ = [
     "build_model",
     "check_adapted",
     "checksum",
+    "count_whole",
     "seeded_model",
     "start_apart",
     "starts_alike",

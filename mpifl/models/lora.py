@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.parameters import frozen_names
+from mpifl.core.parameters import Layout, frozen_names
 
 PREFIXES = ("", "body.", "body.net.")  # what a pattern may leave out of a name
 ADAPTERS = ("lora_A", "lora_B")
@@ -234,6 +234,19 @@ def check_adapted(net: nn.Module, x: torch.Tensor) -> None:
         same = torch.equal(net.get_buffer(name), buffer)
         remedy = "changes in training, which a frozen buffer must not; name its module in model.lora.train"
         require(same, "model.lora", name, remedy)
+
+
+def count_whole(net: nn.Module) -> int:
+    """Return the numbers of the model without adapters: those of its vector, and those that are frozen.
+
+    Args:
+        net: the model, with adapters or without, where it was built: tensors that share memory count once.
+    """
+    adapted = [m for m in net.modules() if isinstance(m, LoRALinear | LoRAConv2d)]
+    added = sum(m.lora_A.numel() + m.lora_B.numel() for m in adapted)
+    names = frozen_names(net)
+    frozen = [b for name, b in net.named_buffers() if name in names and b.is_floating_point()]
+    return Layout.of(net).size - added + sum({b.data_ptr(): b.numel() for b in frozen}.values())
 
 
 def checksum(net: nn.Module) -> str:

@@ -56,6 +56,16 @@ def test_retiming_gives_what_running_gives(name, runs):
         assert (again / file).read_text() == (direct / file).read_text()
 
 
+def test_a_run_of_adapters_is_retimed_by_the_size_of_the_whole_model(tmp_path):
+    adapters = ["--model.lora.rank", "2", "--rounds", "2"]
+    common = ["run", str(TINY), *adapters, "-q", "--output.folder", str(tmp_path)]
+    assert cli.main([*common, "--output.id", "plain"]) == 0
+    assert cli.main([*common, "--output.id", "wired", "--network.name", "wired"]) == 0
+    again = retime(str(tmp_path / "tiny-plain"), ["--network.name", "wired"])
+    assert column(again, "virtual_seconds") == column(tmp_path / "tiny-wired", "virtual_seconds")
+    assert float(column(again, "virtual_seconds")[-1]) < 2 * 3  # of the whole model
+
+
 def test_a_retimed_run_can_be_retimed(runs):
     once = retime(str(runs / "tiny-plain"), NETWORKS["shared"])
     again = retime(str(once), ["--delay.name", "constant", *SLOW])

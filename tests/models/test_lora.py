@@ -16,7 +16,7 @@ from mpifl.core.federation import DataInfo
 from mpifl.core.parameters import Layout, flatten
 from mpifl.experiment.build import initial_vectors
 from mpifl.models import MODELS, LoRA, check_adapted, checksum, seeded_model
-from mpifl.models.lora import LoRAConv2d, LoRALinear, adapt
+from mpifl.models.lora import LoRAConv2d, LoRALinear, adapt, count_whole
 from mpifl.training.batched import stackable
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -48,6 +48,24 @@ def moved(net: nn.Module) -> nn.Module:
 def test_the_vector_holds_adapters_and_what_is_trained_whole(name, options, shape, size):
     net = seeded(MODELS[name](lora=LoRA(**options)), 0, shape, 10)
     assert Layout.of(net).size == len(flatten(net)) == size
+
+
+@pytest.mark.parametrize(("name", "options", "shape", "size"), COUNTS)
+def test_the_whole_model_has_as_many_numbers_with_adapters_as_without(name, options, shape, size):
+    plain = seeded(MODELS[name](), 0, shape, 10)
+    whole = Layout.of(plain).size
+    assert count_whole(plain) == whole > size
+    assert count_whole(seeded(MODELS[name](lora=LoRA(**options)), 0, shape, 10)) == whole
+
+
+def test_frozen_weights_that_two_layers_share_are_counted_once():
+    """Layers a and b share [3, 3], with a bias each: 9 + 2 * 3; c is adapted: 3 + 1."""
+    net = nn.Sequential()
+    for name, layer in (("a", nn.Linear(3, 3)), ("b", nn.Linear(3, 3)), ("c", nn.Linear(3, 1))):
+        net.add_module(name, layer)
+    net.b.weight = net.a.weight
+    net.frozen = adapt(net, LoRA(rank=1, layers=("c",), train=()))
+    assert count_whole(net) == 9 + 6 + 4
 
 
 def test_an_adapted_layer_adds_a_product_of_two_thin_matrices():
@@ -223,6 +241,17 @@ def test_a_run_sends_the_adapters_and_gives_the_merged_model_back(tmp_path):
     (tmp_path / "tiny-x" / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(UserError, match="no longer those of the run"):
         mpifl.load_run(tmp_path / "tiny-x").model(client=3)
+
+
+def test_a_round_of_adapters_is_as_much_shorter_as_its_bytes_are_fewer(tmp_path):
+    """`wired` takes 1 s for the whole model in each direction, and 1 s of computing."""
+    ends, sent = [], []
+    for number, model in enumerate([{**TINY_MODEL, "lora": {"rank": 0}}, TINY_MODEL]):
+        place = {"folder": str(tmp_path), "id": str(number)}
+        done = mpifl.run(CONFIG, model=model, algorithm="fedavg", network="wired", rounds=2, output=place)
+        ends.append(done.metrics.virtual_seconds.iloc[-1])
+        sent.append(done.summary["federation_bytes_up"])
+    assert_close(ends, [6.0, 2 + 4 * sent[1] / sent[0]])
 
 
 def test_adapters_start_from_the_model_of_an_earlier_run(tmp_path):
