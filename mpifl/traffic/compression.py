@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import ceil
+from typing import ClassVar
 
 import torch
 
@@ -18,7 +19,14 @@ INDEX_BYTES, SCALE_BYTES, SEED_BYTES = 4, 4, 8
 
 
 class Compression(ABC):
-    """A lossy coding of vectors."""
+    """A lossy coding of vectors.
+
+    Attributes:
+        sends_values: whether numbers are sent as they are, in the payload's type; otherwise levels and scales
+            in float32, which that type does not round.
+    """
+
+    sends_values: ClassVar[bool] = True
 
     @abstractmethod
     def size(self, d: int, number_bytes: int) -> int:
@@ -119,6 +127,7 @@ class QSGD(Compression):
         bucket: numbers that share a norm.
     """
 
+    sends_values = False
     bits: int = 8
     bucket: int = 512
 
@@ -150,6 +159,7 @@ class Int8(Compression):
         bucket: numbers that share a scale.
     """
 
+    sends_values = False
     bucket: int = 512
 
     def __post_init__(self) -> None:

@@ -142,7 +142,8 @@ class Coder:
             wanted = wanted + error
         unbiased = not self.payload.error_feedback
         parts = [how.code(row, key.of(c), unbiased) for c, row in enumerate(wanted)]
-        sent = self.payload.rounded(torch.stack(parts))
+        decoded = torch.stack(parts)
+        sent = self.payload.rounded(decoded) if how.sends_values else decoded
         return (base + sent).reshape(x.shape).to(x.device), wanted - sent
 
 

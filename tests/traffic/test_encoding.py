@@ -16,7 +16,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import MethodError
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Report
-from mpifl.traffic.compression import RandomK, TopK
+from mpifl.traffic.compression import QSGD, Int8, RandomK, TopK
 from mpifl.traffic.encoding import Coder, base_of, rows_under, sizes
 from mpifl.traffic.payload import Payload
 
@@ -104,6 +104,27 @@ def test_statistics_are_rounded_and_never_compressed(coder):
 def test_downloads_arrive_rounded(coder):
     message = coder(dtype="bfloat16").down(byhand.message(model=[[1.001, 2.0]]))
     assert_close(message["model"], torch.tensor([[1.0, 2.0]]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("how", [Int8(), QSGD(), QSGD(bits=16)])
+def test_levels_and_scales_arrive_alike_under_every_dtype(how, dtype, coder):
+    """They are integers and scales in float32, of the same bytes; the change is of 1e-7."""
+    x = 1e-7 * torch.randn(600, generator=torch.Generator().manual_seed(0))
+    message, sent = byhand.message(model=[[0.0] * 600]), Report(3, 10, {"model": x})
+    (plain, size), (other, also) = (
+        coder(dtype=d, compression=how).up(sent, message, 0, key(0)) for d in ("float32", dtype)
+    )
+    assert_close(other.vectors["model"], plain.vectors["model"], rtol=0, atol=0)
+    assert size == also
+
+
+@pytest.mark.parametrize("how", [TopK(1.0), RandomK(1.0)])
+def test_numbers_that_are_sent_as_they_are_arrive_rounded(how, coder):
+    message = byhand.message(model=[[0.0, 0.0]])
+    sent, size = coder(dtype="bfloat16", compression=how).up(report(model=[1.001, 2.0]), message, 0, key(0))
+    assert_close(sent.vectors["model"], torch.tensor([1.0, 2.0]), rtol=0, atol=0)
+    assert size == {"model": how.size(2, 2)}
 
 
 def test_seeds_arrive_as_they_were_sent(coder):
