@@ -33,8 +33,8 @@ from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.runtime.hook_errors import DROP, INTERRUPTED, ClientCall, ServerCall, first_that_works
 from mpifl.runtime.server_step import NO_MODELS, NO_SINGLE_MODEL
 from mpifl.traffic.compression import INDEX_BYTES
-from mpifl.traffic.encoding import download_bytes, sizes, time_stamp_bytes, upload_bytes
-from mpifl.traffic.ledger import Ledger, count_numbers, travels_whole
+from mpifl.traffic.encoding import download_bytes, sizes, statistics_bytes, time_stamp_bytes, upload_bytes
+from mpifl.traffic.ledger import Ledger
 from mpifl.traffic.payload import Payload
 from mpifl.traffic.privacy import protect
 from mpifl.training.client import LocalClient, public_clients
@@ -357,12 +357,11 @@ def _fingerprint_bytes(context: RunContext, clients: np.ndarray) -> Bytes:
     """Return the bytes of the one-shot statistics of clients."""
     algorithm, payload = hooks_of(context.config.algorithm, OneShotStatistics), context.config.payload
     shown = algorithm.shows(context.problem, key(0))
-    down = sum(payload.size(count_numbers(x), len(x), travels_whole(name)) for name, x in shown.items())
     if algorithm.fingerprints_vary:
-        up = sum(upload_bytes(payload, statistics_report(context, k), None) for k in clients.tolist())
-    else:
-        up = len(clients) * upload_bytes(payload, statistics_report(context, 0), None)
-    return len(clients) * down, up
+        reports = (statistics_report(context, k) for k in clients.tolist())
+        return _sum([(0, 0), *(statistics_bytes(payload, shown, report) for report in reports)])
+    down, up = statistics_bytes(payload, shown, statistics_report(context, 0))
+    return len(clients) * down, len(clients) * up
 
 
 def statistics_report(context: RunContext, k: int) -> Report:

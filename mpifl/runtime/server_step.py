@@ -298,7 +298,7 @@ class ServerStep:
             alike.setdefault(kind_of_visit(reads[k]), []).append(k)
         for kind, clients in alike.items():
             if kind not in first:
-                self._say_sizes(
+                self.say_sizes(
                     f"late uploads of clients {clients[:3]} have the size of another's in the ledger"
                 )
             table, i = first.get(kind, (fresh[0], 0))
@@ -521,7 +521,7 @@ class ServerStep:
         batches = None
         if self.transport.is_server:
             step = 0 if server is None else server.version + 1
-            shown = self._publish_shown()
+            shown = self.publish_shown()
             widths = {name: rows.shape[1] for name, rows in shown.items()}
             all_rows = {name: tuple(range(len(rows))) for name, rows in shown.items()}
             reads = CohortReads(clients, [all_rows], np.zeros(len(clients), np.int64))
@@ -540,7 +540,7 @@ class ServerStep:
             reports = self._with_gram(reports, results.uploads, name, self.aggregator)
         return reports, results.uploads
 
-    def _publish_shown(self) -> Mapping[str, torch.Tensor]:
+    def publish_shown(self) -> Mapping[str, torch.Tensor]:
         """Return what all download for their statistics, published; made once."""
         if not self._shown:
             early = not self.visits.any()  # new clients of a run that goes on have it made again
@@ -780,12 +780,12 @@ class ServerStep:
         for k, sent in zip(clients.tolist(), np.broadcast_to(size, clients.shape).tolist(), strict=True):
             if sent != self.timed.get(k, sent):
                 timed = f"its visit is timed with {self.timed[k]}, as all are that read as many rows"
-                self._say_sizes(
+                self.say_sizes(
                     f"network: client {k} uploads {sent} bytes, and {timed}; who is back when is not exact"
                 )
                 return
 
-    def _say_sizes(self, text: str) -> None:
+    def say_sizes(self, text: str) -> None:
         """Warn once a run of sizes that are not exact."""
         if not self._says_sizes:
             warnings.warn(text, stacklevel=3)

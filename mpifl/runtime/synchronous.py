@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mpifl.core.capabilities import SecondLook, uses
 from mpifl.core.progress import ROUND, doing
 from mpifl.core.types import Reads, Server
 from mpifl.simulation.durations import VisitDuration
@@ -22,6 +23,11 @@ from .recovery import END, command_loop, run_command
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, save
 from .server_step import ServerStep
 from .upload_size import UploadSizes
+
+LOOKS = (
+    "network: what clients send in second looks at each other counts towards the time of a round, and not "
+    "when it is planned; who is back when is not exact, and a deadline may be missed"
+)
 
 
 class SynchronousEngine(Engine):
@@ -146,6 +152,10 @@ class SynchronousEngine(Engine):
                 up[k], beside = self._beside_rows(server, rows)
                 down[k] = download_bytes(rows, widths, payload) + beside + stamp
             server_step.expect_uploads(up if server_step.config.secure is None else {})
+            for k, (shown, statistics) in self._upload_sizes.statistics(server, self._cohort).items():
+                down[k], up[k] = down[k] + shown, up[k] + statistics
+            if uses(server_step.algorithm, SecondLook):
+                server_step.say_sizes(LOOKS)
         started = server_step.visits + self.left_out
 
         def end(k: int, share: Fraction) -> float:

@@ -10,13 +10,16 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.tables import read_rows
-from mpifl.core.devices import message_on
+from mpifl.core.capabilities import NewClients, hooks_of, uses
+from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.types import Message, Reads, Report, Server
-from mpifl.traffic.encoding import sizes, time_stamp_bytes, upload_bytes
+from mpifl.traffic.encoding import sizes, statistics_bytes, time_stamp_bytes, upload_bytes
 
 from .hook_errors import MOST_TRIED, ClientCall, first_that_works
 from .protocol import Kind, kind_of_visit
 from .server_step import ServerStep
+
+ANYBODY = -1  # in the place of a client, where all send as much
 
 
 class UploadSizes:
@@ -32,6 +35,7 @@ class UploadSizes:
         self.server_step = server_step
         self._clear: dict[Kind, int] = {}
         self._masked: dict[tuple[int, Kind], tuple[int, int]] = {}
+        self._statistics: dict[int, tuple[int, int]] = {}  # by client, or of `ANYBODY`
 
     def clear(self, server: Server, reads: Reads) -> int:
         """Return the bytes of an upload, time stamp included.
@@ -63,6 +67,27 @@ class UploadSizes:
         if kind not in self._masked:
             self._masked[kind] = _masked_sizes(self.server_step, server, *kind)
         return self._masked[kind]
+
+    def statistics(self, server: Server, cohort: np.ndarray) -> dict[int, tuple[int, int]]:
+        """Return client -> the bytes (down, up) of the statistics of those of a cohort who give them now.
+
+        Args:
+            server: before the round.
+            cohort: who is drawn for it.
+
+        Raises:
+            ClientError: as for `clear`.
+        """
+        algorithm = self.server_step.algorithm
+        if not uses(algorithm, NewClients):
+            return {}
+        clients = self.server_step.hooks.new_clients(server, cohort).tolist()
+        vary = hooks_of(algorithm, NewClients).fingerprints_vary
+        for k in clients if vary else clients[:1]:
+            if (whose := k if vary else ANYBODY) not in self._statistics:
+                stand_ins = [other for other in clients[:MOST_TRIED] if other != k]
+                self._statistics[whose] = _statistics_sizes(self.server_step, server, [k, *stand_ins])
+        return {k: self._statistics[k if vary else ANYBODY] for k in clients}
 
     def state_dict(self) -> list[Any]:
         """Return the sizes that were measured, of uploads that nobody hides; what JSON can hold."""
@@ -97,6 +122,20 @@ def _clear_vectors(server_step: ServerStep, report: Report, message: Message) ->
     """Return the bytes of the vectors of an upload that nobody hides."""
     c = server_step.config
     return sum(sizes(c.payload, report, message, c.algorithm.statistics).values())
+
+
+def _statistics_sizes(server_step: ServerStep, server: Server, clients: Sequence[int]) -> tuple[int, int]:
+    """Return the bytes (down, up) of the one-shot statistics of the first of some clients that gives them."""
+    c, shown = server_step.config, server_step.publish_shown()
+
+    def visit(k: int) -> Report:
+        client = c.clients.client(k, step=server.version + 1, epochs=0, steps=None)
+        with ClientCall(c.algorithm, "fingerprint", client=k, visit=0):
+            there = tensors_on(shown, c.clients.device)
+            return hooks_of(c.algorithm, NewClients).fingerprint(client, there, c.seed.of("size"))
+
+    report = first_that_works(visit, clients, server.version + 1, c.drops)
+    return statistics_bytes(c.payload, shown, report)
 
 
 def _upload(server_step: ServerStep, server: Server, kind: Kind) -> tuple[Report, Message]:

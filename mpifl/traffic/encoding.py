@@ -83,6 +83,18 @@ def upload_bytes(
     return vectors + sum(payload.size(numbers, note=True) for numbers in notes.values())
 
 
+def statistics_bytes(payload: Payload, shown: Mapping[str, torch.Tensor], report: Report) -> tuple[int, int]:
+    """Return the bytes of one-shot statistics: of what a client downloads for them, and of its report.
+
+    Args:
+        payload: the form in which they travel.
+        shown: name -> rows [r, width] that all download.
+        report: what the client sends.
+    """
+    down = sum(payload.size(count_numbers(x), len(x), travels_whole(name)) for name, x in shown.items())
+    return down, upload_bytes(payload, report, None)
+
+
 class Coder:
     """Codes the messages of the clients of this rank.
 

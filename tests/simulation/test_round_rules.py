@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 from support import worlds
+from support.cases import OPTIONS
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.capabilities import NewClients, SecondLook
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
-from mpifl.experiment.schema import SystemConfig
+from mpifl.experiment.schema import Newcomers, SystemConfig
 from mpifl.experiment.traffic_forecast import forecast
-from mpifl.simulation.delays import Exponential, Measured
+from mpifl.simulation.delays import Constant, Exponential, Measured
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import OverSelection, PartialWork, Synchronous
 from mpifl.simulation.round_rules import FirstArrivals, RoundStart, ShortenedVisits
@@ -188,6 +191,28 @@ def test_downloads_and_uploads_count_towards_a_deadline(tmp_path):
     done = [run("fedavg", tmp_path / str(i), policy, 1, network=net) for i, net in enumerate((slow, fast))]
     assert done[0].reported[1]["work_mean"] == pytest.approx(np.mean([1 / n for n, _ in STEPS.values()]))
     assert done[1].reported[1]["work_mean"] == 1.0
+
+
+BESIDE = [name for name, method in CATALOGUE.items() if issubclass(method, NewClients | SecondLook)]
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_is_sent_beside_uploads_counts_towards_a_deadline_or_a_run_says_so(name, tmp_path):
+    """The longest of rounds without a deadline, where newcomers send statistics, is not in time for it."""
+    looks, method = issubclass(CATALOGUE[name], SecondLook), CATALOGUE[name](**OPTIONS.get(name, {}))
+    links = Links(uplink_bytes_s=2000.0, downlink_bytes_s=2000.0)
+    world = {"newcomers": Newcomers(share=0.5, joins=2), "delay": Constant(1.0), "network": links}
+    free = worlds.events(method, worlds.Tiny(), tmp_path / "a", 3, policy=Synchronous(), **world)
+    deadline = np.diff(free.times).max() - 1e-6
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        policy = PartialWork(deadline_s=deadline)
+        done = worlds.events(method, worlds.Tiny(), tmp_path / "b", 3, policy=policy, **world)
+    whole = np.array([record.train["work_mean"] == 1.0 for record in done.records[1:]])
+    lines = [str(w.message) for w in said if "network: " in str(w.message)]
+    assert ["second looks" in line for line in lines] == [True] * looks
+    assert looks or (np.diff(done.times)[whole] <= deadline).all()
+    assert looks or not whole.all()
 
 
 def test_the_forecast_counts_those_that_only_download():
