@@ -104,10 +104,9 @@ def open_federation(
         known = {"samples": cache.content(place, "images", "labels", "origin")}
         known["normalisation"] = _normalisation(config, spec, pool)
         if spec.drift is not None:
+            check_memory("clients", len(spec.drift.sizes), CLIENT_BYTES)
             to_tensor = _to_tensor(config, spec, pool)
-            federation = PoolFederation(pool, spec, spec.drift, to_tensor, known, cache_bytes)
-            check_memory("clients", federation.num_clients, CLIENT_BYTES)
-            return federation
+            return PoolFederation(pool, spec, spec.drift, to_tensor, known, cache_bytes)
         name = type(config.scenario).__name__
         code = cache.code_digest(type(config.scenario))
         read = [(str(path), *_file_state(path)) for path in config.scenario.files()]
