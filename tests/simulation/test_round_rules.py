@@ -193,7 +193,12 @@ def test_downloads_and_uploads_count_towards_a_deadline(tmp_path):
     assert done[1].reported[1]["work_mean"] == 1.0
 
 
-BESIDE = [name for name, method in CATALOGUE.items() if issubclass(method, NewClients | SecondLook)]
+LONG = {"flt": pytest.mark.nightly}  # UMAP is compiled first
+BESIDE = [
+    pytest.param(name, marks=LONG.get(name, ()))
+    for name, method in CATALOGUE.items()
+    if issubclass(method, NewClients | SecondLook)
+]
 
 
 @pytest.mark.parametrize("name", BESIDE)
