@@ -39,6 +39,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "reproductions"  # of a checkout
 SAME_KEYS = (*OF_A_MACHINE, "evaluation.at_start")  # beside whole sections
 EVERY = "evaluation.every"  # the same, too, but for figures that are means over the evaluations
 OVER_EVALUATIONS = "_all"  # what the names of these figures hold
+MADE_BY = ("commit", "instructions")  # of a record: what decides the last bits of its figures
 SHOWN_LABELS = 4  # of rows that a list names
 
 
@@ -280,6 +281,7 @@ def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
             "settings": sweep.settings(case, changed),
             "date": f"{ended:%Y-%m-%d}",
             "commit": commit[:10] + "+" * commit.endswith("+"),
+            "instructions": run.summary.get("identity", {}).get("instructions", ""),
             "digest": run.summary["digest"][:16],
             "seconds": round(run.summary["wall_seconds"]),
         }
@@ -364,10 +366,11 @@ def _other_figures(sweep: Sweep, found: Sequence[Sweep]) -> list[str]:
             shared = one["values"].keys() & again["values"].keys()
             if any(one["values"][name] != again["values"][name] for name in shared):
                 seed = f", seed {one['labels'][SEED]}" if SEED in one["labels"] else ""
-                versions = f"by commit {again['commit']} instead of {one['commit']}"
+                here, there = (" on ".join(filter(None, map(case.get, MADE_BY))) for case in (one, again))
                 out.append(
-                    f"{_row(one)}{seed} was run in {other.stem}, too ({_row(again)}), {versions}, and has"
-                    " other figures there: compare it with rows of its own version."
+                    f"{_row(one)}{seed} was run in {other.stem}, too ({_row(again)}), by commit {there}"
+                    f" instead of {here}, and has other figures there. Version or processor differ:"
+                    " compare it with rows of its own sweep."
                 )
     return out
 

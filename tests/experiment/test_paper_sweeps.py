@@ -207,6 +207,7 @@ def test_record_keeps_the_figures_and_what_was_changed(paper, tmp_path, capsys):
     summary = json.loads((folder / "ucfl-table1-FedAvg-1" / "summary.json").read_text())
     assert kept["cases"][0]["values"]["accuracy_mean"] == pytest.approx(summary["accuracy_mean"], abs=1e-5)
     assert kept["cases"][0]["digest"] == summary["digest"][:16]
+    assert kept["cases"][0]["instructions"] == summary["identity"]["instructions"]
     assert {one["changed"]["rounds"] for one in kept["cases"]} == {3}
     assert all([*one["changed"]] == ["rounds"] for one in kept["cases"])
 
@@ -276,9 +277,9 @@ def test_a_case_with_other_figures_in_another_sweep_is_named(paper, tmp_path):
     page = papers.PAGES / "ucfl.md"
     assert "was run in" not in papers.pages()[page], "equal figures"
     kept["cases"][1]["values"]["accuracy_mean"] += 0.01
-    kept["cases"][1]["commit"] = "fedcba9876"
+    kept["cases"][1].update(commit="fedcba9876", instructions="AVX9")
     again.write_text(json.dumps(kept))
-    said = "Local, seed 0 was run in table1-again, too (Local), by commit fedcba9876 instead of "
+    said = "Local, seed 0 was run in table1-again, too (Local), by commit fedcba9876 on AVX9 instead of "
     assert papers.pages()[page].count(said) == 1
     assert papers.pages()[page].count("FedAvg, seed 0 was run in") == 0
 
