@@ -8,11 +8,10 @@ import sys
 from types import FrameType
 
 from mpifl.comm.mpi_startup import launch_info
-from mpifl.core.errors import STOPPED
+from mpifl.core.errors import INTERRUPTED, STOPPED
 from mpifl.results.supervision import STOP_SIGNALS
 
 RUNS = ("run", "resume", "sweep", "study")  # commands that end with `STOPPED` where they are asked to stop
-INTERRUPTED = 130
 STARTS = "stopped while no run was under way; start the command again"
 
 

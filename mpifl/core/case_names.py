@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+LOCKS = ".locks"  # in a sweep's folder: a file for each case and each training that some process runs
+
 
 def label_of(value: Any) -> str:
     """Return the label of a value: the name of a section, a file name without its folder."""

@@ -9,6 +9,7 @@ from typing import Any
 
 # what PyTorch and NumPy say of tensors and arrays that are too large
 NO_MEMORY = ("allocate memory", "size calculation overflowed", "overflow when unpacking", "array is too big")
+INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell
 STOPPED = 75  # exit code of a run that was asked to stop and can go on; EX_TEMPFAIL of sysexits.h
 
 

@@ -40,6 +40,7 @@ SAME_KEYS = (*OF_A_MACHINE, "evaluation.at_start")  # beside whole sections
 EVERY = "evaluation.every"  # the same, too, but for figures that are means over the evaluations
 OVER_EVALUATIONS = "_all"  # what the names of these figures hold
 MADE_BY = ("commit", "instructions")  # of a record: what decides the last bits of its figures
+MOST_LEFT_OUT = 30  # rows that a page names as not run
 SHOWN_LABELS = 4  # of rows that a list names
 
 
@@ -87,6 +88,13 @@ class Sweep:
             return []
         return self.latest(json_file(self.measured_file, "RUN")["cases"])
 
+    @cached_property
+    def recorded(self) -> list[tuple[Case, dict[str, Any]]]:
+        """The cases that ran, each with what is kept of it."""
+        by_case = {json.dumps(one["labels"]): one for one in self.measured}
+        found = ((case, by_case.get(json.dumps(dict(case.labels)))) for case in self.cases)
+        return [(case, one) for case, one in found if one is not None]
+
     def latest(self, kept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the last of what is kept of each case, in the order of the cases; others are left out."""
         by_case = {json.dumps(one["labels"]): one for one in kept}
@@ -116,8 +124,7 @@ class Sweep:
     @cached_property
     def outdated(self) -> list[str]:
         """Titles of the cases whose settings in the file have changed since they were recorded."""
-        kept = {json.dumps(one["labels"]): one for one in self.measured if "settings" in one}
-        known = [(case, one) for case in self.cases if (one := kept.get(json.dumps(dict(case.labels))))]
+        known = [(case, one) for case, one in self.recorded if "settings" in one]
         return [case.title for case, one in known if one["settings"] != self.settings(case, one["changed"])]
 
     @property
@@ -139,21 +146,21 @@ class Sweep:
     @property
     def changes(self) -> str:
         """What differs from the file in the cases that ran, and in which; empty where nothing does."""
-        found: dict[str, list[dict[str, Any]]] = {}
+        found: dict[str, list[str]] = {}
         for one in self.measured:
             for k, v in one["changed"].items():
-                found.setdefault(f"{k} {v}", []).append(one)
+                found.setdefault(f"{k} {v}", []).append(_row(one["labels"]))
         total = len(self.measured)
         return ", ".join(
-            text + (f" ({len(ran)} of {total} cases: {_few(map(_row, ran))})" if len(ran) < total else "")
-            for text, ran in sorted(found.items())
+            text + (f" ({len(rows)} of {total} cases: {_few(rows)})" if len(rows) < total else "")
+            for text, rows in sorted(found.items())
         )
 
     @property
     def left_out(self) -> str:
         """The rows of which no case ran; empty where each has one."""
-        ran = {_row(one) for one in self.measured}
-        return _few((row for case in self.cases if (row := _row({"labels": case.labels})) not in ran), 30)
+        ran = {_row(case.labels) for case, _ in self.recorded}
+        return _few((row for case in self.cases if (row := _row(case.labels)) not in ran), MOST_LEFT_OUT)
 
     @property
     def hours(self) -> float:
@@ -161,13 +168,14 @@ class Sweep:
         times = {(one["digest"], one["seconds"]): float(one["seconds"]) for one in self.measured}
         return sum(times.values()) / 3600
 
-    def trained(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what decides the training of each case that ran, and what is kept of it."""
-        kept = {json.dumps(one["labels"]): one for one in self.measured}
-        for case in self.cases:
-            if one := kept.get(json.dumps(dict(case.labels))):
-                found = {**self.deciding(_stated(case.config)), **one["changed"]}
-                yield json.dumps(found, sort_keys=True, default=str), one
+    @cached_property
+    def trained(self) -> dict[str, dict[str, Any]]:
+        """What decides the figures of each case that ran -> what is kept of it."""
+        out = {}
+        for case, one in self.recorded:
+            found = {**self.deciding(_stated(case.config)), **one["changed"]}
+            out[json.dumps(found, sort_keys=True, default=str)] = one
+        return out
 
     def state(self) -> str:
         """Return whether it ran here, at what size, and the largest difference to a published figure."""
@@ -189,9 +197,9 @@ def sweeps(paper: str | None = None) -> list[Sweep]:
     return found
 
 
-def _row(one: Mapping[str, Any]) -> str:
+def _row(labels: Mapping[str, str]) -> str:
     """Return the title of the row and the group of columns of a case: its labels without the seed."""
-    return ", ".join(label for key, label in one["labels"].items() if key != SEED)
+    return ", ".join(label for key, label in labels.items() if key != SEED)
 
 
 def _few(titles: Iterable[str], most: int = SHOWN_LABELS) -> str:
@@ -359,17 +367,17 @@ def _other_figures(sweep: Sweep, found: Sequence[Sweep]) -> list[str]:
         found: all recorded sweeps of the paper.
     """
     out = []
-    for other in found:
-        theirs = dict(other.trained()) if other.name != sweep.name else {}
-        for settings, one in sweep.trained():
-            again = theirs.get(settings, one)
+    for other in (other for other in found if other.name != sweep.name):
+        for settings, one in sweep.trained.items():
+            again = other.trained.get(settings, one)
             shared = one["values"].keys() & again["values"].keys()
             if any(one["values"][name] != again["values"][name] for name in shared):
-                seed = f", seed {one['labels'][SEED]}" if SEED in one["labels"] else ""
-                here, there = (" on ".join(filter(None, map(case.get, MADE_BY))) for case in (one, again))
+                labels, there = one["labels"], _row(again["labels"])
+                seed = f", seed {labels[SEED]}" if SEED in labels else ""
+                by, by_other = (" on ".join(filter(None, map(case.get, MADE_BY))) for case in (one, again))
                 out.append(
-                    f"{_row(one)}{seed} was run in {other.stem}, too ({_row(again)}), by commit {there}"
-                    f" instead of {here}, and has other figures there. Version or processor differ:"
+                    f"{_row(labels)}{seed} was run in {other.stem}, too ({there}), by commit {by_other}"
+                    f" instead of {by}, and has other figures there. Version or processor differ:"
                     " compare it with rows of its own sweep."
                 )
     return out

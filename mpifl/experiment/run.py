@@ -508,7 +508,7 @@ def finish(
         "mpi_bytes": sum(row["bytes"] for row in traffic),
         "peak_bytes": [rank["peak_bytes"] for rank in places],
         "wall_seconds": round(perf_counter() - start, 3),
-        **_events(context, server_step, engine, server),
+        **_of_some_runs(context, server_step, engine, server),
         **({"asynchronous": asynchronous} if asynchronous else {}),
     }
     if own is not None:
@@ -644,7 +644,9 @@ def _summary(
     }
 
 
-def _events(context: RunContext, server_step: ServerStep, engine: Engine, server: Server) -> dict[str, Any]:
+def _of_some_runs(
+    context: RunContext, server_step: ServerStep, engine: Engine, server: Server
+) -> dict[str, Any]:
     """Return the figures of `summary.json` that only some runs have, and where the clients' models are."""
     out: dict[str, Any] = {}
     if spent := privacy_spent(context.accountant, server_step, engine.num_uploads, server.version):

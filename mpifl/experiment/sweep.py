@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 from mpifl.comm.mpi_startup import is_tolerant
 from mpifl.comm.transport import Transport, divided, on_server
-from mpifl.core.case_names import labels_of
+from mpifl.core.case_names import LOCKS, labels_of
 from mpifl.core.errors import CodeFailed, Stopped, StoppedEarly, UserError, require
 from mpifl.core.files import try_lock
 from mpifl.core.progress import doing
@@ -45,7 +45,6 @@ from .sweep_cases import ALL, Case, Part, cases, changed, trainings, with_config
 from .sweep_results import SWEEP_FILE, Found, is_complete, keep, started_with
 
 JOIN_SECONDS = 10.0  # that a process waits for another one, which began the same sweep a moment ago
-LOCKS = ".locks"  # a file for each case and each training that some process runs, in the sweep's folder
 JOBS = ".jobs-"  # what groups of a job tell each other, beside them
 ASK_SECONDS = 0.5  # between two looks whether another group asks this one to stop
 FREE = ("name", "output", "checkpoint", "system")  # sections that change no number of a case

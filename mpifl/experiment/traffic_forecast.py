@@ -26,11 +26,11 @@ from mpifl.core.capabilities import (
     uses,
 )
 from mpifl.core.devices import message_on, tensors_on
-from mpifl.core.errors import CodeFailed, UserError, require, within_memory
+from mpifl.core.errors import INTERRUPTED, CodeFailed, UserError, require, within_memory
 from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, State
-from mpifl.runtime.hook_errors import DROP, INTERRUPTED, ClientCall, ServerCall, first_that_works
+from mpifl.runtime.hook_errors import DROP, ClientCall, ServerCall, first_that_works
 from mpifl.runtime.server_step import NO_MODELS, NO_SINGLE_MODEL
 from mpifl.traffic.compression import INDEX_BYTES
 from mpifl.traffic.encoding import download_bytes, sizes, statistics_bytes, time_stamp_bytes, upload_bytes

@@ -20,7 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mpifl.core.case_names import folder_name, labels_of, slug_of, title_of
+from mpifl.core.case_names import LOCKS, folder_name, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError
 from mpifl.core.textfiles import yaml_file
 
@@ -34,7 +34,6 @@ STOPPED, FAILED, COMPLETE = "stopped", "failed", "complete"
 OVER = (ENDED, STOPPED, FAILED, COMPLETE)  # nothing more will come, unless somebody resumes the run
 QUIET_SECONDS = 30.0  # without a new progress.json, which is written every 2 s, until a run counts as silent
 OLD_QUIET_SECONDS = 120.0  # the same, of a run of mpifl 0.2, whose only signs of life are its tables
-LOCKS = ".locks"  # of a sweep: `experiment.sweep` locks a file in it for each case that some process runs
 LOG_LINES, LAST_EVALUATIONS, MOST_RANKS, MOST_CASES = 3, 8, 16, 40
 BARS = "▁▂▃▄▅▆▇█"
 COLUMNS = {  # of metrics.csv -> what they are called here

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from mpifl.comm.transport import CannotRecover, RankLost, Transport
-from mpifl.core.errors import STOPPED, CodeFailed, Stopped, UserError
+from mpifl.core.errors import INTERRUPTED, STOPPED, CodeFailed, Stopped, UserError
 from mpifl.core.files import is_full
 
 OK, FAILED, BAD_INPUT = 0, 1, 2
@@ -44,7 +44,7 @@ def outcome(transport: Transport, command: Callable[[], int | None]) -> int:
     except (RankLost, CannotRecover) as error:
         return _lost(transport, error)
     except (SystemExit, KeyboardInterrupt) as end:  # of the user's own code: mpifl itself raises neither
-        code = 130 if isinstance(end, KeyboardInterrupt) else FAILED
+        code = INTERRUPTED if isinstance(end, KeyboardInterrupt) else FAILED
         what = f"rank {transport.rank}: {type(end).__name__}({end}) outside of a method's hooks"
         return _failed(transport, CodeFailed(what, code=code), f"mpifl: {what}", code)
     except BaseException as error:

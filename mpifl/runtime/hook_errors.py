@@ -18,6 +18,7 @@ import torch
 
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import (
+    INTERRUPTED,
     CodeFailed,
     MethodError,
     Missing,
@@ -29,7 +30,6 @@ from mpifl.core.errors import (
 from mpifl.core.types import ASKED_FOR
 
 DROP = "drop"  # value of on_client_error that leaves out clients that fail twice
-INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell
 MOST_TRIED = 5  # clients, where the visit of one is measured for all
 ENGINE = str(Path(__file__).parent)
 LOG = logging.getLogger("mpifl.clients")

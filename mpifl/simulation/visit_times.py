@@ -39,7 +39,7 @@ def visit_duration(
     computing, devices = network.computing or delay, devices or Alike()
     computing.check(num_clients)
     network.check(num_clients)
-    fleet = fleet or devices.fleet(num_clients, key.of("devices"))
+    fleet = devices.fleet(num_clients, key.of("devices")) if fleet is None else fleet
     presence = Presence(availability, key.of("presence"), devices.availability(availability, fleet))
     computing, network = devices.delay(computing, fleet), devices.network(network, fleet)
     return VisitDuration(
