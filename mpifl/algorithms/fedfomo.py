@@ -101,7 +101,7 @@ class FedFomo(Algorithm):
         return {"model": tuple(int(j) for j in server.algorithm_state["chosen"][k])}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the client's own model; in variant `ucfl`, by its mixture of what it reads."""
+        """Evaluate with the client's own model; in variant `ucfl`, with its mixture of what it reads."""
         return self.reads(server, k) if self.variant == "ucfl" else {}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:

@@ -108,7 +108,7 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         return Server({"model": torch.cat([centres, problem.init(0)[None]])}, assign, state)
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Evaluate with the centre that fits best, of all; by its own where k-means has given it one."""
+        """Evaluate with the centre that fits best, of all; with its own where k-means has given it one."""
         if self.initial_models:
             return self.serves(server, k)
         return {"model": tuple(range(self.num_clusters))}
