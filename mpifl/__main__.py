@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from types import FrameType
 
 from mpifl.comm.mpi_startup import launch_info
@@ -12,28 +13,35 @@ from mpifl.core.errors import INTERRUPTED, STOPPED
 from mpifl.results.supervision import STOP_SIGNALS
 
 RUNS = ("run", "resume", "sweep", "study")  # commands that end with `STOPPED` where they are asked to stop
+PATIENCE = 10.0  # seconds that other ranks leave rank 0, which may be in a long import, to say so first
 STARTS = "stopped while no run was under way; start the command again"
 
 
 def end_at(numbers: tuple[signal.Signals, ...], code: int, text: str) -> None:
     """Have signals end the process with a line of rank 0, until a run has handlers of its own.
 
-    They raise nothing: what is raised while C code is imported comes out as another error.
+    They raise nothing: what is raised while C code is imported comes out as another error. The job ends with
+    the first rank that ends, so the others wait for rank 0; the second signal, of the launcher, ends them.
 
     Args:
         numbers: of the signals; one that is ignored, as SIGINT in the background of a script, stays so.
         code: of the exit.
         text: what is said.
     """
-    speaker = os.getpid() if launch_info(os.environ).rank == 0 else 0  # not what it forks
+    own, is_server = os.getpid(), launch_info(os.environ).rank == 0
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
     def end(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == speaker:
+        if os.getpid() == own and is_server:  # not what it forks
             shown = b"\x1b[?25h" if os.isatty(2) else b""  # the cursor, which a bar hides
             os.write(2, shown + f"mpifl: {text}\n".encode())
+        elif os.getpid() == own:
+            for each in heard:
+                signal.signal(each, signal.SIG_DFL)
+            time.sleep(PATIENCE)
         os._exit(code)
 
-    for number in (n for n in numbers if signal.getsignal(n) != signal.SIG_IGN):
+    for number in heard:
         signal.signal(number, end)
 
 

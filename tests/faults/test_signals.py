@@ -45,6 +45,11 @@ def ranks(pid: int) -> list[int]:
     return [p for p in below if words[p][1:3] == [b"-m", b"mpifl"]]
 
 
+def environment(pid: int) -> list[bytes]:
+    """Return the environment of a process: `NAME=value`."""
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
 @pytest.fixture
 def training(tmp_path):
     """Return a function launcher -> a process in which two ranks have begun a run that does not end."""
@@ -146,6 +151,20 @@ def test_ranks_that_are_stopped_during_the_start_end_the_job_with_the_code_that_
     assert process.returncode == 75, said
     assert said.count("mpifl: ") == said.count("mpifl: stopped while no run was under way") == 1, said
     assert "Traceback" not in said
+
+
+def test_the_line_of_a_stop_during_the_start_is_said_where_another_rank_ends_first(training):
+    """Rank 0 is held, as by a long import, while rank 1 has its signal."""
+    process = training(begun=lambda run: False, alive=lambda pid: [*map(imports, ranks(pid))] == [True] * 2)
+    server, worker = sorted(ranks(process.pid), key=lambda pid: b"PMIX_RANK=1" in environment(pid))
+    os.kill(server, signal.SIGSTOP)
+    os.kill(worker, signal.SIGUSR2)
+    time.sleep(2.0)
+    os.kill(server, signal.SIGUSR2)
+    os.kill(server, signal.SIGCONT)
+    _, said = process.communicate(timeout=LIMIT)
+    assert process.returncode == 75, said
+    assert said.count("mpifl: ") == said.count("mpifl: stopped while no run was under way") == 1, said
 
 
 @pytest.mark.nightly
