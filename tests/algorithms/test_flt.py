@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from mpifl.algorithms.flt import FLT
 from mpifl.algorithms.pca_km_hc import PCAKMHC
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.clustering.server_plans import linked_clients, related_plan, related_server
 from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.client import Trained
 from mpifl.core.errors import UserError
@@ -356,3 +357,45 @@ def test_the_bytes_of_a_run_are_those_of_the_papers_formulas(tuning):
     assert total["flt"] == (4 * (N * W_enc + m * W * T), 4 * (k * N * e + m * W * T))
     assert total["fesem"] == (4 * m * W * T, 4 * m * W * T)
     assert total["ifca"] == (4 * m * W * T * C, 4 * (m * W * T + m * T))
+
+
+# ---- averages and clusters
+
+
+def test_flt_averages_over_related_clients_with_the_models_of_the_absent():
+    """0 ~ 1 ~ 2, not 0 ~ 2; n = 1, 2, 3; client 2 was never there: it counts with the initial model, 3 / 5
+    and 3 / 6.
+
+    Without the absent: (1, 2) / 3 for rows 0 and 1, and client 1 alone for row 2.
+    """
+    linked = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1]], bool)
+    server = related_server(byhand.problem([1, 2, 3]), np.arange(3), linked)
+    assert_array_equal(server.assign, [0, 1, 2])
+    (mixing,) = related_plan(server, byhand.notes([1, 2]), all_clients=True).mixings
+    assert_allclose(mixing.weights, [[1 / 3, 2 / 3], [1 / 6, 2 / 6], [0, 2 / 5], [0, 0]])
+    assert_allclose(mixing.keep[:, 3], [0, 3 / 6, 3 / 5, 1])
+    (mixing,) = related_plan(server, byhand.notes([1, 2]), all_clients=False).mixings
+    assert_allclose(mixing.weights, [[1 / 3, 2 / 3], [1 / 3, 2 / 3], [0, 1], [0, 0]])
+
+
+def test_flts_ward_clusters_are_those_of_the_rows_of_the_relatedness():
+    """Rows 110, 110, 001 have distances 0 and sqrt(3): two clusters are {0, 1} and {2}."""
+    related = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], bool)
+    expected = [[True, True, False], [True, True, False], [False, False, True]]
+    assert_array_equal(linked_clients(related, "ward", 2), expected)
+    assert_array_equal(linked_clients(related, "full"), related)
+
+
+def test_ward_never_parts_clients_with_the_same_links():
+    """Two distinct rows, four clusters asked for: two are made."""
+    related = np.kron(np.eye(2), np.ones((3, 3))).astype(bool)
+    assert_array_equal(linked_clients(related, "ward", 4), related)
+
+
+def test_pca_links_clients_whose_centroids_match():
+    """Centroids {0, 1}, {0, 1.2}, {9}: matching distances 0.1, and 8 or more to the third."""
+    fingerprints = byhand.notes([1, 1, 1], centroids=[[[0.0], [1.0]], [[1.2], [0.0]], [[9.0], [np.nan]]])
+    method = CATALOGUE["pca_km_hc"](threshold=0.5, case="full")
+    server = method.setup(byhand.problem([1] * 3), fingerprints, byhand.KEY)
+    assert_array_equal(server.assign, [0, 0, 1])
+    assert_array_equal(server.algorithm_state["linked"], [[1, 1, 0], [1, 1, 0], [0, 0, 1]])

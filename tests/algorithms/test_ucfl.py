@@ -1,14 +1,17 @@
-"""UCFL: what becomes of sigma as its batches grow, and how many streams there are."""
+"""UCFL by hand: sigma, the kernel, mixtures, streams, and how many there are."""
 
 from __future__ import annotations
+
+import warnings
 
 import numpy as np
 import pytest
 import torch
-from algorithms.test_hard_clustering import gram, world
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from support import byhand
+from torch.testing import assert_close
 
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.algorithms.ucfl import UCFL
 from mpifl.core.errors import UserError
 from mpifl.core.federation import ClientData, Split
@@ -54,10 +57,10 @@ PLACES = [[0.0], [0.1], [4.0], [4.1], [30.0], [30.1]]  # gradients: three pairs,
 
 def streams(**options) -> tuple[int, dict[int, float]]:
     """Return m_t and all s_k of six users whose collaboration is W ~ exp(-Delta / 16)."""
-    fingerprints = byhand.notes([5] * 6, gram=gram(PLACES), variance=[8.0] * 6)
+    fingerprints = byhand.notes([5] * 6, gram=byhand.gram(PLACES), variance=[8.0] * 6)
     method = UCFL(streams=-1, noise_batch=2, **options)
-    method.check(world([5] * 6))
-    server = method.setup(world([5] * 6), fingerprints, byhand.KEY)
+    method.check(byhand.problem([5] * 6))
+    server = method.setup(byhand.problem([5] * 6), fingerprints, byhand.KEY)
     scores = {int(k): float(s) for k, s in server.algorithm_state["silhouette"]}
     assert len(np.unique(server.assign)) == len(server.algorithm_state["weights"])
     return len(server.algorithm_state["weights"]), scores
@@ -111,7 +114,7 @@ def test_a_function_of_the_users_own_chooses(file):
 )
 def test_a_function_that_does_not_serve_is_refused_before_the_run(file, name, why):
     with pytest.raises(UserError, match=why) as error:
-        UCFL(streams=-1, tradeoff=f"{file}:{name}").check(world([5] * 6))
+        UCFL(streams=-1, tradeoff=f"{file}:{name}").check(byhand.problem([5] * 6))
     assert error.value.key == "tradeoff"
 
 
@@ -129,3 +132,119 @@ def test_options_without_effect_are_refused(options, key_):
     with pytest.raises(UserError) as error:
         UCFL(**options)
     assert error.value.key == key_
+
+
+# ---- steps
+
+
+def test_ucfls_variance_is_that_of_disjoint_batches():
+    """Gradients of batches of 2 of 5 samples around the whole one: (1/2) sum_b |g_b - g|^2, b over the first
+    four of a permutation; the fifth sample is in no batch.
+    """
+
+    class Client(byhand.Quadratic):
+        data = ClientData(*[Split(torch.arange(5.0)[:, None], torch.zeros(5).long())] * 3)
+
+        def gradient(self, vector, split=None):
+            return (vector - (split or self.data.train).x).mean(0)
+
+    client = Client([0.0])
+    client.num_samples = 5
+    k = key(3, "fingerprint", 0)
+    order = k.numpy().permutation(5)
+    means = [order[:2].mean(), order[2:4].mean()]
+    report = CATALOGUE["ucfl"](noise_batch=2).fingerprint(client, {"init": torch.zeros(1, 1)}, k)
+    assert_allclose(report.notes["variance"], np.mean([(m - 2.0) ** 2 for m in means]))
+    assert_close(report.vectors["gradient"], torch.tensor([-2.0]))
+
+
+def two_streams(parallel: bool = True) -> tuple[object, object]:
+    """Return UCFL with two streams of three users, and its server: W = (1/2, 3/8, 1/8), (0, 1/4, 3/4)."""
+    algorithm_state = {
+        "collaboration": np.full((3, 3), 1 / 3),
+        "weights": [[0.5, 0.375, 0.125], [0.0, 0.25, 0.75]],
+    }
+    server = byhand.server(3, algorithm_state, model=[[0.0], [2.0]])
+    server.assign[:] = [0, 1, 1]
+    return CATALOGUE["ucfl"](streams=2, parallel=parallel), server
+
+
+def test_in_parallel_every_user_trains_every_stream():
+    """From 0 and 2 towards 4, eta = 0.5: 2 and 3. Each stream draws batches of its own."""
+    method, server = two_streams()
+    assert method.reads(server, 2) == {"model": (0, 1)}
+    assert method.serves(server, 2) == {"model": (1,)}
+    client, keys = byhand.Quadratic([4.0]), []
+    plain = client.sgd
+    client.sgd = lambda w, key, **changes: (keys.append(key), plain(w, key, **changes))[1]
+    report, _ = method.local_update(byhand.message(model=[[0.0], [2.0]]), {}, client, byhand.KEY)
+    assert_close(report.vectors["model"], torch.tensor([[2.0], [3.0]]))
+    assert keys == [byhand.KEY.of("stream", 0), byhand.KEY.of("stream", 1)]
+    alone, server = two_streams(parallel=False)
+    assert alone.reads(server, 2) == {"model": (1,)}
+    report, _ = alone.local_update(byhand.message(model=[[2.0]]), {}, client, byhand.KEY)
+    assert_close(report.vectors["model"], torch.tensor([[3.0]]))
+    assert keys[2] == byhand.KEY
+
+
+def test_in_parallel_a_stream_mixes_its_own_component_of_each_upload():
+    """Users 0 and 2 took part: W over them is (4/5, 1/5), (0, 1). Uploads hold two components each."""
+    method, server = two_streams()
+    (mixing,) = method.aggregate(server, byhand.notes([1, 9], client=[0, 2])).mixings
+    assert_allclose(mixing.weights, [[4 / 5, 0, 1 / 5, 0], [0, 0, 0, 1]])
+    alone, server = two_streams(parallel=False)
+    (mixing,) = alone.aggregate(server, byhand.notes([1, 9], client=[0, 2])).mixings
+    assert_allclose(mixing.weights, [[4 / 5, 1 / 5], [0, 1]])
+
+
+def test_a_users_own_mixture_is_over_those_who_took_part():
+    """W row 0 is (1/2, 1/3, 1/6), row 2 is (1/4, 1/4, 1/2); users 0 and 2 took part; user 1 keeps its row."""
+    W = [[1 / 2, 1 / 3, 1 / 6], [1, 0, 0], [1 / 4, 1 / 4, 1 / 2]]
+    server = byhand.server(3, {"collaboration": W}, model=[[0.0]] * 3)
+    (mixing,) = CATALOGUE["ucfl"]().aggregate(server, byhand.notes([1, 9], client=[0, 2])).mixings
+    assert_allclose(mixing.weights, [[3 / 4, 1 / 4], [0, 0], [1 / 3, 2 / 3]])
+    assert_array_equal(mixing.keep, [0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "exponent"),
+    [("paper", [[0, -2.0], [-0.5, 0]]), ("geo", [[0, -1.0], [-1.0, 0]])],
+)
+def test_ucfls_kernel(kernel, exponent):
+    """Gradients 0 and 2, Delta = 4; sigma^2 = 1 and 4: exponents -4 / 2 and -4 / 8, or -4 / (2 * 2) for both.
+
+    n = 2, 6: w_01 = 3 e^x / (1 + 3 e^x), w_10 = e^x / (e^x + 3).
+    """
+    fingerprints = byhand.notes([2, 6], gram=byhand.gram([[0.0], [2.0]]), variance=[1.0, 4.0])
+    server = CATALOGUE["ucfl"](noise_batch=1, kernel=kernel).setup(
+        byhand.problem([2, 6]), fingerprints, byhand.KEY
+    )
+    W = np.array([1, 3]) * np.exp(exponent)
+    assert_allclose(server.algorithm_state["collaboration"], W / W.sum(1, keepdims=True))
+
+
+def test_ucfls_streams_are_the_means_of_rows():
+    """Two pairs of equal gradients, far apart: rows (1/2, 1/2, 0, 0) and (0, 0, 1/2, 1/2); two streams are
+    those.
+    """
+    fingerprints = byhand.notes([2] * 4, gram=byhand.gram([[0.0], [0.0], [99.0], [99.0]]), variance=[1.0] * 4)
+    for streams in (2, -1):
+        server = CATALOGUE["ucfl"](noise_batch=1, streams=streams).setup(
+            byhand.problem([2] * 4), fingerprints, byhand.KEY
+        )
+        assert_array_equal(server.assign, [0, 0, 1, 1])
+        assert_allclose(server.algorithm_state["weights"], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("noise_batch", "alone"), [(5.0, 0), (9.0, 0), (10.0, 1), (25.0, 2), (30.0, 3), (0.5, 0), (0.75, 0)]
+)
+def test_ucfl_tells_how_many_clients_hold_too_few_samples_for_a_variance(noise_batch, alone):
+    """10, 20 and 30 samples: of a batch that holds all samples, sigma is 0 and its client is alone."""
+    fingerprints = byhand.notes([10, 20, 30], gram=byhand.gram([[0.0], [1.0], [2.0]]), variance=[1.0] * 3)
+    method = CATALOGUE["ucfl"](noise_batch=noise_batch)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        method.setup(byhand.problem([10, 20, 30]), fingerprints, byhand.KEY)
+    assert [f"{alone} of 3 clients" in str(w.message) for w in told] == [True] * bool(alone)
+    assert all("the paper's limit" in str(w.message) for w in told)

@@ -13,10 +13,12 @@ from mpifl.core.client import Client, Trained
 from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout, Part, put, take
 from mpifl.core.rng import Key, key
-from mpifl.core.types import Message, Notes, Server
+from mpifl.core.types import Message, Notes, ProblemInfo, Server
 from mpifl.training.tasks import Classification
 
 KEY = key(0)
+# a body of one number, a head of two
+FLAT = Layout(("body.w", "head.weight"), ((1,), (2, 1)), 3, ("head",), num_outputs=2)
 
 
 @dataclass(frozen=True)
@@ -164,3 +166,14 @@ def server(
     arrays = {name: np.array(value) for name, value in (algorithm_state or {}).items()}
     rows = {name: torch.tensor(value) for name, value in tables.items()}
     return Server(rows, np.zeros(num_clients, np.int64), arrays, version)
+
+
+def problem(n: list[int], layout: Layout = FLAT) -> ProblemInfo:
+    """Return clients with `n` samples whose j-th initial vector is (j, j, ...)."""
+    return ProblemInfo(len(n), 2, np.array(n), layout, lambda j: torch.full((layout.size,), float(j)))
+
+
+def gram(points: list[list[float]]) -> np.ndarray:
+    """Return the products [n, n] of `points`."""
+    x = np.array(points)
+    return x @ x.T

@@ -1,0 +1,178 @@
+"""EMD-CFL by hand: what clients exchange, what they measure, whom they link, and the frozen groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from support import byhand, worlds
+from torch.testing import assert_close
+
+from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.federation import ClientData, Split
+from mpifl.core.parameters import Layout
+from mpifl.core.rng import key
+
+
+def linked(distance: list[list[float]], n: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return weights, assignment and labels of EMD-CFL's first round with epsilon 0.1."""
+    method, server = CATALOGUE["emdcfl"](epsilon=0.1), byhand.server(len(n), model=[[0.0]])
+    peer = np.tile(np.arange(len(n)), (len(n), 1))
+    plan = method.aggregate(server, byhand.notes(n, distance=distance, peer=peer))
+    (mixing,) = plan.mixings
+    return mixing.weights, plan.assign, plan.algorithm_state["labels"]
+
+
+def test_emdcfl_averages_neighbourhoods_which_need_not_be_clusters():
+    """0 ~ 1 ~ 2, not 0 ~ 2; n = 1, 2, 3: rows (1, 2, 0) / 3, (1, 2, 3) / 6, (0, 2, 3) / 5."""
+    near, far = 0.05, 0.5
+    weights, assign, labels = linked([[0, near, far], [near, 0, near], [far, near, 0]], [1, 2, 3])
+    assert_allclose(weights, [[1 / 3, 2 / 3, 0], [1 / 6, 2 / 6, 3 / 6], [0, 2 / 5, 3 / 5]])
+    assert_array_equal(assign, [0, 1, 2])
+    assert_array_equal(labels, [0, 1, 2])
+
+
+def test_emdcfl_links_only_where_both_are_near_and_everyone_with_itself():
+    """0 finds 1 near, 1 finds 0 far; 2 and 3 are near although 3 is far from itself; 0.1 is not below 0.1."""
+    distance = np.full((4, 4), 0.9)
+    distance[0, 1] = distance[2, 3] = distance[3, 2] = 0.05
+    distance[0, 2] = distance[2, 0] = 0.1
+    distance[1, 2], distance[2, 1] = 0.05, 0.1
+    weights, _, labels = linked(distance.tolist(), [1, 1, 1, 3])
+    assert_array_equal(labels, [0, 1, 2, 2])
+    assert_allclose(weights, [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0.25, 0.75]])
+
+
+class Seen(byhand.Quadratic):
+    """A client whose images are told: training, validation, test; under w the embedding of x is w x."""
+
+    def __init__(self, number: int, *splits: list[float]) -> None:
+        super().__init__([1.0, 1.0], init=[0.0, 0.0])
+        self.layout = Layout(("body.w", "head.weight"), ((1,), (1,)), 2, ("head",))
+        self.id = number
+        self._data = ClientData(
+            *(Split(torch.tensor(x)[:, None], torch.zeros(len(x)).long()) for x in splits)
+        )
+
+    data = property(lambda self: self._data)
+
+    def embed(self, vector, x, *, train_mode=False):
+        return vector[0] * x
+
+
+class Neighbour:
+    """Another client, and what was told to it and asked of it."""
+
+    def __init__(self, client: Seen, wanted: bool = True) -> None:
+        self.id, self.client, self.told, self.asked, self.wanted = client.id, client, [], [], wanted
+
+    def send(self, payload):
+        self.told.append(payload)
+
+    def ask(self, payload, answer):
+        self.asked.append(payload)
+        return answer(self.client, payload)
+
+
+@pytest.mark.parametrize(("against", "distance"), [("val", 8.0), ("train", 18.0)])
+def test_a_client_of_emdcfl_measures_others_under_its_own_extractor(against, distance):
+    """Extractor 2; own images 0 and 2 in training, 1 and 3 in validation: tau = 2 |1 - 0| = 2.
+
+    The other has 5, 7 in validation: 2 * 5 = 10, less tau 8; in training 10, 12: 20 - 2 = 18. Test images, 90
+    and 99, count nowhere.
+    """
+    own = Seen(0, [0.0, 2.0], [1.0, 3.0], [90.0, 90.0])
+    other = Neighbour(Seen(1, [10.0, 12.0], [5.0, 7.0], [99.0, 99.0]))
+    method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0, against=against)
+    look = method.probe(own, {"model": torch.tensor([2.0, 7.0])}, [Neighbour(own), other], byhand.KEY)
+    assert_allclose(look.findings["distance"], [0.0, distance], atol=1e-4)
+    assert_allclose(look.notes["tau"], 2.0, rtol=1e-6)
+    assert_close(other.asked[0], torch.tensor([2.0]))
+    assert_close(other.told[0].abs().sort(0).values, torch.tensor([[0.0], [4.0]]))
+
+
+def test_emdcfl_looks_at_no_more_images_than_its_cap():
+    """Five images each, cap 3: three embeddings go to the other."""
+    own, other = Seen(0, [1.0] * 5, [1.0] * 5, [9.0]), Neighbour(Seen(1, [4.0] * 5, [4.0] * 5, [9.0]))
+    method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0, sample_cap=3)
+    look = method.probe(own, {"model": torch.tensor([1.0, 0.0])}, [other], byhand.KEY)
+    assert len(other.told[0]) == 3
+    assert_allclose(look.findings["distance"], [3.0], atol=1e-4)
+
+
+@pytest.mark.parametrize(("share", "sent"), [(1.0, 20), (0.25, 7), (0.01, 2)])
+def test_emdcfl_takes_a_share_of_a_clients_images(share, sent):
+    """Of 20 images in training and 8 in validation 0.25 are 7, and two are the least; no cap of 512."""
+    own, other = Seen(0, [1.0] * 20, [1.0] * 8, [9.0]), Neighbour(Seen(1, [4.0] * 20, [4.0] * 8, [9.0]))
+    own.num_samples = other.client.num_samples = 20
+    method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0, sample_share=share)
+    method.probe(own, {"model": torch.tensor([1.0, 0.0])}, [other], byhand.KEY)
+    assert len(other.told[0]) == sent
+    answered = method._embed(other.client, torch.tensor([1.0]), "val", byhand.KEY)
+    assert len(answered) == min(sent, 8)
+
+
+def test_emdcfl_exchanges_nothing_with_those_it_does_not_look_at():
+    own = Seen(0, [0.0, 2.0], [1.0, 3.0], [9.0])
+    others = [Neighbour(Seen(k, [10.0, 12.0], [5.0, 7.0], [9.0]), wanted=k == 2) for k in (1, 2)]
+    method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0)
+    look = method.probe(own, {"model": torch.tensor([2.0, 7.0])}, [Neighbour(own), *others], byhand.KEY)
+    assert_allclose(look.findings["distance"], [0.0, np.nan, 8.0], atol=1e-4)
+    assert_array_equal(look.findings["peer"], [0, 1, 2])
+    assert [len(o.asked) for o in others] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("looks", "pairs"),
+    [
+        ("together", [[False, False, False], [False, False, True], [False, True, False]]),
+        ("once", [[False, False, True], [False, False, True], [True, True, False]]),
+        ("seen", [[True] * 3] * 3),
+    ],
+)
+def test_pairs_of_emdcfl_look_once_and_in_the_repository_again_and_again(looks, pairs):
+    """0 and 1 have looked at each other; now 1 and 2 take part, 0 was seen before."""
+    W = np.full((4, 4), np.nan)
+    W[:2, :2] = [[0, 0.3], [0.2, 0]]
+    server = byhand.server(4, {"distance": W}, model=[[0.0]])
+    clients, fresh = np.array([0, 1, 2]), np.array([False, True, True])
+    assert_array_equal(CATALOGUE["emdcfl"](looks=looks).pairs(server, clients, fresh), pairs)
+
+
+def test_what_pairs_of_emdcfl_found_once_counts_for_ever():
+    """0 ~ 1 were found near in round 1; round 2 adds 1 ~ 2, 0 is absent. 0 and 2 have not met, 3 nobody."""
+    W = np.full((4, 4), np.nan)
+    W[:2, :2] = [[0, 0.01], [0.01, 0]]
+    server = byhand.server(4, {"distance": W}, version=1, model=[[0.0]])
+    nobody = [np.nan] * 3
+    new, peer = [nobody, [np.nan, 0, 0.02], [np.nan, 0.02, 0]], [nobody, [0, 1, 2], [0, 1, 2]]
+    notes = byhand.notes([1, 1, 2], [0, 1, 2], distance=new, peer=peer)
+    plan = CATALOGUE["emdcfl"](epsilon=0.1).aggregate(server, notes)
+    found = plan.algorithm_state["distance"]
+    assert_allclose(found[:3, :3], [[0, 0.01, np.nan], [0.01, 0, 0.02], [np.nan, 0.02, 0]])
+    assert np.isnan(found[3]).all()
+    assert_array_equal(
+        plan.algorithm_state["linked"], [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+    )
+    assert "frozen" not in plan.algorithm_state
+
+
+def test_emdcfl_finds_the_groups_and_freezes_them(tmp_path):
+    done = worlds.run(CATALOGUE["emdcfl"](epsilon=0.1), worlds.Tiny(), tmp_path)
+    assert_array_equal(done.server.algorithm_state["labels"], [0, 0, 0, 1, 1, 1])
+    W = done.server.algorithm_state["distance"]
+    assert_array_equal(np.diag(W), 0)
+    assert W[:3, :3].max() < 0.1 < W[:3, 3:].min()
+    assert "distance" not in done.notes[1].columns, "one look is enough"
+    assert_array_equal(W, np.round(W, 4))
+
+
+def test_the_projection_of_emdcfl_has_rows_of_unit_length_and_belongs_to_its_client():
+    from mpifl.algorithms.emdcfl import _projection
+
+    R = _projection(40, 36, key(0, "probe", 1))
+    assert R.shape == (40, 36)
+    assert_close(R.norm(dim=1), torch.ones(40))
+    assert_close(R, _projection(40, 36, key(0, "probe", 1)), rtol=0, atol=0)
+    assert float((R - _projection(40, 36, key(0, "probe", 2))).abs().max()) > 0.1
