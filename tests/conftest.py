@@ -82,9 +82,9 @@ def data_root(pytestconfig: pytest.Config) -> Path:
 @pytest.fixture
 def flat_plane(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let FLT take two coordinates for UMAP, which compiles for ten seconds in every process."""
-    from support import worlds
+    from support import toy
 
-    monkeypatch.setattr("mpifl.algorithms.flt.umap_plane", worlds.plane)
+    monkeypatch.setattr("mpifl.algorithms.flt.umap_plane", toy.plane)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support import worlds
+from support import toy
 from support.runs import CONFIG
 
 HEAVY = ("torchvision", "umap", "ot", "matplotlib", "PIL")
@@ -16,5 +16,5 @@ print(code, [name for name in {HEAVY!r} if name in sys.modules])
 
 def test_a_run_of_fedavg_on_digits_imports_nothing_heavy(mpirun, tmp_path):
     arguments = ["run", CONFIG, "--quiet", "--output.folder", tmp_path]
-    done = mpirun(None, "-c", PROGRAM, *arguments, env=worlds.PYTHONPATH, timeout=300)
+    done = mpirun(None, "-c", PROGRAM, *arguments, env=toy.PYTHONPATH, timeout=300)
     assert done.stdout.strip() == "0 []", done.stderr

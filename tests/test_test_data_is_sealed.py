@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from support import worlds
+from support import toy
 from support.cases import CASES, named
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -62,7 +62,7 @@ class SealedData(ClientData):
         return replace(test, x=x)
 
 
-class SealedWorld(worlds.Tiny):
+class SealedWorld(toy.Tiny):
     """A federation whose test data are sealed, except while the engine judges outside of hooks."""
 
     judging, judged_in_hooks, others = False, 0, False
@@ -97,7 +97,7 @@ def sealed(algorithm: Algorithm, world: SealedWorld) -> Algorithm:
 
         return hook
 
-    return worlds.with_hooks(algorithm, wrapped)
+    return toy.with_hooks(algorithm, wrapped)
 
 
 def assert_mean(
@@ -155,19 +155,17 @@ def world(monkeypatch: pytest.MonkeyPatch) -> SealedWorld:
     return out
 
 
-def run(algorithm: Algorithm, world: SealedWorld, folder: Path, **changes: Any) -> worlds.Run:
+def run(algorithm: Algorithm, world: SealedWorld, folder: Path, **changes: Any) -> toy.Run:
     """Take two steps of a method and evaluate after each, also after fine-tuning."""
     evaluated = EvaluationConfig(every=1, at_start=True, finetune_epochs=1)
-    take = worlds.events if "policy" in changes else worlds.run
+    take = toy.events if "policy" in changes else toy.run
     world.judged_in_hooks = 0
     out = take(sealed(algorithm, world), world, folder / "marked", steps=2, evaluation=evaluated, **changes)
     if world.judged_in_hooks:
         world.others = True
         other = take(algorithm, world, folder / "others", steps=2, evaluation=evaluated, **changes)
         world.others = False
-        worlds.same(
-            worlds.state_of(other.server), worlds.state_of(out.server), "what was evaluated bears on it"
-        )
+        toy.same(toy.state_of(other.server), toy.state_of(out.server), "what was evaluated bears on it")
     return out
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from algorithms.test_limits import Limit, agree
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.apfl import APFL
 from mpifl.algorithms.fedavg import FedAvg
 
-PLAIN = worlds.LocalConfig(epochs=2, batch_size=5, lr=0.05)
+PLAIN = toy.LocalConfig(epochs=2, batch_size=5, lr=0.05)
 
 
 def test_a_visit_by_hand():
@@ -67,7 +67,7 @@ def test_a_client_is_judged_by_its_mixture_with_the_current_global_model():
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.9, "adaptive": False}])
 def test_its_global_row_is_fedavgs(options, tmp_path):
     apfl, fedavg = (
-        worlds.run(a, worlds.Tiny(), tmp_path / str(i), participation=0.5, local=PLAIN)
+        toy.run(a, toy.Tiny(), tmp_path / str(i), participation=0.5, local=PLAIN)
         for i, a in enumerate((APFL(**options), FedAvg()))
     )
     assert_close(apfl.server.tables["model"], fedavg.server.tables["model"], rtol=1e-4, atol=2e-6)

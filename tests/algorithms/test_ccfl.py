@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.ccfl import CCFL
@@ -171,7 +171,7 @@ def test_rows_that_are_not_one_to_each_set_of_the_server_have_no_figure(context)
 @pytest.mark.parametrize("method", [CCFL(), FedSoftAsync()])
 def test_figures_have_the_name_of_the_tasks_metric(method, tmp_path):
     task = Classification(metrics=("macro_f1",))
-    done = worlds.events(method, worlds.Drifting(), tmp_path, 3, policy=ClientDecides(), task=task)
+    done = toy.events(method, toy.Drifting(), tmp_path, 3, policy=ClientDecides(), task=task)
     names = {name for figures in done.reported.values() for name in figures}
     assert {"macro_f1_before", "macro_f1_before_std"} <= names
     assert {"macro_f1_received", "macro_f1_received_std"} <= names
@@ -209,11 +209,11 @@ def test_scores_of_two_metrics_are_not_averaged():
 
 
 def test_figures_over_the_whole_run_go_on_in_a_resumed_one(tmp_path):
-    recorder = Recorder(tmp_path, worlds.Tiny(2))
+    recorder = Recorder(tmp_path, toy.Tiny(2))
     recorder.running.estimated(1, 0.5)
     recorder.running.of_clusters(4, [0.4, 0.2])
     state = json.loads(json.dumps(recorder.state_dict()))
-    again = Recorder(tmp_path, worlds.Tiny(2))
+    again = Recorder(tmp_path, toy.Tiny(2))
     again.load_state_dict(state, b"", 0)
     for one in (recorder, again):
         one.running.estimated(1, 0.1)
@@ -222,7 +222,7 @@ def test_figures_over_the_whole_run_go_on_in_a_resumed_one(tmp_path):
     assert again.running.mixture([0, 1]) == {"mixture_kl": 0.1, "mixture_kl_uploads": 0.3}
 
 
-class Mixed(worlds.Drifting):
+class Mixed(toy.Drifting):
     """Clients whose data are another mixture of the two groups at every visit, for what is told of them."""
 
     def mixture(self, k: int, visit: int = 0) -> np.ndarray:
@@ -235,7 +235,7 @@ class Mixed(worlds.Drifting):
 def test_the_divergence_is_that_of_the_uploads_that_were_taken(method, tmp_path):
     """A refused upload has no estimate: neither its data nor its client's stored share come in again."""
     federation = Mixed()
-    done = worlds.events(method, federation, tmp_path, 24, policy=ClientDecides(), seed=Seeds(training=3))
+    done = toy.events(method, federation, tmp_path, 24, policy=ClientDecides(), seed=Seeds(training=3))
     context = SimpleNamespace(config=SimpleNamespace(algorithm=method), federation=federation)
     shares = "u" if isinstance(method, CCFL) else "mu"
     running, last, every = RunningFigures(), {}, []
@@ -267,8 +267,8 @@ def test_the_accuracy_after_an_upload_is_that_of_the_model_received_at_it(method
     Both figures are those of the client's last upload, on the test images of that visit, and their spread
     over the clients that have uploaded. After the last upload of all, its client's next visit has not begun.
     """
-    federation, every = worlds.Drifting(), EvaluationConfig(every=4, at_start=True)
-    done = worlds.events(
+    federation, every = toy.Drifting(), EvaluationConfig(every=4, at_start=True)
+    done = toy.events(
         method, federation, tmp_path, 16, policy=ClientDecides(), evaluation=every, seed=Seeds(training=3)
     )
     model = done.server_step.config.clients
@@ -307,7 +307,7 @@ def test_the_ledger_has_two_time_stamps_a_cycle(tmp_path):
 
     Down: 6 + 11 = 17 integers of 4 bytes, up: 12.
     """
-    done = worlds.events(CCFL(bar_loss=-1), worlds.Tiny(), tmp_path, 12, policy=ClientDecides())
+    done = toy.events(CCFL(bar_loss=-1), toy.Tiny(), tmp_path, 12, policy=ClientDecides())
     totals = [row for row in done.server_step.ledger.totals() if row["name"] == "time_stamp"]
     assert [(row["direction"], row["kind"], row["bytes"], row["numbers"]) for row in totals] == [
         ("down", "control", 68, 17),

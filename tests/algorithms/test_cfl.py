@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -213,9 +213,7 @@ def test_without_absent_members_cfl_keeps_no_tree():
 def test_clients_that_come_after_a_split_of_cfl_find_their_group(tmp_path):
     """Two groups of six, half of the clients in each round, one split: everyone ends with its own group."""
     method = CATALOGUE["cfl"](warmup=1, eps1=0.5, eps2=0.0)
-    done = worlds.run(
-        method, worlds.Tiny(12, equal=True), tmp_path, steps=12, participation=0.5, local=worlds.LOCAL
-    )
+    done = toy.run(method, toy.Tiny(12, equal=True), tmp_path, steps=12, participation=0.5, local=toy.LOCAL)
     rows = [set(done.server.assign[g].tolist()) for g in (slice(0, 6), slice(6, 12))]
     assert len(done.server.tables["model"]) >= 3
     assert not rows[0] & rows[1]

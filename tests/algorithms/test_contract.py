@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from support import worlds
+from support import toy
 from support.cases import CASES, named
 
 from mpifl.algorithms.registry import CATALOGUE, citation
@@ -19,19 +19,19 @@ from mpifl.experiment.loader import from_tree, to_tree
 from mpifl.experiment.schema import Config
 
 
-def three_steps(name: str, options: dict[str, object], folder: Path, participation: float) -> worlds.Run:
+def three_steps(name: str, options: dict[str, object], folder: Path, participation: float) -> toy.Run:
     """Take three steps; every call of a hook is checked to leave its arguments alone."""
-    return worlds.run(CATALOGUE[name](**options), worlds.Tiny(), folder, participation=participation)
+    return toy.run(CATALOGUE[name](**options), toy.Tiny(), folder, participation=participation)
 
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory) -> float:
     """Return the mean loss of the common initial model."""
-    run = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path_factory.mktemp("start"), steps=0)
+    run = toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path_factory.mktemp("start"), steps=0)
     return float(run.scores["loss"].mean())
 
 
-def three_steps_are_finite(done: worlds.Run) -> None:
+def three_steps_are_finite(done: toy.Run) -> None:
     assert done.server.version == 3
     for scores in done.scores.values():
         assert scores.shape == (6,)
@@ -44,7 +44,7 @@ def three_steps_are_finite(done: worlds.Run) -> None:
         assert value.dtype.kind in "biuf", f"memo {name}: a digest needs numbers"
 
 
-def rows_are_convex_mixtures_or_old_rows_with_updates_added(done: worlds.Run) -> None:
+def rows_are_convex_mixtures_or_old_rows_with_updates_added(done: toy.Run) -> None:
     assert len(done.plans) == 3
     for mixing in (m for plan in done.plans for m in plan.mixings):
         kept = mixing.row_sums() - mixing.weights.sum(1)
@@ -52,14 +52,14 @@ def rows_are_convex_mixtures_or_old_rows_with_updates_added(done: worlds.Run) ->
         assert_allclose(sums, 1.0, rtol=0, atol=1e-12, err_msg=f"{mixing.of} into {mixing.into}")
 
 
-def every_client_has_a_row_and_a_cluster(done: worlds.Run) -> None:
+def every_client_has_a_row_and_a_cluster(done: toy.Run) -> None:
     labels = done.server_step.algorithm.labels(done.server)
     for numbers in (labels, done.server.assign):
         assert numbers.shape == (6,)
         assert np.issubdtype(numbers.dtype, np.integer)
 
 
-def what_is_sent_is_booked_for_those_who_take_part(done: worlds.Run) -> None:
+def what_is_sent_is_booked_for_those_who_take_part(done: toy.Run) -> None:
     ledger = done.server_step.ledger
     never = np.setdiff1d(np.arange(6), np.concatenate([notes.client for notes in done.notes]))
     if not uses(done.server_step.algorithm, OneShotStatistics):
@@ -68,7 +68,7 @@ def what_is_sent_is_booked_for_those_who_take_part(done: worlds.Run) -> None:
         assert (np.delete(ledger.up, never) > 0).all()
 
 
-PROPERTIES: tuple[Callable[[worlds.Run], None], ...] = (
+PROPERTIES: tuple[Callable[[toy.Run], None], ...] = (
     three_steps_are_finite,
     rows_are_convex_mixtures_or_old_rows_with_updates_added,
     every_client_has_a_row_and_a_cluster,
@@ -91,8 +91,8 @@ def test_a_method_keeps_the_contract(case, untrained, tmp_path):
         if not done.scores["loss"].mean() < untrained:
             broken.append(f"participation {participation}: nothing is learned")
     again, told = three_steps(*case, tmp_path / "again", 0.5), "two runs of one seed differ"
-    worlds.same(worlds.state_of(done.server), worlds.state_of(again.server), told)
-    worlds.same(dict(done.scores), dict(again.scores), told)
+    toy.same(toy.state_of(done.server), toy.state_of(again.server), told)
+    toy.same(dict(done.scores), dict(again.scores), told)
     assert not broken, "\n".join(broken)
 
 
@@ -136,21 +136,19 @@ OWN_STEPS: list[tuple[str, dict[str, object]]] = [
 def test_a_method_names_the_keys_of_local_that_change_nothing(case, tmp_path):
     method = CATALOGUE[case[0]](**case[1])
 
-    def trained(local: worlds.LocalConfig) -> dict[str, object]:
-        run = worlds.run(method, worlds.Tiny(), tmp_path, steps=2, evaluate=False, local=local)
-        return worlds.state_of(run.server)
+    def trained(local: toy.LocalConfig) -> dict[str, object]:
+        run = toy.run(method, toy.Tiny(), tmp_path, steps=2, evaluate=False, local=local)
+        return toy.state_of(run.server)
 
-    before = trained(worlds.LOCAL)
-    same = {
-        key for key, change in CHANGED.items() if is_same(before, trained(replace(worlds.LOCAL, **change)))
-    }
+    before = trained(toy.LOCAL)
+    same = {key for key, change in CHANGED.items() if is_same(before, trained(replace(toy.LOCAL, **change)))}
     assert same == method.needs.ignores.keys() & CHANGED.keys()
 
 
 def is_same(one: dict[str, object], other: dict[str, object]) -> bool:
     """Return whether two servers hold the same numbers."""
     try:
-        worlds.same(one, other)
+        toy.same(one, other)
     except AssertionError:
         return False
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from algorithms.test_limits import Limit, agree
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.ditto import Ditto
@@ -26,7 +26,7 @@ def test_ditto_by_hand():
 
 def test_dittos_global_row_is_fedavgs(tmp_path):
     ditto, fedavg = (
-        worlds.run(a, worlds.Tiny(), tmp_path / str(a), participation=0.5) for a in (Ditto(), FedAvg())
+        toy.run(a, toy.Tiny(), tmp_path / str(a), participation=0.5) for a in (Ditto(), FedAvg())
     )
     assert_close(ditto.server.tables["model"], fedavg.server.tables["model"], rtol=0, atol=0)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -159,7 +159,7 @@ def test_what_pairs_of_emdcfl_found_once_counts_for_ever():
 
 
 def test_emdcfl_finds_the_groups_and_freezes_them(tmp_path):
-    done = worlds.run(CATALOGUE["emdcfl"](epsilon=0.1), worlds.Tiny(), tmp_path)
+    done = toy.run(CATALOGUE["emdcfl"](epsilon=0.1), toy.Tiny(), tmp_path)
     assert_array_equal(done.server.algorithm_state["labels"], [0, 0, 0, 1, 1, 1])
     W = done.server.algorithm_state["distance"]
     assert_array_equal(np.diag(W), 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from algorithms.test_limits import MOMENTUM, Limit, agree
 from numpy.testing import assert_allclose
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedamp import FedAMP
@@ -54,7 +54,7 @@ def test_with_equal_attention_the_cloud_models_are_fedavgs(tmp_path):
     """alpha / sigma = 1 / m and sigma large: u_i is the plain mean."""
     method = FedAMP(lam=0.0, alpha=1e12 / 6, sigma=1e12)
     amp, avg = (
-        worlds.run(a, worlds.Tiny(equal=True), tmp_path / str(i), local=MOMENTUM)
+        toy.run(a, toy.Tiny(equal=True), tmp_path / str(i), local=MOMENTUM)
         for i, a in enumerate((method, FedAvg()))
     )
     assert_close(amp.server.tables["model"], avg.server.tables["model"].expand(6, -1), rtol=1e-4, atol=2e-6)

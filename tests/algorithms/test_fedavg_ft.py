@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from numpy.testing import assert_array_equal
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedavg import FedAvg
@@ -15,7 +15,7 @@ from mpifl.core.errors import UserError
 
 def test_without_tuning_it_is_fedavg(tmp_path):
     tuned, none, fedavg = (
-        worlds.run(a, worlds.Tiny(), tmp_path / str(i), participation=0.5)
+        toy.run(a, toy.Tiny(), tmp_path / str(i), participation=0.5)
         for i, a in enumerate((FedAvgFT(tune_epochs=3), FedAvgFT(tune_epochs=0), FedAvg()))
     )
     for run in (tuned, none):
@@ -27,14 +27,14 @@ def test_without_tuning_it_is_fedavg(tmp_path):
 
 def test_two_evaluations_of_one_model_agree(tmp_path):
     """Fine-tuning is addressed by client and visit: judging twice gives the same numbers."""
-    done = worlds.run(FedAvgFT(), worlds.Tiny(), tmp_path)
+    done = toy.run(FedAvgFT(), toy.Tiny(), tmp_path)
     again = done.server_step.evaluate(done.server, done.notes[-1].client)
     assert_array_equal(again["loss"], done.scores["loss"])
 
 
 def test_with_mu_it_trains_as_fedprox(tmp_path):
     tuned, fedprox, fedavg = (
-        worlds.run(a, worlds.Tiny(), tmp_path / str(i), participation=0.5)
+        toy.run(a, toy.Tiny(), tmp_path / str(i), participation=0.5)
         for i, a in enumerate((FedAvgFT(mu=0.1), FedProx(mu=0.1), FedAvg()))
     )
     assert_close(tuned.server.tables["model"], fedprox.server.tables["model"], rtol=0, atol=0)

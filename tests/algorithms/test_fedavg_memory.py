@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -31,9 +31,9 @@ def test_with_memory_those_who_never_came_count_as_the_initial_model():
 
 def test_with_memory_the_model_is_the_mean_of_all_last_models(tmp_path):
     """Against a mean in NumPy of what every client uploaded last; half of them take part in a step."""
-    world, initial = worlds.Tiny(), None
+    world, initial = toy.Tiny(), None
     n, last = world.sizes[:, 0], {}
-    for step, run in enumerate(worlds.walk(MEMORY, world, tmp_path, participation=0.5), 1):
+    for step, run in enumerate(toy.walk(MEMORY, world, tmp_path, participation=0.5), 1):
         if initial is None:
             initial = run.servers[0].tables["model"][0].numpy().astype(np.float64)
             last = dict.fromkeys(range(world.num_clients), initial)
@@ -51,7 +51,7 @@ def test_with_memory_the_model_is_the_mean_of_all_last_models(tmp_path):
 
 def test_it_differs_from_fedavg_where_some_are_away(tmp_path):
     runs = [
-        worlds.run(method, worlds.Tiny(), tmp_path / str(i), 2, participation=0.5)
+        toy.run(method, toy.Tiny(), tmp_path / str(i), 2, participation=0.5)
         for i, method in enumerate((MEMORY, CATALOGUE["fedavg"]()))
     ]
     assert runs[1].server.tables["model"].shape[0] == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from algorithms.test_limits import Limit, agree
-from support import worlds
+from support import toy
 from torch import nn
 from torch.testing import assert_close
 
@@ -29,8 +29,8 @@ def test_the_norm_part_holds_parameters_and_running_statistics():
 
 
 def test_batch_norm_stays_at_home(tmp_path):
-    settings = {"model": MODELS["resnet20"](), "local": worlds.LocalConfig(lr=0.05, batch_size=4)}
-    done = worlds.run(FedBN(), worlds.Tiny(), tmp_path, steps=2, **settings)
+    settings = {"model": MODELS["resnet20"](), "local": toy.LocalConfig(lr=0.05, batch_size=4)}
+    done = toy.run(FedBN(), toy.Tiny(), tmp_path, steps=2, **settings)
     layout, models = done.server_step.problem.layout, done.models()
     shared, norm = (take(models, layout.part(part)) for part in ("unnormed", "norm"))
     assert_close(shared, shared[:1].expand(6, -1), rtol=0, atol=0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedcuau import FedCUAU
@@ -16,8 +16,8 @@ from mpifl.core.errors import UserError
 from mpifl.core.parameters import Layout, put, take
 from mpifl.core.types import ProblemInfo
 
-MOMENTUM = worlds.LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.5)
-TWO_LAYERS = {"model": worlds.mlp(8, 6), "local": MOMENTUM}
+MOMENTUM = toy.LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.5)
+TWO_LAYERS = {"model": toy.mlp(8, 6), "local": MOMENTUM}
 BELOW = {
     "fedavg": {},
     "fedprox": {"mu": 0.1},
@@ -145,7 +145,7 @@ def test_the_first_copy_is_judged_as_it_is_and_the_own_one_after_tuning():
     assert_allclose([scores["loss_initial"], scores["loss"]], [52, 66.625])
 
 
-def whole(run: worlds.Run, over: str, copy: int = -1) -> torch.Tensor:
+def whole(run: toy.Run, over: str, copy: int = -1) -> torch.Tensor:
     """Return trunk and one copy as the vector that the method below averages."""
     layout, tables = run.server_step.problem.layout, run.server.tables
     block = layout.part("block" if over in ("fedavg", "fedprox") else "stage")
@@ -158,12 +158,10 @@ def whole(run: worlds.Run, over: str, copy: int = -1) -> torch.Tensor:
 @pytest.mark.parametrize("over", BELOW)
 def test_trunk_and_last_copy_are_the_method_below_bit_for_bit(over, participation, tmp_path):
     options = {"over": over, "num_clusters": 3, "mu": 0.1, "tune_epochs": 1}
-    federation = worlds.Tiny()
-    one = worlds.run(
-        FedCUAU(**options), federation, tmp_path / "1", participation=participation, **TWO_LAYERS
-    )
+    federation = toy.Tiny()
+    one = toy.run(FedCUAU(**options), federation, tmp_path / "1", participation=participation, **TWO_LAYERS)
     below = CATALOGUE[over](**BELOW[over])
-    two = worlds.run(below, federation, tmp_path / "2", participation=participation, **TWO_LAYERS)
+    two = toy.run(below, federation, tmp_path / "2", participation=participation, **TWO_LAYERS)
     expected = two.server.tables["body" if over in ("fedbabu", "fedper") else "model"][0]
     assert_close(whole(one, over), expected, rtol=0, atol=0)
     assert float((whole(one, over, 0) - expected).abs().max()) > 1e-4, "the first copy goes its own way"
@@ -173,7 +171,7 @@ def test_trunk_and_last_copy_are_the_method_below_bit_for_bit(over, participatio
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_with_one_cluster_clients_are_judged_by_fedavg(participation, tmp_path):
     runs = [
-        worlds.run(a, worlds.Tiny(), tmp_path / str(i), participation=participation, **TWO_LAYERS)
+        toy.run(a, toy.Tiny(), tmp_path / str(i), participation=participation, **TWO_LAYERS)
         for i, a in enumerate((FedCUAU(num_clusters=1, tune_epochs=0), CATALOGUE["fedavg"]()))
     ]
     assert_close(runs[0].models(), runs[1].models(), rtol=0, atol=0)
@@ -195,7 +193,7 @@ def test_the_last_copys_figures_are_those_of_the_baseline_digit_for_digit(over, 
     name, options = BASELINES[over]
     cuau = FedCUAU(over=over, mu=0.1, tune_epochs=2, evaluate_copies=True)
     one, two = (
-        worlds.run(a, worlds.Tiny(), tmp_path / str(i), participation=0.5, **TWO_LAYERS).scores
+        toy.run(a, toy.Tiny(), tmp_path / str(i), participation=0.5, **TWO_LAYERS).scores
         for i, a in enumerate((cuau, CATALOGUE[name](tune_epochs=2, **options)))
     )
     for what in ("accuracy", "loss"):
@@ -207,9 +205,7 @@ def test_the_last_copys_figures_are_those_of_the_baseline_digit_for_digit(over, 
 def test_every_copy_is_evaluated_where_asked_and_the_own_one_as_before(tmp_path):
     """`accuracy` is the own copy's after fine-tuning, `accuracy_initial` the first copy's before."""
     runs = [
-        worlds.run(
-            FedCUAU(num_clusters=3, evaluate_copies=on), worlds.Tiny(), tmp_path / str(on), **TWO_LAYERS
-        )
+        toy.run(FedCUAU(num_clusters=3, evaluate_copies=on), toy.Tiny(), tmp_path / str(on), **TWO_LAYERS)
         for on in (False, True)
     ]
     plain, every = (run.scores for run in runs)
@@ -224,7 +220,7 @@ def test_every_copy_is_evaluated_where_asked_and_the_own_one_as_before(tmp_path)
 
 def test_a_client_sends_and_receives_the_copies_from_its_own_cluster_upwards(tmp_path):
     """Seed down, last layer up; then |w^s| + (C - i) |w^C| both ways for a client of cluster i = 0 .. C-1."""
-    run = worlds.run(FedCUAU(num_clusters=3), worlds.Tiny(), tmp_path, steps=1, evaluate=False, **TWO_LAYERS)
+    run = toy.run(FedCUAU(num_clusters=3), toy.Tiny(), tmp_path, steps=1, evaluate=False, **TWO_LAYERS)
     layout, ledger = run.server_step.problem.layout, run.server_step.ledger
     assert ledger.total("down", 0) == 6 * 4
     head = sum(s.stop - s.start for s in layout.part("head"))
@@ -240,6 +236,6 @@ def test_bad_options_are_refused(tmp_path):
         with pytest.raises(UserError, match=next(iter(options))):
             FedCUAU(**options)
     with pytest.raises(UserError, match="num_clusters = 7"):
-        worlds.run(FedCUAU(num_clusters=7), worlds.Tiny(), tmp_path, 1)
+        toy.run(FedCUAU(num_clusters=7), toy.Tiny(), tmp_path, 1)
     with pytest.raises(UserError, match="over = 'fedper'"):
-        worlds.run(FedCUAU(over="fedper"), worlds.Tiny(), tmp_path, 1, model=worlds.mlp())
+        toy.run(FedCUAU(over="fedper"), toy.Tiny(), tmp_path, 1, model=toy.mlp())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedem import FedEM
@@ -58,7 +58,7 @@ def test_fedem_with_one_component_is_fedavg(participation, tmp_path):
 
 def test_components_go_apart_and_shares_stay_at_the_client(tmp_path):
     """The ledger counts K models each way, and nothing else."""
-    done = worlds.run(FedEM(), worlds.Tiny(), tmp_path)
+    done = toy.run(FedEM(), toy.Tiny(), tmp_path)
     d, rounds, clients = done.server_step.problem.layout.size, 3, 6
     assert (
         done.server_step.ledger.total("up")
@@ -69,7 +69,7 @@ def test_components_go_apart_and_shares_stay_at_the_client(tmp_path):
 
 
 def test_emdcfl_judges_the_last_component_as_trained(tmp_path):
-    done = worlds.run(FedEM(variant="emdcfl"), worlds.Tiny(), tmp_path)
+    done = toy.run(FedEM(variant="emdcfl"), toy.Tiny(), tmp_path)
     message, state, client = done.served[2]
     assert_close(done.scores["loss"][2], client.evaluate(state["last"])["loss"])
     assert not torch.equal(state["last"], message["model"][-1])

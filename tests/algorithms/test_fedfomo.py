@@ -7,7 +7,7 @@ import pytest
 import torch
 from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedfomo import FedFomo, by_tensors, choose, gains
@@ -101,7 +101,7 @@ def test_each_client_downloads_what_was_chosen_and_is_judged_by_its_own():
 
 def test_nothing_is_sent_before_the_first_round(tmp_path):
     """Down: M models of the second round. The first round is local training."""
-    done = worlds.run(FedFomo(num_models=2), worlds.Tiny(), tmp_path / "two", steps=2, evaluate=False)
+    done = toy.run(FedFomo(num_models=2), toy.Tiny(), tmp_path / "two", steps=2, evaluate=False)
     assert done.server_step.ledger.total("down") == 4 * 6 * 2 * done.server_step.problem.layout.size
     agree(Limit("first step", "fedfomo", steps=1), "local", 0.5, tmp_path)
 
@@ -156,7 +156,7 @@ def test_the_ucfl_variant_averages_by_samples_after_the_first_round():
 def test_two_rounds_of_the_ucfl_variant_start_from_fedavgs_model(tmp_path):
     """All clients of round 2 train from FedAvg's model of round 1: its second model is their average."""
     fomo, fedavg = (
-        worlds.run(method, worlds.Tiny(), tmp_path / name, steps=2, evaluate=False)
+        toy.run(method, toy.Tiny(), tmp_path / name, steps=2, evaluate=False)
         for name, method in (("fomo", FedFomo(num_models=5, variant="ucfl")), ("avg", CATALOGUE["fedavg"]()))
     )
     n = np.asarray(fomo.server_step.problem.num_samples)
@@ -168,12 +168,12 @@ def test_two_rounds_of_the_ucfl_variant_start_from_fedavgs_model(tmp_path):
 def test_the_traffic_of_the_ucfl_variant_is_forecast(tmp_path, steps):
     """Six clients: nothing, one average each, then M models each and M gains."""
     method = FedFomo(num_models=2, variant="ucfl")
-    done = worlds.run(method, worlds.Tiny(), tmp_path / "run", steps=steps, evaluate=True)
+    done = toy.run(method, toy.Tiny(), tmp_path / "run", steps=steps, evaluate=True)
     d = done.server_step.problem.layout.size
     late = max(steps - 2, 0)
     expected = 4 * 6 * ((steps > 1) * d + late * 2 * d), 4 * 6 * (steps * d + late * 2)
     assert (done.server_step.ledger.total("down"), done.server_step.ledger.total("up")) == expected
-    context = worlds.context_of(worlds.config_of(method, rounds=steps), worlds.Tiny())
+    context = toy.context_of(toy.config_of(method, rounds=steps), toy.Tiny())
     assert forecast(context).total == expected
 
 

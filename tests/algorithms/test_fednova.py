@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from algorithms.test_limits import MOMENTUM, Limit, agree
 from numpy.testing import assert_allclose
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fednova import FedNova, accumulation
@@ -39,14 +39,14 @@ def test_accumulation_by_hand():
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-@pytest.mark.parametrize("local", [worlds.LOCAL, MOMENTUM])
+@pytest.mark.parametrize("local", [toy.LOCAL, MOMENTUM])
 def test_with_equal_steps_it_is_fedavg(participation, local, tmp_path):
     limit = Limit("equal steps", "fednova", {}, {"equal": True}, {"local": local})
     agree(limit, "fedavg", participation, tmp_path)
 
 
 def test_with_unequal_steps_it_is_not(tmp_path):
-    runs = [worlds.run(a, worlds.Tiny(), tmp_path / str(a), 1) for a in (FedNova(), _fedavg())]
+    runs = [toy.run(a, toy.Tiny(), tmp_path / str(a), 1) for a in (FedNova(), _fedavg())]
     assert float((runs[0].models() - runs[1].models()).abs().max()) > 1e-3
 
 
@@ -54,8 +54,8 @@ def test_running_statistics_stay_averages(tmp_path):
     """Batch norm's variances would turn negative if they were stretched like the parameters."""
     from mpifl.models import MODELS
 
-    settings = {"model": MODELS["resnet20"](), "local": worlds.LocalConfig(lr=1e-6, batch_size=2)}
-    runs = [worlds.run(a, worlds.Tiny(), tmp_path / str(a), 1, **settings) for a in (FedNova(), _fedavg())]
+    settings = {"model": MODELS["resnet20"](), "local": toy.LocalConfig(lr=1e-6, batch_size=2)}
+    runs = [toy.run(a, toy.Tiny(), tmp_path / str(a), 1, **settings) for a in (FedNova(), _fedavg())]
     buffers = runs[0].server_step.problem.layout.part("buffers")[0]
     assert_close(runs[0].model(0)[buffers], runs[1].model(0)[buffers], rtol=1e-4, atol=1e-5)
 

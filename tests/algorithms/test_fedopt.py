@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from numpy.testing import assert_allclose
-from support import byhand, worlds
+from support import byhand, toy
 
 from mpifl.algorithms.fedopt import FedAdam, FedYogi
 
@@ -33,6 +33,6 @@ def test_two_steps_by_hand(cls, v2):
 
 @pytest.mark.parametrize("cls", [FedAdam, FedYogi])
 def test_nobody_downloads_the_moments(cls, tmp_path):
-    done = worlds.run(cls(), worlds.Tiny(), tmp_path)
+    done = toy.run(cls(), toy.Tiny(), tmp_path)
     assert done.server_step.ledger.total("down") == 4 * 3 * 6 * done.server_step.problem.layout.size
     assert float(done.server.tables["first"].abs().max()) > 0

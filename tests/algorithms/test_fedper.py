@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from numpy.testing import assert_array_equal
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -13,7 +13,7 @@ from mpifl.core.errors import UserError
 
 
 def test_fedper_shares_the_body_and_nothing_else(tmp_path):
-    done = worlds.run(CATALOGUE["fedper"](), worlds.Tiny(), tmp_path, steps=2)
+    done = toy.run(CATALOGUE["fedper"](), toy.Tiny(), tmp_path, steps=2)
     layout = done.server_step.problem.layout
     (body,), (head,) = layout.part("body"), layout.part("head")
     models = done.models()
@@ -24,8 +24,7 @@ def test_fedper_shares_the_body_and_nothing_else(tmp_path):
 
 def test_fedper_is_fine_tuned_where_asked_and_trains_alike(tmp_path):
     tuned, plain = (
-        worlds.run(CATALOGUE["fedper"](tune_epochs=n), worlds.Tiny(), tmp_path / str(n), steps=2)
-        for n in (3, 0)
+        toy.run(CATALOGUE["fedper"](tune_epochs=n), toy.Tiny(), tmp_path / str(n), steps=2) for n in (3, 0)
     )
     assert_close(tuned.models(), plain.models(), rtol=0, atol=0)
     assert_array_equal(tuned.scores["loss_initial"], plain.scores["loss"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedrep import FedRep
@@ -12,7 +12,7 @@ from mpifl.core.rng import key
 
 def test_a_visit_trains_the_head_then_the_body(tmp_path):
     """A visit spelled out: the head it keeps is the first stage's, the body it sends the second's."""
-    done = worlds.run(FedRep(head_epochs=2), worlds.Tiny(), tmp_path, steps=0)
+    done = toy.run(FedRep(head_epochs=2), toy.Tiny(), tmp_path, steps=0)
     message, _, client = done.served[4]
     layout, address = client.layout, key(0, "visit", 4, 0)
     report, state = FedRep(head_epochs=2).local_update(message, {}, client, address)
@@ -24,7 +24,7 @@ def test_a_visit_trains_the_head_then_the_body(tmp_path):
 
 
 def test_heads_stay_and_differ(tmp_path):
-    done = worlds.run(FedRep(), worlds.Tiny(), tmp_path)
+    done = toy.run(FedRep(), toy.Tiny(), tmp_path)
     body, head = (
         take(done.models(), done.server_step.problem.layout.part(part)) for part in ("body", "head")
     )

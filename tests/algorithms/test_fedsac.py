@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose
-from support import worlds
+from support import toy
 
 from mpifl.algorithms.fedsac import FedSaC, graph, overlap, principal_directions
 from mpifl.core.errors import UserError
@@ -58,11 +58,11 @@ def test_the_overlap_is_that_of_the_directions_that_there_are():
 def test_more_directions_than_embeddings_have_numbers_are_refused(tmp_path):
     words = r"algorithm\.num_directions = 9; embeddings have 8 numbers; take 8"
     with pytest.raises(UserError, match=words):
-        worlds.run(FedSaC(num_directions=9), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
+        toy.run(FedSaC(num_directions=9), toy.Tiny(), tmp_path, steps=1, evaluate=False)
 
 
 def test_features_cost_three_directions(tmp_path):
-    done = worlds.run(FedSaC(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
+    done = toy.run(FedSaC(), toy.Tiny(), tmp_path, steps=1, evaluate=False)
     assert done.server_step.ledger.total("up") == 4 * 6 * (done.server_step.problem.layout.size + 3 * 8)
 
 

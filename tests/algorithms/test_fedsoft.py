@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedsoft import FedSoft, selection
@@ -137,7 +137,7 @@ def test_emdcfl_leaves_no_centre_without_a_thousandth_of_the_samples(n, least):
 def test_fedsoft_without_pull_is_local_training(participation, tmp_path):
     """For those who took part: a client that never did is evaluated by the centres."""
     fedsoft, local = (
-        worlds.run(a, worlds.Tiny(), tmp_path / str(a), participation=participation)
+        toy.run(a, toy.Tiny(), tmp_path / str(a), participation=participation)
         for a in (FedSoft(lam=0.0), Local())
     )
     seen = np.unique(np.concatenate([n.client for n in local.notes]))

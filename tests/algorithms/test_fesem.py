@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -147,7 +147,7 @@ def test_with_initial_models_the_unseen_count_in_k_means_and_in_the_average():
 
 def test_with_initial_models_and_all_clients_fesem_is_as_without(tmp_path):
     methods = (CATALOGUE["fesem"](num_clusters=2, initial_models=on) for on in (False, True))
-    plain, more = (worlds.run(m, worlds.Tiny(), tmp_path / str(i)) for i, m in enumerate(methods))
+    plain, more = (toy.run(m, toy.Tiny(), tmp_path / str(i)) for i, m in enumerate(methods))
     assert_array_equal(plain.server.assign, more.server.assign)
     assert_close(plain.server.tables["model"], more.server.tables["model"][:4], rtol=0, atol=0)
     for options in ({"variant": "flexcfl"}, {"variant": "emdcfl"}):

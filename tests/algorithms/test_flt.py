@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.flt import FLT
@@ -348,8 +348,8 @@ def test_the_bytes_of_a_run_are_those_of_the_papers_formulas(tuning):
     }
     total, W, W_enc = {}, 0, 0
     for name, method in methods.items():
-        config = worlds.config_of(method, rounds=T, participation=0.5)
-        context = worlds.context_of(config, worlds.Tiny(N))
+        config = toy.config_of(method, rounds=T, participation=0.5)
+        context = toy.context_of(config, toy.Tiny(N))
         total[name], W = forecast(context).total, context.problem.layout.size
         if name == "flt":
             layout = context.problem.public[0].auxiliary.layout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.lgfedavg import LGFedAvg
@@ -12,7 +12,7 @@ from mpifl.core.parameters import take
 
 @pytest.mark.parametrize(("shared", "private"), [("head", "body"), ("block", "trunk")])
 def test_what_is_shared_is_common_and_the_rest_is_not(shared, private, tmp_path):
-    done = worlds.run(LGFedAvg(shared=shared), worlds.Tiny(), tmp_path, model=worlds.mlp(8, 6))
+    done = toy.run(LGFedAvg(shared=shared), toy.Tiny(), tmp_path, model=toy.mlp(8, 6))
     layout = done.server_step.problem.layout
     common, own = (take(done.models(), layout.part(part)) for part in (shared, private))
     assert_close(common, common[:1].expand(6, -1), rtol=0, atol=0)
@@ -21,7 +21,7 @@ def test_what_is_shared_is_common_and_the_rest_is_not(shared, private, tmp_path)
 
 
 def test_the_shared_part_is_the_mean_by_samples(tmp_path):
-    done = worlds.run(LGFedAvg(), worlds.Tiny(), tmp_path, steps=1)
+    done = toy.run(LGFedAvg(), toy.Tiny(), tmp_path, steps=1)
     n = done.notes[0].num_samples
     plan = LGFedAvg().aggregate(done.servers[0], done.notes[0])
     assert plan.mixings[0].into == plan.mixings[0].of == "shared"

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.mixing import average
 from mpifl.core.types import Notes, ProblemInfo
 
-MOMENTUM = worlds.LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.5)
+MOMENTUM = toy.LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.5)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Limit:
         why: the setting that makes it the other.
         name: of the method.
         options: of the method.
-        federation: options of `worlds.Tiny`.
+        federation: options of `toy.Tiny`.
         settings: of the configuration.
         steps: how many steps agree.
         parts: participations under which it holds.
@@ -59,7 +59,7 @@ FEDAVG = [
     Limit("one group", "oracle", {}, {"num_groups": 1}, parts=(1.0,)),
     Limit("equal gradients", "ucfl", {"noise_batch": 4.0}, {"repeated": True}, parts=(1.0,)),
     Limit("equal gradients, one stream", "ucfl", {"noise_batch": 4.0, "streams": 1}, {"repeated": True}),
-    Limit("first step, equal n", "scaffold", {}, {"equal": True}, {"local": worlds.LOCAL}, steps=1),
+    Limit("first step, equal n", "scaffold", {}, {"equal": True}, {"local": toy.LOCAL}, steps=1),
     Limit("one client", "fedper", {}, {"num_clients": 1, "num_groups": 1}, parts=(1.0,)),
     Limit("one client", "local", {}, {"num_clients": 1, "num_groups": 1}, parts=(1.0,)),
 ]
@@ -82,12 +82,12 @@ def cases(limits: list[Limit]) -> list[Any]:
     return [pytest.param(x, p, id=f"{x.name}: {x.why}, {p:.0%}") for x in limits for p in x.parts]
 
 
-def agree(limit: Limit, other: str, participation: float, folder: Any) -> tuple[worlds.Run, worlds.Run]:
+def agree(limit: Limit, other: str, participation: float, folder: Any) -> tuple[toy.Run, toy.Run]:
     """Run a method and what it becomes; every client must be evaluated by the same model after every step."""
-    federation = worlds.Tiny(**limit.federation)
+    federation = toy.Tiny(**limit.federation)
     settings = {"participation": participation, **limit.settings}
     methods = CATALOGUE[limit.name](**limit.options), CATALOGUE[other]()
-    runs = [worlds.walk(m, federation, folder / str(i), **settings) for i, m in enumerate(methods)]
+    runs = [toy.walk(m, federation, folder / str(i), **settings) for i, m in enumerate(methods)]
     for _ in range(limit.steps):
         one, two = (next(run) for run in runs)
         assert_close(one.models(), two.models(), rtol=1e-4, atol=2e-6)
@@ -125,16 +125,14 @@ def test_becomes_the_oracle(limit, participation, tmp_path):
 def test_scaffold_differs_from_fedavg_after_its_first_step(tmp_path):
     """The control variates are what the limit above leaves out."""
     runs = [
-        worlds.run(CATALOGUE[name](), worlds.Tiny(equal=True), tmp_path / name, 2)
+        toy.run(CATALOGUE[name](), toy.Tiny(equal=True), tmp_path / name, 2)
         for name in ("scaffold", "fedavg")
     ]
     assert float((runs[0].models() - runs[1].models()).abs().max()) > 1e-3
 
 
 def test_fedprox_differs_from_fedavg_when_mu_is_not_zero(tmp_path):
-    runs = [
-        worlds.run(CATALOGUE["fedprox"](mu=mu), worlds.Tiny(), tmp_path / str(mu), 1) for mu in (0.0, 5.0)
-    ]
+    runs = [toy.run(CATALOGUE["fedprox"](mu=mu), toy.Tiny(), tmp_path / str(mu), 1) for mu in (0.0, 5.0)]
     assert float((runs[0].models() - runs[1].models()).abs().max()) > 1e-3
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedavg import FedAvg
@@ -86,8 +86,6 @@ def test_the_contrast_acts_from_the_second_visit(tmp_path):
     gradient.
     """
     for steps, least, most in ((1, 0.0, 1e-5), (2, 1e-3, 1.0)):
-        runs = [
-            worlds.run(a, worlds.Tiny(), tmp_path / f"{steps} {a}", steps) for a in (MOON(mu=5.0), FedAvg())
-        ]
+        runs = [toy.run(a, toy.Tiny(), tmp_path / f"{steps} {a}", steps) for a in (MOON(mu=5.0), FedAvg())]
         gap = float((runs[0].models() - runs[1].models()).abs().max())
         assert least <= gap <= most

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -59,7 +59,7 @@ def test_those_never_visited_are_judged_by_their_best_row(name, tmp_path):
     data.
     """
     method = CATALOGUE[name](num_clusters=2, **({"variant": "flexcfl"} if name == "fesem" else {}))
-    done = worlds.run(method, worlds.Tiny(), tmp_path, steps=1, participation=1 / 3)
+    done = toy.run(method, toy.Tiny(), tmp_path, steps=1, participation=1 / 3)
     seen, rows = done.notes[0].client, done.server.tables["model"]
     unseen = np.setdiff1d(np.arange(6), seen)
     for k in range(6):
@@ -99,7 +99,7 @@ def test_fedsoft_mixes_the_centres_by_the_clients_training_samples():
 
 def test_everyone_else_is_judged_as_before(tmp_path):
     """With everybody visited the hook for the others is not asked."""
-    done = worlds.run(CATALOGUE["ifca"](num_clusters=2), worlds.Tiny(), tmp_path, steps=1)
+    done = toy.run(CATALOGUE["ifca"](num_clusters=2), toy.Tiny(), tmp_path, steps=1)
     assert [len(message["model"]) for message, _, _ in done.served.values()] == [1] * 6
 
 
@@ -149,11 +149,9 @@ def test_choosing_at_evaluation_changes_no_state(tmp_path):
     """What is chosen for a judgement stays there: rows, assignment and algorithm state are as after the
     last step.
     """
-    done = worlds.run(
-        CATALOGUE["ifca"](num_clusters=2), worlds.Tiny(), tmp_path, steps=1, participation=1 / 3
-    )
-    before = worlds.state_of(replace(done.server))
+    done = toy.run(CATALOGUE["ifca"](num_clusters=2), toy.Tiny(), tmp_path, steps=1, participation=1 / 3)
+    before = toy.state_of(replace(done.server))
     done.server_step.evaluate(done.server, np.arange(6))
-    worlds.same(before, worlds.state_of(done.server), "judging")
+    toy.same(before, toy.state_of(done.server), "judging")
     unseen = np.setdiff1d(np.arange(6), done.notes[0].client)
     assert_array_equal(done.server.assign[unseen], 0)

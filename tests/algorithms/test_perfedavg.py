@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from algorithms.test_limits import Limit, agree
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.perfedavg import PerFedAvg
@@ -31,6 +31,6 @@ def test_clients_are_judged_one_step_later():
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_without_the_inner_step_it_is_fedavg(participation, tmp_path):
-    plain = worlds.LocalConfig(epochs=2, batch_size=5, lr=0.05)
+    plain = toy.LocalConfig(epochs=2, batch_size=5, lr=0.05)
     limit = Limit("alpha = 0", "perfedavg", {"alpha": 0.0, "beta": 0.05}, settings={"local": plain})
     agree(limit, "fedavg", participation, tmp_path)

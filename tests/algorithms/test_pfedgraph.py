@@ -7,7 +7,7 @@ import pytest
 import torch
 from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.pfedgraph import PFedGraph, graph
@@ -86,7 +86,7 @@ def test_the_authors_code_has_the_other_sign(variant, sign):
 def test_what_the_server_can_work_out_is_not_counted(tmp_path):
     """One model up; down the own mixture and its direction, p numbers."""
     for variant, down in (("paper", 2), ("emdcfl", 1)):
-        done = worlds.run(PFedGraph(variant=variant), worlds.Tiny(), tmp_path / variant, steps=2)
+        done = toy.run(PFedGraph(variant=variant), toy.Tiny(), tmp_path / variant, steps=2)
         ledger, d = done.server_step.ledger, done.server_step.problem.layout.size
         assert (ledger.total("up"), ledger.total("down")) == (4 * d * 12, 4 * down * d * 12)
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from support import byhand, worlds
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.pfedme import PFedMe
@@ -135,8 +135,8 @@ def test_half_of_the_work_is_half_of_the_mini_batches(variant, taken):
 
     On each of the paper's all K steps are taken.
     """
-    learner = Learner(worlds.mlp(8).build(worlds.SHAPE, worlds.CLASSES))
-    client = LocalClient(2, worlds.Tiny(), learner, worlds.LOCAL, work=Fraction(1, 2))
+    learner = Learner(toy.mlp(8).build(toy.SHAPE, toy.CLASSES))
+    client = LocalClient(2, toy.Tiny(), learner, toy.LOCAL, work=Fraction(1, 2))
     method, trained, sgd = PFedMe(local_rounds=6, inner_steps=2, variant=variant), [], client.sgd
     client.sgd = lambda *args, **how: trained.append(sgd(*args, **how)) or trained[-1]
     _, state = method.local_update(byhand.message(model=[client.init.tolist()]), {}, client, key(1))

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.testing import assert_allclose, assert_array_equal
-from support import worlds
+from support import toy
 from torch import nn
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -43,7 +43,7 @@ class Normed:
 
 def independent(client: Client, key: Any) -> torch.Tensor:
     """Return the change of a whole state dict [numbers] by PyTorch's own modules and SGD, in float64."""
-    module = Normed().build((1, 4, 4), worlds.CLASSES)
+    module = Normed().build((1, 4, 4), toy.CLASSES)
     state = {
         name: client.init[s].view(shape)
         for (name, s), shape in zip(client.layout.slices.items(), client.layout.shapes, strict=True)
@@ -62,11 +62,11 @@ def independent(client: Client, key: Any) -> torch.Tensor:
 
 def visits(method: Any, folder: Path) -> tuple[list[Report], torch.Tensor]:
     """Return what six clients report of their first visit, and their changes [6, numbers] by PyTorch."""
-    step, _ = worlds.start(method, worlds.Tiny(), folder, model=Normed(), local=LOCAL)
+    step, _ = toy.start(method, toy.Tiny(), folder, model=Normed(), local=LOCAL)
     step.initialize()
     reports, changes = [], []
     for k in range(6):
-        client, key = step.worker.client(k, 0, 1), worlds.key(0, "visit", k)
+        client, key = step.worker.client(k, 0, 1), toy.key(0, "visit", k)
         tables = {"model": client.init[None], "direction": torch.zeros(1, client.layout.num_parameters)}
         message = Message(tables, dict.fromkeys(tables, (0,)))
         reports.append(method.local_update(message, {}, client, key)[0])
@@ -97,19 +97,19 @@ def test_without_the_variant_parameters_alone_are_compared(name, tmp_path):
 def test_a_model_without_batch_norm_has_nothing_to_count(tmp_path):
     for name, options, upload in COUNTERS:
         method = CATALOGUE[name](variant="emdcfl", **options)
-        step, _ = worlds.start(method, worlds.Tiny(), tmp_path / name)
+        step, _ = toy.start(method, toy.Tiny(), tmp_path / name)
         step.initialize()
         client = step.worker.client(0, 0, 1)
         message = Message({"model": client.init[None]}, {"model": (0,)})
-        report, _ = method.local_update(message, {}, client, worlds.key(0))
+        report, _ = method.local_update(message, {}, client, toy.key(0))
         assert report.vectors[upload].numel() == client.layout.size * (2 if name == "cflgp" else 1)
 
 
 def graph_of(name: str, variant: str, folder: Path, **options: Any) -> np.ndarray:
     """Return the graph [6, 6] after a round of many steps on a network with batch norm."""
     local = LocalConfig(epochs=40, batch_size=4, lr=0.002)
-    method, world = CATALOGUE[name](variant=variant, lam=0.0, **options), worlds.Tiny(equal=True)
-    done = worlds.run(method, world, folder, steps=1, model=Normed(), local=local)
+    method, world = CATALOGUE[name](variant=variant, lam=0.0, **options), toy.Tiny(equal=True)
+    done = toy.run(method, world, folder, steps=1, model=Normed(), local=local)
     return np.asarray(done.server.algorithm_state["graph"])
 
 
@@ -136,8 +136,8 @@ def test_counters_leave_fedsac_its_complementarity_term_only(tmp_path):
 def test_counters_keep_cfl_from_splitting(variant, clusters, tmp_path):
     """The mean update of the parameters stays below 8; twice 15 batches alone make it longer than 20."""
     method = CATALOGUE["cfl"](variant=variant, warmup=1, eps1=8.0, eps2=0.0)
-    world = worlds.Tiny(equal=True)
-    done = worlds.run(method, world, tmp_path, steps=2, model=Normed(), local=LOCAL)
+    world = toy.Tiny(equal=True)
+    done = toy.run(method, world, tmp_path, steps=2, model=Normed(), local=LOCAL)
     assert len(np.unique(done.server.assign)) == clusters
 
 
@@ -146,8 +146,8 @@ def test_fesem_under_emdcfl_measures_state_dicts(tmp_path):
 
     A client is 12 batches in two layers from every centre, and what its parameters and statistics are.
     """
-    method, world = CATALOGUE["fesem"](num_clusters=2, variant="emdcfl"), worlds.Tiny(equal=True)
-    done = worlds.run(method, world, tmp_path, steps=2, model=Normed(), local=LOCAL)
+    method, world = CATALOGUE["fesem"](num_clusters=2, variant="emdcfl"), toy.Tiny(equal=True)
+    done = toy.run(method, world, tmp_path, steps=2, model=Normed(), local=LOCAL)
     counted = [server.tables["model"][:, -1] / 2**0.5 for server in done.servers]
     assert_allclose(torch.stack(counted), [[0, 0], [12, 12], [24, 24]], atol=1e-5)
     assert (done.notes[1]["row_distance"] > 12 * 2**0.5).all()
@@ -162,7 +162,7 @@ def test_fedclust_under_emdcfl_counts_batches_and_averages_models(tmp_path):
     """
     method = CATALOGUE["fedclust"](variant="emdcfl", threshold=4.0)
     local = LocalConfig(epochs=4, batch_size=5, lr=1e-4)
-    done = worlds.run(method, worlds.Tiny(), tmp_path, steps=1, model=Normed(), local=local)
+    done = toy.run(method, toy.Tiny(), tmp_path, steps=1, model=Normed(), local=local)
     assert_array_equal(done.server.assign, [0, 0, 1, 2, 0, 0])
     size = done.server_step.problem.layout.size
     assert done.server.tables["signature"].shape == (3, size + 1)
@@ -172,7 +172,7 @@ def test_fedclust_under_emdcfl_counts_batches_and_averages_models(tmp_path):
 def test_a_run_of_flexcfl_under_emdcfl_counts_its_first_training_as_round_1(tmp_path):
     """Its traffic is that of T equal rounds; after round 1 each group is the plain mean of its members."""
     method = CATALOGUE["flexcfl"](num_groups=2, variant="emdcfl")
-    done = worlds.run(method, worlds.Tiny(), tmp_path, steps=2, model=Normed(), local=LOCAL)
+    done = toy.run(method, toy.Tiny(), tmp_path, steps=2, model=Normed(), local=LOCAL)
     ledger, d = done.server_step.ledger, done.server_step.problem.layout.size
     assert (ledger.total("up"), ledger.total("down")) == (4 * d * 12, 4 * d * 12)
     first = done.servers[1]

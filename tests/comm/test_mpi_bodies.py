@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from support import worlds
+from support import toy
 
 SCRIPT = Path(__file__).with_name("bodies.py")
-ENV = {"PYTHONPATH": f"{worlds.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"}
+ENV = {"PYTHONPATH": f"{toy.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"}
 NAMES = [  # read, not imported: importing it would start MPI in this process
     node.name
     for node in ast.parse(SCRIPT.read_text()).body

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support import worlds
+from support import toy
 
 from mpifl.comm import stopped_process_watch as stopped
 from mpifl.comm.liveness import Process, StoppedProcessWatcher
@@ -100,7 +100,7 @@ print(watcher._program.pid)
 def orphaned(sleeper: subprocess.Popen[bytes], limit: float) -> int:
     """Return the pid of a watcher whose parent is gone."""
     command = [sys.executable, "-c", PARENT, str(sleeper.pid), str(limit)]
-    return int(subprocess.run(command, stdout=subprocess.PIPE, env=worlds.PYTHONPATH, check=True).stdout)
+    return int(subprocess.run(command, stdout=subprocess.PIPE, env=toy.PYTHONPATH, check=True).stdout)
 
 
 def test_a_process_that_is_stopped_at_the_end_is_ended_though_the_watchers_parent_is_gone(sleeper):

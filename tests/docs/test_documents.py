@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from support import worlds
+from support import toy
 
 import mpifl
 from mpifl import cli
@@ -145,7 +145,7 @@ def a_cluster(folder: Path, said: str) -> None:
     page = (ROOT / "docs" / "tutorial" / "cluster.md").read_text()
     start, resume = re.findall(r"^mpifl ((?:run|resume) .*)$", page, re.MULTILINE)
     mpifl = [sys.executable, "-m", "mpifl"]
-    env = {**os.environ, **worlds.PYTHONPATH}
+    env = {**os.environ, **toy.PYTHONPATH}
     with subprocess.Popen(
         [*mpifl, *shlex.split(start)], stdout=subprocess.PIPE, text=True, cwd=folder, env=env
     ) as run:
@@ -224,7 +224,7 @@ def test_commands_of_a_page_run(page, mpirun, tmp_path, capsys, monkeypatch):
         "import subprocess, sys; sys.exit(subprocess.call(['bash', '-euo', 'pipefail', '-c', sys.argv[1]]))"
     )
     env = {
-        **worlds.PYTHONPATH,
+        **toy.PYTHONPATH,
         "PATH": f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     said = ""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support import worlds
+from support import toy
 
 import mpifl
 
@@ -49,7 +49,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     from nbclient import NotebookClient
 
     monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel's own shows figures in the page
-    monkeypatch.setenv("PYTHONPATH", worlds.PYTHONPATH["PYTHONPATH"])
+    monkeypatch.setenv("PYTHONPATH", toy.PYTHONPATH["PYTHONPATH"])
     notebook = nbformat.read(NOTEBOOK, 4)
     for cell in notebook.cells:
         if cell["cell_type"] == "code":

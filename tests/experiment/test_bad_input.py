@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import worlds
+from support import toy
 
 from mpifl.cli import main
 from mpifl.comm.transport import Single
@@ -448,7 +448,7 @@ def test_a_method_that_cannot_be_imported_is_refused(text, refused, tmp_path):
 def test_a_launcher_of_one_rank_gets_lines_and_no_bar(mpirun, tmp_path):
     """Open MPI gives each rank a terminal of its own, whatever `mpirun` itself writes to."""
     options = ("--output.folder", str(tmp_path), "--rounds", "1")
-    done = mpirun(1, "-m", "mpifl", "run", CONFIG, *options, env=worlds.PYTHONPATH, cwd=tmp_path)
+    done = mpirun(1, "-m", "mpifl", "run", CONFIG, *options, env=toy.PYTHONPATH, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "round 1/1" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
@@ -457,7 +457,7 @@ def test_a_launcher_of_one_rank_gets_lines_and_no_bar(mpirun, tmp_path):
 @pytest.mark.nightly
 def test_a_launcher_sees_exit_code_2_and_one_line(mpirun, tmp_path):
     options = ["--algorithm", "{name: ifca, num_clusters: 9}"]
-    done = mpirun(2, "-m", "mpifl", "run", CONFIG, *options, env=worlds.PYTHONPATH, cwd=tmp_path)
+    done = mpirun(2, "-m", "mpifl", "run", CONFIG, *options, env=toy.PYTHONPATH, cwd=tmp_path)
     assert done.returncode == 2
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("mpifl:"))
     assert "algorithm.num_clusters = 9" in line
@@ -474,7 +474,7 @@ def two_ranks(request, mpirun, tmp_path_factory) -> list[dict[str, tuple[int, st
     cases = {name: OPTIONS[name][0] for name in request.param}
     cases["more ranks than there are"] = ["--system.ranks", "3"]
     program = (Path(__file__).parents[1] / "support" / "refusals.py", CONFIG, folder, json.dumps(cases))
-    done = mpirun(2, *program, env=worlds.PYTHONPATH | {"MPIFL_DATA": ""}, cwd=folder, timeout=300)
+    done = mpirun(2, *program, env=toy.PYTHONPATH | {"MPIFL_DATA": ""}, cwd=folder, timeout=300)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
@@ -527,7 +527,7 @@ class Mine(FedAvg):
 def test_an_exception_ends_all_ranks_and_says_where(where, words, mpirun, tmp_path):
     (tmp_path / "mine.py").write_text(TROUBLE)
     options = ["--algorithm", f"{{name: mine.py:Mine, where: {where}}}"]
-    done = mpirun(2, "-m", "mpifl", "run", CONFIG, *options, env=worlds.PYTHONPATH, cwd=tmp_path)
+    done = mpirun(2, "-m", "mpifl", "run", CONFIG, *options, env=toy.PYTHONPATH, cwd=tmp_path)
     assert done.returncode not in (0, 2)
     assert done.stderr.count("Traceback (most recent call last)") >= 1
     for word in words:
@@ -553,6 +553,6 @@ def test_what_only_one_rank_refuses_does_not_leave_the_others_waiting(mpirun, tm
     """A file that only one node lacks, say: whoever finds out says so and ends the job."""
     (tmp_path / "mine.py").write_text(ONLY_ONE_RANK)
     options = ["--model.name", "mine.py:Mine"]
-    done = mpirun(2, "-m", "mpifl", "run", CONFIG, *options, env=worlds.PYTHONPATH, cwd=tmp_path)
+    done = mpirun(2, "-m", "mpifl", "run", CONFIG, *options, env=toy.PYTHONPATH, cwd=tmp_path)
     assert done.returncode == 2
     assert "mpifl: model.name = 'mine': this rank cannot build it" in done.stderr

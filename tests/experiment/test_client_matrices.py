@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from support import worlds
+from support import toy
 from torch.nn import functional as F
 
 from mpifl.aggregation.client_store import ClientStore
@@ -24,8 +24,8 @@ from mpifl.simulation.policies import EveryArrival
 def ran(folder, federation, *matrices: str, **changes) -> tuple[RunContext, ServerStep, Server]:
     """Return a context after its rounds, which are two."""
     evaluation = EvaluationConfig(matrices=matrices)
-    config = worlds.config_of(CATALOGUE["oracle"](), rounds=2, evaluation=evaluation, **changes)
-    context = worlds.context_of(config, federation)
+    config = toy.config_of(CATALOGUE["oracle"](), rounds=2, evaluation=evaluation, **changes)
+    context = toy.context_of(config, federation)
     step = build.build_server_step(context, ClientStore("test", str(folder)))
     server = step.initialize()
     for t in (1, 2):
@@ -36,7 +36,7 @@ def ran(folder, federation, *matrices: str, **changes) -> tuple[RunContext, Serv
 
 def test_parameters_are_those_of_the_last_uploads_and_nan_where_there_is_none(tmp_path):
     """Half of six take part in two rounds: some are never seen."""
-    context, step, _ = ran(tmp_path, worlds.Tiny(), "parameters", participation=0.5)
+    context, step, _ = ran(tmp_path, toy.Tiny(), "parameters", participation=0.5)
     seen = np.flatnonzero(step.visits)
     assert 3 <= len(seen) < 6
     found = compare_clients(context, step)["parameters"]
@@ -47,7 +47,7 @@ def test_parameters_are_those_of_the_last_uploads_and_nan_where_there_is_none(tm
 
 
 def test_gradients_are_compared_at_the_common_initial_model(tmp_path):
-    federation = worlds.Tiny()
+    federation = toy.Tiny()
     context, step, _ = ran(tmp_path, federation, "gradients")
     module = context.config.model.build(federation.shape, federation.num_classes)
     torch.nn.utils.vector_to_parameters(context.problem.init(0), module.parameters())
@@ -62,7 +62,7 @@ def test_gradients_are_compared_at_the_common_initial_model(tmp_path):
 
 def test_angles_are_those_that_pacfl_compares(tmp_path):
     """Of each class the first three left singular vectors: least angle of two, and of their spans."""
-    federation = worlds.Tiny()
+    federation = toy.Tiny()
     context, step, _ = ran(tmp_path, federation, "angles")
     found = compare_clients(context, step)
     assert [*found] == ["angles", "smallest_angles"]
@@ -90,8 +90,8 @@ def test_matrices_and_distances_that_cannot_be_are_refused():
     asynchronous = {"policy": EveryArrival()}
     for asked in ({"distances": True}, {"matrices": ("parameters",)}):
         evaluation = EvaluationConfig(**asked)
-        config = worlds.config_of(CATALOGUE["fedasync"](), evaluation=evaluation, **asynchronous)
+        config = toy.config_of(CATALOGUE["fedasync"](), evaluation=evaluation, **asynchronous)
         with pytest.raises(UserError, match="take policy rounds"):
             check_sections(config)
     evaluation = EvaluationConfig(matrices=("gradients", "angles"))
-    check_sections(worlds.config_of(CATALOGUE["fedasync"](), evaluation=evaluation, **asynchronous))
+    check_sections(toy.config_of(CATALOGUE["fedasync"](), evaluation=evaluation, **asynchronous))

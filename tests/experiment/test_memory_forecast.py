@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support import worlds
+from support import toy
 
 from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
@@ -41,7 +41,7 @@ def planned(text: str) -> list[float]:
 def test_the_plan_forecasts_the_peak_memory(ranks, least, options, mpirun, tmp_path):
     """Within 15 %, with 60 uploads of 3 MB: more than that beside what Python and PyTorch take."""
     common = [*MANY, *options, "--data.cache", str(tmp_path / "cache")]
-    env = worlds.PYTHONPATH
+    env = toy.PYTHONPATH
     assert cli.main(["prepare", str(CONFIG), *common]) == 0  # its memory is not a run's
     plan = mpirun(
         None,
@@ -89,7 +89,7 @@ def test_the_plan_counts_what_comes_before_the_first_round(mpirun, tmp_path):
     method = f"{tmp_path / 'heavy.py'}:Heavy"
     command = ["-m", "mpifl", "plan", "--time", "no", CONFIG, "--system.ranks", 3]
     plans = [
-        planned(mpirun(None, *command, *options, env=worlds.PYTHONPATH).stdout)
+        planned(mpirun(None, *command, *options, env=toy.PYTHONPATH).stdout)
         for options in ([], ["--algorithm", method])
     ]
     server, worker = (heavy - plain for plain, heavy in zip(*plans, strict=True))
@@ -102,7 +102,7 @@ def test_the_plan_counts_the_library_of_a_tracker_at_the_server(mpirun, tmp_path
     pytest.importorskip("mlflow")
     command = ["-m", "mpifl", "plan", "--time", "no", CONFIG, "--system.ranks", 3]
     plans = [
-        planned(mpirun(None, *command, *options, env=worlds.PYTHONPATH).stdout)
+        planned(mpirun(None, *command, *options, env=toy.PYTHONPATH).stdout)
         for options in ([], ["--output.callbacks", "[mlflow]"])
     ]
     server, worker = (with_it - plain for plain, with_it in zip(*plans, strict=True))
@@ -115,8 +115,8 @@ def test_the_plan_counts_the_models_of_the_clients_that_are_kept(ranks):
     """A table of all models at rank 0, and what is gathered at a time."""
     nothing, state = MeasuredMemory(0, 0, 0), StateMemory(0, 0, 0, 0, 0, 0, 0)
     plain, keeping = (
-        worlds.context_of(
-            worlds.config_of(CATALOGUE["fedper"](), output=OutputConfig(client_models=kept)), worlds.Tiny()
+        toy.context_of(
+            toy.config_of(CATALOGUE["fedper"](), output=OutputConfig(client_models=kept)), toy.Tiny()
         )
         for kept in (False, True)
     )

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from support import worlds
+from support import toy
 from support.runs import CONFIG
 
 from mpifl.algorithms.fedavg import FedAvg
@@ -119,7 +119,7 @@ def test_core_masks_are_written_and_read():
 def test_a_run_reports_its_binding_and_keeps_it(mpirun, tmp_path):
     output = ["--output.folder", tmp_path, "--output.id", "a", "--system.threads", "0"]
     program = ("-m", "mpifl", "run", CONFIG, "--quiet", "--bind-report", *output)
-    done = mpirun(2, *program, env=worlds.PYTHONPATH, timeout=300)
+    done = mpirun(2, *program, env=toy.PYTHONPATH, timeout=300)
     assert done.returncode == 0, done.stderr
     heads, *lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("hint")]
     assert heads == ["rank", "host", "node", "local", "device", "cpus", "threads", "start", "s"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_array_equal
-from support import worlds
+from support import toy
 from torch import nn
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -20,8 +20,8 @@ from mpifl.models import MODELS
 
 def initial(**seeds: int) -> Callable[[int], torch.Tensor]:
     """Return j -> the j-th initial vector."""
-    config = worlds.config_of(CATALOGUE["fedavg"](), seed=Seeds(**seeds))
-    return worlds.context_of(config, worlds.Tiny()).problem.init
+    config = toy.config_of(CATALOGUE["fedavg"](), seed=Seeds(**seeds))
+    return toy.context_of(config, toy.Tiny()).problem.init
 
 
 def first(j: int = 0, **seeds: int) -> torch.Tensor:
@@ -57,8 +57,8 @@ def test_initial_weights_are_independent_and_draw_nothing_from_the_process():
     ],
 )
 def test_judged_clients_are_evenly_spaced_from_the_first_to_the_last(asked, clients):
-    config = worlds.config_of(CATALOGUE["fedavg"](), evaluation=EvaluationConfig(clients=asked))
-    context = worlds.context_of(config, worlds.Tiny(7, 1))
+    config = toy.config_of(CATALOGUE["fedavg"](), evaluation=EvaluationConfig(clients=asked))
+    context = toy.context_of(config, toy.Tiny(7, 1))
     assert_array_equal(context.evaluated_clients, np.array(clients))
 
 
@@ -74,8 +74,8 @@ class Normed:
 
 @pytest.mark.parametrize("model", [MODELS["flt_mlp"](), Normed()], ids=["dropout", "batch norm"])
 def test_a_model_whose_clients_cannot_share_a_step_is_not_stacked(model, tmp_path):
-    fedavg, world = CATALOGUE["fedavg"](), worlds.Tiny()
+    fedavg, world = CATALOGUE["fedavg"](), toy.Tiny()
     with pytest.raises(UserError, match=r"system\.stack = 2"):
-        worlds.start(fedavg, world, tmp_path, Single(), model=model, system=SystemConfig(stack=2))
-    alone, _ = worlds.start(fedavg, world, tmp_path, Single(), model=model, system=SystemConfig(stack=0))
+        toy.start(fedavg, world, tmp_path, Single(), model=model, system=SystemConfig(stack=2))
+    alone, _ = toy.start(fedavg, world, tmp_path, Single(), model=model, system=SystemConfig(stack=0))
     assert alone.config.stack == 1

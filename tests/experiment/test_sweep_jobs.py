@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import mpi_environment
-from support import worlds
+from support import toy
 from support.runs import CONFIG
 
 from mpifl.cli import main
@@ -47,7 +47,7 @@ def test_cases_side_by_side_are_those_of_one_after_the_other(mpirun, tmp_path):
     place = ["--output.folder", str(tmp_path), "--vary", FEW, "-q"]
     assert main([*COMMAND[2:], *place, "--output.id", "alone"]) == 0
     options = [*COMMAND, *place[:-1], "--output.id", "jobs", "--jobs", "2"]
-    end = mpirun(3, *options, env=worlds.PYTHONPATH)
+    end = mpirun(3, *options, env=toy.PYTHONPATH)
     assert end.returncode == 0, end.stderr
     alone, jobs = tmp_path / "tiny-alone", tmp_path / "tiny-jobs"
     assert len(rows(alone)) == 4
@@ -68,7 +68,7 @@ def test_a_case_that_fails_stops_the_others_which_write_their_state(mpirun, tmp_
     """400 of 8 clients: known when the data are open, while the other group trains for many rounds."""
     vary = "{cohort_size: {few: 4, many: 400, all: 8}}"
     options = [*COMMAND, "--vary", vary, "--rounds", "20000", "--checkpoint.every", "0", "--output.id", "x"]
-    end = mpirun(2, *options, "--output.folder", tmp_path, "--jobs", "2", env=worlds.PYTHONPATH)
+    end = mpirun(2, *options, "--output.folder", tmp_path, "--jobs", "2", env=toy.PYTHONPATH)
     assert end.returncode == 2
     said = [line for line in end.stderr.splitlines() if line.startswith("mpifl:")]
     assert len(said) == 1, end.stderr
@@ -83,7 +83,7 @@ def test_a_case_that_fails_stops_the_others_which_write_their_state(mpirun, tmp_
 def test_groups_begin_no_case_where_one_is_ruled_out_by_its_configuration(mpirun, tmp_path):
     vary = "{algorithm: [fedavg, fedprox, emdcfl]}"
     options = [*COMMAND, "--vary", vary, "--output.updates", "true", "--output.folder", tmp_path / "runs"]
-    end = mpirun(2, *options, "--jobs", "2", env=worlds.PYTHONPATH)
+    end = mpirun(2, *options, "--jobs", "2", env=toy.PYTHONPATH)
     assert end.returncode == 2
     said = [line for line in end.stderr.splitlines() if line.startswith("mpifl:")]
     assert len(said) == 1, end.stderr
@@ -107,7 +107,7 @@ def started(
     command = [str(Path(sys.executable).parent / "mpirun"), "-n", "4", sys.executable]
     command += [*COMMAND, "--vary", vary, *often, "--output.folder", str(folder), "--jobs", "2", "-q"]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    job = subprocess.Popen(command, env=mpi_environment(worlds.PYTHONPATH), **pipes)
+    job = subprocess.Popen(command, env=mpi_environment(toy.PYTHONPATH), **pipes)
     while not begun(folder / "tiny-x"):
         assert job.poll() is None, job.communicate()
         time.sleep(0.1)

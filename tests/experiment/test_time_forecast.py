@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_array_equal
-from support import worlds
+from support import toy
 from support.cases import OPTIONS
 
 from mpifl.aggregation.collective_choice import Given, between
@@ -62,8 +62,8 @@ NO_CHECKPOINT = CheckpointConfig(every=0, minutes=0)
 def context(name: str = "fedavg", clients: int = 4, **changes):
     """Return a run of clients with 12 samples each, evaluated at the end by one client."""
     usual = {"rounds": 3, "evaluation": EvaluationConfig(every=0, clients=1), "checkpoint": NO_CHECKPOINT}
-    config = worlds.config_of(CATALOGUE[name](**OPTIONS.get(name, {})), **(usual | changes))
-    return worlds.context_of(config, worlds.Tiny(clients, equal=True))
+    config = toy.config_of(CATALOGUE[name](**OPTIONS.get(name, {})), **(usual | changes))
+    return toy.context_of(config, toy.Tiny(clients, equal=True))
 
 
 def foretold(run, measured: MeasuredTimes, ranks: int, cores: Cores = OWN_CORES) -> TimeForecast:
@@ -121,7 +121,7 @@ def test_a_long_training_is_cut_off_and_reckoned(monkeypatch):
     slow, meter = Slow(), Meter(by_clock=False)
     monkeypatch.setattr(meter, "_read", lambda: slow.now)
     monkeypatch.setattr(measured_times, "LONGEST_S", 5.0)
-    local = replace(worlds.LOCAL, epochs=20, batch_size=5)
+    local = replace(toy.LOCAL, epochs=20, batch_size=5)
     split = Split(torch.zeros(10, 1, 4, 4), torch.zeros(10, dtype=torch.long))
     backend = CutBackend([slow], meter)
     backend.train(Request(torch.zeros(3), split, local, key(0)))
@@ -279,8 +279,8 @@ ASYNCHRONOUS = {
 def played_through(method: str, folder: Path, steps: int, **changes) -> list[Event]:
     """Return the arrivals that are forecast, after comparing them with those of a real run."""
     asked = {"rounds": steps, **changes}
-    done = worlds.events(CATALOGUE[method](), worlds.Tiny(), folder, steps, **asked)
-    run = worlds.context_of(worlds.config_of(CATALOGUE[method](), **asked), worlds.Tiny())
+    done = toy.events(CATALOGUE[method](), toy.Tiny(), folder, steps, **asked)
+    run = toy.context_of(toy.config_of(CATALOGUE[method](), **asked), toy.Tiny())
     found = arrivals(run, forecast(without_training(run)), steps)
     ends = [(client, due) for kind, _, client, due in found if kind == END]
     assert ends == [(row["client"], pytest.approx(row["time"])) for row in done.arrivals]

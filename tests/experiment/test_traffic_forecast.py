@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from support import fake_device, worlds
+from support import fake_device, toy
 from support.cases import OPTIONS
 
 from mpifl.aggregation.client_store import ClientStore
@@ -38,7 +38,7 @@ def foretold(name: str, options: dict[str, object] | None = None, **changes) -> 
 
 def forecast_of(method: Algorithm, **changes) -> TrafficForecast:
     """Return the forecast of three rounds of a method."""
-    return forecast(worlds.context_of(worlds.config_of(method, rounds=ROUNDS, **changes), worlds.Tiny()))
+    return forecast(toy.context_of(toy.config_of(method, rounds=ROUNDS, **changes), toy.Tiny()))
 
 
 def sent(name: str, folder, **changes) -> tuple[int, int]:
@@ -48,7 +48,7 @@ def sent(name: str, folder, **changes) -> tuple[int, int]:
 
 def sent_by(method: Algorithm, folder, **changes) -> tuple[int, int]:
     """Return what three rounds of a method sent: (down, up)."""
-    done = worlds.run(method, worlds.Tiny(), folder, ROUNDS, False, **changes)
+    done = toy.run(method, toy.Tiny(), folder, ROUNDS, False, **changes)
     return done.server_step.ledger.total("down"), done.server_step.ledger.total("up")
 
 
@@ -87,7 +87,7 @@ def test_terms_that_grow_with_the_cohort_are_foretold_for_everyone_too(name, tmp
 def test_the_seed_of_fedcuau_is_foretold_in_float16(tmp_path):
     """Statistics of six clients: each downloads a seed, 4 bytes, and uploads its last layer of 27 numbers."""
     payload = Payload("float16")
-    done = worlds.run(CATALOGUE["fedcuau"](), worlds.Tiny(), tmp_path, 1, False, payload=payload)
+    done = toy.run(CATALOGUE["fedcuau"](), toy.Tiny(), tmp_path, 1, False, payload=payload)
     ledger = done.server_step.ledger
     assert foretold("fedcuau", payload=payload).fingerprints == (6 * 4, 6 * 27 * 2)
     assert (ledger.total("down", 0), ledger.total("up", 0)) == (6 * 4, 6 * 27 * 2)
@@ -148,7 +148,7 @@ def test_a_step_of_an_asynchronous_run_moves_its_uploads_not_the_cohort(name, po
     changes = {"cohort_size": 3, "policy": policy}
     changes |= {"delay": DELAYS["exponential"]()} if policy.in_seconds else {}
     said = foretold(name, **changes)
-    done = worlds.events(CATALOGUE[name](), worlds.Tiny(), tmp_path, ROUNDS, **changes)
+    done = toy.events(CATALOGUE[name](), toy.Tiny(), tmp_path, ROUNDS, **changes)
     assert ROUNDS * said.per_round[1] == done.server_step.ledger.total("up")
     size = 4 * done.server_step.problem.layout.size
     assert said.per_round == (uploads * size, uploads * size)
@@ -160,7 +160,7 @@ def test_uploads_that_come_too_late_are_foretold(late, senders, tmp_path):
     policy = POLICIES["over_selection"](extra=0.5, late=late)
     changes = {"cohort_size": 3, "policy": policy, "delay": DELAYS["exponential"]()}
     said = foretold("fedavg", **changes)
-    done = worlds.events(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path, ROUNDS, **changes)
+    done = toy.events(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, ROUNDS, **changes)
     ledger = done.server_step.ledger
     assert tuple(ROUNDS * size for size in said.per_round) == (ledger.total("down"), ledger.total("up"))
     assert 5 * said.per_round[1] == senders * said.per_round[0]
@@ -228,7 +228,7 @@ def test_a_finished_run_is_not_lost_for_want_of_a_forecast(tmp_path):
             """Fail."""
             raise ZeroDivisionError("no rows")
 
-    context = worlds.context_of(worlds.config_of(Stumbling()), worlds.Tiny())
+    context = toy.context_of(toy.config_of(Stumbling()), toy.Tiny())
     said = compared(context, Ledger(6))
     why = "no forecast: CodeFailed: Stumbling.reads: client 0: ZeroDivisionError: no rows"
     assert said == {"down": None, "up": None, "why": why}
@@ -260,7 +260,7 @@ def test_what_clients_keep_is_foretold(name, changes, tmp_path, monkeypatch):
     method, _, variant = name.partition(" ")
     options = {"variant": variant, "personal_lr": 0.01} if variant else OPTIONS.get(method, {})
     said = foretold(method, options, **changes)
-    worlds.run(CATALOGUE[method](**options), worlds.Tiny(), tmp_path, ROUNDS, False, **changes)
+    toy.run(CATALOGUE[method](**options), toy.Tiny(), tmp_path, ROUNDS, False, **changes)
     assert sum(size for (_, k), size in stored.items() if k == 0) == said.kept
     if method in ("scaffold", "ditto", "fesem", "fedavg", "fedem"):
         assert (said.kept == 0) == (method == "fedavg" and not changes)

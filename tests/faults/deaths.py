@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from support import worlds
+from support import toy
 
 HERE = Path(__file__).parent
 CONFIG = HERE.parent / "configs" / "tiny.yaml"
@@ -87,5 +87,5 @@ def launch_all(
         [plan, [*words, *(stopped if any(p.get("signal") == signal.SIGSTOP for p in plan) else ())]]
         for plan, words in jobs
     ]
-    env = worlds.PYTHONPATH | options.pop("env", {})
+    env = toy.PYTHONPATH | options.pop("env", {})
     return mpirun(ranks, VICTIM, json.dumps(asked), env=env, timeout=300, **options)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from support import worlds
+from support import toy
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.algorithm import Algorithm
@@ -66,15 +66,15 @@ def run(
     at: int | None = None,
     saved: Saved | None = None,
     **changes: Any,
-) -> worlds.Run:
+) -> toy.Run:
     """Run an engine for some steps; stop and write after step `at` (-1: never); go on from `saved`."""
     policy = EveryArrival() if algorithm.needs.single_upload else Synchronous()
     asked = {"rounds": steps, "policy": policy, "evaluation": EvaluationConfig(every=1)} | changes
-    context = worlds.context_of(worlds.config_of(algorithm, **asked), federation)
+    context = toy.context_of(toy.config_of(algorithm, **asked), federation)
     disk = Disk(folder, at)
     token = "again" if saved else "first"
     server_step = build_server_step(context, ClientStore(token, str(folder), disk.clients))
-    out = worlds.Run()
+    out = toy.Run()
     out.server_step = server_step
     out.engine = engine = build_engine(context, server_step, out.arrivals.extend, disk)
     try:
@@ -84,10 +84,10 @@ def run(
     return out
 
 
-def compare(one: worlds.Run, first: worlds.Run, then: worlds.Run) -> None:
+def compare(one: toy.Run, first: toy.Run, then: toy.Run) -> None:
     """Raise unless an undisturbed run and the two halves of another are the same."""
-    worlds.same(worlds.state_of(one.server), worlds.state_of(then.server))
-    worlds.same(dict(one.scores), dict(then.scores))
+    toy.same(toy.state_of(one.server), toy.state_of(then.server))
+    toy.same(dict(one.scores), dict(then.scores))
     assert one.arrivals == first.arrivals + then.arrivals
     assert one.times == first.times + then.times
     assert one.server_step.ledger.rows() == then.server_step.ledger.rows()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faults import deaths
-from support import worlds
+from support import toy
 from support.runs import CONFIG, SCRIPT, Alone, Runs
 
 from mpifl import cli
@@ -70,7 +70,7 @@ def test_clients_that_fail_are_left_out_and_listed(clumsy, mpirun, tmp_path):
     """In rounds and in events, on one process and, both in one start, on three ranks."""
     drop = [*clumsy, "--on_client_error", "drop"]
     one, three = Alone(tmp_path / "one", KINDS, *drop), Runs(tmp_path / "three")
-    end = mpirun(3, SCRIPT, CONFIG, three.folder, json.dumps(KINDS), *drop, env=worlds.PYTHONPATH)
+    end = mpirun(3, SCRIPT, CONFIG, three.folder, json.dumps(KINDS), *drop, env=toy.PYTHONPATH)
     assert end.returncode == 0, end.stderr
     for kind in KINDS:
         assert one.summary(kind)["digest"] == three.summary(kind)["digest"]
@@ -227,7 +227,7 @@ def test_code_of_a_method_that_ends_or_fails_ends_the_run_with_one_message(where
 )
 def test_it_ends_all_ranks_with_one_message(where, kind, mpirun, tmp_path):
     asked = words(tmp_path, "x", *leaving(tmp_path, where), *KINDS[kind])
-    end = mpirun(3, "-m", "mpifl", *asked, env=worlds.PYTHONPATH, timeout=300)
+    end = mpirun(3, "-m", "mpifl", *asked, env=toy.PYTHONPATH, timeout=300)
     said_once(where, end.returncode, end.stderr, tmp_path)
     assert "MPI_ABORT" not in end.stderr
 
@@ -238,6 +238,6 @@ def test_a_rank_that_trains_for_long_does_not_keep_the_others_from_ending(mpirun
     text = text.replace("return super().local_update", "import time; time.sleep(600)")
     cohort = ["--local.epochs", "1", "--data.scenario.clients", "4"]
     asked = words(tmp_path, "x", *leaving(tmp_path, "client", text), *ROUNDS, *cohort)
-    end = mpirun(3, "-m", "mpifl", *asked, env=worlds.PYTHONPATH, timeout=300)
+    end = mpirun(3, "-m", "mpifl", *asked, env=toy.PYTHONPATH, timeout=300)
     assert end.returncode == 2
     assert "sys.exit(0)" in end.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from faults import deaths
-from support import worlds
+from support import toy
 
 pytestmark = pytest.mark.nightly
 CLUSTER = Path(__file__).parents[2] / "launch" / "virtual-cluster"
@@ -23,7 +23,7 @@ ROUNDS = ["--rounds", "30", "--evaluation.every", "1"]
 @pytest.fixture
 def hosts(virtual_hosts: None) -> Iterator[dict[str, str]]:
     """Make four hosts; return the environment in which the script runs. Skip where there can be none."""
-    environment = os.environ | worlds.PYTHONPATH | {"VIRTUAL_ENV": sys.prefix, "OMPI_MCA_btl": "^ofi"}
+    environment = os.environ | toy.PYTHONPATH | {"VIRTUAL_ENV": sys.prefix, "OMPI_MCA_btl": "^ofi"}
     made = subprocess.run([CLUSTER, "up", "4"], capture_output=True, text=True, env=environment, timeout=60)
     if made.returncode:
         pytest.skip(f"no virtual hosts here: {made.stderr.strip()}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from faults import halted
-from support import worlds
+from support import toy
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.results import checkpoint_files as checkpoint
@@ -24,10 +24,10 @@ def written(folder: Path, seed: int) -> Path:
     changes = {
         "policy": Buffer(size=2),
         "delay": Exponential(mean_s=2.0),
-        "seed": worlds.Seeds(training=seed),
+        "seed": toy.Seeds(training=seed),
     }
     disk = halted.Disk(folder, None)
-    run = halted.run(CATALOGUE["scaffold"](), worlds.Tiny(), folder, steps=6, **changes)
+    run = halted.run(CATALOGUE["scaffold"](), toy.Tiny(), folder, steps=6, **changes)
     assert run.server.version == 6
     assert checkpoint.steps(disk.folder) == [5, 4, 3, 2, 1]
     (folder / "events.csv").write_text("time,client\n" + "".join(f"{i},{seed}\n" for i in range(50)))

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 from faults import deaths
 from faults.test_deaths import Whole
-from support import worlds
+from support import toy
 from support.runs import assert_same_run
 
 COUNT, FIRST = int(os.environ.get("MPIFL_KILLS", "50")), int(os.environ.get("MPIFL_KILLS_FROM", "0"))
@@ -157,7 +157,7 @@ def test_a_job_that_is_killed_leaves_nothing_and_goes_on(number, campaign, mpiru
     words = [*deaths.arguments(tmp_path, "x", case.name, cache), "--checkpoint.every", "1"]
     words += ["--system.scratch", str(scratch), "--system.stopped_timeout_s", "5", "--resume"]
     scratch.mkdir()
-    environment = worlds.PYTHONPATH | {"MPIFL_START_S": "30", MARK: mark}
+    environment = toy.PYTHONPATH | {"MPIFL_START_S": "30", MARK: mark}
     options = {"env": environment, "timeout": 600}
     plan["note"] = str(note)
     launcher = deaths.ULFM if case.tolerant else ()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import mpi_environment
 from faults import deaths
-from support import worlds
+from support import toy
 
 from mpifl import cli
 
@@ -71,7 +71,7 @@ def training(tmp_path):
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=mpi_environment(worlds.PYTHONPATH),
+            env=mpi_environment(toy.PYTHONPATH),
         )
         started.append(process)
         eventually(lambda: begun(tmp_path / "tiny-x") or alive(process.pid) or process.poll() is not None)
@@ -132,7 +132,7 @@ def test_a_signal_during_the_start_ends_a_command_with_one_line(tmp_path, comman
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        env=worlds.PYTHONPATH,
+        env=toy.PYTHONPATH,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     eventually(lambda: imports(process.pid) or process.poll() is not None)

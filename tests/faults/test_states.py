@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faults import halted
-from support import worlds
+from support import toy
 from support.cases import CASES, named
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -36,7 +36,7 @@ ONE_EACH = [*{case[0]: case for case in reversed(CASES)}.values()]
 @pytest.mark.parametrize("case", ONE_EACH, ids=named)
 def test_every_method_goes_on_from_a_saved_state(case, tmp_path):
     name, options = case
-    common = {"participation": 0.5, "federation": worlds.Tiny(), "algorithm": CATALOGUE[name](**options)}
+    common = {"participation": 0.5, "federation": toy.Tiny(), "algorithm": CATALOGUE[name](**options)}
     one = halted.run(folder=tmp_path / "one", at=-1, **common)
     first = halted.run(folder=tmp_path / "two", at=2, **common)
     then = halted.run(folder=tmp_path / "two", saved=halted.read(tmp_path / "two", 2), at=-1, **common)
@@ -56,7 +56,7 @@ def test_rounds_under_a_rule_go_on_from_a_saved_state(rule, tmp_path):
     method, policy, rate = RULES[rule]
     common = {
         "algorithm": CATALOGUE[method](),
-        "federation": worlds.Tiny(),
+        "federation": toy.Tiny(),
         "participation": 0.5,
         "steps": 6,
         "policy": policy,
@@ -108,7 +108,7 @@ def test_events_go_on_from_a_saved_state(name, at, tmp_path):
     """Visits under way at that moment are made again, from what they had read."""
     method, changes = EVENTS[name]
     algorithm = CATALOGUE[method]() if isinstance(method, str) else method()
-    common = {"algorithm": algorithm, "federation": worlds.Tiny(), "steps": 8, **changes}
+    common = {"algorithm": algorithm, "federation": toy.Tiny(), "steps": 8, **changes}
     one = halted.run(folder=tmp_path / "one", at=-1, **common)
     first = halted.run(folder=tmp_path / "two", at=at, **common)
     saved = halted.read(tmp_path / "two", at)
@@ -132,7 +132,7 @@ def test_a_run_on_the_wall_clock_goes_on_and_loses_nothing(method, policy, tmp_p
     """The order of arrivals is never the same twice; but what came before and after the halt is one run: its
     times go up, each client's visits are counted through, and the replay of all has the same rows.
     """
-    common = {"algorithm": CATALOGUE[method](), "federation": worlds.Tiny(), "policy": policy, "steps": 8}
+    common = {"algorithm": CATALOGUE[method](), "federation": toy.Tiny(), "policy": policy, "steps": 8}
     real = {"delay": SLOW, "clock": WallTime(scale=0.005)}
     first = halted.run(folder=tmp_path / "two", at=3, **common, **real)
     saved = halted.read(tmp_path / "two", 3)
@@ -147,11 +147,11 @@ def test_a_run_on_the_wall_clock_goes_on_and_loses_nothing(method, policy, tmp_p
     clock = as_trace(rows, tmp_path / "events.csv")
     again = halted.run(folder=tmp_path / "again", at=-1, **common, clock=clock)
     assert again.arrivals == rows
-    worlds.same(worlds.state_of(again.server), worlds.state_of(then.server))
+    toy.same(toy.state_of(again.server), toy.state_of(then.server))
 
 
 def test_a_replay_goes_on_from_a_saved_state(tmp_path):
-    common = {"algorithm": CATALOGUE["fedasync"](), "federation": worlds.Tiny(), "steps": 8}
+    common = {"algorithm": CATALOGUE["fedasync"](), "federation": toy.Tiny(), "steps": 8}
     done = halted.run(folder=tmp_path / "one", at=-1, policy=EveryArrival(), delay=SLOW, **common)
     clock = as_trace(done.arrivals, tmp_path / "events.csv")
     common |= {"clock": clock, "policy": EveryArrival(), "steps": 6}
@@ -164,10 +164,10 @@ def test_a_replay_goes_on_from_a_saved_state(tmp_path):
 def test_going_on_twice_is_going_on_once(tmp_path):
     """State of clients that was never visited since the first halt is found after the second."""
     method = CATALOGUE["scaffold"]()
-    common = {"participation": 0.34, "federation": worlds.Tiny(), "algorithm": method, "steps": 8}
+    common = {"participation": 0.34, "federation": toy.Tiny(), "algorithm": method, "steps": 8}
     one = halted.run(folder=tmp_path / "one", at=-1, **common)
     halted.run(folder=tmp_path / "two", at=4, **common)
     halted.run(folder=tmp_path / "two", at=5, saved=halted.read(tmp_path / "two", 4), **common)
     then = halted.run(folder=tmp_path / "two", at=-1, saved=halted.read(tmp_path / "two", 5), **common)
-    worlds.same(worlds.state_of(one.server), worlds.state_of(then.server))
+    toy.same(toy.state_of(one.server), toy.state_of(then.server))
     assert np.flatnonzero(then.server_step.visits).size > 2

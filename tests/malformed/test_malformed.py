@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from malformed import commands, configurations, datafiles, large_numbers, runfolders, tables
 from malformed.case import Case
-from support import worlds
+from support import toy
 
 BATCH = Path(__file__).with_name("batch.py")
 SEED = int(os.environ.get("MPIFL_SEED", "0"))
@@ -61,7 +61,7 @@ def written(cases: Sequence[Case], folder: Path) -> Path:
 def test_malformed_input_is_answered_in_one_line(kind, tmp_path, mpirun):
     make, count = KINDS[kind]
     cases = [*make(tmp_path / "input", SEED, count)] if not (tmp_path / "input").mkdir() else []
-    done = mpirun(None, BATCH, written(cases, tmp_path), tmp_path, timeout=3000, env=worlds.PYTHONPATH)
+    done = mpirun(None, BATCH, written(cases, tmp_path), tmp_path, timeout=3000, env=toy.PYTHONPATH)
     answers = json.loads((tmp_path / "0.json").read_text())
     wrong = faults(cases, answers)
     slowest = max(answers, key=lambda a: a["cpu"])
@@ -81,7 +81,7 @@ def test_three_ranks_refuse_together_and_one_speaks(tmp_path, mpirun):
         some = [*make(tmp_path / kind, SEED + 1, 60)]
         some = [case for case in some if not case.variables and not (case.trains and kind == "run folders")]
         cases += random.Random(SEED).sample(some, min(len(some), 24))
-    done = mpirun(3, BATCH, written(cases, tmp_path), tmp_path, timeout=1200, env=worlds.PYTHONPATH)
+    done = mpirun(3, BATCH, written(cases, tmp_path), tmp_path, timeout=1200, env=toy.PYTHONPATH)
     said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     for answers in zip(*said, strict=False):  # ranks that wait for a slow one keep a processor busy
         least = min(answer["cpu"] for answer in answers)

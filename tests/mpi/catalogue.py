@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support import fake_device, worlds
+from support import fake_device, toy
 from support.cases import CASES, named
 
 from mpifl.aggregation.client_store import ClientStore
@@ -38,10 +38,8 @@ def digest_of(
     """Return, on rank 0, what a method's rows, assignment, algorithm_state and scores come to."""
     algorithm = CATALOGUE[case[0]](**case[1])
     asynchronous = {"policy": EveryArrival(), "rounds": 4} if algorithm.needs.single_upload else {"rounds": 2}
-    config = worlds.config_of(
-        algorithm, participation=0.5, evaluation=EvaluationConfig(every=0), **asynchronous
-    )
-    context = worlds.context_of(config, worlds.Tiny(), transport)
+    config = toy.config_of(algorithm, participation=0.5, evaluation=EvaluationConfig(every=0), **asynchronous)
+    context = toy.context_of(config, toy.Tiny(), transport)
     context = replace(context, decisions=replace(context.decisions, mpi_memory=memory))
     server_step = build_server_step(context, ClientStore("test", str(folder)))
     records: list[Record] = []
@@ -71,7 +69,7 @@ def digests(transport: Transport, folder: Path, names: list[str], memory: str = 
 
 def main(folder: Path, jobs: list[list[Any]]) -> None:
     """Print a line for each job."""
-    transport, flt.umap_plane = connect(), worlds.plane
+    transport, flt.umap_plane = connect(), toy.plane
     for number, (names, *memory) in enumerate(jobs):
         with fake_device.gpu() if memory else nullcontext():
             found = digests(transport, folder / str(number), names, *memory)

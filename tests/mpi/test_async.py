@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from support import worlds
+from support import toy
 from support.runs import CONFIG, SCRIPT, Alone, Runs, columns_of
 
 FEW = ["--cohort_size", "5", "--rounds", "12", "--delay", "{name: exponential, mean_s: 2}"]
@@ -93,7 +93,7 @@ class Place(Runs):
     def __init__(self, mpirun: Any, folder: Path, cache: Path, ranks: int) -> None:
         super().__init__(folder)
         program = (SCRIPT, CONFIG, folder, json.dumps(RANKS[ranks]), "--data.cache", cache)
-        end = mpirun(ranks, *program, timeout=600, env=worlds.PYTHONPATH)
+        end = mpirun(ranks, *program, timeout=600, env=toy.PYTHONPATH)
         assert end.returncode == 0, end.stderr
         self.said = end.stderr
 

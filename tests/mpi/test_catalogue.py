@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mpi import catalogue
-from support import fake_device, worlds
+from support import fake_device, toy
 from support.cases import CASES, OPTIONS, VARIANTS, named
 
 from mpifl.comm.transport import Single
@@ -19,7 +19,7 @@ NAMES = [
 ]
 METHODS = "fedavg", "cfl", "ucfl", "fedbuff"
 ON_GPU = [named(case) for case in CASES if case[0] in METHODS and case[1] == OPTIONS.get(case[0], {})]
-ENV = {"PYTHONPATH": f"{worlds.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"}
+ENV = {"PYTHONPATH": f"{toy.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def names(request) -> list[str]:
 def alone(names, tmp_path_factory) -> dict[str, str]:
     """Digests of one process, or tracebacks."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mpifl.algorithms.flt.umap_plane", worlds.plane)
+        patched.setattr("mpifl.algorithms.flt.umap_plane", toy.plane)
         return catalogue.digests(Single(), tmp_path_factory.mktemp("runs"), names)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from support import worlds
+from support import toy
 from support.runs import CONFIG, RUNS, SCRIPT, TASK_RUNS, Alone, Runs, columns_of
 
 from mpifl.comm.monitoring import ALLTOALLV, parse_monitoring
@@ -90,7 +90,7 @@ def there(request, mpirun, cache, tmp_path_factory) -> There:
     """The runs over ranks."""
     runs = There(tmp_path_factory.mktemp("runs"), request.param)
     runs.prefix.parent.mkdir()
-    env = {**worlds.PYTHONPATH, **MONITOR, "OMPI_MCA_pml_monitoring_filename": str(runs.prefix)}
+    env = {**toy.PYTHONPATH, **MONITOR, "OMPI_MCA_pml_monitoring_filename": str(runs.prefix)}
     program = SCRIPT, CONFIG, runs.folder, json.dumps({name: RUNS[name] for name in runs.names})
     end = mpirun(runs.ranks, *program, "--data.cache", cache, *runs.options, timeout=600, env=env)
     assert end.returncode == 0, end.stderr
@@ -246,7 +246,7 @@ def test_a_run_folder_is_complete_and_its_figures_agree(there):
 def test_another_mpi_gives_the_same_digests(alone, mpirun, tmp_path):
     """MPIFL_OTHER_PYTHON is the interpreter of an environment with the other of Open MPI and MPICH."""
     program = (SCRIPT, CONFIG, tmp_path, json.dumps(RUNS))
-    end = mpirun(3, *program, timeout=600, env=worlds.PYTHONPATH, python=os.environ["MPIFL_OTHER_PYTHON"])
+    end = mpirun(3, *program, timeout=600, env=toy.PYTHONPATH, python=os.environ["MPIFL_OTHER_PYTHON"])
     assert end.returncode == 0, end.stderr
     there, libraries = Runs(tmp_path), set()
     for name in RUNS:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import worlds
+from support import toy
 from support.runs import CONFIG, HALF, SCRIPT, Runs
 
 from mpifl.training.precision import has_bfloat16
@@ -42,7 +42,7 @@ def folders(mpirun, tmp_path_factory) -> dict[int, Path]:
             json.dumps(RUNS),
             *options,
             timeout=600,
-            env=worlds.PYTHONPATH,
+            env=toy.PYTHONPATH,
         )
         assert end.returncode == 0, end.stderr
     return found

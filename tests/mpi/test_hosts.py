@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import worlds
+from support import toy
 from support.runs import CONFIG, RUNS, SCRIPT, Alone, Runs
 
 CLUSTER = Path(__file__).parents[2] / "launch" / "virtual-cluster"
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("virtual_hosts")
 
 def on_hosts(hosts: int, ranks: int, *program: str) -> subprocess.CompletedProcess[str]:
     """Run a program on virtual hosts, ranks in turn."""
-    environment = os.environ | worlds.PYTHONPATH | {"VIRTUAL_ENV": sys.prefix, "OMPI_MCA_btl": "^ofi"}
+    environment = os.environ | toy.PYTHONPATH | {"VIRTUAL_ENV": sys.prefix, "OMPI_MCA_btl": "^ofi"}
     command = [CLUSTER, "-H", str(hosts), "-n", str(ranks), "--map-by", "node", "--", *program]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from support import worlds
+from support import toy
 from support.runs import CONFIG
 
 import mpifl
@@ -214,7 +214,7 @@ def test_over_ranks_rank_0_alone_is_told_and_an_error_is_one_message(mpirun, tmp
     (tmp_path / "mine.py").write_text(FILE)
     told = f"[{{name: '{tmp_path}/mine.py:Counts', path: '{tmp_path}/told', fails_at: 2}}]"
     options = ["--rounds", "4", "--output.callbacks", told, "--output.folder", tmp_path, "--output.id", "one"]
-    done = mpirun(3, "-m", "mpifl", "run", CONFIG, "-q", *options, env=worlds.PYTHONPATH, timeout=300)
+    done = mpirun(3, "-m", "mpifl", "run", CONFIG, "-q", *options, env=toy.PYTHONPATH, timeout=300)
     assert done.returncode == 1
     assert (tmp_path / "told").read_text() == "1 3\n2 3\n"
     said = "mine.py:Counts.on_round, after step 2: ValueError: no space for this; stopped after step 2"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import worlds
+from support import toy
 
 from mpifl.core.progress import ROUND, VisitCounter, doing, each, stages
 from mpifl.results import progress
@@ -228,7 +228,7 @@ def lines_of(ranks: int | None, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "mpifl", "run", str(CONFIG), *slow, *place]
     if ranks is not None:
         command = [str(Path(sys.executable).parent / "mpirun"), "-n", str(ranks), *command]
-    env = {**os.environ, **worlds.PYTHONPATH, progress.SILENCE_VARIABLE: "0.05", "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, **toy.PYTHONPATH, progress.SILENCE_VARIABLE: "0.05", "PYTHONUNBUFFERED": "1"}
     job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
     try:
         assert job.stdout is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from support import worlds
+from support import toy
 
 import mpifl
 from mpifl import cli
@@ -75,7 +75,7 @@ def test_accuracy_on_all_test_samples_and_by_group_by_hand():
 def test_a_recorder_averages_over_classes_of_devices(tmp_path):
     """Clients 1, 4 and 5 of 6 on a phone, a tablet and a phone: (0.1 + 0.4) / 2 and 0.8."""
     devices = ["server", "phone", "phone", "server", "tablet", "phone"]
-    recorder = Recorder(tmp_path, worlds.Tiny(), ("device",), devices)
+    recorder = Recorder(tmp_path, toy.Tiny(), ("device",), devices)
     row = judged(recorder, 1, [0.1, 0.8, 0.4], [1, 4, 5], [0] * 6)
     found = {name: value for name, value in row.items() if name.startswith("accuracy_device_")}
     assert found == {"accuracy_device_phone_mean": 0.25, "accuracy_device_tablet_mean": 0.8}
@@ -83,13 +83,13 @@ def test_a_recorder_averages_over_classes_of_devices(tmp_path):
 
 def test_a_recorder_averages_over_the_groups_and_clusters_of_the_evaluated_clients(tmp_path):
     """Clients 1, 4 and 5 of 6 in groups 0, 1, 1 and clusters 2, 0, 2."""
-    recorder = Recorder(tmp_path, worlds.Tiny(), ("group", "cluster"))
+    recorder = Recorder(tmp_path, toy.Tiny(), ("group", "cluster"))
     row = judged(recorder, 1, [0.1, 0.8, 0.4], [1, 4, 5], [9, 2, 9, 9, 0, 2])
     found = {name: row[f"accuracy_{name}_mean"] for name in ("group0", "group1", "cluster0", "cluster2")}
     assert_allclose(list(found.values()), [0.1, 0.6, 0.8, 0.25])
     assert "accuracy_cluster9_mean" not in row
     (tmp_path / "plain").mkdir()
-    plain = judged(Recorder(tmp_path / "plain", worlds.Tiny()), 1, [0.1, 0.8, 0.4], [1, 4, 5], [0] * 6)
+    plain = judged(Recorder(tmp_path / "plain", toy.Tiny()), 1, [0.1, 0.8, 0.4], [1, 4, 5], [0] * 6)
     assert not any("group" in name or "cluster0" in name for name in plain)
 
 
@@ -125,7 +125,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def test_each_judged_client_has_its_own_cluster_samples_and_group_in_its_row(tmp_path):
     """Clients 1 and 4 of 6 are evaluated: 11 and 8 training samples, clusters 7 and 3, groups 0 and 1."""
-    federation = worlds.Tiny()
+    federation = toy.Tiny()
     recorder = Recorder(tmp_path, federation)
     judged(recorder, 1, [0.25, 0.75], [1, 4], [9, 7, 9, 9, 3, 9])
     recorder.close(None, [], [], federation.sizes, {}, {})
@@ -136,7 +136,7 @@ def test_each_judged_client_has_its_own_cluster_samples_and_group_in_its_row(tmp
     assert [row["train"] for row in table(tmp_path / "timing.csv")] == ["1.5", "2.5"]
 
 
-class Growing(worlds.Tiny):
+class Growing(toy.Tiny):
     """Clients with 10 training samples more, and a validation sample more, at each visit."""
 
     changes = True
@@ -147,8 +147,8 @@ class Growing(worlds.Tiny):
 
     def client(self, k, visit=0):
         """Return the data of one visit."""
-        val = worlds.draw("val", k, 6 + visit, 0)
-        return ClientData(worlds.draw("train", k, self.num_samples(k, visit), 0), val, val)
+        val = toy.draw("val", k, 6 + visit, 0)
+        return ClientData(toy.draw("train", k, self.num_samples(k, visit), 0), val, val)
 
 
 def test_training_samples_are_those_of_the_visit_that_was_evaluated(tmp_path):
@@ -195,12 +195,12 @@ def test_a_run_on_data_that_drift_counts_the_samples_it_evaluated_on(tmp_path):
 
 
 def sizes(train: int) -> dict[str, str]:
-    """Return the columns of a client of `worlds.Tiny`."""
+    """Return the columns of a client of `toy.Tiny`."""
     return {"train": str(train), "val": "6", "test": "9"}
 
 
 def test_the_targets_are_those_of_the_judged_clients_a_backdoor_is_aimed_at(tmp_path):
-    federation = worlds.Tiny()
+    federation = toy.Tiny()
     federation.targets = np.array([0, 4, 5])
     row = judged(Recorder(tmp_path, federation), 1, [0.1, 0.8, 0.4], [1, 4, 5], [0] * 6)
     assert_allclose(row["accuracy_targets_mean"], 0.6)
@@ -208,7 +208,7 @@ def test_the_targets_are_those_of_the_judged_clients_a_backdoor_is_aimed_at(tmp_
 
 def test_the_standard_error_counts_no_test_sample_twice(tmp_path):
     """Two clients of 9 test samples: a pool of 18, or of 12 where there are no more different ones."""
-    federation, shared = worlds.Tiny(), type("Shared", (worlds.Tiny,), {"test_pool": 12})()
+    federation, shared = toy.Tiny(), type("Shared", (toy.Tiny,), {"test_pool": 12})()
     for number, (world, pool) in enumerate(((federation, 18), (shared, 12))):
         (tmp_path / str(number)).mkdir()
         row = judged(Recorder(tmp_path / str(number), world), 1, [0.4, 0.6], [1, 4], [0] * 6)
@@ -217,7 +217,7 @@ def test_the_standard_error_counts_no_test_sample_twice(tmp_path):
 
 def test_a_recorder_goes_on_where_it_was(tmp_path):
     """What came after the state is gone from the tables; churn is counted from the evaluation before it."""
-    recorder = Recorder(tmp_path, worlds.Tiny())
+    recorder = Recorder(tmp_path, toy.Tiny())
     judged(recorder, 1, [0.25, 0.75], [1, 4], [0, 0, 0, 1, 1, 1])
     recorder.arrived([{"time": 1.0, "client": 3}])
     state = json.loads(json.dumps(recorder.state_dict()))
@@ -226,7 +226,7 @@ def test_a_recorder_goes_on_where_it_was(tmp_path):
         judged(recorder, step, [1.0, 1.0], [1, 4], [5, 4, 3, 2, 1, 0])
         recorder.arrived([{"time": 1.0 + step, "client": step}])
     recorder.state_dict()
-    again = Recorder(tmp_path, worlds.Tiny())
+    again = Recorder(tmp_path, toy.Tiny())
     again.load_state_dict(state, metrics, len(events))
     assert (tmp_path / "metrics.csv").read_bytes() == metrics
     assert (tmp_path / "events.csv").read_bytes() == events
@@ -252,12 +252,12 @@ def test_updates_go_on_where_they_were_and_end_as_means(tmp_path):
             {"client": k, "block": "head", "size": size, "cosine": 0.5, "distance": size + k} for k in (1, 4)
         ]
 
-    recorder = Recorder(tmp_path, worlds.Tiny())
+    recorder = Recorder(tmp_path, toy.Tiny())
     judged(recorder, 1, [0.25, 0.75], [1, 4], [0] * 6)
     recorder.record_updates(1, rows(1.0))
     state, metrics = recorder.state_dict(), (tmp_path / "metrics.csv").read_bytes()
     recorder.record_updates(2, rows(7.0))
-    again = Recorder(tmp_path, worlds.Tiny())
+    again = Recorder(tmp_path, toy.Tiny())
     again.load_state_dict(json.loads(json.dumps(state)), metrics, 0)
     again.record_updates(2, rows(2.0))
     written = [
@@ -269,7 +269,7 @@ def test_updates_go_on_where_they_were_and_end_as_means(tmp_path):
         ("2", "1", "0", "2.0"),
         ("2", "4", "1", "2.0"),
     ]
-    again.close(None, [], [], worlds.Tiny().sizes, {}, {})
+    again.close(None, [], [], toy.Tiny().sizes, {}, {})
     found = json.loads((tmp_path / "summary.json").read_text())["updates"]["head"]
     figures = {"size": 1.5, "cosine": 0.5, "distance": 4.0, "distance_group0": 2.5, "distance_group1": 5.5}
     assert found == figures
@@ -337,8 +337,8 @@ def test_training_accuracy_by_hand():
 
 def test_training_accuracy_is_that_of_the_same_model_on_the_training_data(tmp_path):
     """A forward pass in NumPy of the one model, over each client's training samples."""
-    world, changes = worlds.Tiny(), {"model": worlds.mlp(), "evaluation": EvaluationConfig(train=True)}
-    done = worlds.run(CATALOGUE["fedavg"](), world, tmp_path, **changes)
+    world, changes = toy.Tiny(), {"model": toy.mlp(), "evaluation": EvaluationConfig(train=True)}
+    done = toy.run(CATALOGUE["fedavg"](), world, tmp_path, **changes)
     w = done.server.tables["model"][0].numpy().astype(np.float64)
     A, b = w[:-3].reshape(3, 16), w[-3:]
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support import worlds
+from support import toy
 
 PROGRAM = """
 import os, signal, sys
@@ -27,5 +27,5 @@ with signals.Signals() as asked:
 )
 def test_a_second_request_to_stop_ends_the_process_unless_it_is_the_same(seconds, code, said):
     command = [sys.executable, "-c", PROGRAM, seconds]
-    done = subprocess.run(command, capture_output=True, text=True, env=worlds.PYTHONPATH, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=toy.PYTHONPATH, timeout=120)
     assert (done.returncode, done.stdout) == (code, said), done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from support import worlds
+from support import toy
 
 PROGRAM = """
 import sys, time
@@ -29,7 +29,7 @@ def run(tmp_path, what: str, grace: float = 0.0) -> subprocess.CompletedProcess[
     """Run the program above."""
     log = tmp_path / "logs" / "host-0.log"
     command = [sys.executable, "-c", PROGRAM, str(log), what, str(grace)]
-    return subprocess.run(command, capture_output=True, text=True, env=worlds.PYTHONPATH, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=toy.PYTHONPATH, timeout=120)
 
 
 def test_silence_ends_the_process_after_its_stacks_are_written(tmp_path):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -47,10 +47,10 @@ CFL = {"warmup": 1, "eps1": 100.0, "eps2": 0.0}
 SLOW = Exponential(mean_s=2.0)
 
 
-def events(name, folder, steps=4, federation=None, options=None, **changes) -> worlds.Run:
+def events(name, folder, steps=4, federation=None, options=None, **changes) -> toy.Run:
     """Run a method of the catalogue."""
     method = CATALOGUE[name](**(options or {}))
-    return worlds.events(method, federation or worlds.Tiny(), folder, steps, **changes)
+    return toy.events(method, federation or toy.Tiny(), folder, steps, **changes)
 
 
 # -- agreement with the synchronous engine ----------------------------------------
@@ -75,8 +75,8 @@ def test_a_barrier_is_synchronous_rounds_bit_for_bit(name, options, participatio
     common = {"options": options, "participation": participation}
     rounds = events(name, tmp_path / "r", policy=Synchronous(), **common)
     barrier = events(name, tmp_path / "b", policy=Barrier(), **common)
-    worlds.same(worlds.state_of(rounds.server), worlds.state_of(barrier.server))
-    worlds.same(dict(rounds.scores), dict(barrier.scores))
+    toy.same(toy.state_of(rounds.server), toy.state_of(barrier.server))
+    toy.same(dict(rounds.scores), dict(barrier.scores))
     assert rounds.server_step.ledger.total("up") == barrier.server_step.ledger.total("up")
     assert rounds.times == barrier.times == [0.0, 1.0, 2.0, 3.0, 4.0]
 
@@ -149,11 +149,11 @@ class Growing(CATALOGUE["fedasync"]):
 def test_uploads_of_a_size_that_cannot_be_known_are_named_once(policy, tmp_path):
     world = {"policy": policy, "participation": 1.0, "delay": SLOW}
     with pytest.warns(UserWarning, match=r"network: client \d uploads 660 bytes, .* with 656, ") as said:
-        worlds.events(Growing(), worlds.Tiny(), tmp_path, 9, network=Links(uplink_bytes_s=90.0), **world)
+        toy.events(Growing(), toy.Tiny(), tmp_path, 9, network=Links(uplink_bytes_s=90.0), **world)
     assert len(said) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        worlds.events(Growing(), worlds.Tiny(), tmp_path / "free", 9, **world)
+        toy.events(Growing(), toy.Tiny(), tmp_path / "free", 9, **world)
 
 
 @pytest.mark.parametrize("policy", [Buffer(size=2), Waves(every_s=0.5), EveryArrival()])
@@ -169,7 +169,7 @@ def test_visits_begin_when_the_statistics_have_arrived(policy, tmp_path):
     assert one.engine.stats.busy_seconds <= 3 * (one.engine.clock.now - begin)
     trace = write(one.arrivals, tmp_path / "events.csv")
     again = events("flexcfl", tmp_path / "again", policy=policy, clock=Replay(trace), participation=0.5)
-    worlds.same(worlds.state_of(one.server), worlds.state_of(again.server))
+    toy.same(toy.state_of(one.server), toy.state_of(again.server))
     assert (again.arrivals, again.times) == (one.arrivals, one.times)
 
 
@@ -182,14 +182,14 @@ def test_statistics_hold_the_wall_clock_back(tmp_path):
 
 def test_a_full_buffer_with_equal_delays_is_fedavg_on_updates(tmp_path):
     """B = m = N, equal n: w + 1/m sum_k (w_k - w) is the mean of the w_k."""
-    same = {"federation": worlds.Tiny(equal=True), "steps": 3}
+    same = {"federation": toy.Tiny(equal=True), "steps": 3}
     fedavg = events("fedavg", tmp_path / "avg", policy=Synchronous(), **same)
     fedbuff = events("fedbuff", tmp_path / "buff", policy=Buffer(size=6), **same)
     assert {row["staleness"] for row in fedbuff.arrivals} == {0}
     for a, b in zip(fedavg.servers, fedbuff.servers, strict=True):
         assert_close(a.tables["model"], b.tables["model"], rtol=1e-5, atol=1e-7)
     barrier = events("fedbuff", tmp_path / "barrier", policy=Barrier(), **same)
-    worlds.same(worlds.state_of(barrier.server), worlds.state_of(fedbuff.server))
+    toy.same(toy.state_of(barrier.server), toy.state_of(fedbuff.server))
 
 
 @pytest.mark.parametrize("policy", [EveryArrival(), Buffer(size=1, rate=0.6)])
@@ -202,7 +202,7 @@ def test_fedavg_one_upload_at_a_time_is_fedasync(policy, tmp_path):
         events(name, tmp_path / name, 9, options=options, policy=policy, delay=SLOW)
         for name, options, policy in (("fedavg", {}, policy), ("fedasync", {"rho": 0.0}, own))
     ]
-    worlds.same(worlds.state_of(runs[0].server), worlds.state_of(runs[1].server))
+    toy.same(toy.state_of(runs[0].server), toy.state_of(runs[1].server))
     assert len({row["staleness"] for row in runs[0].arrivals}) > 1
 
 
@@ -218,7 +218,7 @@ def test_clustered_async_with_the_clusters_of_a_file_keeps_clusters_apart(tmp_pa
         assert not torch.equal(before.tables["model"][1 - other], after.tables["model"][1 - other])
     one = events("clustered_async", tmp_path / "one", 12, delay=SLOW)
     fedasync = events("fedasync", tmp_path / "fedasync", 12, delay=SLOW)
-    worlds.same(worlds.state_of(one.server), worlds.state_of(fedasync.server))
+    toy.same(toy.state_of(one.server), toy.state_of(fedasync.server))
 
 
 def test_async_ifca_moves_only_the_chosen_row(tmp_path):
@@ -254,9 +254,9 @@ class Counting(Algorithm):
         return type(start)({"model": torch.zeros_like(start.tables["model"])}, start.assign)
 
 
-def counting(folder, steps, num_clients=6, **changes) -> worlds.Run:
+def counting(folder, steps, num_clients=6, **changes) -> toy.Run:
     """Run `Counting`: the row that a client read is the version it read."""
-    done = worlds.events(Counting(), worlds.Tiny(num_clients), folder, steps, **changes)
+    done = toy.events(Counting(), toy.Tiny(num_clients), folder, steps, **changes)
     read = np.concatenate([n["read"] for n in done.notes])
     lag = np.concatenate([n.staleness for n in done.notes])
     version = np.repeat(np.arange(steps), [len(n) for n in done.notes])
@@ -308,7 +308,7 @@ def test_uploads_that_are_too_stale_are_refused_and_change_nothing(tmp_path):
 
 def test_drawn_staleness_is_uniform_up_to_its_maximum(tmp_path):
     """300 draws from 0..3: chi-square with 3 degrees of freedom stays below 16.3 (p = 0.001)."""
-    done = counting(tmp_path, 300, policy=DrawnStaleness(most=3), model=worlds.mlp())
+    done = counting(tmp_path, 300, policy=DrawnStaleness(most=3), model=toy.mlp())
     lags = Counter(row["staleness"] for row in done.arrivals[3:])  # at first there is nothing old to serve
     assert set(lags) == {0, 1, 2, 3}
     expected = 297 / 4
@@ -318,7 +318,7 @@ def test_drawn_staleness_is_uniform_up_to_its_maximum(tmp_path):
 
 def test_clients_decide_uniformly_and_one_a_second(tmp_path):
     """600 uploads of 6 clients: chi-square with 5 degrees of freedom stays below 20.5 (p = 0.001)."""
-    done = counting(tmp_path, 600, policy=ClientDecides(), model=worlds.mlp())
+    done = counting(tmp_path, 600, policy=ClientDecides(), model=toy.mlp())
     assert [row["time"] for row in done.arrivals] == list(range(1, 601))
     uploads = Counter(row["client"] for row in done.arrivals)
     assert sum((uploads[k] - 100) ** 2 / 100 for k in range(6)) < 20.5
@@ -377,7 +377,7 @@ def test_the_replay_of_a_wall_clock_run_is_that_run(name, policy, steps, tmp_pat
     real = events(name, tmp_path / "real", steps, policy=policy, clock=WallTime(scale=0.01), **slow)
     trace = write(real.arrivals, tmp_path / "events.csv")
     again = events(name, tmp_path / "again", steps, policy=policy, clock=Replay(trace), cohort_size=5)
-    worlds.same(worlds.state_of(real.server), worlds.state_of(again.server))
+    toy.same(toy.state_of(real.server), toy.state_of(again.server))
     assert again.arrivals == real.arrivals
     order = [row["client"] for row in real.arrivals]
     virtual = events(name, tmp_path / "virtual", steps, policy=policy, **slow)
@@ -405,7 +405,7 @@ def test_the_replay_of_a_virtual_run_is_that_run(policy, delay, tmp_path):
     one = events("fedasync", tmp_path / "one", 12, policy=policy, delay=delay)
     trace = write(one.arrivals, tmp_path / "events.csv")
     again = events("fedasync", tmp_path / "again", 12, policy=policy, clock=Replay(trace))
-    worlds.same(worlds.state_of(one.server), worlds.state_of(again.server))
+    toy.same(toy.state_of(one.server), toy.state_of(again.server))
     assert again.arrivals == one.arrivals
     first, then = one.server_step.ledger, again.server_step.ledger
     assert then.total("up") == first.total("up")
@@ -581,7 +581,7 @@ def test_a_method_that_shares_rows_out_among_uploads_is_not_left_with_one(change
     with pytest.raises(
         UserError, match=r"cohort_size, policy = .*: a step may have 1 upload, and FedCE needs 2"
     ):
-        worlds.start(CATALOGUE["fedce"](num_clusters=2), worlds.Tiny(), tmp_path, **changes)
+        toy.start(CATALOGUE["fedce"](num_clusters=2), toy.Tiny(), tmp_path, **changes)
 
 
 @dataclass(frozen=True)
@@ -611,7 +611,7 @@ class FailingAt3(CATALOGUE["fedasync"]):
 @pytest.mark.parametrize("most", [0, 2, 4])
 def test_staleness_is_drawn_also_where_clients_fail(most, tmp_path):
     policy = DrawnStaleness(most=most)
-    done = worlds.events(FailingAt3(), worlds.Tiny(), tmp_path, 30, policy=policy, on_client_error="drop")
+    done = toy.events(FailingAt3(), toy.Tiny(), tmp_path, 30, policy=policy, on_client_error="drop")
     lags = [row["staleness"] for row in done.arrivals]
     assert done.server.version == 30 == len(lags)
     assert {*lags} == {*range(most + 1)}
@@ -620,13 +620,13 @@ def test_staleness_is_drawn_also_where_clients_fail(most, tmp_path):
 
 def test_a_step_with_fewer_uploads_than_the_method_needs_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"aggregate: step 1 has 1 upload, and the method needs 2 or more"):
-        worlds.run(Failing(num_clusters=2), worlds.Tiny(), tmp_path, on_client_error="drop")
+        toy.run(Failing(num_clusters=2), toy.Tiny(), tmp_path, on_client_error="drop")
 
 
 def test_a_client_whose_uploads_were_all_too_stale_is_judged_like_one_that_was_never_seen(tmp_path):
     """IFCA chooses for it among all models, by the training loss, instead of row 0."""
     ifca, policy = CATALOGUE["ifca"](num_clusters=2), EveryArrival(max_staleness=0)
-    done = worlds.events(ifca, worlds.Tiny(), tmp_path, 8, cohort_size=6, policy=policy, delay=Tiers())
+    done = toy.events(ifca, toy.Tiny(), tmp_path, 8, cohort_size=6, policy=policy, delay=Tiers())
     taken, visits = done.server_step.taken, done.server_step.visits
     assert taken.sum() == 8 == sum(row["accepted"] for row in done.arrivals)
     unseen = np.flatnonzero((taken == 0) & (visits > 0))
@@ -638,12 +638,12 @@ def test_a_client_whose_uploads_were_all_too_stale_is_judged_like_one_that_was_n
 
 def test_a_table_without_columns_is_mixed_as_in_rounds(tmp_path):
     """FedCUAU has no trunk where the model is a single layer."""
-    options = {"model": worlds.mlp(), "rounds": 2}
+    options = {"model": toy.mlp(), "rounds": 2}
     rounds, barrier = (
         events("fedcuau", tmp_path / str(i), 2, policy=policy, **options)
         for i, policy in enumerate((Synchronous(), Barrier()))
     )
-    worlds.same(worlds.state_of(rounds.server), worlds.state_of(barrier.server))
+    toy.same(toy.state_of(rounds.server), toy.state_of(barrier.server))
 
 
 # -- the link ----------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -19,7 +19,7 @@ TABLE = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
 
 
 def test_what_a_visit_reads_of_a_server():
-    server = worlds.Server({"model": TABLE}, np.zeros(1, int))
+    server = toy.Server({"model": TABLE}, np.zeros(1, int))
     assert_close(rows_read(server, "model", (1,)), TABLE[1:2])
     assert rows_read(server, "model", (1,)).data_ptr() == TABLE[1].data_ptr(), "a single row is no copy"
     assert_close(rows_read(server, "model", (2, 1)), TABLE[[2, 1]])
@@ -36,7 +36,7 @@ def test_an_upload_of_the_largest_staleness_is_taken(tmp_path):
     """Three visits are under way, and FedAsync steps at each arrival: lags of 0, 1 and 2."""
     for limit in (0, 1, 2):
         asked = {"cohort_size": 3, "policy": EveryArrival(max_staleness=limit)}
-        done = worlds.events(CATALOGUE["fedasync"](), worlds.Tiny(), tmp_path / str(limit), 8, **asked)
+        done = toy.events(CATALOGUE["fedasync"](), toy.Tiny(), tmp_path / str(limit), 8, **asked)
         taken = {row["staleness"] for row in done.arrivals if row["accepted"]}
         refused = {row["staleness"] for row in done.arrivals if not row["accepted"]}
         assert limit in taken
@@ -45,9 +45,9 @@ def test_an_upload_of_the_largest_staleness_is_taken(tmp_path):
 
 
 def test_uploads_of_a_step_are_in_the_order_of_their_clients_whenever_they_came(tmp_path):
-    done = worlds.events(
+    done = toy.events(
         CATALOGUE["fedbuff"](),
-        worlds.Tiny(),
+        toy.Tiny(),
         tmp_path,
         5,
         cohort_size=4,
@@ -67,7 +67,7 @@ def test_fedasync_blends_uploads_of_a_buffer_as_they_arrived(tmp_path):
     """alpha = 0.6: the last weighs 0.6, whoever it comes from, the one before 0.6 * 0.4, and so on."""
     method, policy = CATALOGUE["fedasync"](staleness="constant"), Buffer(3)
     asked = {"cohort_size": 4, "policy": policy, "delay": Uniform(0.5, 1.5)}
-    done = worlds.events(method, worlds.Tiny(), tmp_path, 5, **asked)
+    done = toy.events(method, toy.Tiny(), tmp_path, 5, **asked)
     for plan, notes in zip(done.plans, done.notes, strict=True):
         assert_allclose(plan.mixings[0].weights[0, notes.arrival], [0.6 * 0.16, 0.6 * 0.4, 0.6])
 
@@ -75,7 +75,7 @@ def test_fedasync_blends_uploads_of_a_buffer_as_they_arrived(tmp_path):
 def test_fedasync_prefers_no_client_by_its_number_in_rounds(tmp_path):
     """Each is the last in some of 30 rounds."""
     method = CATALOGUE["fedasync"](staleness="constant")
-    done = worlds.run(method, worlds.Tiny(), tmp_path, steps=30, evaluate=False)
+    done = toy.run(method, toy.Tiny(), tmp_path, steps=30, evaluate=False)
     last = [int(plan.mixings[0].weights[0].argmax()) for plan in done.plans]
     assert {*last} == {*range(6)}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from support import worlds
+from support import toy
 from support.fake_device import DEVICE, on_device
 
 from mpifl.algorithms.fedavg import FedAvg
@@ -97,11 +97,11 @@ def uploading(vector: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
     return lambda message, state, client: (client.report(model=vector(message["model"][0])), {})
 
 
-def step(method: Algorithm, folder: Path, policy: Policy | None = None) -> worlds.Run:
+def step(method: Algorithm, folder: Path, policy: Policy | None = None) -> toy.Run:
     """Take one step, in rounds or under a policy; nobody is evaluated before it."""
     if policy is None:
-        return worlds.run(method, worlds.Tiny(), folder, steps=1, evaluate=False)
-    return worlds.events(method, worlds.Tiny(), folder, steps=1, policy=policy, evaluation=NEVER)
+        return toy.run(method, toy.Tiny(), folder, steps=1, evaluate=False)
+    return toy.events(method, toy.Tiny(), folder, steps=1, policy=policy, evaluation=NEVER)
 
 
 WRONG_UPLOADS = {  # what is uploaded, and a word of the message
@@ -138,7 +138,7 @@ def test_an_upload_that_is_no_float32_vector_of_the_model_is_refused(kind, polic
 def test_an_upload_on_a_device_where_nobody_trains_is_refused(tmp_path):
     CHOICE["local_update"] = uploading(on_device)
     with pytest.raises(MethodError, match=str(DEVICE)):
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
+        toy.run(Mine(), toy.Tiny(), tmp_path, steps=1, evaluate=False)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_an_upload_on_a_device_where_nobody_trains_is_refused(tmp_path):
 )
 def test_uploads_that_lie_crosswise_in_memory_are_mixed_as_they_are_meant(view, tmp_path):
     CHOICE["local_update"] = uploading(lambda w: view(w))
-    done = worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
+    done = toy.run(Mine(), toy.Tiny(), tmp_path, steps=1, evaluate=False)
     assert_allclose(done.server.tables["model"], done.servers[0].tables["model"], rtol=1e-6)
 
 
@@ -162,10 +162,10 @@ def test_statistics_and_remembered_uploads_are_checked_too(tmp_path):
             return client.report(profile=shown["init"][0].double())
 
     with pytest.raises(MethodError, match=r"Giving.fingerprint: client 0, .* 'profile' is float64"):
-        worlds.run(Giving(), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(Giving(), toy.Tiny(), tmp_path, evaluate=False)
     CHOICE["local_update"] = uploading(lambda w: w.double())
     with pytest.raises(MethodError, match="float64"):
-        worlds.run(declaring(Mine, RememberedUploads), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(declaring(Mine, RememberedUploads), toy.Tiny(), tmp_path, evaluate=False)
 
 
 def test_clients_upload_alike(tmp_path):
@@ -174,13 +174,13 @@ def test_clients_upload_alike(tmp_path):
         {},
     )
     with pytest.raises(MethodError, match=r"client 0 uploads 'model' .*, client 2 'model' \[1, 5\]"):
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(Mine(), toy.Tiny(), tmp_path, evaluate=False)
 
 
 def test_values_too_large_for_the_payload_are_not_finite(tmp_path):
     CHOICE["local_update"] = uploading(lambda w: w + 1e6)
     with pytest.raises(NotFinite, match="upload 'model'"):
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False, payload=Payload("float16"))
+        toy.run(Mine(), toy.Tiny(), tmp_path, evaluate=False, payload=Payload("float16"))
 
 
 # -- what local_update returns beside uploads ----------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_what_local_update_returns_is_checked(kind, tmp_path):
         made(m, s, c) if c.id else (c.report({"a": 1} if "notes" in kind else {}, model=m["model"][0]), {})
     )
     with pytest.raises(MethodError, match=word) as caught:
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(Mine(), toy.Tiny(), tmp_path, evaluate=False)
     assert "Mine.local_update: " in str(caught.value)
     assert "client 1" in str(caught.value)
 
@@ -219,7 +219,7 @@ def test_what_local_update_returns_is_checked(kind, tmp_path):
 )
 def test_a_capability_that_names_no_upload_is_refused(capability, name, tmp_path):
     with pytest.raises(MethodError, match="'delta'"):
-        worlds.run(declaring(Mine, capability, **{name: "delta"}), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(declaring(Mine, capability, **{name: "delta"}), toy.Tiny(), tmp_path, evaluate=False)
 
 
 def test_several_vectors_have_no_distance_to_a_row(tmp_path):
@@ -230,7 +230,7 @@ def test_several_vectors_have_no_distance_to_a_row(tmp_path):
 
     method = declaring(Pair, ComparedUploads, row_distance="model")
     with pytest.raises(MethodError, match=r"'model', which row_distance names, has shape \(2, \d+\)"):
-        worlds.run(method, worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(method, toy.Tiny(), tmp_path, evaluate=False)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_several_vectors_have_no_distance_to_a_row(tmp_path):
 def test_a_hook_that_would_never_be_called_is_refused(hook, tmp_path):
     method = type("Mine", (Mine,), {hook: lambda self, *args: None})()
     with pytest.raises(MethodError, match=rf"Mine.{hook}: .*inherit from"):
-        worlds.start(method, worlds.Tiny(), tmp_path)
+        toy.start(method, toy.Tiny(), tmp_path)
 
 
 # -- what is decided on rank 0 -------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_a_decision_that_cannot_be_carried_out_is_refused(kind, policy, tmp_path
 def test_an_assignment_beyond_the_rows_is_refused(beyond, tmp_path):
     CHOICE["aggregate"] = lambda s, n: Plan([average(n)], assign=np.where(n.client == 4, beyond, 0))
     with pytest.raises(MethodError, match=f"client 4 row {beyond}.*1 rows"):
-        worlds.run(Plain(), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(Plain(), toy.Tiny(), tmp_path, evaluate=False)
 
 
 READS = {
@@ -341,7 +341,7 @@ def test_reads_of_what_is_not_there_are_refused(kind, policy, tmp_path):
 def test_rows_that_a_client_is_evaluated_with_exist(tmp_path):
     method = type("Mine", (Mine,), {"serves": lambda self, server, k: {"model": (3,)}})()
     with pytest.raises(MethodError, match=r"Mine.serves: client 0"):
-        worlds.run(method, worlds.Tiny(), tmp_path, steps=1)
+        toy.run(method, toy.Tiny(), tmp_path, steps=1)
 
 
 SERVERS = {
@@ -359,7 +359,7 @@ SERVERS = {
 def test_the_first_server_is_checked(kind, tmp_path):
     CHOICE["setup"] = SERVERS[kind]
     with pytest.raises(MethodError, match=r"Mine.setup: "):
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(Mine(), toy.Tiny(), tmp_path, evaluate=False)
 
 
 UPDATES = {
@@ -377,7 +377,7 @@ UPDATES = {
 def test_what_server_update_returns_is_checked(kind, tmp_path):
     CHOICE["server_update"], word = UPDATES[kind]
     with pytest.raises(MethodError, match=rf"Mine.server_update: .*{word}"):
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(Mine(), toy.Tiny(), tmp_path, evaluate=False)
 
 
 SCORES = {
@@ -393,13 +393,13 @@ SCORES = {
 def test_scores_are_checked(kind, tmp_path):
     CHOICE["evaluate"] = SCORES[kind]
     with pytest.raises(MethodError, match=r"Mine.evaluate: "):
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=1)
+        toy.run(Mine(), toy.Tiny(), tmp_path, steps=1)
 
 
 def test_an_exception_of_a_hook_on_rank_0_is_shown_from_the_method_on(tmp_path):
     CHOICE["aggregate"] = lambda s, n: 1 / 0
     with pytest.raises(CodeFailed, match=r"Mine.aggregate: step 1: ZeroDivisionError") as caught:
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(Mine(), toy.Tiny(), tmp_path, evaluate=False)
     assert "test_hooks.py" in caught.value.trace
     assert "mpifl/runtime" not in caught.value.trace
 
@@ -410,7 +410,7 @@ def test_numbers_that_overflow_in_a_hook_are_not_taken_for_want_of_memory(tmp_pa
 
     CHOICE["aggregate"] = overflow
     with pytest.raises(CodeFailed, match="FloatingPointError: overflow encountered") as caught:
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(Mine(), toy.Tiny(), tmp_path, evaluate=False)
     assert "test_hooks.py" in caught.value.trace
 
 
@@ -418,7 +418,7 @@ def test_numbers_that_overflow_in_a_hook_are_not_taken_for_want_of_memory(tmp_pa
 def test_a_hook_on_rank_0_without_memory_is_named_in_one_line(make, tmp_path):
     CHOICE["aggregate"] = lambda s, n: make((10**8, 10**8))
     with pytest.raises(MethodError, match=r"Mine.aggregate: step 1: .*no memory.*; take fewer clients"):
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(Mine(), toy.Tiny(), tmp_path, evaluate=False)
 
 
 @pytest.mark.parametrize("drops", ["abort", "drop"])
@@ -429,7 +429,7 @@ def test_code_of_a_client_cannot_end_the_process(end, code, drops, tmp_path):
 
     CHOICE["local_update"] = leave
     with pytest.raises((UserError, CodeFailed), match=r"Mine.local_update: client 0, visit 0") as caught:
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, on_client_error=drops)
+        toy.run(Mine(), toy.Tiny(), tmp_path, on_client_error=drops)
     assert getattr(caught.value, "code", 2) == code
 
 
@@ -462,7 +462,7 @@ def test_where_nobody_is_chosen_the_row_stays(name):
 def test_a_step_in_which_nobody_is_chosen_leaves_the_model(tmp_path):
     CHOICE["aggregate"] = lambda s, n: Plan([average(n, n.num_samples * (n.client > 9))])
     CHOICE["local_update"] = uploading(lambda w: w + 5)
-    done = worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=2, evaluate=False)
+    done = toy.run(Mine(), toy.Tiny(), tmp_path, steps=2, evaluate=False)
     assert torch.equal(done.server.tables["model"], done.servers[0].tables["model"])
 
 
@@ -479,7 +479,7 @@ def test_shares_of_nobody_are_refused():
 
 def test_a_carry_without_uploads_is_carried_out_by_events_too(tmp_path):
     CHOICE["aggregate"] = lambda s, n: Plan([carry(np.full((1, 1), 0.5))])
-    done = worlds.events(Mine(), worlds.Tiny(), tmp_path, steps=1, policy=Buffer(2))
+    done = toy.events(Mine(), toy.Tiny(), tmp_path, steps=1, policy=Buffer(2))
     assert_allclose(done.server.tables["model"], done.servers[0].tables["model"] / 2)
 
 
@@ -490,7 +490,7 @@ def test_a_server_or_report_is_no_look(report, tmp_path):
             return report
 
     with pytest.raises(MethodError, match=r"Looking.probe: client 0"):
-        worlds.run(Looking(), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(Looking(), toy.Tiny(), tmp_path, evaluate=False)
 
 
 @pytest.mark.parametrize("pairs", [None, np.ones((6, 6)), np.ones((5, 6), bool)])
@@ -503,4 +503,4 @@ def test_pairs_are_an_array_of_the_clients_of_the_step(pairs, tmp_path):
             return Look()
 
     with pytest.raises(MethodError, match=r"Looking.pairs: .*bool \[6, 6\]"):
-        worlds.run(Looking(), worlds.Tiny(), tmp_path, evaluate=False)
+        toy.run(Looking(), toy.Tiny(), tmp_path, evaluate=False)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from support import worlds
+from support import toy
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms.fedavg import FedAvg
@@ -111,7 +111,7 @@ def calls_of(monkeypatch, owner, name):
 
 def rounds_of(method, local, folder, num_rounds=3):
     """Return the rows, notes, bytes, visits and metrics of a few rounds."""
-    context = worlds.context_of(worlds.config_of(method, local=local, participation=0.5), worlds.Tiny())
+    context = toy.context_of(toy.config_of(method, local=local, participation=0.5), toy.Tiny())
     step = build_server_step(context, ClientStore("test", str(folder)))
     sampler = Sampler(6, context.decisions.num_sampled, context.system_key)
     server, notes, metrics = step.initialize(), [], []
@@ -175,7 +175,7 @@ def test_every_method_makes_its_plain_visits_as_its_local_update_does(name, monk
 def arrivals_of(method, folder):
     """Return the server, the rows of events.csv and the bytes of a few arrivals."""
     changes = {"rounds": 8, "policy": EveryArrival(), "evaluation": EvaluationConfig(every=0)}
-    context = worlds.context_of(worlds.config_of(method, **changes), worlds.Tiny())
+    context = toy.context_of(toy.config_of(method, **changes), toy.Tiny())
     step, rows = build_server_step(context, ClientStore("test", str(folder))), []
     server = build_engine(context, step, rows.extend).run(lambda record: None)
     return server, rows, [step.ledger.total(way) for way in ("down", "up")]
@@ -188,7 +188,7 @@ def test_single_visits_of_asynchronous_runs_go_the_same_way(method, monkeypatch,
     assert len(together) >= 8
     assert all(made is not None for made in together)
     two = arrivals_of(one_by_one(type(method))(**vars_of(method)), tmp_path / "two")
-    worlds.same(worlds.state_of(one[0]), worlds.state_of(two[0]))
+    toy.same(toy.state_of(one[0]), toy.state_of(two[0]))
     assert one[1:] == two[1:]
 
 
@@ -208,8 +208,8 @@ def test_samples_are_read_where_they_are_stored(model, monkeypatch, tmp_path):
     for stored in (True, False):
         if not stored:
             monkeypatch.setattr(type(federation), "stored", Federation.stored)
-        context = worlds.context_of(
-            worlds.config_of(FedAvg(), model=config.model, local=LOCALS["two epochs"]), federation
+        context = toy.context_of(
+            toy.config_of(FedAvg(), model=config.model, local=LOCALS["two epochs"]), federation
         )
         step = build_server_step(context, ClientStore("t", str(tmp_path / str(stored))))
         server, _ = step.step(step.initialize(), np.arange(federation.num_clients))
@@ -220,14 +220,14 @@ def test_samples_are_read_where_they_are_stored(model, monkeypatch, tmp_path):
 def test_a_client_that_fails_is_named(tmp_path):
     """A label that is no class: visits one by one say whose it is."""
 
-    class Wrong(worlds.Tiny):
+    class Wrong(toy.Tiny):
         def client(self, k, visit=0):
             found = super().client(k, visit)
             y = found.train.y.clone()
             y[0] = 99 if k == 4 else y[0]
             return ClientData(Split(found.train.x, y), found.val, found.test)
 
-    context = worlds.context_of(worlds.config_of(FedAvg()), Wrong(), Single())
+    context = toy.context_of(toy.config_of(FedAvg()), Wrong(), Single())
     step = build_server_step(context, ClientStore("test", str(tmp_path)))
     with pytest.raises(CodeFailed, match="client 4"):
         step.step(step.initialize(), np.arange(6))
@@ -237,7 +237,7 @@ def test_visits_in_one_call_end_now_and_then(monkeypatch, tmp_path):
     """As many visits as are allowed in one call: a rank that is stopped must hear of it."""
     monkeypatch.setattr("mpifl.runtime.plain_visits.RUN", (4, 1 << 13))
     together = calls_of(monkeypatch, LocalClients, "train_visits")
-    context = worlds.context_of(worlds.config_of(FedAvg()), worlds.Tiny())
+    context = toy.context_of(toy.config_of(FedAvg()), toy.Tiny())
     step = build_server_step(context, ClientStore("test", str(tmp_path)))
     step.step(step.initialize(), np.arange(6))
     assert [len(made.loss) for made in together] == [4, 2]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedavg import FedAvg
@@ -28,16 +28,14 @@ NO_NOISE = CentralPrivacy(noise_multiplier=0.0)
 def last(name: str, folder, federation=None, steps: int = 2, **changes: Any) -> torch.Tensor:
     """Return the table `model` after some steps."""
     options = changes.pop("options", {})
-    done = worlds.run(
-        CATALOGUE[name](**options), federation or worlds.Tiny(equal=True), folder, steps, **changes
-    )
+    done = toy.run(CATALOGUE[name](**options), federation or toy.Tiny(equal=True), folder, steps, **changes)
     return done.server.tables["model"]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedadam", "ditto"])
 def test_without_clip_and_noise_rows_are_those_of_a_run_without_privacy(name, tmp_path):
     """Clients of equal sizes weigh the same anyhow."""
-    federation = worlds.Tiny(8, equal=True)  # 1/8 is exact
+    federation = toy.Tiny(8, equal=True)  # 1/8 is exact
     plain = last(name, tmp_path / "a", federation, participation=0.5)
     assert_close(
         last(name, tmp_path / "b", federation, participation=0.5, privacy=NO_NOISE), plain, rtol=0, atol=0
@@ -47,21 +45,21 @@ def test_without_clip_and_noise_rows_are_those_of_a_run_without_privacy(name, tm
 def test_ifca_without_clip_and_noise_and_with_exact_counts_is_ifca(tmp_path):
     exact = CentralPrivacy(noise_multiplier=0.0, count_noise=0.0)
     options = {"num_clusters": 3}
-    plain = last("ifca", tmp_path / "a", worlds.Tiny(), options=options)
-    private = last("ifca", tmp_path / "b", worlds.Tiny(), options=options, privacy=exact)
+    plain = last("ifca", tmp_path / "a", toy.Tiny(), options=options)
+    private = last("ifca", tmp_path / "b", toy.Tiny(), options=options, privacy=exact)
     assert_close(private, plain, rtol=0, atol=0)
 
 
 def trained(federation, learner, start, k: int, clip: float) -> torch.Tensor:
     """Return the clipped update of client k's first visit, float64."""
-    w = LocalClient(k, federation, learner, worlds.LOCAL).sgd(start, key(0, "visit", k, 0)).vector
+    w = LocalClient(k, federation, learner, toy.LOCAL).sgd(start, key(0, "visit", k, 0)).vector
     return clipped({"w": w}, {"w": start}, clip)["w"].double() - start.double()
 
 
 def test_a_step_is_the_sum_of_clipped_updates_and_noise_over_m_by_hand(tmp_path):
     """Unequal clients count the same; the noise is z C / m times the draws at its address."""
-    federation, clip, z = worlds.Tiny(), 0.05, 0.7
-    done = worlds.run(
+    federation, clip, z = toy.Tiny(), 0.05, 0.7
+    done = toy.run(
         CATALOGUE["fedavg"](), federation, tmp_path, steps=1, privacy=CentralPrivacy(clip, z), evaluate=False
     )
     learner = done.server_step.config.clients.learner
@@ -76,9 +74,7 @@ def test_rows_of_ifca_get_noise_of_z_c_over_m_by_k_chosen_or_not(tmp_path):
     """Five rows for six clients: at least one stays empty in a step, and moves by noise alone."""
     clip, z = 0.05, 2.0
     algorithm = CATALOGUE["ifca"](num_clusters=5)
-    done = worlds.run(
-        algorithm, worlds.Tiny(), tmp_path, steps=1, privacy=CentralPrivacy(clip, z), evaluate=False
-    )
+    done = toy.run(algorithm, toy.Tiny(), tmp_path, steps=1, privacy=CentralPrivacy(clip, z), evaluate=False)
     before, after = done.servers[0].tables["model"], done.server.tables["model"]
     chosen = np.unique(done.notes[0]["cluster"].astype(int))
     empty = np.setdiff1d(np.arange(5), chosen)
@@ -92,7 +88,7 @@ def test_noisy_counts_divide_the_rows_and_cost_the_updates(tmp_path):
     """The rows' denominators are members + noise at its address, at least 1."""
     privacy = CentralPrivacy(0.05, 0.5, count_noise=1.0)
     algorithm = CATALOGUE["ifca"](num_clusters=2)
-    done = worlds.run(algorithm, worlds.Tiny(), tmp_path, steps=1, privacy=privacy, evaluate=False)
+    done = toy.run(algorithm, toy.Tiny(), tmp_path, steps=1, privacy=privacy, evaluate=False)
     members = np.bincount(done.notes[0]["cluster"].astype(int), minlength=2)
     noise = key(0, "privacy", 1, "count").numpy().standard_normal(2)
     denominators = np.maximum(members + 1.0 * noise, 1.0)
@@ -103,7 +99,7 @@ def test_noisy_counts_divide_the_rows_and_cost_the_updates(tmp_path):
 def test_the_clip_follows_the_quantile(tmp_path):
     """Without noise: all six longer than 1e-4, so C grows by exp(0.2 * 0.5) in each of three rounds."""
     privacy = CentralPrivacy(1e-4, 0.0, quantile=0.5)
-    done = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path, privacy=privacy, evaluate=False)
+    done = toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, privacy=privacy, evaluate=False)
     assert_allclose(done.server_step.config.protection.clip, 1e-4 * np.exp(0.3))
     ledger = done.server_step.ledger
     d = done.server.tables["model"].shape[1]
@@ -111,8 +107,8 @@ def test_the_clip_follows_the_quantile(tmp_path):
 
 
 def test_local_noise_of_each_client_is_averaged_with_the_methods_weights(tmp_path):
-    federation, privacy = worlds.Tiny(), LocalPrivacy(0.05, 1.0)
-    done = worlds.run(CATALOGUE["fedavg"](), federation, tmp_path, steps=1, privacy=privacy, evaluate=False)
+    federation, privacy = toy.Tiny(), LocalPrivacy(0.05, 1.0)
+    done = toy.run(CATALOGUE["fedavg"](), federation, tmp_path, steps=1, privacy=privacy, evaluate=False)
     learner = done.server_step.config.clients.learner
     start, n = done.servers[0].tables["model"][0], federation.sizes[:, 0]
     expected = start.double()
@@ -124,7 +120,7 @@ def test_local_noise_of_each_client_is_averaged_with_the_methods_weights(tmp_pat
 
 
 def test_local_privacy_runs_with_arrivals(tmp_path):
-    done = worlds.events(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path, privacy=LocalPrivacy(0.05, 1.0))
+    done = toy.events(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, privacy=LocalPrivacy(0.05, 1.0))
     assert done.server.version == 3
 
 
@@ -136,7 +132,7 @@ def test_poisson_cohorts_differ_in_size_and_a_round_without_clients_is_noise_alo
     assert_array_equal(sampler(7), sampler(7))
 
     privacy = CentralPrivacy(0.05, 1.0, sampling="poisson")
-    step, _ = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path, participation=0.5, privacy=privacy)
+    step, _ = toy.start(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, participation=0.5, privacy=privacy)
     first = step.initialize()
     assert first is not None
     server, notes = step.step(first, np.zeros(0, np.int64))
@@ -166,7 +162,7 @@ class FailingAt(FedAvg):
 def test_a_round_whose_clients_all_fail_is_noise_alone_under_central_privacy(tmp_path):
     """They count as updates of 0, and D stays; under local privacy nobody adds noise, and the run ends."""
     privacy, world = CentralPrivacy(0.05, 0.7), {"on_client_error": "drop", "evaluate": False}
-    done = worlds.run(FailingAt(), worlds.Tiny(), tmp_path / "c", 2, privacy=privacy, **world)
+    done = toy.run(FailingAt(), toy.Tiny(), tmp_path / "c", 2, privacy=privacy, **world)
     start, one = (s.tables["model"][0] for s in done.servers[:2])
     draws = key(0, "privacy", 1, "noise", "model", 0).numpy().standard_normal(len(start))
     expected = start.double() + 0.7 * 0.05 * torch.from_numpy(draws) / 6
@@ -175,7 +171,7 @@ def test_a_round_whose_clients_all_fail_is_noise_alone_under_central_privacy(tmp
     dropped = [(d.step, d.client) for d in done.server_step.dropped]
     assert dropped == [*((1, k) for k in range(6)), *((2, k) for k in range(3))]
     with pytest.raises(ClientError, match="all clients of round 1 failed"):
-        worlds.run(FailingAt(), worlds.Tiny(), tmp_path / "l", privacy=LocalPrivacy(0.05, 1.0), **world)
+        toy.run(FailingAt(), toy.Tiny(), tmp_path / "l", privacy=LocalPrivacy(0.05, 1.0), **world)
 
 
 @pytest.mark.parametrize(
@@ -192,10 +188,10 @@ def test_a_round_whose_clients_all_fail_is_noise_alone_under_central_privacy(tmp
 )
 def test_what_noise_does_not_cover_is_refused_in_one_line(name, changes, words, tmp_path):
     with pytest.raises(UserError, match=words):
-        worlds.start(CATALOGUE[name](), worlds.Tiny(), tmp_path, **changes)
+        toy.start(CATALOGUE[name](), toy.Tiny(), tmp_path, **changes)
 
 
 def test_variants_whose_uploads_are_no_rows_are_refused(tmp_path):
     for options in ({"variant": "gradient"}, {"restarts": 2}):
         with pytest.raises(UserError, match="IFCA sends more than updates"):
-            worlds.start(CATALOGUE["ifca"](**options), worlds.Tiny(), tmp_path, privacy=CentralPrivacy(1.0))
+            toy.start(CATALOGUE["ifca"](**options), toy.Tiny(), tmp_path, privacy=CentralPrivacy(1.0))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_array_equal
-from support import cases, worlds
+from support import cases, toy
 from support.runs import CONFIG
 from torch.testing import assert_close
 
@@ -30,9 +30,9 @@ OTHERS = [name for name, a in METHODS.items() if not a.needs.averages]
 @pytest.mark.parametrize("name", AVERAGING)
 def test_a_bound_that_nothing_reaches_leaves_every_method_as_it_is(name, tmp_path):
     policy = {"policy": Buffer(size=3)} if name == "fedbuff" else {}
-    walk = worlds.events if policy else worlds.run
+    walk = toy.events if policy else toy.run
     plain, robust = (
-        walk(METHODS[name], worlds.Tiny(), tmp_path / str(i), steps=2, robust=rule, **policy)
+        walk(METHODS[name], toy.Tiny(), tmp_path / str(i), steps=2, robust=rule, **policy)
         for i, rule in enumerate((NoRule(), NormBound(1e9)))
     )
     for table, rows in plain.server.tables.items():
@@ -52,9 +52,9 @@ def test_rows_that_change_places_have_no_norm_to_bound():
         check_robust(NormBound(), METHODS["emdcfl"])
 
 
-def attacked(clients: tuple[int, ...]) -> worlds.Tiny:
+def attacked(clients: tuple[int, ...]) -> toy.Tiny:
     """Return a federation of which some clients attack."""
-    federation = worlds.Tiny(equal=True)
+    federation = toy.Tiny(equal=True)
     federation.attackers = np.array(clients)
     return federation
 
@@ -62,11 +62,11 @@ def attacked(clients: tuple[int, ...]) -> worlds.Tiny:
 def test_a_flipped_sign_enters_the_mean_as_it_should(tmp_path):
     """Row w, upload x of client 2 of six equal ones: 2 w - x instead of x moves the mean by (w - x) / 3."""
     attack, one = SignFlip(clients=(2,)), {"steps": 1, "evaluate": False}
-    honest = worlds.run(FedAvg(), worlds.Tiny(equal=True), tmp_path / "a", **one)
-    lying = worlds.run(FedAvg(), attacked((2,)), tmp_path / "b", attack=attack, **one)
+    honest = toy.run(FedAvg(), toy.Tiny(equal=True), tmp_path / "a", **one)
+    lying = toy.run(FedAvg(), attacked((2,)), tmp_path / "b", attack=attack, **one)
     alone = Path(tmp_path / "c")
     start = honest.servers[0].tables["model"][0]
-    step, _ = worlds.start(FedAvg(), worlds.Tiny(equal=True), alone, cohort_size=1)
+    step, _ = toy.start(FedAvg(), toy.Tiny(equal=True), alone, cohort_size=1)
     server, _ = step.step(step.initialize(), np.array([2]))
     moved = (start - server.tables["model"][0]) / 3
     assert moved.abs().max() > 1e-3
@@ -76,8 +76,8 @@ def test_a_flipped_sign_enters_the_mean_as_it_should(tmp_path):
 
 def test_a_barrier_takes_the_steps_of_rounds(tmp_path):
     changes = {"robust": Median(), "attack": SignFlip(clients=(2,))}
-    rounds = worlds.run(FedAvg(), attacked((2,)), tmp_path / "a", **changes)
-    events = worlds.events(FedAvg(), attacked((2,)), tmp_path / "b", policy=Barrier(), **changes)
+    rounds = toy.run(FedAvg(), attacked((2,)), tmp_path / "a", **changes)
+    events = toy.events(FedAvg(), attacked((2,)), tmp_path / "b", policy=Barrier(), **changes)
     assert_array_equal(events.server.tables["model"], rounds.server.tables["model"])
     assert events.reported[3]["robust_too_small"] == 0
 
@@ -87,9 +87,9 @@ def test_a_few_liars_do_not_move_a_model_far(rule, tmp_path):
     """One client of six sends -1000 times its update."""
     attack = SignFlip(clients=(2,), factor=1000)
     mean, robust, honest = (
-        worlds.run(FedAvg(), federation, tmp_path / str(i), robust=rule, attack=attack, evaluate=False)
+        toy.run(FedAvg(), federation, tmp_path / str(i), robust=rule, attack=attack, evaluate=False)
         for i, (federation, rule) in enumerate(
-            ((attacked((2,)), NoRule()), (attacked((2,)), rule), (worlds.Tiny(equal=True), NoRule()))
+            ((attacked((2,)), NoRule()), (attacked((2,)), rule), (toy.Tiny(equal=True), NoRule()))
         )
     )
     right = honest.server.tables["model"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support import worlds
+from support import toy
 from support.runs import CONFIG
 
 import mpifl
@@ -50,7 +50,7 @@ if run is not None:
 
 @pytest.mark.nightly
 def test_ten_lines_that_raise_end_with_one_message(mpirun, tmp_path):
-    done = mpirun(2, "-c", TEN_LINES, CONFIG, tmp_path, env=worlds.PYTHONPATH, timeout=120)
+    done = mpirun(2, "-c", TEN_LINES, CONFIG, tmp_path, env=toy.PYTHONPATH, timeout=120)
     assert done.returncode == 2
     assert done.stdout.strip() == "[1]"
     assert done.stderr.count("mpifl: ") == 1
@@ -59,7 +59,7 @@ def test_ten_lines_that_raise_end_with_one_message(mpirun, tmp_path):
 
 
 def test_a_script_goes_on_after_errors_and_ends_with_that_of_one_rank(mpirun, tmp_path):
-    done = mpirun(3, "-c", PROGRAM, CONFIG, tmp_path, env=worlds.PYTHONPATH, timeout=120)
+    done = mpirun(3, "-c", PROGRAM, CONFIG, tmp_path, env=toy.PYTHONPATH, timeout=120)
     assert (done.returncode, done.stderr.count("mpifl: ")) == (2, 1), done.stderr
     assert "mpifl: model = 7: on rank 0 alone\n" in done.stderr
     said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]

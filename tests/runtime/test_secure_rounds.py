@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_array_equal
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.aggregation.exact_sum import exact_sum, finish, spacings
@@ -24,10 +24,10 @@ from mpifl.training.client import LocalClient
 
 @pytest.mark.parametrize("options", [{}, {"bits": 52}, {"neighbours": 2}])
 def test_rows_are_those_of_a_run_without_masks_bit_for_bit(options, tmp_path):
-    plain = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "a", evaluate=False)
-    masked = worlds.run(
+    plain = toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path / "a", evaluate=False)
+    masked = toy.run(
         CATALOGUE["fedavg"](),
-        worlds.Tiny(),
+        toy.Tiny(),
         tmp_path / "b",
         evaluate=False,
         secure_aggregation=MaskedSums(**options),
@@ -37,11 +37,11 @@ def test_rows_are_those_of_a_run_without_masks_bit_for_bit(options, tmp_path):
 
 @pytest.mark.parametrize("options", [{"num_clusters": 1}, {"num_clusters": 2, "share": "body"}])
 def test_rows_of_clusters_too_where_each_has_two_members(options, tmp_path):
-    """A row with one member stays as it is; in these worlds every chosen row has two at least."""
-    federation = worlds.Tiny(8)
-    plain = worlds.run(CATALOGUE["ifca"](**options), federation, tmp_path / "a", evaluate=False)
+    """A row with one member stays as it is; in these federations every chosen row has two at least."""
+    federation = toy.Tiny(8)
+    plain = toy.run(CATALOGUE["ifca"](**options), federation, tmp_path / "a", evaluate=False)
     assert all(np.bincount(n["cluster"].astype(int)).min() != 1 for n in plain.notes)
-    masked = worlds.run(
+    masked = toy.run(
         CATALOGUE["ifca"](**options),
         federation,
         tmp_path / "b",
@@ -65,8 +65,8 @@ def test_with_two_dropouts_a_row_is_the_exact_mean_of_the_other_four_by_hand(tmp
     """The same integers, added without masks: w_k from the plan for all six, the grid too."""
     from mpifl.experiment.schema import Seeds
 
-    seed, federation = two_drop(), worlds.Tiny()
-    done = worlds.run(
+    seed, federation = two_drop(), toy.Tiny()
+    done = toy.run(
         CATALOGUE["fedavg"](),
         federation,
         tmp_path,
@@ -79,7 +79,7 @@ def test_with_two_dropouts_a_row_is_the_exact_mean_of_the_other_four_by_hand(tmp
     learner = done.server_step.config.clients.learner
     start, n = done.servers[0].tables["model"][0], federation.sizes[:, 0].astype(float)
     models = [
-        LocalClient(k, federation, learner, worlds.LOCAL).sgd(start, key(0, "visit", k, 0)).vector
+        LocalClient(k, federation, learner, toy.LOCAL).sgd(start, key(0, "visit", k, 0)).vector
         for k in range(6)
     ]
     told = (n / n.sum())[None]
@@ -110,7 +110,7 @@ def test_what_ranks_send_is_uniform(tmp_path, monkeypatch):
     figures = {}
     for name, more in {"plain": {}, "masked": {"secure_aggregation": MaskedSums()}}.items():
         seen.clear()
-        worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / name, evaluate=False, **more)
+        toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path / name, evaluate=False, **more)
         bits = torch.cat([s.reshape(-1) for s in seen]).numpy().view(np.uint64) >> np.uint64(61)
         counts = np.bincount(bits.astype(int), minlength=8)
         figures[name] = float(((counts - len(bits) / 8) ** 2 / (len(bits) / 8)).sum())
@@ -120,9 +120,9 @@ def test_what_ranks_send_is_uniform(tmp_path, monkeypatch):
 def test_the_ledger_is_the_closed_form(tmp_path):
     """Beside it, what clients read."""
     config, payload = MaskedSums(bits=40), Payload(header_bytes=7)
-    done = worlds.run(
+    done = toy.run(
         CATALOGUE["fedavg"](),
-        worlds.Tiny(),
+        toy.Tiny(),
         tmp_path,
         evaluate=False,
         secure_aggregation=config,
@@ -144,12 +144,12 @@ def test_the_ledger_is_the_closed_form(tmp_path):
 )
 def test_what_the_protocol_sends_counts_towards_a_deadline(algorithm, deadline_s, all_of_it, tmp_path):
     """A second each to download, with the others' keys and shares, to compute, and to upload, masked."""
-    d = worlds.context_of(worlds.config_of(algorithm), worlds.Tiny()).problem.layout.size
+    d = toy.context_of(toy.config_of(algorithm), toy.Tiny()).problem.layout.size
     down, up = (total / 6 for total in bytes_of_round(6, d, MaskedSums(), 7))
     rows = getattr(algorithm, "num_clusters", 1)
-    done = worlds.events(
+    done = toy.events(
         algorithm,
-        worlds.Tiny(),
+        toy.Tiny(),
         tmp_path,
         1,
         policy=PartialWork(deadline_s=deadline_s),
@@ -165,15 +165,15 @@ def test_what_the_protocol_sends_counts_towards_a_deadline(algorithm, deadline_s
 def test_a_row_that_is_given_up_stays_where_it_is(name, tmp_path):
     """Everybody must be left and about half are: no row moves, by no momentum either."""
     lost = MaskedSums(dropout=0.5, threshold=1.0)
-    done = worlds.run(CATALOGUE[name](), worlds.Tiny(), tmp_path / "a", 1, evaluate=False)
+    done = toy.run(CATALOGUE[name](), toy.Tiny(), tmp_path / "a", 1, evaluate=False)
     start = done.server
-    step, sampler = worlds.start(CATALOGUE[name](), worlds.Tiny(), tmp_path / "b", secure_aggregation=lost)
+    step, sampler = toy.start(CATALOGUE[name](), toy.Tiny(), tmp_path / "b", secure_aggregation=lost)
     step.initialize()
     step.distribute(start)
     server, _ = step.step(start, sampler(2))
     assert step.config.secure.figures()["secure_skipped"] == 1
     assert server.version == start.version + 1
-    worlds.same(server.tables, start.tables)
+    toy.same(server.tables, start.tables)
 
 
 @pytest.mark.parametrize(
@@ -191,4 +191,4 @@ def test_a_row_that_is_given_up_stays_where_it_is(name, tmp_path):
 )
 def test_what_needs_single_uploads_is_refused_in_one_line(name, changes, words, tmp_path):
     with pytest.raises(UserError, match=words):
-        worlds.start(CATALOGUE[name](), worlds.Tiny(), tmp_path, secure_aggregation=MaskedSums(), **changes)
+        toy.start(CATALOGUE[name](), toy.Tiny(), tmp_path, secure_aggregation=MaskedSums(), **changes)

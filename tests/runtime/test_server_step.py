@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -63,12 +63,12 @@ class Counting(Algorithm):
 
 def test_a_step_of_fedavg_is_the_mean_of_what_the_clients_train(tmp_path):
     """Step 1 by hand: sum_k n_k w_k / sum n, each w_k trained with the key of its first visit."""
-    federation = worlds.Tiny()
-    done = worlds.run(CATALOGUE["fedavg"](), federation, tmp_path, steps=1)
+    federation = toy.Tiny()
+    done = toy.run(CATALOGUE["fedavg"](), federation, tmp_path, steps=1)
     learner = done.server_step.config.clients.learner
     start = done.servers[0].tables["model"][0]
     trained = [
-        LocalClient(k, federation, learner, worlds.LOCAL).sgd(start, key(0, "visit", k, 0)).vector
+        LocalClient(k, federation, learner, toy.LOCAL).sgd(start, key(0, "visit", k, 0)).vector
         for k in range(6)
     ]
     n = federation.sizes[:, 0]
@@ -79,7 +79,7 @@ def test_a_step_of_fedavg_is_the_mean_of_what_the_clients_train(tmp_path):
 
 def test_clients_are_told_version_step_visit_and_find_their_state(tmp_path):
     """Half take part: a client's visit number and state count its own visits, not the steps."""
-    done = worlds.run(Counting(), worlds.Tiny(), tmp_path, steps=4, participation=0.5, evaluate=False)
+    done = toy.run(Counting(), toy.Tiny(), tmp_path, steps=4, participation=0.5, evaluate=False)
     visits = np.zeros(6, int)
     for step, notes in enumerate(done.notes, 1):
         assert_array_equal(notes["version"], step - 1)
@@ -88,7 +88,7 @@ def test_clients_are_told_version_step_visit_and_find_their_state(tmp_path):
         visits[notes.client] += 1
         assert_array_equal(notes["state"], visits[notes.client])
         assert_array_equal(notes.client, np.unique(notes.client))
-        assert_array_equal(notes.num_samples, worlds.Tiny().sizes[notes.client, 0])
+        assert_array_equal(notes.num_samples, toy.Tiny().sizes[notes.client, 0])
         assert done.servers[step].version == step
     assert visits.sum() == 12
     assert visits.min() < visits.max()
@@ -97,8 +97,8 @@ def test_clients_are_told_version_step_visit_and_find_their_state(tmp_path):
 
 
 def test_draws_are_addressed_by_client_and_visit(tmp_path):
-    everyone = worlds.run(Counting(), worlds.Tiny(), tmp_path / "a", steps=2, evaluate=False)
-    half = worlds.run(Counting(), worlds.Tiny(), tmp_path / "b", steps=3, participation=0.5, evaluate=False)
+    everyone = toy.run(Counting(), toy.Tiny(), tmp_path / "a", steps=2, evaluate=False)
+    half = toy.run(Counting(), toy.Tiny(), tmp_path / "b", steps=3, participation=0.5, evaluate=False)
     draws = {}
     for notes in (*everyone.notes, *half.notes):
         for k, visit, draw in zip(notes.client, notes["visit"], notes["draw"], strict=True):
@@ -120,7 +120,7 @@ def test_distances_are_those_of_what_clients_trained(name, tmp_path):
 
     evaluation = EvaluationConfig(every=2, distances=True)
     method, half = CATALOGUE[name](), {"participation": 0.5, "rounds": 3, "evaluation": evaluation}
-    step, sampler = worlds.start(method, worlds.Tiny(), tmp_path, told=told, **half)
+    step, sampler = toy.start(method, toy.Tiny(), tmp_path, told=told, **half)
     server = step.initialize()
     for t in range(1, 4):
         server, notes = step.step(server, sampler(t))
@@ -137,7 +137,7 @@ def test_distances_are_those_of_what_clients_trained(name, tmp_path):
 
 def test_the_models_of_clients_are_gathered_some_at_a_time(tmp_path, monkeypatch):
     """Two at a time, of five of six clients."""
-    done = worlds.run(CATALOGUE["fedper"](), worlds.Tiny(), tmp_path, steps=1)
+    done = toy.run(CATALOGUE["fedper"](), toy.Tiny(), tmp_path, steps=1)
     monkeypatch.setattr(server_step, "MODEL_BLOCK", 2 * done.server_step.problem.layout.size + 1)
     some = np.array([0, 1, 3, 4, 5])
     models = done.server_step.client_models(done.server, some)
@@ -147,23 +147,23 @@ def test_the_models_of_clients_are_gathered_some_at_a_time(tmp_path, monkeypatch
 
 def test_distances_ask_for_whole_models(tmp_path):
     evaluation = EvaluationConfig(matrices=("parameters",))
-    step, sampler = worlds.start(CATALOGUE["cfl"](), worlds.Tiny(), tmp_path, evaluation=evaluation)
+    step, sampler = toy.start(CATALOGUE["cfl"](), toy.Tiny(), tmp_path, evaluation=evaluation)
     with pytest.raises(UserError, match=r"with CFL.*upload delta, update, no whole model"):
         step.step(step.initialize(), sampler(1))
 
 
 def test_changes_are_no_models(tmp_path):
     """Where a forecast cannot tell, the first step does."""
-    step, sampler = worlds.start(
-        CATALOGUE["scaffold"](), worlds.Tiny(), tmp_path, evaluation=EvaluationConfig(distances=True)
+    step, sampler = toy.start(
+        CATALOGUE["scaffold"](), toy.Tiny(), tmp_path, evaluation=EvaluationConfig(distances=True)
     )
     with pytest.raises(UserError, match=r"with SCAFFOLD.*upload changes, no models"):
         step.step(step.initialize(), sampler(1))
 
 
 def test_training_figures_are_means_by_samples(tmp_path):
-    done = worlds.run(Counting(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
-    n = worlds.Tiny().sizes[:, 0]
+    done = toy.run(Counting(), toy.Tiny(), tmp_path, steps=1, evaluate=False)
+    n = toy.Tiny().sizes[:, 0]
     assert_allclose(done.server_step.train_metrics["train_loss"], np.average(np.arange(6), weights=n))
 
 
@@ -171,12 +171,12 @@ def test_an_exception_in_a_client_names_rank_client_round_and_visit(tmp_path):
     with pytest.raises(
         ClientError, match="rank 0, client 3, round 1, visit 0: ArithmeticError: the client's own"
     ):
-        worlds.run(Counting(fail=3), worlds.Tiny(), tmp_path)
+        toy.run(Counting(fail=3), toy.Tiny(), tmp_path)
 
 
 def test_an_upload_that_is_not_finite_stops_the_run_and_is_named(tmp_path):
     with pytest.raises(NotFinite, match="client 2, visit 0: upload 'model' is not finite"):
-        worlds.run(Counting(fail=2, how="nan"), worlds.Tiny(), tmp_path)
+        toy.run(Counting(fail=2, how="nan"), toy.Tiny(), tmp_path)
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class RememberingTwo(Remembering):
 
 
 def test_all_uploads_of_a_client_that_is_absent_are_remembered(tmp_path):
-    done = worlds.run(RememberingTwo(), worlds.Tiny(), tmp_path, steps=4, participation=0.5, evaluate=False)
+    done = toy.run(RememberingTwo(), toy.Tiny(), tmp_path, steps=4, participation=0.5, evaluate=False)
     seen: set[int] = set()
     for server in done.servers[1:]:
         clients, fresh = server.algorithm_state["client"], server.algorithm_state["fresh"]
@@ -226,7 +226,7 @@ def test_all_uploads_of_a_client_that_is_absent_are_remembered(tmp_path):
 
 
 def test_the_server_remembers_the_last_upload_of_clients_that_are_absent(tmp_path):
-    done = worlds.run(Remembering(), worlds.Tiny(), tmp_path, steps=4, participation=0.5, evaluate=False)
+    done = toy.run(Remembering(), toy.Tiny(), tmp_path, steps=4, participation=0.5, evaluate=False)
     last: dict[int, int] = {}
     for step, server in enumerate(done.servers[1:], 1):
         clients, fresh = server.algorithm_state["client"], server.algorithm_state["fresh"]
@@ -260,7 +260,7 @@ class Polished(Algorithm):
 
 def test_server_update_comes_after_mixing(tmp_path):
     """(w + 1) / 2, then ((w + 1) / 2 + 1) / 2; the version is the engine's own business."""
-    done = worlds.run(Polished(), worlds.Tiny(), tmp_path, steps=2, evaluate=False)
+    done = toy.run(Polished(), toy.Tiny(), tmp_path, steps=2, evaluate=False)
     w = done.servers[0].tables["model"]
     assert_close(done.servers[1].tables["model"], (w + 1) / 2)
     assert_close(done.servers[2].tables["model"], ((w + 1) / 2 + 1) / 2)
@@ -268,7 +268,7 @@ def test_server_update_comes_after_mixing(tmp_path):
 
 
 def test_only_the_chosen_clients_are_evaluated(tmp_path):
-    server_step, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
+    server_step, sampler = toy.start(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path)
     server, _ = server_step.step(server_step.initialize(), sampler(1))
     whole = server_step.evaluate(server, np.arange(6))
     some = server_step.evaluate(server, np.array([1, 4]))
@@ -288,7 +288,7 @@ def test_only_the_chosen_clients_are_evaluated(tmp_path):
     ],
 )
 def test_rounds_judge_when_due_and_always_at_the_end(every, first, expected, tmp_path):
-    server_step, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path, participation=0.5)
+    server_step, sampler = toy.start(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, participation=0.5)
     records = []
     evaluation = EvaluationSchedule(np.arange(6), every, first)
     rounds = SynchronousEngine(server_step, sampler, 5, evaluation)
@@ -306,37 +306,35 @@ def test_rounds_judge_when_due_and_always_at_the_end(every, first, expected, tmp
 def test_evaluation_does_not_change_what_follows(tmp_path):
     runs = []
     for every in (0, 1):
-        server_step, sampler = worlds.start(CATALOGUE["fedper"](), worlds.Tiny(), tmp_path / str(every))
+        server_step, sampler = toy.start(CATALOGUE["fedper"](), toy.Tiny(), tmp_path / str(every))
         rounds = SynchronousEngine(server_step, sampler, 3, EvaluationSchedule(np.arange(6), every))
         runs.append(rounds.run(lambda record: None))
-    worlds.same(worlds.state_of(runs[0]), worlds.state_of(runs[1]))
+    toy.same(toy.state_of(runs[0]), toy.state_of(runs[1]))
 
 
 @pytest.mark.parametrize("collective", ["reduce", "gather"])
 @pytest.mark.parametrize("name", ["fedavg", "ucfl", "cfl"])
 def test_the_collective_does_not_change_the_bits(name, collective, tmp_path):
     options = {"ucfl": {"noise_batch": 4.0}, "cfl": {"warmup": 1, "eps1": 100.0, "eps2": 0.0}}.get(name, {})
-    chosen = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "auto", evaluate=False)
+    chosen = toy.run(CATALOGUE[name](**options), toy.Tiny(), tmp_path / "auto", evaluate=False)
     system = SystemConfig(collective=collective)
-    forced = worlds.run(
-        CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "forced", evaluate=False, system=system
+    forced = toy.run(
+        CATALOGUE[name](**options), toy.Tiny(), tmp_path / "forced", evaluate=False, system=system
     )
     assert forced.server_step.mixer.last_collectives == [collective]
-    worlds.same(worlds.state_of(chosen.server), worlds.state_of(forced.server))
+    toy.same(toy.state_of(chosen.server), toy.state_of(forced.server))
 
 
 def test_fast_sums_are_close_to_exact_ones(tmp_path):
-    exact = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "exact", evaluate=False)
+    exact = toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path / "exact", evaluate=False)
     system = SystemConfig(sums="fast")
-    fast = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "fast", evaluate=False, system=system)
+    fast = toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path / "fast", evaluate=False, system=system)
     assert_close(fast.server.tables["model"], exact.server.tables["model"], rtol=1e-4, atol=1e-6)
 
 
 def test_only_those_who_take_part_are_counted_as_visited(tmp_path):
     """Oracle remembers the uploads of absent members: these are reports, and no visits."""
-    done = worlds.run(
-        CATALOGUE["oracle"](), worlds.Tiny(), tmp_path, steps=3, participation=0.5, evaluate=False
-    )
+    done = toy.run(CATALOGUE["oracle"](), toy.Tiny(), tmp_path, steps=3, participation=0.5, evaluate=False)
     assert len(done.notes[-1]) > 3
     assert done.server_step.visits.sum() == 9
 
@@ -364,10 +362,10 @@ class ComparesNow(ComparedUploads, Algorithm):
 
 
 def test_products_are_taken_of_what_is_uploaded_in_the_steps_that_compare(tmp_path):
-    done = worlds.run(ComparesNow(), worlds.Tiny(), tmp_path, steps=3, evaluate=False)
+    done = toy.run(ComparesNow(), toy.Tiny(), tmp_path, steps=3, evaluate=False)
     assert [bool(s.algorithm_state["gram"]) for s in done.servers[1:]] == [False, True, False]
     with pytest.raises(MethodError, match="no upload 'delta'"):
-        worlds.run(ComparesNow(sends=3), worlds.Tiny(), tmp_path / "late", steps=3, evaluate=False)
+        toy.run(ComparesNow(sends=3), toy.Tiny(), tmp_path / "late", steps=3, evaluate=False)
 
 
 @dataclass(frozen=True)
@@ -390,8 +388,8 @@ class ComparesPairs(ComparedUploads, Algorithm):
 @pytest.mark.parametrize("policy", [{}, {"policy": Buffer(size=6)}], ids=["rounds", "buffer"])
 def test_components_of_an_upload_are_compared_as_one_vector(policy, tmp_path):
     """Client k: (k + 1)(j + 1) + 1 + 100 k j + 4 with client j."""
-    done = worlds.events(ComparesPairs(), worlds.Tiny(), tmp_path, steps=1, **policy) if policy else None
-    done = done or worlds.run(ComparesPairs(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
+    done = toy.events(ComparesPairs(), toy.Tiny(), tmp_path, steps=1, **policy) if policy else None
+    done = done or toy.run(ComparesPairs(), toy.Tiny(), tmp_path, steps=1, evaluate=False)
     k = np.arange(6)
     expected = np.outer(k + 1, k + 1) + 100 * np.outer(k, k) + 5
     assert_allclose(done.server.algorithm_state["gram"], expected)
@@ -399,7 +397,7 @@ def test_components_of_an_upload_are_compared_as_one_vector(policy, tmp_path):
 
 def test_cflgp_looks_at_profiles_every_other_round(tmp_path):
     method = CATALOGUE["cflgp"](num_clusters=2, period=2)
-    done = worlds.run(method, worlds.Tiny(), tmp_path, steps=3, evaluate=False)
+    done = toy.run(method, toy.Tiny(), tmp_path, steps=3, evaluate=False)
     assert ["gram" in notes.columns for notes in done.notes] == [True, False, True]
 
 
@@ -412,9 +410,9 @@ def test_updates_are_compared_with_their_mean_in_every_module(tmp_path):
             report = result[0]
             moved[report.client] = report.num_samples, report.vectors["model"] - args[0]["model"][0]
 
-    options = {"participation": 0.5, "model": worlds.mlp(8, 6), "output": OutputConfig(updates=True)}
+    options = {"participation": 0.5, "model": toy.mlp(8, 6), "output": OutputConfig(updates=True)}
     algorithm = CATALOGUE["fedavg"]()
-    server_step, sampler = worlds.start(algorithm, worlds.Tiny(), tmp_path, told=told, **options)
+    server_step, sampler = toy.start(algorithm, toy.Tiny(), tmp_path, told=told, **options)
     server = server_step.initialize()
     for step in (1, 2, 3):
         moved.clear()
@@ -455,9 +453,9 @@ class Changes(Algorithm):
 
 @pytest.mark.parametrize("named", [False, True])
 def test_uploads_that_are_changes_are_compared_as_what_they_are(named, tmp_path):
-    asked = {"model": worlds.mlp(8), "output": OutputConfig(updates=True)}
-    plain = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "a", 1, **asked).server_step.updates
-    found = worlds.run(Changes(named), worlds.Tiny(), tmp_path / "b", 1, **asked).server_step.updates
+    asked = {"model": toy.mlp(8), "output": OutputConfig(updates=True)}
+    plain = toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path / "a", 1, **asked).server_step.updates
+    found = toy.run(Changes(named), toy.Tiny(), tmp_path / "b", 1, **asked).server_step.updates
     one = [(row["size"], row["cosine"], row["distance"]) for row in plain]
     other = [(row["size"], row["cosine"], row["distance"]) for row in found]
     assert len(one) > 0
@@ -467,7 +465,7 @@ def test_uploads_that_are_changes_are_compared_as_what_they_are(named, tmp_path)
 @pytest.mark.parametrize("name", ["ifca", "fedper", "fesem"])
 def test_updates_are_compared_only_of_one_whole_model(name, tmp_path):
     with pytest.raises(UserError, match="updates"):
-        worlds.run(CATALOGUE[name](), worlds.Tiny(), tmp_path, 1, output=OutputConfig(updates=True))
+        toy.run(CATALOGUE[name](), toy.Tiny(), tmp_path, 1, output=OutputConfig(updates=True))
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -479,7 +477,7 @@ def test_rows_live_with_their_readers_only_where_the_method_says_that_rank_0_nev
     class Own(CATALOGUE["fedamp"]):
         needs = Needs(client_state=True, row_per_client=declared)
 
-    step, _ = worlds.start(Own(), worlds.Tiny(), tmp_path)
+    step, _ = toy.start(Own(), toy.Tiny(), tmp_path)
     server = step.initialize()
     assert len(server.tables["model"]) == 6
     assert step._row_owners(server, "model") is None, "a single rank"

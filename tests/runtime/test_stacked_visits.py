@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support import worlds
+from support import toy
 from support.cases import OPTIONS
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -25,7 +25,7 @@ def test_a_method_finds_stacked_what_it_finds_alone(name, tmp_path):
     for stack in (1, 4):
         algorithm, folder = CATALOGUE[name](**OPTIONS.get(name, {})), tmp_path / str(stack)
         system = SystemConfig(stack=stack)
-        found.append(worlds.run(algorithm, worlds.Tiny(), folder, steps=2, evaluate=False, system=system))
+        found.append(toy.run(algorithm, toy.Tiny(), folder, steps=2, evaluate=False, system=system))
     alone, stacked = found
     for table, rows in alone.server.tables.items():
         scale = float(rows.abs().max()) if rows.numel() else 1.0
@@ -50,8 +50,8 @@ def test_clients_at_home_on_several_nodes_are_not_stacked():
 
 def test_what_cannot_be_stacked_is_refused_or_left_alone(tmp_path):
     fedavg, stack = CATALOGUE["fedavg"](), SystemConfig(stack=2)
-    dropout = {"model": worlds.config_of(fedavg).model, "system": stack, "policy": EveryArrival()}
+    dropout = {"model": toy.config_of(fedavg).model, "system": stack, "policy": EveryArrival()}
     with pytest.raises(UserError, match="policy rounds"):
-        worlds.start(fedavg, worlds.Tiny(), tmp_path, Single(), **dropout)
-    measured, _ = worlds.start(fedavg, worlds.Tiny(), tmp_path, Single(), system=SystemConfig(stack=0))
+        toy.start(fedavg, toy.Tiny(), tmp_path, Single(), **dropout)
+    measured, _ = toy.start(fedavg, toy.Tiny(), tmp_path, Single(), system=SystemConfig(stack=0))
     assert measured.config.stack in (1, 4, 6)

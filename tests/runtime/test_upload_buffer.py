@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from numpy.testing import assert_array_equal
-from support import worlds
+from support import toy
 from support.fake_device import DEVICE, FakeDevice, on_device
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -53,5 +53,5 @@ def test_runs_do_not_depend_on_the_buffer(monkeypatch, tmp_path):
         for least in (1 << 40, 0):
             monkeypatch.setattr(worker, "LEAST", least)
             method = CATALOGUE[name](**options)
-            runs.append(worlds.run(method, worlds.Tiny(), tmp_path / f"{name}-{least}", participation=0.5))
-        worlds.same(worlds.state_of(runs[0].server), worlds.state_of(runs[1].server))
+            runs.append(toy.run(method, toy.Tiny(), tmp_path / f"{name}-{least}", participation=0.5))
+        toy.same(toy.state_of(runs[0].server), toy.state_of(runs[1].server))

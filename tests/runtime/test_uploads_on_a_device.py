@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import fake_device, worlds
+from support import fake_device, toy
 from support.cases import OPTIONS
 from support.fake_device import DEVICE
 from torch.testing import assert_close
@@ -24,7 +24,7 @@ from mpifl.simulation.policies import Buffer
 from mpifl.traffic.compression import TopK
 from mpifl.traffic.payload import Payload
 
-LOCAL = replace(worlds.LOCAL, steps=1)
+LOCAL = replace(toy.LOCAL, steps=1)
 # a sum; control variates; components; parts of two tables; products, and rows that split; statistics whose
 # products are read; statistics whose distances to rows are measured
 FORMS = ("fedavg", "scaffold", "fedem", "fedcuau", "cfl", "ucfl", "flexcfl")
@@ -45,11 +45,11 @@ def kept(monkeypatch) -> list[torch.device]:
     return found
 
 
-def run(name: str, folder: Path, room: int, **changes) -> worlds.Run:
+def run(name: str, folder: Path, room: int, **changes) -> toy.Run:
     """Take two steps of a method on the device."""
     with fake_device.gpu(room):
         method = CATALOGUE[name](**OPTIONS.get(name, {}))
-        return worlds.run(method, worlds.Tiny(), folder, steps=2, evaluate=False, local=LOCAL, **changes)
+        return toy.run(method, toy.Tiny(), folder, steps=2, evaluate=False, local=LOCAL, **changes)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -60,7 +60,7 @@ def test_uploads_give_the_same_bits_wherever_they_are(name, tmp_path, kept):
         found[room] = run(name, tmp_path / str(room), room).server
         assert set(kept) == {0: {CPU}, 3000: {CPU, DEVICE}, 1 << 40: {DEVICE}}[room]
     for server in found.values():
-        worlds.same(worlds.state_of(found[0]), worlds.state_of(server))
+        toy.same(toy.state_of(found[0]), toy.state_of(server))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_arrivals_over_links_come_at_the_times_and_with_the_bits_of_a_run_on_a_c
         options = {"network": Links(uplink_bytes_s=1e3), "policy": Buffer(2), "local": LOCAL}
         with place:
             folder = tmp_path / str(len(found))
-            found.append(worlds.events(CATALOGUE["fedbuff"](), worlds.Tiny(), folder, steps=2, **options))
+            found.append(toy.events(CATALOGUE["fedbuff"](), toy.Tiny(), folder, steps=2, **options))
     cpu, gpu = found
     assert gpu.times == cpu.times
     assert cpu.times[-1] > 0
@@ -97,7 +97,7 @@ def test_nothing_of_a_round_stays_on_the_device(monkeypatch, tmp_path):
 
     monkeypatch.setattr(mix, "exact_sum", watched)
     with fake_device.gpu():
-        server_step, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
+        server_step, sampler = toy.start(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path)
         server_step.step(server_step.initialize(), sampler(1))
     gc.collect()
     assert len(seen) == 6

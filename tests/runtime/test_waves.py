@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support import worlds
+from support import toy
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
@@ -18,9 +18,9 @@ from mpifl.simulation.policies import Barrier, Synchronous, Waves
 SLOW = Exponential(mean_s=2.0)
 
 
-def events(name, folder, steps=4, federation=None, **changes) -> worlds.Run:
+def events(name, folder, steps=4, federation=None, **changes) -> toy.Run:
     """Run a method of the catalogue."""
-    return worlds.events(CATALOGUE[name](), federation or worlds.Tiny(), folder, steps, **changes)
+    return toy.events(CATALOGUE[name](), federation or toy.Tiny(), folder, steps, **changes)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def steady(tmp_path) -> Measured:
     ids=["size", "time", "both"],
 )
 def test_waves_by_hand(policy, times, rows, steady, tmp_path):
-    done = events("fedavg", tmp_path, 2, worlds.Tiny(4), policy=policy, delay=steady)
+    done = events("fedavg", tmp_path, 2, toy.Tiny(4), policy=policy, delay=steady)
     assert done.times == times
     assert [(row["time"], row["client"], row["staleness"]) for row in done.arrivals] == rows
     starts = {row["start"] for row in done.arrivals}
@@ -66,7 +66,7 @@ def test_waves_of_whole_cohorts_are_rounds_bit_for_bit(participation, tmp_path):
         events("scaffold", tmp_path / str(i), policy=policy, delay=SLOW, participation=participation)
         for i, policy in enumerate((Synchronous(), Barrier(), Waves(size=size)))
     )
-    worlds.same(worlds.state_of(rounds.server), worlds.state_of(waves.server))
+    toy.same(toy.state_of(rounds.server), toy.state_of(waves.server))
     assert waves.arrivals == barrier.arrivals
     assert waves.times == rounds.times
 
@@ -87,7 +87,7 @@ def test_waves_are_replayed_to_the_same_rows(policy, clock, tmp_path):
     trace = as_trace(done.arrivals, tmp_path / "events.csv")
     again = events("fedbuff", tmp_path / "two", 5, clock=trace, **common)
     assert again.arrivals == done.arrivals
-    worlds.same(worlds.state_of(again.server), worlds.state_of(done.server))
+    toy.same(toy.state_of(again.server), toy.state_of(done.server))
 
 
 @pytest.mark.parametrize("policy", [Waves(size=2), Waves(every_s=10.0), Waves(size=2, every_s=7.0)])
@@ -97,7 +97,7 @@ def test_waves_of_clients_that_come_and_go_are_replayed(policy, tmp_path):
     trace = as_trace(done.arrivals, tmp_path / "events.csv")
     again = events("fedbuff", tmp_path / "two", 6, clock=trace, policy=policy)
     assert again.arrivals == done.arrivals
-    worlds.same(worlds.state_of(again.server), worlds.state_of(done.server))
+    toy.same(toy.state_of(again.server), toy.state_of(done.server))
 
 
 def test_waves_go_on_where_clients_come_and_go(tmp_path):

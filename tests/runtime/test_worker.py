@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_array_equal
-from support import worlds
+from support import toy
 
 from mpifl.algorithms.emdcfl import EMDCFL
 from mpifl.algorithms.fedavg import FedAvg
@@ -54,23 +54,23 @@ class Met(Algorithm):
         return {**super().evaluate(message, state, client, split), "test": total(split)}
 
 
-def visits_so_far(done: worlds.Run, step: int) -> Counter[int]:
+def visits_so_far(done: toy.Run, step: int) -> Counter[int]:
     """Return how many visits each client has made when a step is over."""
     return Counter(int(k) for notes in done.notes[:step] for k in notes.client)
 
 
 @pytest.fixture(scope="module", params=POLICIES, ids=lambda policy: type(policy).__name__)
-def done(request, tmp_path_factory) -> worlds.Run:
+def done(request, tmp_path_factory) -> toy.Run:
     """Some steps on drifting data, evaluated at first, every third step, and at last."""
     evaluated = EvaluationConfig(every=3, at_start=True)
     delay = {} if isinstance(request.param, Synchronous) else {"delay": Exponential(2.0)}
     folder = tmp_path_factory.mktemp("drift")
     changes = {"policy": request.param, "evaluation": evaluated, "participation": 0.5, **delay}
-    return worlds.events(Met(), worlds.Drifting(), folder, STEPS, **changes)
+    return toy.events(Met(), toy.Drifting(), folder, STEPS, **changes)
 
 
 def test_a_visit_meets_the_data_of_its_number(done):
-    world, visits = worlds.Drifting(), Counter[int]()
+    world, visits = toy.Drifting(), Counter[int]()
     for notes in done.notes:
         for j, k in enumerate(notes.client.tolist()):
             data = world.client(k, visits[k])
@@ -82,7 +82,7 @@ def test_a_visit_meets_the_data_of_its_number(done):
 
 
 def test_clients_are_evaluated_on_the_data_of_their_last_visit(done):
-    world = worlds.Drifting()
+    world = toy.Drifting()
     for step, scores in done.scored.items():
         visits = visits_so_far(done, step)
         expected = [total(world.client(k, max(visits[k] - 1, 0)).test) for k in range(world.num_clients)]
@@ -118,7 +118,7 @@ class Keeps(Algorithm):
 
 def test_clients_are_evaluated_with_their_latest_state_on_the_data_of_their_last_visit(tmp_path):
     """Visited v times: state v, data of visit v - 1; never visited: no state, data of visit 0."""
-    done = worlds.run(Keeps(), worlds.Tiny(), tmp_path, steps=3, cohort_size=2)
+    done = toy.run(Keeps(), toy.Tiny(), tmp_path, steps=3, cohort_size=2)
     visits = done.server_step.visits
     assert set(visits.tolist()) >= {0, 2}
     assert_array_equal(done.scores["accuracy"], visits)
@@ -127,7 +127,7 @@ def test_clients_are_evaluated_with_their_latest_state_on_the_data_of_their_last
 
 
 def test_asynchronous_clients_are_evaluated_likewise(tmp_path):
-    done = worlds.events(Keeps(), worlds.Tiny(), tmp_path, 7, cohort_size=2, delay=Uniform(0.5, 1.5))
+    done = toy.events(Keeps(), toy.Tiny(), tmp_path, 7, cohort_size=2, delay=Uniform(0.5, 1.5))
     visits = done.server_step.visits
     assert visits.sum() == 7
     assert_array_equal(done.scores["accuracy"], visits)
@@ -151,11 +151,11 @@ def failing(cls: type[Algorithm], fails: dict[int, tuple[int, ...]], **options: 
 
 
 def steps_of(
-    algorithm: Algorithm, federation: worlds.Tiny, folder: Path, cohorts: list[list[int]], **changes: object
-) -> worlds.Run:
+    algorithm: Algorithm, federation: toy.Tiny, folder: Path, cohorts: list[list[int]], **changes: object
+) -> toy.Run:
     """Take a step with each of these cohorts; clients that fail are left out."""
-    out = worlds.Run()
-    server_step, _ = worlds.start(
+    out = toy.Run()
+    server_step, _ = toy.start(
         algorithm, federation, folder, told=out.hear, on_client_error="drop", **changes
     )
     out.server_step = server_step
@@ -170,8 +170,8 @@ def steps_of(
 def test_a_client_that_fails_counts_with_its_remembered_upload_like_one_that_is_not_in_the_cohort(tmp_path):
     """FedAvg with memory: the plan of round 2 is that of a round without client 5."""
     everyone = [*range(6)]
-    failed = steps_of(failing(FedAvgMemory, {2: (5,)}), worlds.Tiny(), tmp_path / "a", [everyone, everyone])
-    absent = steps_of(FedAvgMemory(), worlds.Tiny(), tmp_path / "b", [everyone, everyone[:5]])
+    failed = steps_of(failing(FedAvgMemory, {2: (5,)}), toy.Tiny(), tmp_path / "a", [everyone, everyone])
+    absent = steps_of(FedAvgMemory(), toy.Tiny(), tmp_path / "b", [everyone, everyone[:5]])
     assert failed.notes[1].fresh.tolist() == absent.notes[1].fresh.tolist() == [True] * 5 + [False]
     assert torch.equal(failed.server.tables["model"], absent.server.tables["model"])
     assert_array_equal(failed.server_step.visits, [2, 2, 2, 2, 2, 1])
@@ -181,7 +181,7 @@ def test_a_client_that_fails_counts_with_its_remembered_upload_like_one_that_is_
 def test_a_round_took_the_uploads_of_those_who_did_not_fail(tmp_path):
     """Client 5 fails in rounds 1 and 2, client 0 in round 3."""
     method = failing(FedAvg, {1: (5,), 2: (5,), 3: (0,)})
-    done = worlds.events(method, worlds.Tiny(), tmp_path, 3, policy=Synchronous(), on_client_error="drop")
+    done = toy.events(method, toy.Tiny(), tmp_path, 3, policy=Synchronous(), on_client_error="drop")
     before, *after = (list(record.accepted) for record in done.records)
     assert before == []
     assert after == [
@@ -192,7 +192,7 @@ def test_a_round_took_the_uploads_of_those_who_did_not_fail(tmp_path):
 
 
 def test_a_failure_at_the_first_visit_leaves_nothing_to_remember(tmp_path):
-    failed = steps_of(failing(FedAvgMemory, {1: (5,)}), worlds.Tiny(), tmp_path, [[*range(6)]])
+    failed = steps_of(failing(FedAvgMemory, {1: (5,)}), toy.Tiny(), tmp_path, [[*range(6)]])
     assert failed.notes[0].client.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -201,7 +201,7 @@ def test_clusters_outlive_a_client_that_fails(tmp_path):
     everyone = [*range(6)]
     for cls, options in ((EMDCFL, {"epsilon": 5.0}), (Oracle, {})):
         folder = tmp_path / cls.__name__
-        done = steps_of(failing(cls, {2: (1, 4)}, **options), worlds.Tiny(), folder, [everyone] * 3)
+        done = steps_of(failing(cls, {2: (1, 4)}, **options), toy.Tiny(), folder, [everyone] * 3)
         labels = [done.server_step.algorithm.labels(server).tolist() for server in done.servers[1:]]
         assert labels[0] == labels[1] == labels[2]
         assigned = [server.assign.tolist() for server in done.servers[1:]]
@@ -210,7 +210,7 @@ def test_clusters_outlive_a_client_that_fails(tmp_path):
 
 def test_those_who_were_never_seen_keep_the_first_model_when_another_fails(tmp_path):
     cohorts = [[0, 1, 4], [0, 1, 4], [1, 4]]
-    done = steps_of(failing(Oracle, {2: (0,)}), worlds.Tiny(), tmp_path, cohorts, participation=0.5)
+    done = steps_of(failing(Oracle, {2: (0,)}), toy.Tiny(), tmp_path, cohorts, participation=0.5)
     first = done.servers[0].tables["model"][0]
     for server in done.servers[1:]:
         assert torch.equal(server.tables["model"][server.assign[5]], first)
@@ -231,7 +231,7 @@ class Looking(EMDCFL):
 
 def test_a_remembered_model_looks_and_is_looked_at_on_the_data_it_was_made_from(tmp_path):
     """Clients 0 and 1 come once, then 2 and 3: all four look in round 2, each on its visit 0."""
-    world = worlds.Drifting(4)
+    world = toy.Drifting(4)
     Looking.looked.clear()
     steps_of(Looking(looks="seen"), world, tmp_path, [[0, 1], [2, 3]], participation=0.5)
     first = [world.client(k) for k in range(4)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand, worlds
+from support import byhand, toy
 
 from mpifl.algorithms.ifca import IFCA
 from mpifl.clustering.server_plans import related_plan, related_server
@@ -23,7 +23,7 @@ from mpifl.simulation.policies import Buffer
 from mpifl.training.client import LocalClient
 
 
-class Drifting(worlds.Tiny):
+class Drifting(toy.Tiny):
     """Client k holds 5 + k + 7 v training samples at its visit v, others each time.
 
     Attributes:
@@ -45,7 +45,7 @@ class Drifting(worlds.Tiny):
         still = super().client(k)
         group = int(self.groups[k])
         return ClientData(
-            worlds.draw(f"train {visit}", k, self.num_samples(k, visit), group), still.val, still.test
+            toy.draw(f"train {visit}", k, self.num_samples(k, visit), group), still.val, still.test
         )
 
 
@@ -68,11 +68,11 @@ class Remembered(RememberedUploads, Numbered):
     """As above, over the last uploads of all clients seen so far."""
 
 
-def step(federation: Drifting, folder: Any, policy: Any) -> worlds.Run:
+def step(federation: Drifting, folder: Any, policy: Any) -> toy.Run:
     """Take five steps with half of the clients."""
     if policy is None:
-        return worlds.run(Numbered(), federation, folder, steps=5, participation=0.5)
-    return worlds.events(Numbered(), federation, folder, steps=8, policy=policy)
+        return toy.run(Numbered(), federation, folder, steps=5, participation=0.5)
+    return toy.events(Numbered(), federation, folder, steps=8, policy=policy)
 
 
 @pytest.mark.parametrize("policy", [None, Buffer(3)], ids=["rounds", "buffer"])
@@ -92,7 +92,7 @@ def test_a_client_trains_on_the_data_of_its_visit_and_is_judged_by_those_of_its_
     of these, or 0 for who was never there.
     """
     federation = Drifting()
-    server_step, sampler = worlds.start(Numbered(), federation, tmp_path, participation=0.5)
+    server_step, sampler = toy.start(Numbered(), federation, tmp_path, participation=0.5)
     server, visits = server_step.initialize(), np.zeros(6, np.int64)
     for number in range(1, 5):
         federation.read.clear()
@@ -106,7 +106,7 @@ def test_a_client_trains_on_the_data_of_its_visit_and_is_judged_by_those_of_its_
 
 
 def test_a_remembered_upload_counts_with_the_samples_it_was_made_from(tmp_path):
-    done = worlds.run(Remembered(), Drifting(), tmp_path, steps=5, evaluate=False, participation=0.5)
+    done = toy.run(Remembered(), Drifting(), tmp_path, steps=5, evaluate=False, participation=0.5)
     visits = np.zeros(6, np.int64)
     for notes in done.notes:
         visits[notes.client[notes.fresh]] += 1
@@ -124,7 +124,7 @@ def test_ifcas_gradient_is_that_of_all_samples_of_the_visit(tmp_path, monkeypatc
         return trained
 
     monkeypatch.setattr(LocalClient, "sgd", watched)
-    worlds.run(IFCA(num_clusters=2, variant="gradient"), Drifting(), tmp_path, steps=2, evaluate=False)
+    toy.run(IFCA(num_clusters=2, variant="gradient"), Drifting(), tmp_path, steps=2, evaluate=False)
     assert [batch for batch, _, _ in asked] == [n for _, n, _ in asked]
     assert {steps for *_, steps in asked} == {1}
     assert {n for _, n, _ in asked} == {5 + k + 7 * v for k in range(6) for v in range(2)}

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from support import worlds
+from support import toy
 from support.cases import OPTIONS
 from torch.testing import assert_close
 
@@ -25,7 +25,7 @@ from mpifl.simulation.round_rules import FirstArrivals, RoundStart, ShortenedVis
 from mpifl.training.config import LocalConfig
 from mpifl.training.per_client import LocalChanges
 
-STEPS = {0: (2, 2), 1: (3, 3), 2: (3, 3), 3: (4, 4), 4: (2, 2), 5: (3, 3)}  # of `worlds.Tiny`, batches of 5
+STEPS = {0: (2, 2), 1: (3, 3), 2: (3, 3), 3: (4, 4), 4: (2, 2), 5: (3, 3)}  # of `toy.Tiny`, batches of 5
 SLOW = Exponential(mean_s=2.0)
 
 
@@ -82,9 +82,9 @@ def test_stragglers_are_a_share_of_each_round_and_do_any_part():
 # -- whole runs ----------------------------------------------------------------------------------------------
 
 
-def run(name, folder, policy, steps=3, **changes) -> worlds.Run:
+def run(name, folder, policy, steps=3, **changes) -> toy.Run:
     """Run a method of the catalogue under a policy."""
-    return worlds.events(CATALOGUE[name](), worlds.Tiny(), folder, steps, policy=policy, **changes)
+    return toy.events(CATALOGUE[name](), toy.Tiny(), folder, steps, policy=policy, **changes)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def steady(tmp_path) -> Measured:
 def test_rules_that_change_nothing_are_rounds_bit_for_bit(policy, name, tmp_path):
     world = {"delay": SLOW, "participation": 0.5, "network": Links(uplink_bytes_s=2000.0)}
     plain, ruled = (run(name, tmp_path / str(i), p, **world) for i, p in enumerate((Synchronous(), policy)))
-    worlds.same(worlds.state_of(plain.server), worlds.state_of(ruled.server))
+    toy.same(toy.state_of(plain.server), toy.state_of(ruled.server))
     assert plain.times == ruled.times
     assert plain.server_step.ledger.rows() == ruled.server_step.ledger.rows()
 
@@ -130,7 +130,7 @@ def test_late_uploads_are_as_large_as_those_of_clients_that_read_as_many_rows(st
     """A client of FedCUAU uploads what it downloads: a trunk, and 1 to 3 copies of a block by its cluster."""
     policy, method = OverSelection(extra=1.0, late="sent"), CATALOGUE["fedcuau"](num_clusters=3)
     with pytest.warns(UserWarning, match="late uploads of clients .* the size of another's in the ledger"):
-        done = worlds.events(method, worlds.Tiny(), tmp_path, 6, policy=policy, delay=steady, cohort_size=2)
+        done = toy.events(method, toy.Tiny(), tmp_path, 6, policy=policy, delay=steady, cohort_size=2)
     moved = [m for m in done.server_step.ledger.moved if m.step]
     sizes = {m.step: {u.bytes_up for u in moved if u.step == m.step and u.trains} for m in moved}
     late = [m for m in moved if not m.trains and m.bytes_down in sizes[m.step]]
@@ -166,7 +166,7 @@ def test_partial_work_is_that_of_clients_with_fewer_steps(name, steady, tmp_path
     fewer = {k: LocalChanges(steps=steps) for k, steps in AS_DONE.items()}
     done = run(name, tmp_path / "a", PartialWork(deadline_s=2.0), 2, delay=steady)
     same = run(name, tmp_path / "b", Synchronous(), 2, delay=steady, per_client=fewer)
-    worlds.same(worlds.state_of(done.server), worlds.state_of(same.server))
+    toy.same(toy.state_of(done.server), toy.state_of(same.server))
     assert done.times == [0.0, 2.5, 5.0]
     assert done.reported[2]["work_mean"] == pytest.approx((1 + 1 + 2 / 3 + 1 / 2 + 1 / 2 + 1 / 3) / 6)
 
@@ -178,14 +178,14 @@ def test_partial_work_in_epochs_and_in_stacks(steady, tmp_path):
     one = run("fedavg", tmp_path / "1", policy, 2, **world)
     fewer = {"4-5": LocalChanges(epochs=2)}
     same = run("fedavg", tmp_path / "2", Synchronous(), 2, **world, per_client=fewer)
-    worlds.same(worlds.state_of(one.server), worlds.state_of(same.server))
+    toy.same(toy.state_of(one.server), toy.state_of(same.server))
     stacked = run("fedavg", tmp_path / "3", policy, 2, **world, system=SystemConfig(stack=6, device="cpu"))
     assert_close(stacked.server.tables["model"], one.server.tables["model"], rtol=1e-4, atol=1e-5)
 
 
 def test_downloads_and_uploads_count_towards_a_deadline(tmp_path):
     """Over a slow link nothing fits, and everybody does one batch; over a fast one all finish."""
-    size = 4.0 * worlds.context_of(worlds.config_of(CATALOGUE["fedavg"]()), worlds.Tiny()).problem.layout.size
+    size = 4.0 * toy.context_of(toy.config_of(CATALOGUE["fedavg"]()), toy.Tiny()).problem.layout.size
     slow, fast = Links(uplink_bytes_s=size / 3), Links(uplink_bytes_s=size * 100)
     policy = PartialWork(deadline_s=2.0)
     done = [run("fedavg", tmp_path / str(i), policy, 1, network=net) for i, net in enumerate((slow, fast))]
@@ -207,12 +207,12 @@ def test_what_is_sent_beside_uploads_counts_towards_a_deadline_or_a_run_says_so(
     looks, method = issubclass(CATALOGUE[name], SecondLook), CATALOGUE[name](**OPTIONS.get(name, {}))
     links = Links(uplink_bytes_s=2000.0, downlink_bytes_s=2000.0)
     world = {"newcomers": Newcomers(share=0.5, joins=2), "delay": Constant(1.0), "network": links}
-    free = worlds.events(method, worlds.Tiny(), tmp_path / "a", 3, policy=Synchronous(), **world)
+    free = toy.events(method, toy.Tiny(), tmp_path / "a", 3, policy=Synchronous(), **world)
     deadline = np.diff(free.times).max() - 1e-6
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         policy = PartialWork(deadline_s=deadline)
-        done = worlds.events(method, worlds.Tiny(), tmp_path / "b", 3, policy=policy, **world)
+        done = toy.events(method, toy.Tiny(), tmp_path / "b", 3, policy=policy, **world)
     whole = np.array([record.train["work_mean"] == 1.0 for record in done.records[1:]])
     lines = [str(w.message) for w in said if "network: " in str(w.message)]
     assert ["second looks" in line for line in lines] == [True] * looks
@@ -224,9 +224,7 @@ def test_the_forecast_counts_those_that_only_download():
     """Per round; in all nobody knows who is back in time. Partial work sends what rounds send."""
     over, part, plain = (
         forecast(
-            worlds.context_of(
-                worlds.config_of(CATALOGUE["fedavg"](), policy=policy, cohort_size=2), worlds.Tiny()
-            )
+            toy.context_of(toy.config_of(CATALOGUE["fedavg"](), policy=policy, cohort_size=2), toy.Tiny())
         )
         for policy in (OverSelection(extra=1.0), PartialWork(deadline_s=0.1), Synchronous())
     )
@@ -247,7 +245,7 @@ def test_the_forecast_counts_those_that_only_download():
 )
 def test_rules_that_cannot_hold_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
-        worlds.context_of(worlds.config_of(CATALOGUE["fedavg"](), **changes), worlds.Tiny())
+        toy.context_of(toy.config_of(CATALOGUE["fedavg"](), **changes), toy.Tiny())
 
 
 @pytest.mark.parametrize(

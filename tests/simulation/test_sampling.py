@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from support import worlds
+from support import toy
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
@@ -65,8 +65,8 @@ def test_newcomers_may_be_drawn_from_the_very_round_they_join(joins):
 
 def test_the_first_round_of_newcomers_is_where_they_are_there_for_the_first_time(tmp_path):
     """All who are there take part: 3 of 6 in rounds 1 and 2, 6 in round 3."""
-    config = worlds.config_of(CATALOGUE["fedavg"](), newcomers=Newcomers(share=0.5, joins=3), rounds=4)
-    context = worlds.context_of(config, worlds.Tiny())
+    config = toy.config_of(CATALOGUE["fedavg"](), newcomers=Newcomers(share=0.5, joins=3), rounds=4)
+    context = toy.context_of(config, toy.Tiny())
     assert len(context.decisions.absent) == 3
     assert context.decisions.absent == newcomers(0.5, 6, key(config.seed.system))
     decisions = context.decisions
@@ -75,8 +75,8 @@ def test_the_first_round_of_newcomers_is_where_they_are_there_for_the_first_time
 
 
 def test_newcomers_may_be_the_clients_of_a_group():
-    config = worlds.config_of(CATALOGUE["fedavg"](), newcomers=Newcomers(groups=(1,)))
-    assert worlds.context_of(config, worlds.Tiny()).decisions.absent == (3, 4, 5)
+    config = toy.config_of(CATALOGUE["fedavg"](), newcomers=Newcomers(groups=(1,)))
+    assert toy.context_of(config, toy.Tiny()).decisions.absent == (3, 4, 5)
 
 
 def test_cohorts_are_addressed_by_step_and_nothing_else():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from support import worlds
+from support import toy
 
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.mixing import Mixing, Plan, add, average, blend
@@ -87,7 +87,7 @@ class Regroup(Algorithm):
 
 @pytest.mark.parametrize("policy", [EveryArrival(rate=0.5), POLICIES["buffer"](size=3, rate=0.5)])
 def test_a_method_may_change_the_number_of_rows_in_damped_steps(policy, tmp_path):
-    done = worlds.events(Regroup(), worlds.Tiny(), tmp_path, 4, policy=policy)
+    done = toy.events(Regroup(), toy.Tiny(), tmp_path, 4, policy=policy)
     assert [len(s.tables["model"]) for s in done.servers] == [2, 3, 2, 3, 2]
     assert_allclose(done.server.tables["model"], 1.0)
 

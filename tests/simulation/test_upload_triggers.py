@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from faults import halted
 from numpy.testing import assert_allclose, assert_array_equal
-from support import worlds
+from support import toy
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
@@ -44,7 +44,7 @@ class Shares(Partition):
 SHARES = [0.0, 0.1, 0.35, 0.3, 0.75, 0.75, 0.7, 0.2]
 
 
-class Moving(worlds.Tiny):
+class Moving(toy.Tiny):
     """Clients whose data change in every cycle."""
 
     def await_drift(self, threshold: float, longest: int) -> None:
@@ -60,13 +60,13 @@ class Moving(worlds.Tiny):
         return super().client(k + 100 * self.cycle(k, visit)) if visit else super().client(k)
 
     def _split(self, k: int, name: str, column: int):
-        return worlds.draw(name, k, int(self.sizes[k % 100, column]), int(self.groups[k % 100]))
+        return toy.draw(name, k, int(self.sizes[k % 100, column]), int(self.groups[k % 100]))
 
 
-def deciding(folder, steps, uploads, federation=None, **changes) -> worlds.Run:
+def deciding(folder, steps, uploads, federation=None, **changes) -> toy.Run:
     """Run FedAsync with clients that decide."""
     policy = ClientDecides(uploads=uploads)
-    return worlds.events(FEDASYNC, federation or worlds.Tiny(), folder, steps, policy=policy, **changes)
+    return toy.events(FEDASYNC, federation or toy.Tiny(), folder, steps, policy=policy, **changes)
 
 
 def test_a_visit_meets_the_first_data_that_drifted_enough():
@@ -85,13 +85,13 @@ def test_a_visit_meets_the_first_data_that_drifted_enough():
 
 def test_without_a_threshold_clients_upload_in_every_cycle(tmp_path):
     """That is `every_arrival` with all clients under way, whatever the delays."""
-    every = worlds.events(
-        FEDASYNC, worlds.Tiny(), tmp_path / "a", 20, policy=EveryArrival(), delay=Exponential(2.0)
+    every = toy.events(
+        FEDASYNC, toy.Tiny(), tmp_path / "a", 20, policy=EveryArrival(), delay=Exponential(2.0)
     )
     moving = Moving()
-    moving.client = worlds.Tiny().client  # as if the data stood still
+    moving.client = toy.Tiny().client  # as if the data stood still
     drift = deciding(tmp_path / "b", 20, Drift(threshold=0.0), moving, delay=Exponential(2.0))
-    worlds.same(worlds.state_of(every.server), worlds.state_of(drift.server))
+    toy.same(toy.state_of(every.server), toy.state_of(drift.server))
     assert every.arrivals == drift.arrivals
 
 
@@ -114,7 +114,7 @@ def durations(folder, seconds: dict[int, float]) -> Measured:
     return Measured(str(file))
 
 
-def visits_of(done: worlds.Run) -> list[tuple[float, int]]:
+def visits_of(done: toy.Run) -> list[tuple[float, int]]:
     """Return (time, client) of each arrival."""
     return [(row["time"], row["client"]) for row in done.arrivals]
 
@@ -143,7 +143,7 @@ def test_links_and_absences_delay_uploads(tmp_path):
     )
     away = Availability(on_s=1.5, off_s=4.0)
     done = deciding(tmp_path / "c", 3, WhenDone(), delay=delay, availability=away)
-    context = worlds.context_of(worlds.config_of(FEDASYNC, availability=away), worlds.Tiny())
+    context = toy.context_of(toy.config_of(FEDASYNC, availability=away), toy.Tiny())
     presence = context.duration.presence
     end, start = [], presence.next_available(0, 0.0)
     for _ in range(3):
@@ -175,7 +175,7 @@ def test_clients_upload_at_rates_of_their_own(tmp_path):
     of its square within 40 %.
     """
     rates = PoissonRates(mean_s=3.0, sigma=1.0)
-    duration = ClientDecides(uploads=rates).upload_interval(pace_of(worlds.Tiny()), worlds.Tiny())
+    duration = ClientDecides(uploads=rates).upload_interval(pace_of(toy.Tiny()), toy.Tiny())
     means = [rates.mean(k, duration.key) for k in range(400)]
     assert 0.85 < np.log(np.array(means) / 3.0).std() < 1.15
     for k in range(2):
@@ -185,9 +185,7 @@ def test_clients_upload_at_rates_of_their_own(tmp_path):
     done = deciding(tmp_path, 30, rates, delay=Constant(0.5))
     for k in range(6):
         times = [0.0, *(row["time"] for row in done.arrivals if row["client"] == k)]
-        own = ClientDecides(uploads=rates).upload_interval(
-            pace_of(worlds.Tiny(), Constant(0.5)), worlds.Tiny()
-        )
+        own = ClientDecides(uploads=rates).upload_interval(pace_of(toy.Tiny(), Constant(0.5)), toy.Tiny())
         expected = [own.delay.seconds(k, v, own.key) for v in range(len(times) - 1)]
         assert_allclose([b - a for a, b in pairwise(times)], expected)
         assert min(expected, default=0.5) >= 0.5
@@ -195,8 +193,8 @@ def test_clients_upload_at_rates_of_their_own(tmp_path):
 
 def pace_of(federation, delay=None):
     """Return the duration of a bare run."""
-    config = worlds.config_of(FEDASYNC, delay=delay or Constant(0.0))
-    return worlds.context_of(config, federation).duration
+    config = toy.config_of(FEDASYNC, delay=delay or Constant(0.0))
+    return toy.context_of(config, federation).duration
 
 
 def test_rates_may_come_from_a_file(tmp_path):
@@ -208,7 +206,7 @@ def test_rates_may_come_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("uploads", "federation"), [(PoissonRates(mean_s=3.0), worlds.Tiny), (Drift(threshold=0.25), Moving)]
+    ("uploads", "federation"), [(PoissonRates(mean_s=3.0), toy.Tiny), (Drift(threshold=0.25), Moving)]
 )
 def test_runs_go_on_from_a_saved_state(uploads, federation, tmp_path):
     common = {"algorithm": FEDASYNC, "steps": 12, "policy": ClientDecides(uploads=uploads)}

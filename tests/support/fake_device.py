@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from support import worlds
+from support import toy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpifl.core.devices import CPU
@@ -146,5 +146,5 @@ def gpu(room: int = 1 << 40) -> Iterator[None]:
     """Train everything inside on the device, which has room for so many bytes of a round's uploads."""
 
     has_room = mock.patch.object(visits, "upload_budget", return_value=room)
-    with FakeDevice(), has_room, mock.patch.object(worlds, "device_of", return_value=DEVICE):
+    with FakeDevice(), has_room, mock.patch.object(toy, "device_of", return_value=DEVICE):
         yield

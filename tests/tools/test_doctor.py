@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from support import worlds
+from support import toy
 
 from mpifl.comm.link_test import Link, rounds_of_pairs
 from mpifl.comm.transport import Single
@@ -78,7 +78,7 @@ def test_one_process_is_examined(tmp_path, monkeypatch):
 
 
 def test_three_ranks_are_examined(mpirun, tmp_path):
-    env = worlds.PYTHONPATH | {"MPIFL_DATA": ""}
+    env = toy.PYTHONPATH | {"MPIFL_DATA": ""}
     done = mpirun(3, "-m", "mpifl", "doctor", "--runs", tmp_path, env=env, timeout=300)
     assert "ok   collectives  sums and rows are right" in done.stdout, done.stderr
     assert "3 ranks on 1 hosts" in done.stdout
@@ -118,7 +118,7 @@ sys.exit(cli.main(["doctor"]))
 )
 def test_a_rank_that_does_not_answer_is_named_in_time(ranks, told, mpirun):
     """The last rank stops in its first exchange: with rank 0, or with rank 1 while rank 0 waits for both."""
-    done = mpirun(ranks, "-c", STANDS_STILL, str(ranks - 1), env=worlds.PYTHONPATH, timeout=300)
+    done = mpirun(ranks, "-c", STANDS_STILL, str(ranks - 1), env=toy.PYTHONPATH, timeout=300)
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("mpifl: ")]
     assert "did not end within 2 s" in said
     assert told in said

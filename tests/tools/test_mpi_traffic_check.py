@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import worlds
+from support import toy
 
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
@@ -43,7 +43,7 @@ def test_one_process_sends_nothing():
 
 @pytest.mark.nightly
 def test_open_mpi_counts_the_same_bytes_of_rounds_and_of_an_asynchronous_run(mpirun):
-    done = mpirun(3, "-m", "mpifl", "doctor", "--check-mpi-traffic", env=worlds.PYTHONPATH, timeout=300)
+    done = mpirun(3, "-m", "mpifl", "doctor", "--check-mpi-traffic", env=toy.PYTHONPATH, timeout=300)
     if done.returncode == 2:
         assert "only Open MPI monitors itself" in done.stderr
         return

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -85,7 +85,7 @@ def test_a_vector_of_zeros_stays_one(how):
 
 def fedavg(folder, **payload):
     """Return three rounds of FedAvg under a payload."""
-    return worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), folder, 3, payload=Payload(**payload))
+    return toy.run(CATALOGUE["fedavg"](), toy.Tiny(), folder, 3, payload=Payload(**payload))
 
 
 def test_the_ledger_shows_what_compression_saves(tmp_path):
@@ -111,8 +111,8 @@ def test_errors_fed_back_make_up_for_what_was_left_out(tmp_path):
     """
 
     def scores(name: str, **payload) -> tuple[float, float]:
-        world, how = worlds.Tiny(num_groups=1), Payload(**payload)
-        done = worlds.run(CATALOGUE["fedavg"](), world, tmp_path / name, 40, payload=how)
+        world, how = toy.Tiny(num_groups=1), Payload(**payload)
+        done = toy.run(CATALOGUE["fedavg"](), world, tmp_path / name, 40, payload=how)
         return float(done.scores["accuracy"].mean()), float(done.scores["loss"].mean())
 
     accuracy, loss = scores("without", compression=TopK(0.01))
@@ -127,9 +127,9 @@ def test_errors_fed_back_make_up_for_what_was_left_out(tmp_path):
 def test_methods_run_under_compression(name, tmp_path):
     """Several rows downloaded, several vectors uploaded, parts, statistics, remembered uploads."""
     payload = Payload("float16", 4, TopK(0.2), error_feedback=True)
-    done = worlds.run(CATALOGUE[name](), worlds.Tiny(), tmp_path, 3, payload=payload)
+    done = toy.run(CATALOGUE[name](), toy.Tiny(), tmp_path, 3, payload=payload)
     assert all(bool(torch.isfinite(t).all()) for t in done.server.tables.values())
-    plain = worlds.run(CATALOGUE[name](), worlds.Tiny(), tmp_path / "plain", 3)
+    plain = toy.run(CATALOGUE[name](), toy.Tiny(), tmp_path / "plain", 3)
     trained = [
         sum(r["bytes"] for r in d.server_step.ledger.rows() if r["step"] == 3 and r["direction"] == "up")
         for d in (done, plain)

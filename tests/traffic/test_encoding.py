@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import byhand, worlds
+from support import byhand, toy
 from support.cases import OPTIONS
 from torch.testing import assert_close
 
@@ -168,8 +168,8 @@ def visits(method: str, folder: Path, **changes) -> list[tuple[Message, Report]]
 
         return called
 
-    algorithm = worlds.with_hooks(CATALOGUE[name](**options), wrapped)
-    worlds.run(algorithm, worlds.Tiny(), folder, 1, evaluate=False, **changes)
+    algorithm = toy.with_hooks(CATALOGUE[name](**options), wrapped)
+    toy.run(algorithm, toy.Tiny(), folder, 1, evaluate=False, **changes)
     return seen
 
 

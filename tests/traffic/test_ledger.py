@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal, assert_equal
-from support import worlds
+from support import toy
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.traffic.encoding import download_bytes
@@ -15,9 +15,9 @@ from mpifl.traffic.ledger import Ledger, Moved, count_numbers
 from mpifl.traffic.payload import Payload
 
 N = 6
-BODY, HEAD = 16 * 8 + 8, 8 * 3 + 3  # the network of `worlds`: 16 pixels, 8 units, 3 classes
+BODY, HEAD = 16 * 8 + 8, 8 * 3 + 3  # the network of `toy`: 16 pixels, 8 units, 3 classes
 D = BODY + HEAD
-TRAIN = worlds.Tiny().sizes[:, 0]
+TRAIN = toy.Tiny().sizes[:, 0]
 
 
 def test_entries_by_hand():
@@ -196,9 +196,7 @@ def test_sizes_of_messages_by_hand():
 
 def traffic(name: str, folder, steps: int = 2, participation: float = 1.0, **options) -> dict[tuple, int]:
     """Return {(step, direction, kind): numbers} of a run."""
-    done = worlds.run(
-        CATALOGUE[name](**options), worlds.Tiny(), folder, steps, False, participation=participation
-    )
+    done = toy.run(CATALOGUE[name](**options), toy.Tiny(), folder, steps, False, participation=participation)
     ledger = done.server_step.ledger
     rows = ledger.rows()
     assert all(row["bytes"] == 4 * row["numbers"] for row in rows)
@@ -255,7 +253,7 @@ def test_ucfl_sends_a_gradient_and_a_variance_first_then_models(options, models,
     ("options", "casts"), [({}, N), ({"streams": 2}, 2), ({"streams": 2, "parallel": True}, 2)]
 )
 def test_ucfl_casts_each_stream_once_to_its_group(options, casts, tmp_path):
-    done = worlds.run(CATALOGUE["ucfl"](noise_batch=4.0, **options), worlds.Tiny(), tmp_path, 1, False)
+    done = toy.run(CATALOGUE["ucfl"](noise_batch=4.0, **options), toy.Tiny(), tmp_path, 1, False)
     rows = [r for r in done.server_step.ledger.rows() if (r["step"], r["direction"]) == (1, "down")]
     assert sorted(r["stream"] for r in rows) == list(range(casts))
     assert (sum(r["group_messages"] for r in rows), sum(r["group_bytes"] for r in rows)) == (
@@ -293,7 +291,7 @@ def test_pairs_look_under_partial_participation(looks, tmp_path):
     seen that have not; or all seen.
     """
     method = CATALOGUE["emdcfl"](looks=looks)
-    done = worlds.run(method, worlds.Tiny(), tmp_path, 4, False, participation=0.5)
+    done = toy.run(method, toy.Tiny(), tmp_path, 4, False, participation=0.5)
     sent: Counter = Counter()
     for r in done.server_step.ledger.rows():
         sent[r["step"], r["direction"], r["name"]] += r["bytes"] if r["name"] == "tau" else r["messages"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.core.errors import UserError
@@ -77,7 +77,7 @@ def test_the_key_alone_decides():
 def test_training_is_repeatable_and_differs_from_training_without():
     torch.manual_seed(11)
     learner = Learner(MODELS["mlp"]().build((1, 4, 4), 3))
-    start, split = flatten(MODELS["mlp"]().build((1, 4, 4), 3)), worlds.draw("train", 0, 23, 0)
+    start, split = flatten(MODELS["mlp"]().build((1, 4, 4), 3)), toy.draw("train", 0, 23, 0)
     plain, first, again = (
         learner.sgd(start, split, LocalConfig(batch_size=8, augment=name), key(0, "visit")).vector
         for name in ("none", "crop_flip", "crop_flip")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import worlds
+from support import toy
 from support.runs import CONFIG
 from torch import nn
 from torch.testing import assert_close
@@ -21,7 +21,7 @@ from mpifl.training.learner import Learner, pick_stack
 from mpifl.training.tasks import Classification, NextToken
 
 SIZES = (23, 5, 12, 1, 23)  # batches of 5: 5, 1, 3, 1 and 5 steps, the last ones of 3, 5, 2, 1 and 3 samples
-SPLITS = [worlds.draw("train", k, n, 0) for k, n in enumerate(SIZES)]
+SPLITS = [toy.draw("train", k, n, 0) for k, n in enumerate(SIZES)]
 CONFIGS = {
     "plain": LocalConfig(epochs=2, batch_size=5, lr=0.1),
     "momentum and decay": LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.9, weight_decay=0.01),

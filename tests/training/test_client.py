@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.testing import assert_allclose
-from support import worlds
+from support import toy
 from torch import nn
 from torch.testing import assert_close
 
@@ -28,8 +28,8 @@ from mpifl.training.pytorch_backend import EVAL_BATCH
 def client() -> LocalClient:
     """Client 2 of the tiny federation at its fourth visit."""
     torch.manual_seed(5)
-    learner = Learner(worlds.mlp(8).build(worlds.SHAPE, worlds.CLASSES))
-    return LocalClient(2, worlds.Tiny(), learner, worlds.LOCAL, visit=3, step=7)
+    learner = Learner(toy.mlp(8).build(toy.SHAPE, toy.CLASSES))
+    return LocalClient(2, toy.Tiny(), learner, toy.LOCAL, visit=3, step=7)
 
 
 def test_a_client_knows_its_place_and_size(client):
@@ -67,9 +67,9 @@ def test_what_is_not_said_otherwise_is_trained_and_compared_on_training_data_and
 
 def test_the_epochs_of_a_call_count_also_where_local_steps_are_given():
     """14 samples in batches of 5 are 3 mini-batches a pass; 7 steps are for trainings that say nothing."""
-    learner = Learner(worlds.mlp(8).build(worlds.SHAPE, worlds.CLASSES))
-    local = worlds.LocalConfig(steps=7, batch_size=5)
-    client = LocalClient(2, worlds.Tiny(), learner, local)
+    learner = Learner(toy.mlp(8).build(toy.SHAPE, toy.CLASSES))
+    local = toy.LocalConfig(steps=7, batch_size=5)
+    client = LocalClient(2, toy.Tiny(), learner, local)
 
     def taken(**changes):
         trained = client.sgd(client.init, key(1), **changes).steps
@@ -81,13 +81,13 @@ def test_the_epochs_of_a_call_count_also_where_local_steps_are_given():
 
 
 def test_an_empty_split_scores_nan(client):
-    empty = Split(torch.zeros(0, *worlds.SHAPE), torch.zeros(0, dtype=torch.int64))
+    empty = Split(torch.zeros(0, *toy.SHAPE), torch.zeros(0, dtype=torch.int64))
     assert np.isnan(list(client.evaluate(client.init, empty).values())).all()
 
 
 @pytest.mark.parametrize("name", ["loss", "losses"])
 def test_the_loss_of_an_empty_split_is_refused_and_none_of_training_data(name, client):
-    empty = Split(torch.zeros(0, *worlds.SHAPE), torch.zeros(0, dtype=torch.int64))
+    empty = Split(torch.zeros(0, *toy.SHAPE), torch.zeros(0, dtype=torch.int64))
     with pytest.raises(UserError, match=r"data\.scenario = 'client \d': has no samples"):
         getattr(client, name)(client.init, empty)
 
@@ -104,7 +104,7 @@ def test_logits_are_the_head_of_the_embedding(client):
 
 
 def test_evaluation_in_batches_is_evaluation(client):
-    x = torch.randn(EVAL_BATCH + 3, *worlds.SHAPE)
+    x = torch.randn(EVAL_BATCH + 3, *toy.SHAPE)
     whole = client.logits(client.init, x)
     assert_close(whole[-3:], client.logits(client.init, x[-3:]), rtol=1e-5, atol=1e-6)
 
@@ -126,22 +126,22 @@ def test_a_report_carries_size_and_vectors(client):
 
 def test_a_training_at_the_server_says_which_mini_batch_it_is_at_and_that_of_a_client_is_no_stage():
     """FLT's autoencoder takes an hour on CIFAR-10."""
-    model, autoencoder = (worlds.mlp(8).build(worlds.SHAPE, worlds.CLASSES) for _ in range(2))
+    model, autoencoder = (toy.mlp(8).build(toy.SHAPE, toy.CLASSES) for _ in range(2))
     learner = Learner(model, kernels=False, auxiliary=Learner(autoencoder, kernels=False))
-    federation, seen = worlds.Tiny(), []
+    federation, seen = toy.Tiny(), []
 
     def loss(module, x, y, index):
         seen.append([str(stage) for stage in stages()])
         return F.cross_entropy(module(x), y)
 
     data = federation.client(2).train
-    (house,) = (c.auxiliary for c in public_clients(federation, learner, worlds.LOCAL, [data]))
+    (house,) = (c.auxiliary for c in public_clients(federation, learner, toy.LOCAL, [data]))
     house.sgd(house.init, key(1), loss=loss, epochs=2, batch_size=5)
     assert len(data) == 14
     assert seen == [[f"training on the server's data, {done} of 6 mini-batches"] for done in range(6)]
     assert stages() == []
     seen.clear()
-    LocalClient(2, federation, learner, worlds.LOCAL).sgd(house.init, key(1), loss=loss)
+    LocalClient(2, federation, learner, toy.LOCAL).sgd(house.init, key(1), loss=loss)
     assert seen
     assert not any(seen)
 
@@ -149,7 +149,7 @@ def test_a_training_at_the_server_says_which_mini_batch_it_is_at_and_that_of_a_c
 def test_a_part_that_cuts_a_tensor_or_holds_no_parameter_is_refused():
     torch.manual_seed(5)
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
-    client = LocalClient(2, worlds.Tiny(), Learner(net), worlds.LOCAL)
+    client = LocalClient(2, toy.Tiny(), Learner(net), toy.LOCAL)
     slices, p, d = client.layout.slices, client.layout.num_parameters, client.layout.size
     weight = slices["1.weight"]
     cuts = (slice(0, 10),), (slice(5, weight.stop),), (slice(weight.stop, p + 1),), (slice(0, None),)
@@ -168,7 +168,7 @@ def test_half_of_the_work_with_batch_norm_is_half_of_the_mini_batches_that_are_t
     """Batches of 13: of 14 samples the last, which holds one, is left out. Four epochs are four steps."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     learner, local = Learner(net), LocalConfig(epochs=4, batch_size=13, lr=0.1)
-    world = worlds.Tiny()
+    world = toy.Tiny()
     assert LocalClients(world, learner, local).num_steps(2, 0) == (4, 1)
     for work, steps in ((None, 4), (Fraction(1, 2), 2), (Fraction(1, 8), 1)):
         client = LocalClient(2, world, learner, local, work=work)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import worlds
+from support import toy
 from torch import nn
 from torch.testing import assert_close
 
@@ -15,9 +15,7 @@ from mpifl.training.config import LocalConfig
 from mpifl.training.cuda_graph import CudaGraphBackend
 from mpifl.training.learner import Learner
 
-SPLITS = [
-    worlds.draw("train", k, n, 0) for k, n in enumerate((23, 10, 4))
-]  # of 5: with, without, only a rest
+SPLITS = [toy.draw("train", k, n, 0) for k, n in enumerate((23, 10, 4))]  # of 5: with, without, only a rest
 CONFIGS = {
     "plain": LocalConfig(epochs=2, batch_size=5, lr=0.1),
     "momentum and decay": LocalConfig(
@@ -104,7 +102,7 @@ def test_graphs_on_a_gpu_give_what_ordinary_steps_give(name):
     for graphs in (False, True):
         torch.manual_seed(3)
         learner = Learner(MODELS[name]().build((3, 32, 32), 3), "cuda", kernels=False, graphs=graphs)
-        split = worlds.draw("train", 0, 23, 0)
+        split = toy.draw("train", 0, 23, 0)
         x = torch.randn(23, 3, 32, 32, generator=torch.Generator().manual_seed(0)).cuda()
         found.append(learner.sgd(learner.init, type(split)(x, split.y.cuda()), config, key(1)).vector)
     assert_close(*found, rtol=1e-4, atol=1e-5)

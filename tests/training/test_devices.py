@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import fake_device, worlds
+from support import fake_device, toy
 from support.cases import CASES, OPTIONS, named
 from torch.testing import assert_close
 
@@ -73,7 +73,7 @@ def test_what_is_no_tensor_stays_what_it_is():
 
 def test_clients_of_the_server_answer_in_its_memory():
     torch.manual_seed(0)
-    learner, federation = Learner(worlds.mlp(8).build((1, 4, 4), 3)), worlds.Tiny()
+    learner, federation = Learner(toy.mlp(8).build((1, 4, 4), 3)), toy.Tiny()
     (client,) = public_clients(federation, learner, LocalConfig(), [federation.client(0).train])
     assert client.init.device == client.gradient(learner.init).device == CPU
     assert client.embed(learner.init, client.data.train.x).device == CPU
@@ -120,10 +120,10 @@ def test_ranks_share_a_quarter_of_what_is_free_on_their_gpus(monkeypatch):
 def test_a_method_finds_on_a_fake_gpu_what_it_finds_on_a_cpu(case, tmp_path):
     """Nothing reads a device's memory as if it were main memory, or mixes the two; short visits will do."""
     name, options = case
-    short = {"steps": 2, "evaluate": True, "local": replace(worlds.LOCAL, steps=1)}
-    cpu = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "cpu", **short)
+    short = {"steps": 2, "evaluate": True, "local": replace(toy.LOCAL, steps=1)}
+    cpu = toy.run(CATALOGUE[name](**options), toy.Tiny(), tmp_path / "cpu", **short)
     with fake_device.gpu():
-        there = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "there", **short)
+        there = toy.run(CATALOGUE[name](**options), toy.Tiny(), tmp_path / "there", **short)
     for table, rows in cpu.server.tables.items():
         assert there.server.tables[table].device == CPU
         scale = float(rows.abs().max()) if rows.numel() else 1.0
@@ -138,7 +138,7 @@ def test_a_method_finds_on_a_gpu_what_it_finds_on_a_cpu(name, stack, tmp_path):
     for device in ("cpu", "cuda"):
         algorithm, system = CATALOGUE[name](**OPTIONS.get(name, {})), SystemConfig(device=device, stack=stack)
         folder = tmp_path / device
-        found.append(worlds.run(algorithm, worlds.Tiny(), folder, steps=2, system=system))
+        found.append(toy.run(algorithm, toy.Tiny(), folder, steps=2, system=system))
     cpu, cuda = found
     for table, rows in cpu.server.tables.items():
         assert cuda.server.tables[table].device == CPU

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -33,7 +33,7 @@ def learner_of(name: str) -> Learner:
 
 def visits(learner: Learner, config: LocalConfig, kept: KeptOptimizer | None, **more: Any) -> torch.Tensor:
     """Return the model after three visits."""
-    split, w = worlds.draw("train", 0, 12, 0), learner.init
+    split, w = toy.draw("train", 0, 12, 0), learner.init
     for visit in range(3):
         w = learner.sgd(w, split, config, key(0, visit), kept=kept, **more).vector
     return w
@@ -45,7 +45,7 @@ def test_nothing_of_another_client_is_kept_where_the_part_differs_between_visits
     """A client trains the head, then the body; another one has trained on the same rank before."""
 
     def trained(learner: Learner, client: int) -> torch.Tensor:
-        kept, w, split = KeptOptimizer(), learner.init, worlds.draw("train", client, 12, client)
+        kept, w, split = KeptOptimizer(), learner.init, toy.draw("train", client, 12, client)
         for visit, part in enumerate(("head", "body", "head")):
             moving = learner.layout.part(part)
             w = learner.sgd(w, split, config, key(client, visit), kept=kept, part=moving).vector
@@ -63,7 +63,7 @@ def test_visits_that_keep_their_optimiser_are_one_longer_visit(name, config, dir
     """Three visits of a full-batch step are a visit of three epochs, up to the order of sums; new optimisers
     end elsewhere. Steps are counted.
     """
-    learner, split = learner_of(name), worlds.draw("train", 0, 12, 0)
+    learner, split = learner_of(name), toy.draw("train", 0, 12, 0)
     more = {"direction": (lambda g, w: g + 0.1 * w)} if directed else {}
     if name == "kernels" and config is FULL:
         assert isinstance(learner.backends[1], KernelBackend)
@@ -89,18 +89,16 @@ def test_a_part_that_moves_keeps_its_own_momentum():
     learner, kept = learner_of("kernels"), KeptOptimizer()
     head = learner.layout.part("head")
     w = visits(learner, FULL, kept, part=head)
-    long = learner.sgd(
-        learner.init, worlds.draw("train", 0, 12, 0), replace(FULL, epochs=3), key(0), part=head
-    )
+    long = learner.sgd(learner.init, toy.draw("train", 0, 12, 0), replace(FULL, epochs=3), key(0), part=head)
     assert_close(w, long.vector, rtol=1e-5, atol=1e-6)
 
 
-def rounds(method: str, folder: Any, steps: int, world: worlds.Tiny | None = None, **local: Any) -> Any:
+def rounds(method: str, folder: Any, steps: int, world: toy.Tiny | None = None, **local: Any) -> Any:
     """Return what some rounds leave behind; one client, unless a world is given."""
-    one = world or worlds.Tiny(1, 1, equal=True)
+    one = world or toy.Tiny(1, 1, equal=True)
     options = {"fedem": {"num_components": 2}}.get(method, {})
     config = replace(FULL, **local)
-    return worlds.run(CATALOGUE[method](**options), one, folder, steps=steps, local=config)
+    return toy.run(CATALOGUE[method](**options), one, folder, steps=steps, local=config)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "cfl", "local", "fedper"])
@@ -117,7 +115,7 @@ def test_rounds_of_one_client_that_keeps_its_optimiser_are_one_round(method, opt
 
 def test_each_component_of_fedem_keeps_an_optimiser_of_its_own(tmp_path):
     """The files of a client hold two optimisers of two steps after two rounds."""
-    done = rounds("fedem", tmp_path, 2, worlds.Tiny(2), keep_optimizer=True)
+    done = rounds("fedem", tmp_path, 2, toy.Tiny(2), keep_optimizer=True)
     memory = done.server_step.store.load("optimizer", 0, 2)
     assert sorted(memory) == ["0.momentum", "0.steps", "1.momentum", "1.steps"]
     assert [int(memory[f"{j}.steps"]) for j in range(2)] == [2, 2]
@@ -126,10 +124,10 @@ def test_each_component_of_fedem_keeps_an_optimiser_of_its_own(tmp_path):
 
 def test_who_was_away_goes_on_where_it_was(tmp_path):
     """Steps kept are those of a client's own visits; evaluation and fine-tuning leave them alone."""
-    done = rounds("fedavg", tmp_path, 4, worlds.Tiny(6), keep_optimizer=True)
-    again = worlds.run(
+    done = rounds("fedavg", tmp_path, 4, toy.Tiny(6), keep_optimizer=True)
+    again = toy.run(
         CATALOGUE["fedavg"](),
-        worlds.Tiny(6),
+        toy.Tiny(6),
         tmp_path / "half",
         steps=4,
         participation=0.5,
@@ -153,7 +151,7 @@ REFUSED = {
 def test_it_is_refused_where_it_cannot_apply(method, local, more, said, tmp_path):
     config = replace(FULL, keep_optimizer=True, **local)
     with pytest.raises(UserError, match=said):
-        worlds.run(CATALOGUE[method](), worlds.Tiny(), tmp_path, steps=1, local=config, **more)
+        toy.run(CATALOGUE[method](), toy.Tiny(), tmp_path, steps=1, local=config, **more)
 
 
 def test_ifca_with_gradients_is_refused_and_with_averages_is_not(tmp_path):
@@ -161,14 +159,14 @@ def test_ifca_with_gradients_is_refused_and_with_averages_is_not(tmp_path):
     for variant in ("averaging", "gradient"):
         method = CATALOGUE["ifca"](num_clusters=2, variant=variant)
         if variant == "averaging":
-            assert worlds.run(method, worlds.Tiny(), tmp_path, steps=1, local=config).server.version == 1
+            assert toy.run(method, toy.Tiny(), tmp_path, steps=1, local=config).server.version == 1
             continue
         with pytest.raises(UserError, match=r"local\.keep_optimizer"):
-            worlds.run(method, worlds.Tiny(), tmp_path, steps=1, local=config)
+            toy.run(method, toy.Tiny(), tmp_path, steps=1, local=config)
 
 
 def test_automatic_stacks_are_left_out(tmp_path):
-    config = worlds.config_of(
+    config = toy.config_of(
         CATALOGUE["fedavg"](), local=replace(FULL, keep_optimizer=True), system=SystemConfig(stack=0)
     )
-    assert worlds.context_of(config, worlds.Tiny()).decisions.stack == 1
+    assert toy.context_of(config, toy.Tiny()).decisions.stack == 1

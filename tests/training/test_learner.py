@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.testing import assert_allclose, assert_array_equal
-from support import worlds
+from support import toy
 from torch import nn
 from torch.testing import assert_close
 
@@ -32,7 +32,7 @@ def kernels(request, monkeypatch):
     monkeypatch.setattr(bindings, "TRAINING_AVAILABLE", request.param)
 
 
-SPLIT = worlds.draw("train", 0, 23, 0)
+SPLIT = toy.draw("train", 0, 23, 0)
 
 
 def built(name: str = "mlp", **options) -> nn.Module:

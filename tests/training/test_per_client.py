@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import worlds
+from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -97,7 +97,7 @@ def test_what_cannot_differ_is_refused(rules, message):
 )
 def test_what_does_not_fit_the_population_or_the_method_is_refused(method, changes, message):
     with pytest.raises(UserError, match=message):
-        worlds.context_of(worlds.config_of(CATALOGUE[method](), **changes), worlds.Tiny())
+        toy.context_of(toy.config_of(CATALOGUE[method](), **changes), toy.Tiny())
 
 
 def test_rules_are_written_and_read_again():
@@ -108,7 +108,7 @@ def test_rules_are_written_and_read_again():
 
 def local_models(folder, **changes) -> torch.Tensor:
     """Return the models of Local after two steps: each client's training, by itself."""
-    return worlds.run(CATALOGUE["local"](), worlds.Tiny(), folder, steps=2, **changes).models()
+    return toy.run(CATALOGUE["local"](), toy.Tiny(), folder, steps=2, **changes).models()
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -118,7 +118,7 @@ def test_each_client_trains_as_if_all_trained_in_its_way(kernels, tmp_path):
     mixed = local_models(tmp_path / "mixed", per_client=WAYS, system=system)
     plain = local_models(tmp_path / "plain", system=system)
     for k, name in enumerate(["0", None, "2-3", "2-3", None, "5"]):
-        local = worlds.LOCAL if name is None else WAYS[name].of(worlds.LOCAL, "")
+        local = toy.LOCAL if name is None else WAYS[name].of(toy.LOCAL, "")
         alone = local_models(tmp_path / f"{k}", local=local, system=system)
         assert_close(mixed[k], alone[k], rtol=0, atol=0)
         assert torch.equal(mixed[k], plain[k]) == (name is None)
@@ -133,22 +133,22 @@ def test_stacked_clients_keep_their_ways(tmp_path):
 
 def test_rules_of_devices_reach_their_clients_and_balance_the_ranks(tmp_path):
     rules = {"weak": LocalChanges(epochs=4)}
-    config = worlds.config_of(CATALOGUE["fedavg"](), devices=SPLIT, per_client=rules)
-    context = worlds.context_of(config, worlds.Tiny())
+    config = toy.config_of(CATALOGUE["fedavg"](), devices=SPLIT, per_client=rules)
+    context = toy.context_of(config, toy.Tiny())
     weak = {k for k, name in enumerate(context.duration.devices) if name == "weak"}
     assert len(weak) == 3
     assert {k for k in range(6) if context.local_of(k).epochs == 4} == weak
-    step: ServerStep = build.build_server_step(context, worlds.ClientStore("test", str(tmp_path)))
-    sizes = worlds.Tiny().sizes[:, 0]
+    step: ServerStep = build.build_server_step(context, toy.ClientStore("test", str(tmp_path)))
+    sizes = toy.Tiny().sizes[:, 0]
     assert step.costs.tolist() == [n * (4 if k in weak else 1) for k, n in enumerate(sizes.tolist())]
 
 
 def test_the_forecast_of_traffic_knows_the_clients(tmp_path):
     """Bytes do not depend on how long a client trains; the ledger agrees."""
-    plain = worlds.context_of(worlds.config_of(CATALOGUE["fedavg"]()), worlds.Tiny())
-    other = worlds.context_of(worlds.config_of(CATALOGUE["fedavg"](), per_client=WAYS), worlds.Tiny())
+    plain = toy.context_of(toy.config_of(CATALOGUE["fedavg"]()), toy.Tiny())
+    other = toy.context_of(toy.config_of(CATALOGUE["fedavg"](), per_client=WAYS), toy.Tiny())
     assert forecast(other).total == forecast(plain).total
-    step, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path, per_client=WAYS)
+    step, sampler = toy.start(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, per_client=WAYS)
     step.step(step.initialize(), sampler(1))
     found = (step.ledger.total("down"), step.ledger.total("up"))
     assert found == forecast(other).per_round

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from support import worlds
+from support import toy
 from support.runs import CONFIG
 
 from mpifl import cli
@@ -18,7 +18,7 @@ from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
 from mpifl.training.precision import BFLOAT16, FLOAT32, has_bfloat16
 
-SPLITS = [worlds.draw("train", k, n, 0) for k, n in enumerate((23, 10, 5))]
+SPLITS = [toy.draw("train", k, n, 0) for k, n in enumerate((23, 10, 5))]
 has = pytest.mark.skipif(
     not has_bfloat16(torch.device("cpu")), reason="the processor has no bfloat16 of its own"
 )

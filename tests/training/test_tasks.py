@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from numpy.testing import assert_allclose
 from sklearn import metrics as sk
-from support import worlds
+from support import toy
 from torch import nn
 
 from mpifl.core.errors import UserError
@@ -172,7 +172,7 @@ def test_a_derived_task_is_trained_on_its_own_loss(task, kernels):
     torch.manual_seed(2)
     module = MODELS["mlp"](hidden=(6,)).build((1, 4, 4), 3)
     learner = Learner(deepcopy(module), kernels=kernels, task=task)
-    split = worlds.draw("train", 0, 23, 0)
+    split = toy.draw("train", 0, 23, 0)
     found = learner.sgd(learner.init, split, LocalConfig(epochs=2, batch_size=23, lr=0.2), key(0)).vector
     plain = deepcopy(module).double()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.2)
