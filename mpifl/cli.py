@@ -308,8 +308,11 @@ STATISTICS: dict[str, dict[str, Any]] = {
         "help": "test over equal seeds that marks the best (default: t); if given, its table is shown, too",
     },
     "metric": {"metavar": "COLUMN", "help": "column that is tested and ranked (default: accuracy)"},
-    "ranks": {**FLAG, "help": "rank methods over several worlds: Friedman, Nemenyi"},
-    "world": {"metavar": "KEY,...", "help": "keys that make a world, in which methods meet (default: data)"},
+    "ranks": {**FLAG, "help": "rank methods over several problems: Friedman, Nemenyi"},
+    "problem": {
+        "metavar": "KEY,...",
+        "help": "keys that make a problem, on which methods are compared (default: data)",
+    },
     "columns": {"metavar": "COLUMN,...", "help": "columns of the table, in order (default: all)"},
 }
 
@@ -347,12 +350,12 @@ def report(transport: Transport, args: argparse.Namespace) -> None:
 CSV = {"metavar": "FILE", "help": "CSV file to write: numbers, a row a configuration"}
 LATEX = {"metavar": "FILE", "help": "LaTeX file to write, which fits a paper's column"}
 MARKDOWN = {"metavar": "FILE", "help": "Markdown file to write"}
-FIGURES = {"metavar": "FOLDER", "help": "folder for figures over seeds and worlds: SVG, PNG, PDF"}
+FIGURES = {"metavar": "FOLDER", "help": "folder for figures over seeds and problems: SVG, PNG, PDF"}
 
 
 @command(RUNS=RUNS, **STATISTICS, csv=CSV, latex=LATEX, markdown=MARKDOWN, figures=FIGURES)
 def compare(transport: Transport, args: argparse.Namespace) -> None:
-    """Print a table of the final figures of several runs, with tests over seeds and ranks over worlds."""
+    """Print a table of the final figures of several runs, with tests over seeds and ranks over problems."""
     from mpifl.comm.transport import on_server
     from mpifl.results.comparison import compare as compare_runs
     from mpifl.results.report import text_of, warnings, write_files

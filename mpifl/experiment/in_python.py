@@ -155,7 +155,7 @@ def compare(
     interval: str = "std",
     confidence: float = 0.95,
     target: float | None = None,
-    world: Sequence[str] = ("data",),
+    problem: Sequence[str] = ("data",),
 ) -> pd.DataFrame:
     """Return the final figures of runs, a row a configuration: what `mpifl compare --csv` writes.
 
@@ -168,7 +168,7 @@ def compare(
         confidence: of intervals; tests have the level 1 - confidence.
         target: mean accuracy whose cost is wanted, in [0, 1], or mean of the runs' other metric; None for
             95 % of the best.
-        world: sections or keys of the configuration that make a world, within which methods are compared.
+        problem: sections or keys of the configuration that make a problem, on which methods are compared.
 
     Raises:
         UserError: a folder is no finished run, or a choice does not fit these runs.
@@ -180,7 +180,7 @@ def compare(
     remedy = f"take one of {', '.join(comparison.KNOWN_INTERVALS)}"
     require(interval in comparison.KNOWN_INTERVALS, "interval", interval, remedy)
     choices = comparison.Choices(
-        target, test, interval, confidence, metric, world=tuple(world), columns=tuple(columns)
+        target, test, interval, confidence, metric, problem=tuple(problem), columns=tuple(columns)
     )
     import pandas as pd
 

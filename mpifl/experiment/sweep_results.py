@@ -177,7 +177,7 @@ def result_of(labels: Mapping[str, str], run: Run) -> Result:
     """
     values = {k: float(v) for k, v in flat(run.summary) if is_number(v)}
     values |= {name: float(v[-1]) for name, v in run.series.items() if v[-1] == v[-1]}
-    stem = f"{run.metric.name}_"  # metric_mean and so on: for tables over worlds of several tasks
+    stem = f"{run.metric.name}_"  # metric_mean and so on: for tables over problems of several tasks
     alike = {f"metric_{k.removeprefix(stem)}": v for k, v in values.items() if k.startswith(stem)}
     return Result(labels, alike | values)
 

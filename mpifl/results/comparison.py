@@ -1,8 +1,9 @@
-"""Compares groups of runs over seeds and worlds: figures with intervals, tests against the best, ranks.
+"""Compares groups of runs over seeds and problems: figures with intervals, tests against the best, ranks.
 
-A *world* is what the methods meet: by default the section `data`. Within a world each column that has a
-better and a worse direction is tested: the best group against every other, under equal seeds and data, with
-Holm's correction. What it takes to reach a target is censored data (`survival`): log-rank tests compare it.
+A *problem* is what the methods are compared on: by default the section `data`. On a problem, each column that
+has a better and a worse direction is tested: the best group against every other, under equal seeds and data,
+with Holm's correction. What it takes to reach a target is censored data (`survival`) and is compared by
+log-rank tests.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class Choices:
         confidence: of intervals; tests have the level 1 - confidence.
         metric: the column whose tests and ranks are shown: a key of `COLUMNS` (`accuracy` is the metric of
             the runs, whatever it is), the name of that metric, or a column of `metrics.csv`.
-        ranks: whether methods are ranked over worlds.
-        world: sections or dotted keys of the configuration that make a world.
+        ranks: whether methods are ranked over problems.
+        problem: sections or dotted keys of the configuration that make a problem.
         columns: of the table, keys as of `metric`, and `run`, `seeds`, `rounds`, `unreached`; empty for the
             usual ones that are not empty.
     """
@@ -109,7 +110,7 @@ class Choices:
     confidence: float = 0.95
     metric: str = "accuracy"
     ranks: bool = False
-    world: tuple[str, ...] = ("data",)
+    problem: tuple[str, ...] = ("data",)
     columns: tuple[str, ...] = ()
 
     @classmethod
@@ -121,7 +122,7 @@ class Choices:
         confidence: str | None = None,
         metric: str | None = None,
         ranks: bool = False,
-        world: str | None = None,
+        problem: str | None = None,
         columns: str | None = None,
     ) -> Choices:
         """Return the choices that the options of a command make.
@@ -133,7 +134,7 @@ class Choices:
         require(0.5 < sure < 1, "--confidence", confidence, "take a share in (0.5, 1), as in 0.95")
         remedy = "has no effect: it says what --test or --ranks shows; name one of them"
         require(metric is None or ranks or test in TESTS, "--metric", metric, remedy)
-        sections, shown = _keys("--world", world), _keys("--columns", columns)
+        sections, shown = _keys("--problem", problem), _keys("--columns", columns)
         return cls(
             target_of(target),
             test,
@@ -184,7 +185,7 @@ def _number(option: str, text: str, remedy: str) -> float:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A group against the best of its world, in one column.
+    """A group against the best of its problem, in one column.
 
     Attributes:
         group: number of the group.
@@ -195,7 +196,7 @@ class Contrast:
         side: -1 where the group is worse by what was tested, 1 where it is better: the best has the best mean
             or median over all of its seeds, and a test takes the common ones, or weighs runs in another way.
             0 where a test and the mean of what it takes disagree.
-        adjusted: by Holm, over the groups of the world.
+        adjusted: by Holm, over the groups of the problem.
     """
 
     group: int
@@ -220,7 +221,7 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class World:
+class Problem:
     """Groups that met the same.
 
     Attributes:
@@ -288,7 +289,7 @@ class Comparison:
     groups: tuple[Group, ...]
     choices: Choices = field(default_factory=Choices)
     repeated: tuple[str, ...] = ()
-    _contrasts: dict[tuple[World, Column], list[Contrast]] = field(default_factory=dict, repr=False)
+    _contrasts: dict[tuple[Problem, Column], list[Contrast]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         check_target(self.choices.target, metric_of(self.groups))
@@ -298,18 +299,18 @@ class Comparison:
         metric = self.column(self.choices.metric)
         require(metric.better != 0, "--metric", self.choices.metric, "has no better and worse: take another")
         leaves = [key for group in self.groups for key in tree_of(group.runs[0])]
-        for section in self.choices.world:
+        for section in self.choices.problem:
             known = any(_within(key, [section]) for key in leaves)
-            require(known or section == "data", "--world", section, "no key of these runs' configurations")
+            require(known or section == "data", "--problem", section, "no key of these runs' configurations")
         if self.choices.test in TESTS:
             self._check_test(metric)
 
     def _check_test(self, metric: Column) -> None:
         """Raise `UserError` where a test that was asked for cannot be made for any group."""
         test = self.choices.test
-        found = [c for world in self.worlds for c in self.contrasts(world, metric)]
-        worlds = ", ".join(self.choices.world)
-        remedy = f"there is nothing to compare: name runs of two configurations with equal {worlds}"
+        found = [c for problem in self.problems for c in self.contrasts(problem, metric)]
+        problems = ", ".join(self.choices.problem)
+        remedy = f"there is nothing to compare: name runs of two configurations with equal {problems}"
         require(bool(found), "--test", test, remedy)
         if all(c.pairs < 2 for c in found) and any(c.difference is not None for c in found):
             pair = [self.groups[i] for i in (found[0].group, found[0].best)]
@@ -340,7 +341,7 @@ class Comparison:
             return column.scale * self.groups[group].final(column.of)
         found = self.reached(group, column)
         if column.restricted:
-            return survival.restricted(found, self.horizon(self.world_of(group), column))
+            return survival.restricted(found, self.horizon(self.problem_of(group), column))
         return found.shown
 
     def reached(self, group: int, column: Column) -> Reached:
@@ -348,9 +349,9 @@ class Comparison:
         found = self.groups[group].reached(self.target, column.of)
         return Reached(column.scale * found.position, found.met)
 
-    def horizon(self, world: World, column: Column) -> float:
-        """Return how far the restricted means of a world go, in the column's unit."""
-        return survival.horizon([self.reached(i, column) for i in world.members if self.has(i, column)])
+    def horizon(self, problem: Problem, column: Column) -> float:
+        """Return how far the restricted means of a problem go, in the column's unit."""
+        return survival.horizon([self.reached(i, column) for i in problem.members if self.has(i, column)])
 
     def estimate(self, group: int, column: Column) -> Estimate:
         """Return mean, standard deviation and interval of a column."""
@@ -367,50 +368,50 @@ class Comparison:
             return bool(np.isfinite(self.reached(group, column).position).all())
         return bool(np.isfinite(self.groups[group].final(column.of)).all())
 
-    # -- worlds --------------------------------------------------------------------------------------------
+    # -- problems ------------------------------------------------------------------------------------------
 
     @cached_property
-    def worlds(self) -> tuple[World, ...]:
-        """The worlds, in the order of their first groups."""
-        trees = [self._world(group.runs[0]) for group in self.groups]
+    def problems(self) -> tuple[Problem, ...]:
+        """The problems, in the order of their first groups."""
+        trees = [self._problem(group.runs[0]) for group in self.groups]
         found: dict[str, list[int]] = {}
         for i, tree in enumerate(trees):
             found.setdefault(json.dumps(tree, sort_keys=True, default=str), []).append(i)
         firsts = [trees[members[0]] for members in found.values()]
         names = titles(firsts, [""] * len(firsts))
-        return tuple(World(n, tuple(m)) for n, m in zip(names, found.values(), strict=True))
+        return tuple(Problem(n, tuple(m)) for n, m in zip(names, found.values(), strict=True))
 
-    def world_of(self, group: int) -> World:
-        """Return the world of a group."""
-        return next(world for world in self.worlds if group in world.members)
+    def problem_of(self, group: int) -> Problem:
+        """Return the problem of a group."""
+        return next(problem for problem in self.problems if group in problem.members)
 
-    def _world(self, run: Run) -> dict[str, Any]:
-        return {key: value for key, value in tree_of(run).items() if _within(key, self.choices.world)}
+    def _problem(self, run: Run) -> dict[str, Any]:
+        return {key: value for key, value in tree_of(run).items() if _within(key, self.choices.problem)}
 
     # -- tests over seeds ----------------------------------------------------------------------------------
 
-    def best(self, world: World, column: Column) -> int:
-        """Return the group of a world with the best mean, or the least median of what the target takes."""
+    def best(self, problem: Problem, column: Column) -> int:
+        """Return the group of a problem with the best mean, or the least median of what the target takes."""
         if not column.target:
-            return min(world.members, key=lambda i: -column.better * _mean(self.values(i, column)))
-        found = {i: self.reached(i, column) for i in world.members}
+            return min(problem.members, key=lambda i: -column.better * _mean(self.values(i, column)))
+        found = {i: self.reached(i, column) for i in problem.members}
         until = survival.horizon([*found.values()])
         means = {i: _mean(survival.restricted(r, until)) for i, r in found.items()}
         medians = {i: survival.median(r).value for i, r in found.items()}
-        return min(world.members, key=lambda i: (medians[i], means[i]))
+        return min(problem.members, key=lambda i: (medians[i], means[i]))
 
-    def contrasts(self, world: World, column: Column) -> list[Contrast]:
-        """Return each group of a world against the best; empty where there is nothing to compare."""
-        if (world, column) not in self._contrasts:
-            self._contrasts[world, column] = self._compare(world, column)
-        return self._contrasts[world, column]
+    def contrasts(self, problem: Problem, column: Column) -> list[Contrast]:
+        """Return each group of a problem against the best; empty where there is nothing to compare."""
+        if (problem, column) not in self._contrasts:
+            self._contrasts[problem, column] = self._compare(problem, column)
+        return self._contrasts[problem, column]
 
-    def _compare(self, world: World, column: Column) -> list[Contrast]:
-        members = [i for i in world.members if self.has(i, column)]
+    def _compare(self, problem: Problem, column: Column) -> list[Contrast]:
+        members = [i for i in problem.members if self.has(i, column)]
         if len(members) < 2 or self.choices.test == NO_TEST:
             return []
-        world = World(world.name, tuple(members))
-        best = self.best(world, column)
+        problem = Problem(problem.name, tuple(members))
+        best = self.best(problem, column)
         others = [i for i in members if i != best]
         found = [self._contrast(i, best, column) for i in others]
         adjusted = statistics.holm([c.p for c in found])
@@ -450,14 +451,14 @@ class Comparison:
             found.setdefault(key, []).append(float(value))
         return {key: _mean(np.array(values)) for key, values in found.items()}
 
-    def marks(self, world: World, column: Column) -> dict[int, str]:
-        """Return which groups of a world are the best, by the tests.
+    def marks(self, problem: Problem, column: Column) -> dict[int, str]:
+        """Return which groups of a problem are the best, by the tests.
 
         Returns:
             `BEST` for the only best: every other is worse, by its test. Otherwise `TIED` for the best and
             each that is not distinguishable from it. Empty where no test could be made, or all values agree.
         """
-        found = self.contrasts(world, column) if column.better else []
+        found = self.contrasts(problem, column) if column.better else []
         tested = [c for c in found if not np.isnan(c.adjusted)]
         if not tested or all(c.adjusted == 1.0 and self._agrees(c, column) for c in tested):
             return {}
@@ -470,45 +471,45 @@ class Comparison:
         a, b = (np.sort(self.values(i, column)) for i in (contrast.group, contrast.best))
         return len(a) == len(b) and not statistics.difference(a, b).any()
 
-    # -- ranks over worlds ---------------------------------------------------------------------------------
+    # -- ranks over problems -------------------------------------------------------------------------------
 
     @cached_property
     def methods(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The methods that have runs in each world: names, and their groups in the order of the worlds.
+        """The methods that have runs in each problem: names, and their groups in the order of the problems.
 
         Raises:
-            UserError: there are fewer than two worlds or three methods, or one has no runs in a world.
+            UserError: there are fewer than two problems or three methods, or one has no runs in a problem.
         """
-        many = len(self.worlds)
-        remedy = "name runs of at least two worlds; --world KEY,... says which keys make a world"
-        require(many > 1, "--ranks", ", ".join(self.choices.world), f"one world has no ranks: {remedy}")
+        many = len(self.problems)
+        remedy = "name runs of at least two problems; --problem KEY,... says which keys make a problem"
+        require(many > 1, "--ranks", ", ".join(self.choices.problem), f"one problem has no ranks: {remedy}")
         by_label, by_settings = self._placed(True), self._placed(False)
         found = by_label if all(len(places) == many for _, places in by_label) else by_settings
         for name, places in found:
-            missing = [world.name for w, world in enumerate(self.worlds) if w not in places]
+            missing = [problem.name for w, problem in enumerate(self.problems) if w not in places]
             if missing:
                 raise UserError("--ranks", name, f"has no runs in {missing[0]}{self._hint()}")
         require(len(found) > 2, "--ranks", [n for n, _ in found], "take three methods; --test compares two")
         return tuple((name, tuple(places[w] for w in range(many))) for name, places in found)
 
     def _placed(self, labels: bool) -> list[tuple[str, dict[int, int]]]:
-        """Return name, and group in each world, of the methods: groups that agree in all but the world.
+        """Return name, and group in each problem, of the methods: groups that agree in all but the problem.
 
-        Where several of one world do, the names of their configurations tell them apart, too.
+        Where several of one problem do, the names of their configurations tell them apart, too.
 
         Args:
             labels: whether they agree in their user's labels, too.
         """
         runs = [group.runs[0] for group in self.groups]
-        rests = [{k: v for k, v in tree_of(r).items() if not _within(k, self.choices.world)} for r in runs]
+        rests = [{k: v for k, v in tree_of(r).items() if not _within(k, self.choices.problem)} for r in runs]
         given = [run.own_label if labels else None for run in runs]
         keys = [_key(label, rest) for label, rest in zip(given, rests, strict=True)]
-        many = Counter((world, keys[i]) for world in self.worlds for i in world.members)
+        many = Counter((problem, keys[i]) for problem in self.problems for i in problem.members)
         named = {key for (_, key), number in many.items() if number > 1}  # `gather` has told them apart
         heads, trees = dict[str, str](), dict[str, dict[str, Any]]()
         found: dict[str, dict[int, int]] = {}
-        for w, world in enumerate(self.worlds):
-            for i in world.members:
+        for w, problem in enumerate(self.problems):
+            for i in problem.members:
                 label, tree = given[i], rests[i]
                 if keys[i] in named:
                     label, tree = runs[i].own_label, {"name": name_of(runs[i])} | tree
@@ -518,20 +519,20 @@ class Comparison:
         return [*zip(titles([*trees.values()], [*heads.values()]), found.values(), strict=True)]
 
     def _hint(self) -> str:
-        """Return which sections besides those of `--world` differ between runs of one algorithm."""
+        """Return which sections besides those of `--problem` differ between runs of one algorithm."""
         sections: dict[str, None] = {}
         trees = [tree_of(group.runs[0]) for group in self.groups]
         for tree in trees:
             for other in trees:
                 if tree.get("algorithm.name") == other.get("algorithm.name"):
                     sections |= {key.split(".")[0]: None for key in tree if tree[key] != other.get(key)}
-        more = [name for name in sections if name not in ("algorithm", *self.choices.world)]
-        names = ",".join([*self.choices.world, *more])
-        return f"; where these differ between worlds, too, take --world {names}" if more else ""
+        more = [name for name in sections if name not in ("algorithm", *self.choices.problem)]
+        names = ",".join([*self.choices.problem, *more])
+        return f"; where these differ between problems, too, take --problem {names}" if more else ""
 
     @cached_property
     def ranking(self) -> Ranking:
-        """The ranks of `methods` over the worlds, in the column `metric`: means over seeds, or medians."""
+        """The ranks of `methods` over the problems, in the column `metric`: means over seeds, or medians."""
         column = self.column(self.choices.metric)
         scores = [[self._score(i, column) for i in groups] for _, groups in self.methods]
         return statistics.rank(np.array(scores).T, column.better > 0, self.alpha)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import statistics
-from .comparison import COLUMNS, NAMES, NO_TEST, STD, Column, Comparison, Contrast, World, seed_of
+from .comparison import COLUMNS, NAMES, NO_TEST, STD, Column, Comparison, Contrast, Problem, seed_of
 from .seed_groups import metric_of
 from .tables import BEST, TIED, Cell, Table, first_of
 
@@ -63,7 +63,7 @@ def _cells(comparison: Comparison, key: str) -> list[Cell]:
         texts = [f"{r.unmet} of {len(r.met)}" if r.unmet else "" for r in found]
         return [Cell(text) for text in texts]
     column = comparison.column(key)
-    marks = {i: m for world in comparison.worlds for i, m in comparison.marks(world, column).items()}
+    marks = {i: m for problem in comparison.problems for i, m in comparison.marks(problem, column).items()}
     out = [Cell(_text(comparison, i, column), marks.get(i, "")) for i in range(len(groups))]
     rare = key == "unplaced" and not any(comparison.groups[i].final(column.of).any() for i in range(len(out)))
     return [Cell("") for _ in out] if rare else out
@@ -124,10 +124,10 @@ def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
         elif several:
             yield "to target: medians over seeds"
     for key, column in columns.items():
-        for world in comparison.worlds:
-            until = comparison.horizon(world, column) if column.restricted else np.inf
+        for problem in comparison.problems:
+            until = comparison.horizon(problem, column) if column.restricted else np.inf
             if np.isfinite(until):
-                place = f" in {world.name}" if world.name else ""
+                place = f" in {problem.name}" if problem.name else ""
                 yield f"{key}: means of min(needed, {until:.4g}){place}, where the first run without it ends"
     if comparison.repeated:
         yield f"left out, they repeat another run to the digest: {first_of([*comparison.repeated])}"
@@ -141,12 +141,12 @@ def _test_notes(comparison: Comparison, columns: Mapping[str, Column]) -> Iterat
     logrank = {
         column.target and not column.restricted
         for column in columns.values()
-        if any(comparison.marks(world, column) for world in comparison.worlds)
+        if any(comparison.marks(problem, column) for problem in comparison.problems)
     }
     if logrank:
         tests = [f"{statistics.TEST_NAMES[kind]} over equal seeds"] if False in logrank else []
         tests += ["log-rank test to the target"] if True in logrank else []
-        most = max(len(world.members) for world in comparison.worlds)
+        most = max(len(problem.members) for problem in comparison.problems)
         tests += ["Holm's correction over the others"] if most > 2 else []
         yield (
             f"* best: every other is worse at the level {comparison.alpha:.2g}; ~ not distinguishable from "
@@ -154,8 +154,8 @@ def _test_notes(comparison: Comparison, columns: Mapping[str, Column]) -> Iterat
         )
     metric = comparison.column(comparison.choices.metric)
     yield from _contradictions(comparison, {**columns, comparison.choices.metric: metric})
-    for world in comparison.worlds:
-        found = comparison.contrasts(world, metric)
+    for problem in comparison.problems:
+        found = comparison.contrasts(problem, metric)
         odd = [c for c in found if c.difference is not None and c.pairs < 2]
         several = [c for c in odd if len(comparison.groups[c.group].runs) > 1]
         if several and not metric.target:
@@ -182,8 +182,8 @@ def _contradictions(comparison: Comparison, columns: Mapping[str, Column]) -> It
     for key, column in columns.items():
         keys.setdefault(column, key)
     for column, key in keys.items():
-        worlds = comparison.worlds if column.better else ()
-        found = [c for world in worlds for c in comparison.contrasts(world, column)]
+        problems = comparison.problems if column.better else ()
+        found = [c for problem in problems for c in comparison.contrasts(problem, column)]
         for c in (c for c in found if c.contradicts(comparison.alpha)):
             group, best = (comparison.groups[i].name for i in (c.group, c.best))
             what, test = ("median", "log-rank test") if c.difference is None else ("mean", paired)
@@ -206,16 +206,16 @@ def _interval_name(kind: str, medians: Container[bool]) -> str:
 
 
 def test_tables(comparison: Comparison) -> list[Table]:
-    """Return a table for each world in which a test was made: each group against the best, in `metric`."""
+    """Return a table for each problem in which a test was made: each group against the best, in `metric`."""
     metric = comparison.column(comparison.choices.metric)
-    found = {world: comparison.contrasts(world, metric) for world in comparison.worlds}
-    tested = [world for world, contrasts in found.items() if not all(np.isnan(c.p) for c in contrasts)]
-    return [_tests(comparison, world) for world in tested]
+    found = {problem: comparison.contrasts(problem, metric) for problem in comparison.problems}
+    tested = [problem for problem, contrasts in found.items() if not all(np.isnan(c.p) for c in contrasts)]
+    return [_tests(comparison, problem) for problem in tested]
 
 
-def _tests(comparison: Comparison, world: World) -> Table:
+def _tests(comparison: Comparison, problem: Problem) -> Table:
     column = comparison.column(comparison.choices.metric)
-    found = sorted(comparison.contrasts(world, column), key=lambda c: np.nan_to_num(c.p, nan=2.0))
+    found = sorted(comparison.contrasts(problem, column), key=lambda c: np.nan_to_num(c.p, nan=2.0))
     percent = f"{100 * comparison.choices.confidence:g} %"
     logrank = column.target and not column.restricted
     head = [f"{column.title.partition(',')[0]}: against the best", *([] if logrank else ["seeds"])]
@@ -229,7 +229,7 @@ def _tests(comparison: Comparison, world: World) -> Table:
     names = (*head, "p", "p, Holm", "worse?")
     best = comparison.groups[found[0].best].name
     name = "log-rank test" if logrank else statistics.TEST_NAMES[comparison.choices.test or "t"]
-    place = f" in {world.name}" if world.name else ""
+    place = f" in {problem.name}" if problem.name else ""
     note = f"{column.title}: best{place} is {best}; {name}, two-sided, level {comparison.alpha:.2g}"
     return Table(names, tuple(tuple(map(Cell, row)) for row in rows), (note,))
 
@@ -267,11 +267,11 @@ def _said(contrast: Contrast, alpha: float) -> str:
 
 
 def rank_table(comparison: Comparison) -> Table:
-    """Return the average rank of each method over the worlds, and its rank in each, best first."""
+    """Return the average rank of each method over the problems, and its rank in each, best first."""
     ranking, names = comparison.ranking, [name for name, _ in comparison.methods]
     order = np.argsort(ranking.average, kind="stable")
     first = order[0]
-    worlds = [world.name for world in comparison.worlds]
+    problems = [problem.name for problem in comparison.problems]
     rows = []
     for i in order:
         gap = ranking.average[i] - ranking.average[first]
@@ -280,10 +280,10 @@ def rank_table(comparison: Comparison) -> Table:
         mark = (BEST if alone else TIED if ranking.p <= comparison.alpha else "") if together else ""
         cells = [Cell(names[i]), Cell(f"{ranking.average[i]:.3g}", mark)]
         rows.append((*cells, *(Cell(f"{r:g}") for r in ranking.ranks[:, i])))
-    k, n = len(names), len(worlds)
+    k, n = len(names), len(problems)
     title = comparison.column(comparison.choices.metric).title
     notes = [
-        f"ranks in {title.partition(',')[0]} over {n} worlds; 1 is best, ties share their mean",
+        f"ranks in {title.partition(',')[0]} over {n} problems; 1 is best, ties share their mean",
         f"Friedman: chi-square {ranking.friedman:.3g} with {k - 1} degrees of freedom, p {_is(ranking.p)}; "
         f"Iman and Davenport: F = {ranking.f:.3g}, p {_is(ranking.f_p)}",
         f"Nemenyi: average ranks that differ by less than {ranking.critical_difference:.3g} are not "
@@ -292,8 +292,8 @@ def rank_table(comparison: Comparison) -> Table:
     if ranking.p > comparison.alpha:
         notes.append("Friedman's test finds no difference between these methods")
     if n < 10:
-        notes.append(f"{n} worlds are few: p of chi-square is rough below about ten")
-    return Table(("method", "average rank", *worlds), tuple(rows), tuple(notes))
+        notes.append(f"{n} problems are few: p of chi-square is rough below about ten")
+    return Table(("method", "average rank", *problems), tuple(rows), tuple(notes))
 
 
 def numbers(comparison: Comparison) -> list[dict[str, Any]]:
@@ -305,7 +305,9 @@ def numbers(comparison: Comparison) -> list[dict[str, Any]]:
     chosen = comparison.choices.columns
     keys = [k for k in (chosen or USUAL) if k not in NAMES]
     marks = {
-        key: {i: m for w in comparison.worlds for i, m in comparison.marks(w, comparison.column(key)).items()}
+        key: {
+            i: m for w in comparison.problems for i, m in comparison.marks(w, comparison.column(key)).items()
+        }
         for key in keys
     }
     out = []
@@ -313,7 +315,7 @@ def numbers(comparison: Comparison) -> list[dict[str, Any]]:
         met = group.reached(comparison.target, "round")
         row: dict[str, Any] = {
             "run": group.name,
-            "world": comparison.world_of(i).name,
+            "problem": comparison.problem_of(i).name,
             "seeds": len(group.runs),
             "rounds": int(group.rounds[-1]),
             "target": comparison.target,

@@ -53,7 +53,7 @@ def report(
     Args:
         names: run folders, folders that hold run folders, and patterns of them.
         folder: where to write; None for `report` beside the first run.
-        choices: what to compute over seeds and worlds; None for the usual.
+        choices: what to compute over seeds and problems; None for the usual.
         width: of the figures for papers, in inches, whose SVG then has letters as outlines; None for figures
             as wide as a page.
         labels: name of a configuration in legends and tables -> what it is called instead.
@@ -106,7 +106,7 @@ def relabelled(comparison: Comparison, labels: Mapping[str, str]) -> Comparison:
 
 
 def _statistics(comparison: Comparison, folder: Path) -> str:
-    """Return HTML with the figures over seeds and worlds, and their tables; empty where there are none."""
+    """Return HTML with the figures over seeds and problems, and their tables; empty where there are none."""
     tables = {"differences": test_tables(comparison)}
     if comparison.choices.ranks:
         tables["ranks"] = [rank_table(comparison)]

@@ -1,4 +1,4 @@
-"""Statistics over seeds and worlds: intervals, paired tests, average ranks.
+"""Statistics over seeds and problems: intervals, paired tests, average ranks.
 
 Pure functions of arrays. Nothing here depends on the order of the runs: values are sorted before they are
 resampled, and pairs are formed by the caller.
@@ -184,19 +184,19 @@ def holm(p: Sequence[float]) -> np.ndarray:
     return out
 
 
-# -- ranks over worlds ---------------------------------------------------------------------------------------
+# -- ranks over problems -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Average ranks of methods over worlds, and what tests say of them (Demsar, JMLR 7, 2006).
+    """Average ranks of methods over problems, and what tests say of them (Demsar, JMLR 7, 2006).
 
     Attributes:
-        ranks: rank of each method in each world [worlds, methods]; 1 is best, ties share their mean.
-        average: over worlds [methods].
+        ranks: rank of each method in each problem [problems, methods]; 1 is best, ties share their mean.
+        average: over problems [methods].
         friedman: Friedman's chi-square, with methods - 1 degrees of freedom.
         p: its p value.
-        f: Iman and Davenport's F, with (methods - 1) and (methods - 1)(worlds - 1) degrees of freedom.
+        f: Iman and Davenport's F, with (methods - 1) and (methods - 1)(problems - 1) degrees of freedom.
         f_p: its p value.
         critical_difference: Nemenyi's: two average ranks that differ by less are not distinguishable.
         cliques: largest sets of methods that are not distinguishable; numbers of methods, best first.
@@ -213,61 +213,61 @@ class Ranking:
 
 
 def rank(scores: np.ndarray, higher_is_better: bool = True, alpha: float = 0.05) -> Ranking:
-    """Rank methods over worlds.
+    """Rank methods over problems.
 
     Args:
-        scores: of each method in each world [worlds, methods]: at least two worlds and three methods.
+        scores: of each method in each problem [problems, methods]: at least two problems and three methods.
             Infinity is allowed: a cost that was never paid.
         higher_is_better: whether rank 1 goes to the largest score.
         alpha: level of the critical difference.
     """
     from scipy import stats
 
-    worlds, methods = scores.shape
-    assert worlds >= 2, "one world has no average"
+    problems, methods = scores.shape
+    assert problems >= 2, "one problem has no average"
     assert methods >= 3, "Friedman's test needs three methods"
     scores = np.stack([without_rounding(row) for row in scores])
     ranks = stats.rankdata(-scores if higher_is_better else scores, axis=1)
     average = ranks.mean(axis=0)
-    ties = sum(_tie_term(row) for row in ranks) / (worlds * (methods**3 - methods))
+    ties = sum(_tie_term(row) for row in ranks) / (problems * (methods**3 - methods))
     deviation = float(((average - (methods + 1) / 2) ** 2).sum())
-    squared = 12 * worlds / (methods * (methods + 1)) * deviation
+    squared = 12 * problems / (methods * (methods + 1)) * deviation
     friedman = squared / (1 - ties) if ties < 1 else 0.0
-    most = worlds * (methods - 1)
-    f = (worlds - 1) * friedman / (most - friedman) if most - friedman > 1e-9 * most else np.inf
-    difference = critical_difference(methods, worlds, alpha)
+    most = problems * (methods - 1)
+    f = (problems - 1) * friedman / (most - friedman) if most - friedman > 1e-9 * most else np.inf
+    difference = critical_difference(methods, problems, alpha)
     return Ranking(
         ranks,
         average,
         friedman,
         float(stats.chi2.sf(friedman, methods - 1)),
         float(f),
-        float(stats.f.sf(f, methods - 1, (methods - 1) * (worlds - 1))),
+        float(stats.f.sf(f, methods - 1, (methods - 1) * (problems - 1))),
         difference,
         cliques(average, difference),
     )
 
 
 def _tie_term(ranks: np.ndarray) -> float:
-    """Return the sum of t^3 - t over the groups of t tied ranks of one world."""
+    """Return the sum of t^3 - t over the groups of t tied ranks of one problem."""
     counts = np.unique(ranks, return_counts=True)[1].astype(np.float64)
     return float((counts**3 - counts).sum())
 
 
-def critical_difference(methods: int, worlds: int, alpha: float = 0.05) -> float:
+def critical_difference(methods: int, problems: int, alpha: float = 0.05) -> float:
     """Return Nemenyi's critical difference of average ranks: q sqrt(k (k + 1) / (6 N)).
 
     q is the studentized range for k means and infinitely many degrees of freedom, divided by sqrt 2.
 
     Args:
         methods: k.
-        worlds: N.
+        problems: N.
         alpha: level.
     """
     from scipy import stats
 
     q = float(stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / np.sqrt(2)
-    return float(q * np.sqrt(methods * (methods + 1) / (6 * worlds)))
+    return float(q * np.sqrt(methods * (methods + 1) / (6 * problems)))
 
 
 def cliques(average: np.ndarray, difference: float) -> tuple[tuple[int, ...], ...]:

@@ -110,10 +110,10 @@ def intervals(comparison: Comparison) -> list[Panel]:
 
 
 def differences(comparison: Comparison) -> list[tuple[str, int, Bar]]:
-    """Return name, group and bar of each group minus the best of its world; nothing where no seeds pair."""
+    """Return name, group and bar of each group minus the best of its problem; nothing where no seeds pair."""
     column, out = comparison.column(comparison.choices.metric), []
-    for world in comparison.worlds:
-        for c in comparison.contrasts(world, column):
+    for problem in comparison.problems:
+        for c in comparison.contrasts(problem, column):
             if c.difference is not None and c.pairs > 1 and np.isfinite(c.difference).all():
                 name = " - ".join(comparison.groups[i].name for i in (c.group, c.best))
                 out.append((name, c.group, _mean(comparison, c.difference)))

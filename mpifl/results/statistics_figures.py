@@ -94,7 +94,7 @@ def target(comparison: Comparison) -> Figure | None:
 
 
 def differences(comparison: Comparison) -> Figure | None:
-    """Draw each group minus the best of its world, seed by seed, with the mean and its interval.
+    """Draw each group minus the best of its problem, seed by seed, with the mean and its interval.
 
     Returns:
         None where no seeds pair.
@@ -117,7 +117,7 @@ def differences(comparison: Comparison) -> Figure | None:
 
 
 def ranks(comparison: Comparison) -> Figure | None:
-    """Draw the critical-difference diagram of average ranks over worlds (Demsar 2006).
+    """Draw the critical-difference diagram of average ranks over problems (Demsar 2006).
 
     Bars join methods that are not distinguishable.
 
@@ -179,7 +179,7 @@ FIGURES: dict[str, tuple[str, str, Drawing]] = {  # file name -> title, caption,
     ),
     "ranks": (
         "Average ranks",
-        "Over worlds, 1 is best; bars join methods within Nemenyi's critical difference.",
+        "Over problems, 1 is best; bars join methods within Nemenyi's critical difference.",
         ranks,
     ),
 }

@@ -54,7 +54,7 @@ def test_tables_and_reports_speak_of_the_metric(alone, tmp_path):
     assert "target: mean mean squared error 0.9" in table.notes[0]
     best = min(float(run.summary["mse_mean"]) for group in found.groups for run in group.runs)
     column = found.column("accuracy")
-    winner = found.groups[found.best(found.worlds[0], column)].runs[0]
+    winner = found.groups[found.best(found.problems[0], column)].runs[0]
     assert winner.summary["mse_mean"] == best
     page = report([str(alone.of(f"next_token-{m}")) for m in FEW], str(tmp_path)).read_text()
     assert "best mean perplexity" in page

@@ -1,4 +1,4 @@
-"""What is compared: pairs of seeds, worlds, marks, ranks; what is said where nothing can be."""
+"""What is compared: pairs of seeds, problems, marks, ranks; what is said where nothing can be."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def compared(*groups: Group, **choices) -> Comparison:
 
 
 def marks(comparison: Comparison, key: str = "accuracy") -> dict[int, str]:
-    (world,) = comparison.worlds
-    return comparison.marks(world, comparison.column(key))
+    (problem,) = comparison.problems
+    return comparison.marks(problem, comparison.column(key))
 
 
 def test_the_best_is_marked_where_every_other_is_worse_and_who_is_not_worse_with_it():
@@ -46,8 +46,8 @@ def test_the_best_is_marked_where_every_other_is_worse_and_who_is_not_worse_with
 
 def test_p_values_are_scipys_with_holms_factors():
     three = compared(group_of("a", BAD), group_of("b", GOOD), group_of("c", NEAR))
-    (world,) = three.worlds
-    found = {c.group: c for c in three.contrasts(world, three.column("accuracy"))}
+    (problem,) = three.problems
+    found = {c.group: c for c in three.contrasts(problem, three.column("accuracy"))}
     p = {i: stats.ttest_rel(x, GOOD).pvalue for i, x in ((0, BAD), (2, NEAR))}
     for i, factor in ((0, 2), (2, 1)):
         assert found[i].best == 1
@@ -87,16 +87,16 @@ def test_seeds_that_do_not_pair_are_said_and_refused_where_a_test_was_asked_for(
 def test_runs_on_other_data_are_no_pair_even_where_a_world_is_something_else():
     """Where data lie on a disk is no part of them."""
     a, b = group_of("a", BAD, "digits", rounds=3), group_of("b", GOOD, "mnist", rounds=3)
-    pairs = compared(a, b, world=("rounds",))
+    pairs = compared(a, b, problem=("rounds",))
     assert pairs.paired(0, 1, pairs.column("accuracy")).shape == (0,)
-    same = compared(a, group_of("b", GOOD, rounds=3), world=("rounds",))
+    same = compared(a, group_of("b", GOOD, rounds=3), problem=("rounds",))
     assert same.paired(0, 1, same.column("accuracy")).shape == (5,)
 
 
 def test_partly_shared_seeds_are_tested_over_those():
     few = Group("b", tuple(run_of("b", [x], seed) for seed, x in enumerate(GOOD, 2)))
     c = compared(group_of("a", BAD), few)
-    (contrast,) = c.contrasts(c.worlds[0], c.column("accuracy"))
+    (contrast,) = c.contrasts(c.problems[0], c.column("accuracy"))
     assert contrast.pairs == 3
 
 
@@ -106,7 +106,7 @@ def test_who_is_better_under_every_common_seed_is_not_called_worse():
     b = group_of("b", [0.75, 0.76, 0.75, 0.771, 0.76])
     for test in ("t", "wilcoxon"):
         both = compared(a, b, test=test, confidence=0.9)
-        (contrast,) = both.contrasts(both.worlds[0], both.column("accuracy"))
+        (contrast,) = both.contrasts(both.problems[0], both.column("accuracy"))
         assert (contrast.best, contrast.side) == (0, 1)
         assert contrast.adjusted < 0.1
         assert marks(both) == {0: TIED, 1: TIED}
@@ -122,7 +122,7 @@ def test_means_and_signed_ranks_that_disagree_show_nobody_worse():
     both = compared(
         group_of("a", [0.7] * 9 + [0.8]), group_of("b", [0.71] * 9 + [0.7]), test="wilcoxon", confidence=0.8
     )
-    (contrast,) = both.contrasts(both.worlds[0], both.column("accuracy"))
+    (contrast,) = both.contrasts(both.problems[0], both.column("accuracy"))
     assert (contrast.best, contrast.side) == (0, 0)
     assert contrast.adjusted < 0.2
     assert marks(both) == {0: TIED, 1: TIED}
@@ -139,7 +139,7 @@ def test_the_last_bit_of_a_mean_decides_neither_tests_nor_wins_nor_ranks():
         for x in (low, high)
     )
     assert marks(noisy) == marks(exact)
-    found = [c for both in (noisy, exact) for c in both.contrasts(both.worlds[0], both.column("accuracy"))]
+    found = [c for both in (noisy, exact) for c in both.contrasts(both.problems[0], both.column("accuracy"))]
     assert found[0].p == found[1].p
     shown = [tables_of_tests(both)[0].column("better in")[0].text for both in (noisy, exact)]
     assert shown == ["0 of 6", "0 of 6"]
@@ -208,7 +208,7 @@ def test_methods_that_often_fail_do_not_win_by_their_lucky_runs():
     assert [cell.text for cell in table.column("MB to target")] == ["> 20", "14"]
     assert [cell.text for cell in table.column("not reached")] == ["6 of 8", ""]
     assert marks(both, "rounds_to_target") == {1: BEST}
-    p = both.contrasts(both.worlds[0], both.column("rounds_to_target"))[0].p
+    p = both.contrasts(both.problems[0], both.column("rounds_to_target"))[0].p
     data = [stats.CensoredData.right_censored(x, c) for x, c in (([2, 3, *[10] * 6], [0, 0, *[1] * 6]),)]
     assert p == stats.logrank(data[0], stats.CensoredData([6, 7, 7, 8, 6, 7, 8, 7])).pvalue
     (note,) = [note for note in table.notes if "censored" in note]
@@ -228,7 +228,7 @@ def test_restricted_means_go_as_far_as_the_first_run_that_ends_without_the_targe
 def test_who_meets_the_target_earlier_by_the_log_rank_test_is_not_called_worse():
     """Medians 3 and 4; but nine of b's runs are there first, and nine of a's never get there."""
     both = compared(timed("a", *[3] * 11, *[None] * 9), timed("b", *[1] * 9, *[4] * 11), target=0.9)
-    (contrast,) = both.contrasts(both.worlds[0], both.column("rounds_to_target"))
+    (contrast,) = both.contrasts(both.problems[0], both.column("rounds_to_target"))
     assert (contrast.group, contrast.best, contrast.side) == (1, 0, 1)
     assert contrast.adjusted < 0.05
     assert marks(both, "rounds_to_target") == {0: TIED, 1: TIED}
@@ -248,15 +248,15 @@ def test_restricted_means_leave_out_groups_without_the_column():
 
 
 def test_worlds_are_compared_apart():
-    """The best of each world, and each p value over that world's others only."""
+    """The best of each problem, and each p value over that problem's others only."""
     groups = [
         group_of(m, x, w)
         for w, x_a, x_b in (("p", BAD, GOOD), ("q", GOOD, BAD))
         for m, x in (("a", x_a), ("b", x_b))
     ]
     both = compared(*groups)
-    assert [world.name for world in both.worlds] == ["p", "q"]
-    found = [both.marks(world, both.column("accuracy")) for world in both.worlds]
+    assert [problem.name for problem in both.problems] == ["p", "q"]
+    found = [both.marks(problem, both.column("accuracy")) for problem in both.problems]
     assert found == [{1: BEST}, {2: BEST}]
     assert [table.notes[0].split(";")[0] for table in tables_of_tests(both)] == [
         "accuracy, %: best in p is b",
@@ -265,7 +265,7 @@ def test_worlds_are_compared_apart():
 
 
 def ranked(*scores: list[float], **choices) -> Comparison:
-    """Return a comparison of methods m0, m1, ... with such accuracies in worlds w0, w1, ..."""
+    """Return a comparison of methods m0, m1, ... with such accuracies in problems w0, w1, ..."""
     groups = [group_of(f"m{j}", [x, x], f"w{w}") for w, row in enumerate(scores) for j, x in enumerate(row)]
     return compared(*groups, ranks=True, **choices)
 
@@ -306,14 +306,14 @@ def test_ranks_by_a_figure_of_which_less_is_better():
 @pytest.mark.parametrize(
     ("groups", "choices", "message"),
     [
-        ([group_of("a", BAD), group_of("b", GOOD)], {}, "one world has no ranks"),
+        ([group_of("a", BAD), group_of("b", GOOD)], {}, "one problem has no ranks"),
         ([group_of("a", BAD, w) for w in "pq"], {}, "take three methods; --test compares two"),
         (
             [group_of(m, BAD, w, rounds=len(w)) for m in "abc" for w in ("p", "qq")],
             {},
-            "has no runs in qq; where these differ between worlds, too, take --world data,rounds",
+            "has no runs in qq; where these differ between problems, too, take --problem data,rounds",
         ),
-        ([group_of("a", BAD)], {"world": ("dta",)}, "--world = 'dta': no key of these runs"),
+        ([group_of("a", BAD)], {"problem": ("dta",)}, "--problem = 'dta': no key of these runs"),
         ([group_of("a", BAD)], {"metric": "round"}, "has no better and worse"),
         (
             [group_of("a", BAD)],
@@ -333,7 +333,7 @@ def test_worlds_that_differ_in_more_than_data_are_worlds_where_that_is_said():
         for m, x in zip("abc", (BAD, GOOD, NEAR), strict=True)
         for w in ("p", "qq")
     ]
-    found = compared(*groups, ranks=True, world=("data", "rounds"))
+    found = compared(*groups, ranks=True, problem=("data", "rounds"))
     assert [name for name, _ in found.methods] == ["a", "b", "c"]
     np.testing.assert_allclose(found.ranking.average, [3, 1, 2])
 
@@ -347,7 +347,7 @@ def test_worlds_that_differ_in_more_than_data_are_worlds_where_that_is_said():
         ({"metric": "loss"}, "--metric = 'loss': has no effect"),
         ({"columns": "run,,loss"}, "name keys, with commas between them"),
         ({"columns": "run,run"}, "is named twice"),
-        ({"world": ""}, "name keys"),
+        ({"problem": ""}, "name keys"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):
@@ -388,7 +388,7 @@ def test_numbers_are_numbers():
     assert rows[0]["mb_to_target_high"] is None
     assert rows[1]["accuracy_mean"] == 90.0
     texts = {name for row in rows for name, value in row.items() if isinstance(value, str)}
-    assert texts <= {"run", "world", *(name for name in rows[0] if name.endswith("_mark"))}
+    assert texts <= {"run", "problem", *(name for name in rows[0] if name.endswith("_mark"))}
 
 
 def test_columns_that_runs_lack_are_named():

@@ -154,9 +154,9 @@ def test_friedman_and_iman_davenport_by_hand():
 
 @settings(max_examples=12, deadline=None)
 @given(some.integers(3, 6), some.integers(2, 7), some.integers(0, 10**6))
-def test_friedmans_statistic_is_scipys_with_ties_too(methods, worlds, seed):
-    scores = np.random.default_rng(seed).integers(0, 4, (worlds, methods)).astype(float)
-    scores[0] = np.arange(methods)  # at least one world without ties
+def test_friedmans_statistic_is_scipys_with_ties_too(methods, problems, seed):
+    scores = np.random.default_rng(seed).integers(0, 4, (problems, methods)).astype(float)
+    scores[0] = np.arange(methods)  # at least one problem without ties
     found = rank(scores)
     said = stats.friedmanchisquare(*scores.T)
     np.testing.assert_allclose([found.friedman, found.p], [said.statistic, said.pvalue])

@@ -66,7 +66,7 @@ def test_differences_are_those_of_equal_seeds():
 
 
 def test_the_critical_difference_diagram_has_ranks_names_and_bars():
-    """Four worlds, a, b, c, d always in this order: ranks 1 to 4; 2.569 sqrt(20 / 24) joins three."""
+    """Four problems, a, b, c, d always in this order: ranks 1 to 4; 2.569 sqrt(20 / 24) joins three."""
     groups = [
         group_of(m, [x, x], w) for w in "wxyz" for m, x in zip("abcd", (0.9, 0.8, 0.7, 0.6), strict=True)
     ]

@@ -16,7 +16,7 @@ def run_of(
     method: str,
     accuracy: Sequence[float],
     seed: int = 0,
-    world: str = "digits",
+    problem: str = "digits",
     mb: float = 1.0,
     **config: Any,
 ) -> Run:
@@ -24,12 +24,12 @@ def run_of(
     rounds = np.arange(1.0, len(accuracy) + 1)
     tree = {
         "algorithm": {"name": method},
-        "data": {"root": f"/data/{seed}", "source": {"name": world}},
+        "data": {"root": f"/data/{seed}", "source": {"name": problem}},
         "seed": {"data": seed, "training": seed},
         **config,
     }
-    digest = f"{method} {world} {seed} {config}"
-    run = Run(Path(f"{method}-{world}-{seed}"), tree, {"algorithm": method, "digest": digest})
+    digest = f"{method} {problem} {seed} {config}"
+    run = Run(Path(f"{method}-{problem}-{seed}"), tree, {"algorithm": method, "digest": digest})
     run.__dict__["series"] = {
         "round": rounds,
         "accuracy_mean": np.array(accuracy, float),
@@ -46,7 +46,7 @@ def run_of(
     return run
 
 
-def group_of(method: str, final: Sequence[float], world: str = "digits", **more: Any) -> Group:
+def group_of(method: str, final: Sequence[float], problem: str = "digits", **more: Any) -> Group:
     """Return a group of runs of one evaluation each, with the seeds 0, 1, ..."""
-    runs = [run_of(method, [value], seed, world, **more) for seed, value in enumerate(final)]
+    runs = [run_of(method, [value], seed, problem, **more) for seed, value in enumerate(final)]
     return Group(method, tuple(runs))
