@@ -7,7 +7,8 @@ visit)`; `of` appends to the path, `numpy` and `torch` open a fresh generator at
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,18 @@ class Key:
     def torch(self, device: str | torch.device = "cpu") -> torch.Generator:
         """Return a torch generator on `device` that starts at this address."""
         return torch.Generator(device).manual_seed(self.seed)
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """Seed PyTorch's own generator for a block that draws from it, and put its state back behind it.
+
+        Where there is no GPU its CPU generator alone is seeded: `torch.manual_seed` formats a stack trace for
+        each kind of accelerator, which takes longer than a small network's weights.
+        """
+        with torch.random.fork_rng(devices=[]):
+            seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+            seed(self.seed)
+            yield
 
 
 def key(seed: int, *address: int | str) -> Key:

@@ -357,8 +357,7 @@ def initial_vectors(model: Any, seed: int, info: DataInfo, apart: bool = False) 
 
     def init(j: int) -> torch.Tensor:
         net = seeded_model(model, info, seed, j)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key(seed, "init", j, "apart").seed)
+        with key(seed, "init", j, "apart").seeded():
             start_apart(net)
         return flatten(net)
 
@@ -399,10 +398,8 @@ def auxiliary_learner(algorithm: Algorithm, seed: int, info: DataInfo, device: s
     options = dict(algorithm.auxiliary() or {})
     if not options:
         return None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(seed, "auxiliary").seed)
-        with within_memory("algorithm", algorithm):
-            return Learner(AUTOENCODERS[options.pop("name")](**options).build(info.shape), device)
+    with key(seed, "auxiliary").seeded(), within_memory("algorithm", algorithm):
+        return Learner(AUTOENCODERS[options.pop("name")](**options).build(info.shape), device)
 
 
 # -- checks --------------------------------------------------------------------------------------------------

@@ -183,8 +183,7 @@ def seeded_model(options: Any, info: DataInfo, seed: int, j: int = 0) -> nn.Modu
         seed: of the model.
         j: number of the draw.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(seed, "init", j).seed)
+    with key(seed, "init", j).seeded():
         return build_model(options, info)
 
 

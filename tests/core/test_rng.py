@@ -70,6 +70,21 @@ def test_a_generator_starts_afresh_every_time():
     assert k.numpy().random() == k.numpy().random() != first.random()
 
 
+@pytest.mark.parametrize("gpus", [False, True], ids=["no GPU", "GPUs"])
+def test_a_block_draws_from_its_key_and_leaves_the_global_generator_as_it_was(gpus, monkeypatch):
+    """What PyTorch draws after `torch.manual_seed` of the same seed, also behind an exception."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    torch.manual_seed(3)
+    before, k = torch.random.get_rng_state(), key(7, "init", 2)
+    with k.seeded():
+        drawn = torch.rand(4)
+    with pytest.raises(ZeroDivisionError), k.seeded():
+        raise ZeroDivisionError
+    assert_array_equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(k.seed)
+    assert_array_equal(drawn, torch.rand(4))
+
+
 def test_draws_are_the_same_in_every_process_and_do_not_touch_the_global_generators():
     """Hashes of strings differ between processes; addresses do not."""
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()

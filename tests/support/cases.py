@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mpifl.algorithms.registry import CATALOGUE
 
-# options without which the defaults would do nothing, or not fit, on six clients
+# options without which the defaults would do nothing, not fit, or take long on six clients
 OPTIONS: dict[str, dict[str, object]] = {
     "cfl": {"warmup": 1, "eps1": 100.0, "eps2": 0.0},
     "cflgp": {"num_clusters": 2, "protocol": "gap", "period": 1},
@@ -16,6 +16,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "flhc": {"rounds_before": 1, "num_clusters": 2},
     "flt": {"pretrain_epochs": 2, "finetune_epochs": 1, "centroids": 2, "code": 8},
     "ifca": {"num_clusters": 2},
+    "pfedme": {"inner_steps": 3},
     "ucfl": {"noise_batch": 4.0},
 }
 VARIANTS: list[tuple[str, dict[str, object]]] = [
