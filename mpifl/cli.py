@@ -317,6 +317,9 @@ STATISTICS: dict[str, dict[str, Any]] = {
 }
 
 
+FINISHED = {**FLAG, "help": "leave out runs that are not finished; a line says which"}
+
+
 def choices_of(args: argparse.Namespace) -> Choices:
     """Return the choices that the options of `STATISTICS` make."""
     from mpifl.results.comparison import Choices
@@ -329,7 +332,7 @@ WIDTH = {"type": float, "metavar": "INCHES", "help": "of the figures for papers;
 LABEL = {"metavar": "NAME=TEXT", "action": "append", "help": "what legends and tables call a configuration"}
 
 
-@command(RUNS=RUNS, out=OUT, width=WIDTH, label=LABEL, **STATISTICS)
+@command(RUNS=RUNS, finished=FINISHED, out=OUT, width=WIDTH, label=LABEL, **STATISTICS)
 def report(transport: Transport, args: argparse.Namespace) -> None:
     """Write one HTML file over several runs, and its figures as SVG, PNG and PDF."""
     from mpifl.comm.transport import on_server
@@ -341,7 +344,8 @@ def report(transport: Transport, args: argparse.Namespace) -> None:
         require("=" in text.strip("="), "--label", text, "take NAME=TEXT, NAME as legends have it")
     labels = dict(text.rsplit("=", 1) for text in args.label or ())
     page = on_server(
-        transport, lambda: write_report(args.RUNS, args.out, choices_of(args), args.width, labels)
+        transport,
+        lambda: write_report(args.RUNS, args.out, choices_of(args), args.width, labels, args.finished),
     )
     if transport.is_server and not args.quiet:
         print(f"report: {page}")
@@ -353,7 +357,7 @@ MARKDOWN = {"metavar": "FILE", "help": "Markdown file to write"}
 FIGURES = {"metavar": "FOLDER", "help": "folder for figures over seeds and problems: SVG, PNG, PDF"}
 
 
-@command(RUNS=RUNS, **STATISTICS, csv=CSV, latex=LATEX, markdown=MARKDOWN, figures=FIGURES)
+@command(RUNS=RUNS, finished=FINISHED, **STATISTICS, csv=CSV, latex=LATEX, markdown=MARKDOWN, figures=FIGURES)
 def compare(transport: Transport, args: argparse.Namespace) -> None:
     """Print a table of the final figures of several runs, with tests over seeds and ranks over problems."""
     from mpifl.comm.transport import on_server
@@ -361,7 +365,7 @@ def compare(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.results.report import text_of, warnings, write_files
 
     def answer() -> tuple[str, Sequence[str], Sequence[str]]:
-        found = compare_runs(args.RUNS, choices_of(args))
+        found = compare_runs(args.RUNS, choices_of(args), args.finished)
         text = text_of(found, sys.stdout.isatty())
         return text, warnings(found), write_files(found, args.csv, args.latex, args.markdown, args.figures)
 
@@ -380,14 +384,17 @@ TABLE = {
 EXPORT = {"metavar": "FILE", "help": "file.csv or file.parquet (default: CSV on the terminal)"}
 
 
-@command(RUNS=RUNS, table=TABLE, target=TARGET, out=EXPORT)
+@command(RUNS=RUNS, finished=FINISHED, table=TABLE, target=TARGET, out=EXPORT)
 def export(transport: Transport, args: argparse.Namespace) -> None:
     """Write all figures of several runs as one tidy table, CSV or Parquet: a column a varied key."""
     from mpifl.comm.transport import on_server
     from mpifl.results.comparison import target_of
     from mpifl.results.export import export as write_table
 
-    text = on_server(transport, lambda: write_table(args.RUNS, args.table, args.out, target_of(args.target)))
+    def answer() -> str:
+        return write_table(args.RUNS, args.table, args.out, target_of(args.target), args.finished)
+
+    text = on_server(transport, answer)
     if transport.is_server and not (args.quiet and args.out):
         print(text, end="")
 

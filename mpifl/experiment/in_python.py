@@ -156,6 +156,7 @@ def compare(
     confidence: float = 0.95,
     target: float | None = None,
     problem: Sequence[str] = ("data",),
+    finished_only: bool = False,
 ) -> pd.DataFrame:
     """Return the final figures of runs, a row a configuration: what `mpifl compare --csv` writes.
 
@@ -169,6 +170,7 @@ def compare(
         target: mean accuracy whose cost is wanted, in [0, 1], or mean of the runs' other metric; None for
             95 % of the best.
         problem: sections or keys of the configuration that make a problem, on which methods are compared.
+        finished_only: whether runs that are not finished are left out, which a line says.
 
     Raises:
         UserError: a folder is no finished run, or a choice does not fit these runs.
@@ -184,23 +186,29 @@ def compare(
     )
     import pandas as pd
 
-    return pd.DataFrame(numbers(comparison.compare(_names(runs), choices)))
+    return pd.DataFrame(numbers(comparison.compare(_names(runs), choices, finished_only)))
 
 
-def table(*runs: str | Path | Run | Sweep, of: str = "metrics", target: float | None = None) -> pd.DataFrame:
+def table(
+    *runs: str | Path | Run | Sweep,
+    of: str = "metrics",
+    target: float | None = None,
+    finished_only: bool = False,
+) -> pd.DataFrame:
     """Return all figures of runs as one tidy table with a column for each key that varies, as `mpifl export`.
 
     Args:
         runs: as in `compare`.
         of: `metrics`: a row a run and evaluation; `clients`: a row a run and client; `final`: a row a run.
         target: of `final`, the mean accuracy in [0, 1] whose cost is wanted; None for 95 % of the best.
+        finished_only: as in `compare`.
 
     Raises:
         UserError: a folder is no finished run, or there is no such table.
     """
     require(of in export.TABLES, "of", of, f"take one of {', '.join(export.TABLES)}")
     require(target is None or of == "final", "target", target, "has no effect: take of='final'")
-    groups = gather(_names(runs))
+    groups = gather(_names(runs), finished_only)
     return export.final_frame(groups, target) if of == "final" else export.frame(groups, of)
 
 

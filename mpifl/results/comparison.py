@@ -591,15 +591,16 @@ def independent(groups: Sequence[Group]) -> tuple[tuple[Group, ...], tuple[str, 
     return tuple(out), tuple(repeated)
 
 
-def compare(names: Sequence[str], choices: Choices | None = None) -> Comparison:
+def compare(names: Sequence[str], choices: Choices | None = None, finished_only: bool = False) -> Comparison:
     """Compare runs.
 
     Args:
         names: run folders, folders that hold run folders (such as those of sweeps), and patterns of them.
         choices: what to compute; None for the usual.
+        finished_only: whether runs that are not finished are left out, which a line says.
 
     Raises:
         UserError: a folder is no finished run, or a choice does not fit these runs.
     """
-    groups, repeated = independent(gather(names))
+    groups, repeated = independent(gather(names, finished_only))
     return Comparison(groups, choices or Choices(), repeated)

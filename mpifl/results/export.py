@@ -30,7 +30,13 @@ HIDDEN = ("name", "output", "system", "vary", "table")  # sections that are no v
 Row = dict[str, Any]
 
 
-def export(names: Sequence[str], table: str, file: str | None, target: float | None = None) -> str:
+def export(
+    names: Sequence[str],
+    table: str,
+    file: str | None,
+    target: float | None = None,
+    finished_only: bool = False,
+) -> str:
     """Write a tidy table of runs.
 
     Args:
@@ -38,6 +44,7 @@ def export(names: Sequence[str], table: str, file: str | None, target: float | N
         table: one of `TABLES`.
         file: `.csv` or `.parquet`; None returns CSV.
         target: of the table `final`, see `final_frame`; None for 95 % of the best.
+        finished_only: whether runs that are not finished are left out, which a line says.
 
     Returns:
         What is to be said, a line; the CSV where there is no file.
@@ -51,7 +58,7 @@ def export(names: Sequence[str], table: str, file: str | None, target: float | N
     if path is not None:
         require(path.suffix in FORMATS, "--out", file, f"take a file that ends in {' or '.join(FORMATS)}")
         _check_parquet(path)
-    groups = gather(names)
+    groups = gather(names, finished_only)
     found = final_frame(groups, target) if table == "final" else frame(groups, table)
     if path is None:
         return str(found.to_csv(index=False))

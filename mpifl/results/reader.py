@@ -396,6 +396,11 @@ def _existing(path: Path) -> Path:
     return old if old.exists() and not path.exists() else path
 
 
+def is_unfinished(path: Path) -> bool:
+    """Return whether a folder holds a run that has not come to its end."""
+    return (path / "config.yaml").is_file() and not (path / "summary.json").is_file()
+
+
 def load(folder: str | Path) -> Run:
     """Return the run in a folder.
 
@@ -406,11 +411,12 @@ def load(folder: str | Path) -> Run:
     path = Path(folder)
     require(path.is_dir(), "RUN", str(folder), "there is no such folder")
     require((path / "config.yaml").is_file(), "RUN", str(folder), "is no run folder: it has no config.yaml")
-    if not (path / "summary.json").is_file():
+    if is_unfinished(path):
         last = max(p.stat().st_mtime for p in path.iterdir())
         recent = time.time() - last < RECENT_SECONDS
         state = "is still being written" if recent else "was never finished"
-        remedy = f"{state}: it has no summary.json; wait for its end, resume it, or name other runs"
+        others = "or name other runs (compare, report and export leave it out with --finished)"
+        remedy = f"{state}: it has no summary.json; wait for its end, resume it, {others}"
         raise UserError("RUN", str(folder), remedy)
     summary = json_file(path / "summary.json", "RUN")
     config = yaml_file(path / "config.yaml", "RUN")

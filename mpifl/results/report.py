@@ -47,6 +47,7 @@ def report(
     choices: Choices | None = None,
     width: float | None = None,
     labels: Mapping[str, str] | None = None,
+    finished_only: bool = False,
 ) -> Path:
     """Write `report.html` and its figures.
 
@@ -57,6 +58,7 @@ def report(
         width: of the figures for papers, in inches, whose SVG then has letters as outlines; None for figures
             as wide as a page.
         labels: name of a configuration in legends and tables -> what it is called instead.
+        finished_only: whether runs that are not finished are left out, which a line says.
 
     Returns:
         The HTML file.
@@ -64,7 +66,7 @@ def report(
     Raises:
         UserError: a folder is no finished run, or the files cannot be written.
     """
-    comparison = relabelled(compare(names, choices), labels or {})
+    comparison = relabelled(compare(names, choices, finished_only), labels or {})
     groups = comparison.groups
     place = Path(folder) if folder else groups[0].runs[0].folder.parent / "report"
     try:

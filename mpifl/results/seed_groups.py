@@ -15,11 +15,13 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.metric import Metric
 
-from .reader import Run, load
+from .logging import warn_once
+from .reader import Run, is_unfinished, load
 from .statistics import ROUNDING
 from .survival import Reached
 
 ALGORITHM = "algorithm.name"
+MOST_NAMED = 5  # runs in a line
 AXES = {  # axis -> its title
     "round": "rounds",
     "bytes": "MB sent, up and down",
@@ -141,7 +143,7 @@ def _matched(name: str) -> list[str]:
     return [name] if os.path.exists(name) else sorted(glob(name)) or [name]
 
 
-def gather(names: Sequence[str]) -> list[Group]:
+def gather(names: Sequence[str], finished_only: bool = False) -> list[Group]:
     """Return the groups of some runs, in the order of their first runs.
 
     Runs of one configuration under several names are one group, unless two of them have the same seeds: then
@@ -149,12 +151,22 @@ def gather(names: Sequence[str]) -> list[Group]:
 
     Args:
         names: run folders, and folders that hold run folders.
+        finished_only: whether runs that are not finished are left out, which a line says.
 
     Raises:
-        UserError: a folder is no finished run.
+        UserError: a folder is no finished run; with `finished_only`, is no run, or none is finished.
     """
-    runs = [load(path) for path in dict.fromkeys(folders(names))]
-    require(bool(runs), "RUN", list(names), "name at least one run folder")
+    paths = list(dict.fromkeys(folders(names)))
+    require(bool(paths), "RUN", list(names), "name at least one run folder")
+    if finished_only:
+        unfinished = [path for path in paths if is_unfinished(path)]
+        remedy = f"none of {len(paths)} runs is finished; wait for one, or resume it"
+        require(len(unfinished) < len(paths), "RUN", list(names), remedy)
+        if unfinished:
+            which = ", ".join([*map(str, unfinished[:MOST_NAMED]), *["..."] * (len(unfinished) > MOST_NAMED)])
+            warn_once(f"{len(unfinished)} of {len(paths)} runs are not finished and left out: {which}")
+        paths = [path for path in paths if path not in unfinished]
+    runs = [load(path) for path in paths]
     names_of: dict[tuple[str, str], set[str]] = {}
     for run in runs:
         names_of.setdefault((run.label, str(run.config.get("seed"))), set()).add(name_of(run))

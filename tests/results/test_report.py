@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.runs import run_each
 
+import mpifl
 from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.results import figures, seed_groups, sweep_figure
@@ -371,6 +372,33 @@ def damaged(folder: Path, place: Path, how: str) -> Path:
 def test_a_folder_that_is_no_finished_run_is_refused(how, message, folder, tmp_path):
     with pytest.raises(UserError, match=message):
         gather([str(damaged(folder, tmp_path, how))])
+
+
+def test_runs_that_are_not_finished_are_left_out_and_named_where_finished_ones_are_asked_for(
+    folder, tmp_path, capfd
+):
+    """Of three runs one is not finished: two rows; a folder that is no run is refused as ever."""
+    for name in ("one", "two", "three"):
+        copy = shutil.copytree(next(folder.glob("*fedavg*")), tmp_path / "runs" / name)
+    (copy / "summary.json").unlink()
+    runs = str(tmp_path / "runs")
+    assert cli.main(["compare", runs]) == 2
+    assert "compare, report and export leave it out with --finished" in capfd.readouterr().err
+    assert cli.main(["export", runs, "--finished", "--table", "final"]) == 0
+    found = capfd.readouterr()
+    assert f"1 of 3 runs are not finished and left out: {copy}" in found.err
+    rows = list(csv.DictReader(found.out.splitlines()))
+    assert len(rows) == 2
+    for command in (["compare", runs], ["report", runs, "--out", str(tmp_path / "out")]):
+        assert cli.main([*command, "--finished"]) == 0
+    assert len(mpifl.table(runs, of="final", finished_only=True)) == 2
+    assert len(mpifl.compare(runs, finished_only=True)) == 1
+    (copy / "config.yaml").unlink()
+    with pytest.raises(UserError, match="is no run folder"):
+        gather([str(tmp_path / "runs" / "one"), str(copy)], finished_only=True)
+    (tmp_path / "runs" / "one" / "summary.json").unlink()
+    with pytest.raises(UserError, match="none of 1 runs is finished"):
+        gather([str(tmp_path / "runs" / "one")], finished_only=True)
 
 
 @pytest.mark.parametrize(
