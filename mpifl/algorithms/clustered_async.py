@@ -95,13 +95,16 @@ def read_labels(place: str, num_clients: int) -> np.ndarray:
     if not place:
         return np.zeros(num_clients, np.int64)
     path = Path(place) / "clusters.csv" if Path(place).is_dir() else Path(place)
-    require(path.is_file(), "algorithm.clusters", place, "there is no such file or run folder")
+    remedy = "has no clusters.csv: that run had output.clients: none; run it again with all"
+    require(path.is_file() or not Path(place).is_dir(), "clusters", place, remedy)
+    require(path.is_file(), "clusters", place, "there is no such file or run folder")
     with path.open() as lines:
         try:
             found = {int(row["client"]): row["cluster"] for row in csv.DictReader(lines)}
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError("algorithm.clusters", place, "needs the columns client and cluster") from error
-    remedy = f"its clients are not 0 to {num_clients - 1}: it belongs to another population"
-    require(sorted(found) == list(range(num_clients)), "algorithm.clusters", place, remedy)
+            raise UserError("clusters", place, "needs the columns client and cluster") from error
+    why = "it belongs to another population, or its run had output.clients: sample"
+    remedy = f"its clients are not 0 to {num_clients - 1}: {why}"
+    require(sorted(found) == list(range(num_clients)), "clusters", place, remedy)
     names = {name: number for number, name in enumerate(dict.fromkeys(found[k] for k in range(num_clients)))}
     return np.array([names[found[k]] for k in range(num_clients)], np.int64)

@@ -95,7 +95,9 @@ class Task(ABC):
 
     def evaluate(self, output: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
         """Return what samples score: metrics, `loss`, and the sums behind them, their names with SUMS."""
-        sums = {name: np.asarray(value, np.float64) for name, value in self.sums(output, labels).items()}
+        found = self.sums(output, labels)
+        here = {n: v.detach().cpu() if isinstance(v, torch.Tensor) else v for n, v in found.items()}
+        sums = {name: np.asarray(value, np.float64) for name, value in here.items()}
         return {**self.figures(sums), **{SUMS + name: value for name, value in sums.items()}}
 
     def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:

@@ -266,8 +266,8 @@ class Run:
         """
         from .run_models import model_of
 
-        labels = self.clusters["cluster"].to_numpy()
-        return model_of(self.folder, self.config, self.summary, labels, client, cluster)
+        clusters = None if cluster is None else self.clusters
+        return model_of(self.folder, self.config, self.summary, clusters, client, cluster)
 
     def plot(
         self,

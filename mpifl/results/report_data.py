@@ -436,13 +436,16 @@ def _detail(run: Run, name: str) -> dict[str, Any]:
 
 
 def assignments(run: Run) -> list[tuple[int, np.ndarray]]:
-    """Return the cluster of every client at each evaluation: (round, labels [N]); empty where not kept.
+    """Return the clusters at each evaluation, (round, labels [n]); empty where not kept.
+
+    Labels are of the n clients that have a row in `clusters.csv`, in its order.
 
     Raises:
         UserError: `assignments.csv` names a client that there is not.
     """
     count = int(run.summary["clients"])
     rows = run.rows("assignments.csv")
+    who = np.array([int(row["client"]) for row in run.rows("clusters.csv")], int)
     labels, out = np.full(count, -1), list[tuple[int, np.ndarray]]()
     changes: dict[int, list[tuple[int, int]]] = {}
     for row in rows:
@@ -454,7 +457,7 @@ def assignments(run: Run) -> list[tuple[int, np.ndarray]]:
             remedy = "assignments.csv names a client that there is not; run it again"
             require(0 <= client < count, "RUN", str(run.folder), remedy)
             labels[client] = label
-        out.append((step, labels.copy()))
+        out.append((step, labels[who]))
     return out if (out[0][1] >= 0).all() else []  # resumed from a checkpoint of an older version
 
 

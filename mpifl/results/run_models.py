@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from mpifl.core.imports import load_object
 from mpifl.core.parameters import FlatModel, Layout
 from mpifl.models import MODELS, LoRA, ModelOptions, Net, checksum, seeded_model
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 SERVER_FILE, CLIENTS_FILE = "model.safetensors", "client_models.safetensors"
 TABLE = "model"
 ROWS = "rows"  # value of `client_models` in summary.json: clients use their rows as they are
@@ -26,7 +29,7 @@ def model_of(
     folder: Path,
     config: Mapping[str, Any],
     summary: Mapping[str, Any],
-    labels: np.ndarray,
+    clusters: DataFrame | None,
     client: int | None,
     cluster: int | None,
 ) -> nn.Module:
@@ -36,7 +39,7 @@ def model_of(
         folder: the run folder.
         config: its configuration.
         summary: its figures.
-        labels: the cluster of each client [N].
+        clusters: `clusters.csv`, which may have rows of some clients only; None where a client is given.
         client: number of a client; None where a cluster is given.
         cluster: number of a cluster; None where a client is given.
 
@@ -46,11 +49,13 @@ def model_of(
     one = (client is None) != (cluster is None)
     require(one, "Run.model", {"client": client, "cluster": cluster}, "give client=, or cluster=")
     if client is not None:
-        require(0 <= client < len(labels), "client", client, f"take one of 0 to {len(labels) - 1}")
+        most = int(summary["clients"]) - 1
+        require(0 <= client <= most, "client", client, f"take one of 0 to {most}")
         vector = _of_client(folder, summary, client)
     else:
         assert cluster is not None
-        vector = _of_cluster(folder, labels, cluster)
+        assert clusters is not None
+        vector = _of_cluster(folder, clusters, cluster)
     info = _info(summary)
     remedy = "summary.json has no input_shape and num_classes: an earlier version wrote it; run it again"
     if info is None:
@@ -111,11 +116,12 @@ def _of_client(folder: Path, summary: Mapping[str, Any], client: int) -> torch.T
     return tensors[TABLE][int(tensors["assign"][client])]
 
 
-def _of_cluster(folder: Path, labels: np.ndarray, cluster: int) -> torch.Tensor:
-    """Return the row that all members of a cluster use."""
+def _of_cluster(folder: Path, clusters: DataFrame, cluster: int) -> torch.Tensor:
+    """Return the row that all members of a cluster use, of those that have a row in `clusters.csv`."""
     tensors = _server(folder)
     require(TABLE in tensors, "cluster", cluster, "this method keeps no models at the server; take client=")
-    assign = tensors["assign"].numpy()
+    labels = clusters["cluster"].to_numpy()
+    assign = tensors["assign"].numpy()[clusters["client"].to_numpy()]
     rows = np.unique(assign[labels == cluster])
     if not len(rows) and np.array_equal(assign, labels) and 0 <= cluster < len(tensors[TABLE]):
         rows = np.array([cluster])  # nobody uses it

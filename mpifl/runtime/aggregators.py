@@ -168,10 +168,15 @@ class DryAggregator:
     def mix(
         self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
     ) -> Mapping[str, torch.Tensor]:
-        """Return tables of zeros with the rows that a plan leaves."""
+        """Return tables with as many rows as a plan leaves: the server's, or copies of its first one.
+
+        What a method computes from mixed rows finds numbers: norms of zeros would be divided by.
+        """
         assert server is not None
         assert plan is not None
-        return {m.into: torch.zeros(m.num_rows, server.tables[m.into].shape[1]) for m in plan.mixings}
+        old = {m.into: server.tables[m.into] for m in plan.mixings}
+        counts = {m.into: m.num_rows for m in plan.mixings}
+        return {n: t if len(t) == counts[n] else t[:1].expand(counts[n], -1) for n, t in old.items()}
 
 
 class FiguringAggregator(Aggregator, Protocol):

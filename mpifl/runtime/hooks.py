@@ -410,7 +410,8 @@ def _check_finite(call: HookCall, max_abs: Mapping[str, Sequence[float]]) -> Non
     """Raise `NotFinite` where the largest absolute value of an upload is none."""
     for name, values in max_abs.items():
         if not all(map(math.isfinite, values)):
-            remedy = "train with a smaller local.lr, or leave such clients out: on_client_error drop"
+            rate = call.algorithm.needs.ignores.get("lr") or "local.lr"
+            remedy = f"train with a smaller {rate}, or leave such clients out: on_client_error drop"
             raise call.error(f"upload {name!r} is not finite", remedy, NotFinite)
 
 

@@ -76,6 +76,13 @@ def test_a_plan_refuses_what_a_run_refuses(options, word):
         page(*options)
 
 
+@pytest.mark.parametrize("measure", ["edc", "madc"])
+def test_a_method_that_divides_by_the_norms_of_mixed_rows_is_planned(measure):
+    """A forecast mixes nothing: rows of zeros have norms of zero."""
+    method = f"{{name: flexcfl, num_groups: 2, alpha: 4, iterations: 2, eta_g: 0.1, measure: {measure}}}"
+    assert "2 rounds" in page("--algorithm", method)
+
+
 def test_a_plan_refuses_a_folder_that_cannot_be(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"output\.folder"):

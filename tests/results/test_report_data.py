@@ -16,9 +16,9 @@ from support.runs import columns_of
 
 from mpifl import cli
 from mpifl.core.errors import UserError
-from mpifl.results import report_data, report_page
+from mpifl.results import recorder, report_data, report_page
 from mpifl.results.reader import Run, load
-from mpifl.results.seed_groups import Group
+from mpifl.results.seed_groups import Group, gather
 from mpifl.results.tables import table_of
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
@@ -159,8 +159,29 @@ def test_clusters_of_every_evaluation_are_kept(tmp_path):
     assert len(columns_of(run.folder / "assignments.csv")["round"]) == 8 + round(8 * sum(moved))
 
 
+def test_clusters_of_every_evaluation_are_kept_of_those_whose_rows_are_written(tmp_path, monkeypatch):
+    """Three of eight clients have rows: their clusters are those of a run that writes everybody's."""
+    monkeypatch.setattr(recorder, "SAMPLE", 3)
+    options = [str(TINY), "--output.folder", str(tmp_path), "--evaluation.every", "1", "--quiet"]
+    options += ["--algorithm", "{name: ifca, num_clusters: 4}", "--rounds", "3"]
+    for who in ("all", "sample"):
+        assert cli.main(["run", *options, "--output.id", who, "--output.clients", who]) == 0
+    every, few = (load(tmp_path / f"tiny-{who}") for who in ("all", "sample"))
+    clients = few.clusters["client"].to_numpy()
+    assert len(clients) == 3
+    pairs = list(zip(report_data.assignments(every), report_data.assignments(few), strict=True))
+    assert len(pairs) == 3
+    for (step, a), (same, b) in pairs:
+        assert step == same
+        assert_array_equal(a[clients], b)
+    (detail,), _ = report_data.details(gather([str(few.folder)]))
+    assert detail["kept"]
+    assert {sum(n for _, n in column["nodes"]) for column in detail["flow"]["columns"]} == {3}
+
+
 def test_assignments_that_cannot_be_are_refused(tmp_path):
     run = run_of(tmp_path)
+    (tmp_path / "clusters.csv").write_text("client,cluster,group\n0,1,0\n1,0,0\n2,0,0\n3,0,0\n")
     (tmp_path / "assignments.csv").write_text("round,client,cluster\n1,9,0\n")
     with pytest.raises(UserError, match="names a client that there is not"):
         report_data.assignments(run)

@@ -10,6 +10,7 @@ from torch import nn
 import mpifl
 from mpifl.comm.transport import Single
 from mpifl.experiment.build import build
+from mpifl.results import recorder
 
 NETWORK = """
 from torch import nn
@@ -60,6 +61,30 @@ def test_the_model_of_a_cluster_is_that_of_its_clients(tmp_path):
         run.model(client=8)
     with pytest.raises(mpifl.UserError, match=r"give client=, or cluster="):
         run.model()
+
+
+@pytest.mark.parametrize("clients", ["sample", "none"])
+def test_models_of_clients_without_rows_in_the_tables_are_there_too(clients, tmp_path, monkeypatch):
+    """Tables hold three of eight clients, or none; models are those of a run that holds them all."""
+    monkeypatch.setattr(recorder, "SAMPLE", 3)
+    ifca = {"name": "ifca", "num_clusters": 2}
+    every, few = (
+        mpifl.run(str(CONFIG), algorithm=ifca, output={"folder": str(tmp_path / who), "clients": who, **KEPT})
+        for who in ("all", clients)
+    )
+    for k in range(8):
+        a, b = every.model(client=k).state_dict(), few.model(client=k).state_dict()
+        assert all(torch.equal(a[name], b[name]) for name in a)
+    with pytest.raises(mpifl.UserError, match=r"client = 8: take one of 0 to 7"):
+        few.model(client=8)
+    if clients == "none":
+        with pytest.raises(mpifl.UserError, match=r"output.clients = 'none': this run did not write"):
+            few.model(cluster=0)
+    else:
+        assert len(few.clusters) == 3
+        for cluster in few.clusters["cluster"].unique():
+            a, b = every.model(cluster=cluster).state_dict(), few.model(cluster=cluster).state_dict()
+            assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_a_network_of_the_user_is_an_object_of_its_class(tmp_path):

@@ -214,5 +214,8 @@ def test_labels_that_do_not_fit_the_population_are_refused(text, message, tmp_pa
         read_labels(str(tmp_path), 3)
     file.write_text("client,cluster\n0,7\n1,3\n2,7\n")
     assert_array_equal(read_labels(str(tmp_path), 3), [0, 1, 0])
-    with pytest.raises(UserError, match="there is no such file or run folder"):
+    with pytest.raises(UserError, match=r"^clusters = .*there is no such file or run folder"):
         read_labels(str(tmp_path / "nowhere"), 3)
+    file.unlink()
+    with pytest.raises(UserError, match=r"output\.clients: none; run it again"):
+        read_labels(str(tmp_path), 3)

@@ -179,6 +179,13 @@ def test_an_upload_that_is_not_finite_stops_the_run_and_is_named(tmp_path):
         toy.run(Counting(fail=2, how="nan"), toy.Tiny(), tmp_path)
 
 
+def test_the_rate_that_is_named_for_an_upload_that_is_not_finite_is_one_that_counts(tmp_path):
+    """pFedMe ignores local.lr."""
+    method = CATALOGUE["pfedme"](lr=1e30, personal_lr=1e30)
+    with pytest.raises(NotFinite, match=r"smaller algorithm\.lr and algorithm\.personal_lr, or leave"):
+        toy.run(method, toy.Tiny(), tmp_path)
+
+
 @dataclass(frozen=True)
 class Remembering(RememberedUploads, Algorithm):
     """Averages the last models of all clients seen so far."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from support import fake_device, toy
@@ -23,6 +25,8 @@ from mpifl.core.devices import (
     use_deterministic_algorithms,
 )
 from mpifl.core.federation import Split
+from mpifl.core.metric import Metric
+from mpifl.core.task import Task
 from mpifl.core.types import Message, Report
 from mpifl.experiment.schema import SystemConfig
 from mpifl.training.client import public_clients
@@ -128,6 +132,33 @@ def test_a_method_finds_on_a_fake_gpu_what_it_finds_on_a_cpu(case, tmp_path):
         assert there.server.tables[table].device == CPU
         scale = float(rows.abs().max()) if rows.numel() else 1.0
         assert_close(there.server.tables[table], rows, rtol=0, atol=1e-5 * scale)
+
+
+@dataclass(frozen=True)
+class Classes(Task):
+    """Classes, of which the sums are tensors where the outputs are."""
+
+    labels: ClassVar = ("classes",)
+    known: ClassVar = {"hit": Metric("hit", "hits", better=1, percent=True)}
+
+    def losses(self, output, labels):
+        return torch.nn.functional.cross_entropy(output, labels, reduction="none")
+
+    def sums(self, output, labels):
+        hits = (output.argmax(1) == labels).sum()
+        return {"n": len(labels), "loss": self.losses(output, labels).double().sum(), "hits": hits}
+
+    def figures(self, sums):
+        return {"hit": float(sums["hits"] / sums["n"]), "loss": float(sums["loss"] / sums["n"])}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedem"])
+def test_sums_of_a_task_of_ones_own_may_be_tensors_on_a_device(method, tmp_path):
+    scores = toy.run(CATALOGUE[method](), toy.Tiny(), tmp_path / "cpu", task=Classes()).scores
+    with fake_device.gpu():
+        there = toy.run(CATALOGUE[method](), toy.Tiny(), tmp_path / "there", task=Classes()).scores
+    assert_close(there["hit"], scores["hit"], rtol=0, atol=0.01)
+    assert len(np.unique(scores["hit"])) > 1
 
 
 @gpu
