@@ -188,7 +188,7 @@ def write_retimed(run: Run, config: Config) -> Path:
     rows = [{**row, "virtual_seconds": times[int(row["round"])]} for row in run.rows("metrics.csv")]
     folders.write_csv(folder / "metrics.csv", rows)
     changes = {"format": folders.FORMAT, "retimed_from": run.folder.name}
-    folders.write_json(folder / "summary.json", {**run.summary, **changes})
+    folders.write_json(folder / "summary.json", folders.without_infinity({**run.summary, **changes}))
     return folder
 
 

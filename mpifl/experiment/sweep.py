@@ -409,12 +409,20 @@ class _Work:
             return "complete", None
         like = self.twins.get(case.training, []) if case.training else []
         done = (other.folder(self.folder) for other in like if is_complete(other, self.folder))
-        twin = next((other for other in done if can_retime(load(other), case.config)), None)
+        twin = next((other for other in done if _gives(other, case.config)), None)
         if twin is None and (folder / "run.json").is_file():
             return "started", None
         if folder.exists():  # the process ended while it created the folder
             shutil.rmtree(folder)
         return "new", twin
+
+
+def _gives(folder: Path, config: Config) -> bool:
+    """Return whether a complete run gives that of `config` by other times; False where it cannot be read."""
+    try:
+        return can_retime(load(folder), config)
+    except UserError:  # the tables say so
+        return False
 
 
 @contextmanager

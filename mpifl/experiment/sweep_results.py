@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,13 @@ import numpy as np
 import yaml
 
 from mpifl.core.case_names import label_of
-from mpifl.core.errors import require
+from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
 from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import describe_differences, of_machine
+from mpifl.results.logging import warn_once
 from mpifl.results.metrics import over_runs
 from mpifl.results.reader import Run, load
 from mpifl.results.seed_groups import flat
@@ -110,6 +112,7 @@ class Found:
         self.table = None if tree.get("table") is None else table_of(tree)
         self._read: dict[str, tuple[dict[str, Any], Curve, Result]] = {}
         self._machines: dict[str, dict[str, Any]] = {}  # run -> what computed it
+        self._unreadable: set[str] = set()  # cases
         self._shown, self._last_drawn, self._seconds = 0, 0.0, 0.0  # of the figure: cases, when, how long
 
     def write(self) -> None:
@@ -161,10 +164,15 @@ class Found:
 
     def _complete(self) -> list[tuple[dict[str, Any], Curve, Result]]:
         for case in self.every:
-            if case.slug not in self._read and is_complete(case, self.folder):
+            if case.slug in (*self._read, *self._unreadable) or not is_complete(case, self.folder):
+                continue
+            try:
                 run = load(case.folder(self.folder))
-                self._machines[run.folder.name] = of_machine(run.summary.get("identity", {}))
                 self._read[case.slug] = (_row(case, run), _curve(case, run), result_of(case.labels, run))
+                self._machines[run.folder.name] = of_machine(run.summary.get("identity", {}))
+            except UserError as error:  # the others count all the same
+                self._unreadable.add(case.slug)
+                warn_once(f"{case.title} is left out of the tables: {error}")
         return [self._read[case.slug] for case in self.every if case.slug in self._read]
 
 
@@ -248,7 +256,8 @@ def _spread(values: Sequence[Any]) -> Any:
     if len(set(there)) == 1:
         return f"{_shown(there[0])}{few}" if few else there[0]
     centre, spread = over_runs(np.array(there))
-    return f"{centre:.4g} ± {spread:.2g}{few}"
+    more = f" ± {spread:.2g}" if isfinite(spread) else ""  # no deviation of infinite figures
+    return f"{centre:.4g}{more}{few}"
 
 
 def _shown(value: Any) -> str:

@@ -29,6 +29,7 @@ SAMPLE = "sample"
 DEVIATIONS = {SAMPLE: 1, "population": 0}  # -> degrees of freedom that the mean takes
 INTERVALS = ("t", "bootstrap", "percentile")
 CONFIDENCE = 0.95
+MAX_FIXED = 1e15  # beyond it a figure is that of a run that diverged
 NUMBER = re.compile(r"\s*(-?\d*\.?\d+)")  # what a published text begins with
 
 
@@ -199,12 +200,15 @@ class Cell:
         if not self.values:
             return ""
         centre, spread = over_runs(np.array(self.values), DEVIATIONS[self.deviation])
-        more = f" ± {spread:.{self.digits}f}" if len(self.values) > 1 else ""
+        more = f" ± {self._text(spread)}" if len(self.values) > 1 and np.isfinite(spread) else ""
         if more and self.interval and np.isfinite(self.values).all():
             found = estimate(np.array(self.values), self.interval, CONFIDENCE)
-            more = f" [{found.low:.{self.digits}f}, {found.high:.{self.digits}f}]"
+            more = f" [{self._text(found.low)}, {self._text(found.high)}]"
         few = f" ({len(self.values)} of {self.seeds})" if len(self.values) < self.seeds else ""
-        return f"{centre:.{self.digits}f}{more}{few}"
+        return f"{self._text(centre)}{more}{few}"
+
+    def _text(self, value: float) -> str:
+        return f"{value:.{self.digits}f}" if abs(value) < MAX_FIXED else f"{value:.4g}"
 
     @property
     def mean(self) -> float:

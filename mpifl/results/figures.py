@@ -15,7 +15,7 @@ from mpifl.core.errors import require
 from mpifl.core.timing import PHASES
 
 from .seed_groups import AXES, Group, metric_of
-from .sweep_figure import COLOURS
+from .sweep_figure import COLOURS, drawable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,11 +109,12 @@ def curves(
             mark = {"marker": MARKS[i % len(MARKS)], "ms": 4, "markevery": max(1, len(curve.x) // 8)}
             x = curve.x / 1e6 if kind == "bytes" else curve.x
             look |= {"ls": "-"} if any(seconds) else {}
-            axis.plot(x, curve.mean, label=group.name, **look, **mark)
+            axis.plot(x, drawable(curve.mean), label=group.name, **look, **mark)
             if seconds[i]:
-                axis.plot(x, group.curve(kind, dashed).mean, **{**look, "ls": "--"})
+                axis.plot(x, drawable(group.curve(kind, dashed).mean), **{**look, "ls": "--"})
             if len(group.runs) > 1:
-                axis.fill_between(x, curve.low, curve.high, color=look["color"], alpha=0.2, lw=0)
+                band = drawable(curve.low), drawable(curve.high)
+                axis.fill_between(x, *band, color=look["color"], alpha=0.2, lw=0)
         axis.set_xlabel(AXES[kind], fontsize=9)
         plain(axis)
     for axis in axes[: 1 if width is None else None]:

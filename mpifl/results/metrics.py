@@ -89,7 +89,8 @@ def spread(values: np.ndarray, metric: Metric) -> dict[str, float]:
         ("std", there, np.std),
         ("worst_tenth", tenth, np.mean),
     )
-    return {f"{metric.name}_{what}": float(of(v)) if len(v) else np.nan for what, v, of in figures}
+    with np.errstate(invalid="ignore", over="ignore"):  # of a run that diverges
+        return {f"{metric.name}_{what}": float(of(v)) if len(v) else np.nan for what, v, of in figures}
 
 
 def pooled(scores: Mapping[str, np.ndarray], task: Task) -> dict[str, float]:
@@ -128,7 +129,8 @@ def over_runs(values: np.ndarray, ddof: int = 1) -> tuple[float, float]:
         ddof: 1 for the sample form, 0 for the population form.
     """
     values = np.asarray(values, np.float64)
-    return float(values.mean()), float(values.std(ddof=ddof)) if len(values) > ddof else 0.0
+    with np.errstate(invalid="ignore", over="ignore"):  # of runs that diverged
+        return float(values.mean()), float(values.std(ddof=ddof)) if len(values) > ddof else 0.0
 
 
 def ari(labels: np.ndarray, groups: np.ndarray) -> float:

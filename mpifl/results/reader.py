@@ -60,6 +60,7 @@ NPZ_ERRORS = (
 
 INTEGER, ANY = re.compile(r"-?[0-9]{1,18}"), re.compile(r".*", re.DOTALL)
 NUMBER = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,2})?|nan|)")
+FIGURE = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,3})?|nan|-?inf|)")  # of a run that may diverge
 METRICS = ("num_clusters", "ari")
 SPREADS = ("mean", "worst", "std")  # columns of the task's metric, as accuracy_mean
 COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # required columns of each file, and their values
@@ -169,7 +170,7 @@ class Run:
         """Return the required columns of a file, and the kinds of their values."""
         required = dict(COLUMNS.get(file, {}))
         if file == "metrics.csv":
-            required |= {f"{self.metric.name}_{what}": NUMBER for what in SPREADS}
+            required |= {f"{self.metric.name}_{what}": FIGURE for what in SPREADS}
         return required
 
     # -- tables, as pandas DataFrames ------------------------------------------------------------------------

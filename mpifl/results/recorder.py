@@ -32,7 +32,7 @@ from .metrics import (
     spread,
 )
 from .reader import read_rows
-from .run_folder import GrowingCsv, write_columns, write_csv, write_json
+from .run_folder import GrowingCsv, without_infinity, write_columns, write_csv, write_json
 
 
 def digest(
@@ -178,7 +178,8 @@ def _main_figures(
 
 def _without_nan(values: np.ndarray, of: Callable[[np.ndarray], Any]) -> float:
     """Return a figure of the values that are no NaN; NaN where there is none."""
-    return float(of(values)) if (~np.isnan(values)).any() else float("nan")
+    with np.errstate(invalid="ignore", over="ignore"):  # of a run that diverges
+        return float(of(values)) if (~np.isnan(values)).any() else float("nan")
 
 
 def _or_nan(value: float | None) -> float:
@@ -525,7 +526,7 @@ class Recorder:
             about = {} if layout is None else layout_metadata(layout)
             save_file(dict(model), self.folder / "model.safetensors", about)
         figures = {**self._distances(model or {}), **self._update_figures()}
-        write_json(self.folder / "summary.json", {**summary, **figures})
+        write_json(self.folder / "summary.json", without_infinity({**summary, **figures}))
 
     def _samples(self, k: int, first: np.ndarray) -> tuple[int, int, int]:
         """Return how many training, validation and test samples client `k` was evaluated on last.

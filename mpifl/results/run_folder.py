@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,17 @@ class GrowingCsv:
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
     """Write an indented JSON file; values that JSON does not know are written as text."""
     write_atomically(path, json.dumps(tree, indent=2, default=str) + "\n")
+
+
+def without_infinity(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping in which NaN and infinity, which JSON does not know, are None."""
+    out: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            out[name] = without_infinity(value)
+        else:
+            out[name] = None if isinstance(value, float) and not isfinite(value) else value
+    return out
 
 
 # -- environment.json ----------------------------------------------------------------------------------------

@@ -49,10 +49,11 @@ def estimate(values: np.ndarray, kind: str = "t", confidence: float = 0.95) -> E
         confidence: of the interval, in (0, 1).
     """
     x = np.sort(np.asarray(values, np.float64))
-    n, centre = len(x), float(x.mean())
+    n = len(x)
+    with np.errstate(over="ignore", invalid="ignore"):  # of runs that diverged
+        centre, spread = float(x.mean()), float(x.std(ddof=1)) if n > 1 else np.nan
     if n < 2:
         return Estimate(centre, np.nan, np.nan, np.nan, n)
-    spread = float(x.std(ddof=1))
     if spread == 0.0:
         return Estimate(centre, 0.0, centre, centre, n)
     if kind == "t":

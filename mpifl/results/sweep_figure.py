@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mpifl.core.files import write_atomically
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito
 DASHES = ("-", "--", "-.", ":")
 SHARED_STYLE = {"color": "#555555", "ls": "-", "lw": 1.4}  # of a histogram that is equal for all lines
+MAX_DRAWN = 1e300  # axes overflow beyond
 MAX_BINS = 40
 MAX_LEGEND_COLUMNS = 4
 
@@ -57,6 +60,12 @@ class Curve:
         return ", ".join(self.labels[key] for key in others)
 
 
+def drawable(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return values with NaN, which leaves a gap, for those that are infinite, or too large for an axis."""
+    y = np.asarray(values, np.float64)
+    return np.where(np.abs(y) <= MAX_DRAWN, y, np.nan)
+
+
 def draw(curves: Sequence[Curve], path: Path) -> None:
     """Write a PNG with a column of panels for each value of the last key, and a line for each of the others.
 
@@ -88,9 +97,9 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     for curve in curves:
         axis = axes[0][panels.index(curve.panel)]
         style = styles[curve.line] | {"marker": "o" if len(curve.x) == 1 else None}  # a point has no line
-        (drawn[curve.line],) = axis.plot(curve.x, curve.y, **style)
+        (drawn[curve.line],) = axis.plot(curve.x, drawable(curve.y), **style)
         if curve.train:
-            axis.plot(curve.x, curve.train, **{**style, "ls": "--"})
+            axis.plot(curve.x, drawable(curve.train), **{**style, "ls": "--"})
         axis.set(title=curve.panel, xlabel=curve.axis)
     dashed = " (dashed: training data)" if any(c.train for c in curves) else ""
     titles = ", ".join(dict.fromkeys(c.metric for c in curves))

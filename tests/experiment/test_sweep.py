@@ -6,6 +6,7 @@ import csv
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import weakref
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from support.runs import columns_of
+from support.runs import TASK_CONFIG, TASKS, columns_of
 
 import mpifl
 from mpifl.cli import main
@@ -81,6 +82,56 @@ def test_a_sweep_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path
     assert {p.name for p in folder.iterdir()} >= {"tiny-0.3-even", "tiny-0.6-uneven", "sweep.md", "sweep.png"}
     assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "sweep.md").read_text().count("\n") == 6
+
+
+def diverged(folder: Path, *options: str) -> Path:
+    """Return the folder of a sweep over two learning rates, the first of which ends in infinity."""
+    place = ["--output.folder", str(folder), "--output.id", "x", "--rounds", "1"]
+    given = [*TASKS["next_token"], "--vary", "{local.lr: [300, 0.1]}", *place, *options]
+    return sweep(str(TASK_CONFIG), given, Single(), quiet=True)
+
+
+def test_a_case_that_diverged_is_a_value_of_its_sweep_and_stops_no_table(tmp_path, capsys):
+    table = "{title: T, figures: {here: {of: metric_mean}}}"
+    folder = diverged(tmp_path, "--table", table)
+    runs = mpifl.load_sweep(folder).runs
+    assert [run.series["perplexity_mean"][-1] < np.inf for run in runs.values()] == [False, True]
+    text = (runs["300"].folder / "summary.json").read_text()
+    summary = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (summary["perplexity_mean"], summary["perplexity_std"]) == (None, None)
+    assert (folder / "sweep.md").read_text().split("\n")[2].startswith("| 300 | ∞ | ")
+    assert "| 300 | ∞ | 1 |" in (folder / "table.md").read_text()
+    names, files = [str(folder)], [str(tmp_path / f"t.{form}") for form in ("csv", "md", "tex")]
+    written = [
+        option for pair in zip(("--csv", "--markdown", "--latex"), files, strict=True) for option in pair
+    ]
+    for command in (
+        ["compare", *names, *written, "--test", "none"],
+        ["compare", *names, "--target", "3", "--columns", "run,perplexity,perplexity_mean,mb_to_target"],
+        ["report", *names, "--out", str(tmp_path / "report")],
+        *(["export", *names, "--table", kind] for kind in ("metrics", "final", "clients")),
+        ["resume", *names],
+        ["watch", *names, "--once"],
+    ):
+        assert main(command) == 0, command
+    assert capsys.readouterr().out.count(",inf,") > 2
+    metrics = runs["300"].folder / "metrics.csv"
+    for value in ("1.87e+202", "1.7e+308"):
+        metrics.write_text(re.sub(r"inf|1.87e.202", value, metrics.read_text()))
+        assert main(["resume", str(folder)]) == 0
+        assert f"| 300 | {value} | 1 |" in (folder / "table.md").read_text()
+
+
+def test_a_case_that_cannot_be_read_gets_a_line_and_stops_neither_the_others_nor_the_table(tmp_path, capsys):
+    place = ["--output.folder", str(tmp_path), "--output.id", "x", "--vary", "{local.lr: [0.1, 0.2, 0.3]}"]
+    begun = sweep(TINY, [*place, "--rounds", "1"], Single(), part=Part(only={"local.lr": ["0.1"]}))
+    (begun / "tiny-0.1" / "metrics.csv").write_text("round,accuracy_mean\n")
+    folder = sweep(TINY, [*place, "--rounds", "1"], Single())
+    rows = (folder / "sweep.md").read_text().split("\n")
+    assert [row.split(" | ")[0] for row in rows[2:4]] == ["| 0.2", "| 0.3"]
+    said = capsys.readouterr()
+    assert "local.lr 0.1 is left out of the tables" in said.err
+    assert "2 of 3 cases" in (folder / "sweep.md").read_text()
 
 
 def kept_models(folder: Path) -> list[str]:
