@@ -30,7 +30,7 @@ from mpifl.results.sweep_figure import Curve, draw
 from mpifl.results.tables import Cell, Table, as_markdown
 
 from .sweep_cases import CONFIGURATIONS, Case, cases, table_of
-from .sweep_table import Result, markdown, of_seeds
+from .sweep_table import METRIC, Result, markdown, of_seeds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -186,8 +186,8 @@ def result_of(labels: Mapping[str, str], run: Run) -> Result:
     values = {k: float(v) for k, v in flat(run.summary) if is_number(v)}
     values |= {name: float(v[-1]) for name, v in run.series.items() if v[-1] == v[-1]}
     stem = f"{run.metric.name}_"  # metric_mean and so on: for tables over problems of several tasks
-    alike = {f"metric_{k.removeprefix(stem)}": v for k, v in values.items() if k.startswith(stem)}
-    return Result(labels, alike | values)
+    alike = {f"{METRIC}{k.removeprefix(stem)}": v for k, v in values.items() if k.startswith(stem)}
+    return Result(labels, alike | values, run.metric.better)
 
 
 def _row(case: Case, run: Run) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from mpifl.core.case_names import labels_of
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.results import tables
+from mpifl.results.comparison import SPREADS
 from mpifl.results.metrics import over_runs
 from mpifl.results.statistics import estimate, rank
 from mpifl.results.tables import as_markdown
@@ -25,6 +26,7 @@ from mpifl.results.tables import as_markdown
 ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table
 FIGURE_KEYS = ["of", "percent", "digits", "better", "deviation"]
 MORE, LESS = "more", "less"
+METRIC = "metric_"  # of figures: the metric of each case, whatever it is
 SAMPLE = "sample"
 DEVIATIONS = {SAMPLE: 1, "population": 0}  # -> degrees of freedom that the mean takes
 INTERVALS = ("t", "bootstrap", "percentile")
@@ -145,7 +147,7 @@ class Figure:
         of: column of `metrics.csv` at the last evaluation, or a number of `summary.json` (dotted).
         percent: whether hundredths are shown.
         digits: after the decimal point.
-        better: `more` or `less`, for ranks.
+        better: `more` or `less`, for ranks; of `metric_mean` and the like the metric itself says it.
         deviation: `sample` or `population`, over seeds.
     """
 
@@ -155,6 +157,17 @@ class Figure:
     digits: int
     better: str
     deviation: str
+
+    def direction(self, own: Collection[int]) -> int:
+        """Return 1 where more of the figure is better, -1 where less is; 0 where rows disagree.
+
+        Args:
+            own: those of the metrics of some rows, which decide what `metric_mean` and the like are.
+        """
+        told = {*own} - {0}
+        if not told or not self.of.startswith(METRIC) or any(word in self.of for word in SPREADS):
+            return 1 if self.better == MORE else -1
+        return told.pop() if len(told) == 1 else 0
 
     def scaled(self, value: float) -> float:
         """Return a value in the unit that the table shows."""
@@ -168,10 +181,12 @@ class Result:
     Attributes:
         labels: varied key -> label of its value.
         values: name -> number; see `Figure.of`.
+        better: 1 where more of the case's metric is better, -1 where less is; 0 where nobody says.
     """
 
     labels: Mapping[str, str]
     values: Mapping[str, float]
+    better: int = 0
 
 
 @dataclass(frozen=True)
@@ -234,6 +249,7 @@ class Line:
         cells: one for each figure.
         seeds: how many seeds ran.
         asked: how many the sweep asks for.
+        better: of `Result`.
     """
 
     group: str
@@ -241,6 +257,7 @@ class Line:
     cells: tuple[Cell, ...]
     seeds: int
     asked: int = 0
+    better: int = 0
 
 
 def down(keys: Mapping[str, Any] | Sequence[str]) -> str:
@@ -289,7 +306,7 @@ def _line(table: TableConfig, group: str, labels: tuple[str, ...], results: Sequ
         cells.append(
             Cell(published, shown, figure.digits, table.interval, figure.deviation, seeds=len(results))
         )
-    return Line(group, labels, tuple(cells), len(results))
+    return Line(group, labels, tuple(cells), len(results), better=results[0].better)
 
 
 def largest_difference(found: Sequence[Line], table: TableConfig) -> tuple[float, str] | None:
@@ -359,7 +376,8 @@ def _of_group(table: TableConfig, found: Sequence[Line]) -> tables.Table:
 def _ranks(table: TableConfig, found: Sequence[Line]) -> tables.Table | None:
     """Return the average rank of each row over the groups of columns; None where too few are complete.
 
-    A rank needs all rows of a group, an average two groups, Friedman's test three rows.
+    A rank needs all rows of a group, an average two groups, Friedman's test three rows. Rows of a group whose
+    metrics have both directions have no rank by them.
     """
     rows = list(dict.fromkeys(line.labels for line in found))
     texts, notes = [[" ".join(row)] for row in rows], []
@@ -367,16 +385,21 @@ def _ranks(table: TableConfig, found: Sequence[Line]) -> tables.Table | None:
     for i, figure in enumerate(table.columns):
         means = {(line.group, line.labels): line.cells[i].mean for line in found}
         groups = list(dict.fromkeys(line.group for line in found))
+        own = [{line.better for line in found if line.group == group} for group in groups]
+        directions = np.array([figure.direction(told) for told in own])
         scores = np.array([[means.get((group, row), np.nan) for row in rows] for group in groups])
-        scores = scores[np.isfinite(scores).all(axis=1)]
+        complete = ~np.isnan(scores).any(axis=1) & (directions != 0)
+        scores, directions = scores[complete], directions[complete]
         if len(scores) < 2 or len(rows) < 3:
             continue
-        ranking = rank(scores, figure.better == MORE)
+        better = MORE if (directions > 0).all() else LESS
+        said = f"{better} is better" if len({*directions}) == 1 else "as the metric of each says"
+        ranking = rank(scores * directions[:, None], True)
         header.append(figure.label)
         for text, average in zip(texts, ranking.average, strict=True):
             text.append(f"{average:.3g}")
         notes.append(
-            f"{figure.label}: {len(scores)} groups, {figure.better} is better; Friedman p = {ranking.p:.2g}; "
+            f"{figure.label}: {len(scores)} groups, {said}; Friedman p = {ranking.p:.2g}; "
             f"averages that differ by less than {ranking.critical_difference:.3g} are not distinguishable"
         )
     if len(header) == 1:

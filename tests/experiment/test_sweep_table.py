@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -162,6 +163,28 @@ def test_ranks_of_rows_over_groups_of_columns():
     assert "acc: 3 groups, more is better; Friedman p = " in last
     assert "Average ranks" not in markdown(table, found[:3]), "one group"
     assert "no ranks" in markdown(table, found[:3])
+
+
+def test_each_group_of_columns_is_ranked_in_the_direction_of_its_own_metric():
+    """By hand: in each group A is best and C worst, by accuracy (more is better) and by error; deviations
+    have the direction of the table, and a group whose rows have metrics of both directions does not count.
+    """
+    figures = {"metric": {"of": "metric_mean"}, "spread": {"of": "metric_std", "better": "less"}}
+    table = from_tree(TableConfig, {"title": "T", "figures": figures, "ranks": True})
+
+    def of(group: str, betters: tuple[int, ...], *means: float) -> list[Result]:
+        return [
+            Result({"rows": row, "columns": group}, {"metric_mean": mean, "metric_std": mean}, better)
+            for row, better, mean in zip("ABC", betters, means, strict=True)
+        ]
+
+    found = [*of("accuracy", (1, 1, 1), 0.9, 0.8, 0.7), *of("mse", (-1, -1, -1), 1, 2, np.inf)]
+    found += of("both", (1, -1, -1), 0.1, 2, 1)
+    last = markdown(table, found).partition("**Average ranks**")[2]
+    assert [row in last for row in ("| A | 1 | 1.67 |", "| B | 2 | 2.33 |", "| C | 3 | 2 |")] == [True] * 3
+    assert "metric: 2 groups, as the metric of each says; Friedman p = " in last
+    assert "spread: 3 groups, less is better; Friedman p = " in last
+    assert "less is better" in markdown(table, found[3:6] + of("mae", (-1, -1, -1), 1, 2, 3))
 
 
 def test_published_numbers_stand_in_the_row_and_group_that_they_were_printed_for():
