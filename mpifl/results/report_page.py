@@ -16,7 +16,7 @@ from mpifl.core.timing import PHASES
 
 from . import report_data
 from .seed_groups import Group, metric_of
-from .tables import BEST, TIED, Cell, Table
+from .tables import BEST, TIED, Cell, Table, signed
 
 HERE = Path(__file__).with_name("report_page")
 SCRIPTS = ("page.js", "curves.js", "seeds.js", "details.js", "start.js")
@@ -315,7 +315,7 @@ def _table(name: str, table: Table) -> str:
     wide = [any(len(row[i].text) > MAX_WORDS for row in table.rows) for i in range(len(table.columns))]
 
     def text(cell: Cell) -> str:
-        return marks[cell.mark].format(escape(cell.text).replace("+-", "&plusmn;").replace("inf", "&infin;"))
+        return marks[cell.mark].format(signed(escape(cell.text), "&plusmn;", "&infin;"))
 
     kinds = [
         WIDE if far else WORD * _is_words([row[i].text for row in table.rows]) for i, far in enumerate(wide)
@@ -324,7 +324,7 @@ def _table(name: str, table: Table) -> str:
         f'<th scope="col"{k}{_later(c)}>{escape(c)}</th>' for c, k in zip(table.columns, kinds, strict=True)
     )
     body = "".join(
-        f'<tr><th scope="row">{escape(first.text)}</th>'
+        f'<tr><th scope="row">{text(first)}</th>'
         + "".join(f"<td{k}>{text(c)}</td>" for c, k in zip(rest, kinds[1:], strict=True))
         + "</tr>\n"
         for first, *rest in table.rows

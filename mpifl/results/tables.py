@@ -7,6 +7,7 @@ A cell is neutral text: `+-` and `inf` are what each form writes in its own way.
 from __future__ import annotations
 
 import html
+import re
 import textwrap
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,14 @@ LATEX = {
     ">": "$>$",
     "±": r"$\pm$",
 }
+
+
+INFINITY = re.compile(r"(?<![^\s\[(+-])inf(?![^\s\]),])")  # as a figure, not as part of a word
+
+
+def signed(text: str, plus_minus: str, infinity: str) -> str:
+    """Return a text with the signs of a form: of `+-`, and of `inf` where it stands alone."""
+    return INFINITY.sub(lambda _: infinity, text).replace("+-", plus_minus)
 
 
 def first_of(names: Sequence[str], most: int = 6) -> str:
@@ -119,12 +128,12 @@ def as_markdown(table: Table) -> str:
     """Return a table in Markdown, with its notes below."""
 
     def text(cell: Cell) -> str:
-        plain = cell.text.replace("+-", "±").replace("inf", "∞").replace("|", "\\|")
+        plain = signed(cell.text, "±", "∞").replace("|", "\\|")
         return f"**{plain}**" if cell.mark == BEST else f"{plain}{SUFFIX[cell.mark].replace('~', chr(8776))}"
 
     head = [title.replace("|", "\\|") for title in table.columns]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
-    lines += [[row[0].text.replace("|", "\\|"), *map(text, row[1:])] for row in table.rows]
+    lines += [[*map(text, row)] for row in table.rows]
     notes = [f"\n{note.replace(' ~ ', ' ≈ ')}" for note in table.notes]
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), *notes, ""])
 
@@ -133,13 +142,13 @@ def as_html(table: Table) -> str:
     """Return a table in HTML, without its notes."""
 
     def text(cell: Cell) -> str:
-        plain = html.escape(cell.text).replace("+-", "&plusmn;").replace("inf", "&infin;")
+        plain = signed(html.escape(cell.text), "&plusmn;", "&infin;")
         return {BEST: f"<b>{plain}</b>", TIED: f"{plain} &asymp;"}.get(cell.mark, plain)
 
     def line(tag: str, cells: Sequence[str]) -> str:
         return f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>\n"
 
-    rows = [line("td", [html.escape(row[0].text), *map(text, row[1:])]) for row in table.rows]
+    rows = [line("td", [*map(text, row)]) for row in table.rows]
     head = line("th", [html.escape(title) for title in table.columns])
     return f"<table>\n<thead>\n{head}</thead>\n<tbody>\n{''.join(rows)}</tbody>\n</table>"
 
@@ -163,10 +172,8 @@ def as_latex(table: Table, column_pt: float = COLUMN_PT) -> str:
         column_pt: width of the column, in points.
     """
 
-    def cell(at: int, given: Cell) -> str:
-        text = escaped(given.text)
-        if at:
-            text = text.replace("inf", r"$\infty$")
+    def cell(given: Cell) -> str:
+        text = signed(escaped(given.text), r"$\pm$", r"$\infty$")
         return {BEST: rf"\textbf{{{text}}}", TIED: rf"{text}$^{{\sim}}$"}.get(given.mark, text)
 
     def title(text: str) -> str:
@@ -181,7 +188,7 @@ def as_latex(table: Table, column_pt: float = COLUMN_PT) -> str:
         "% needs \\usepackage{booktabs}",
         *([] if wide * SIZES[-1][1] <= column_pt else [f"% {too_wide(table, column_pt)}"]),
     ]
-    rows = [" & ".join(cell(at, c) for at, c in enumerate(row)) + r" \\" for row in table.rows]
+    rows = [" & ".join(map(cell, row)) + r" \\" for row in table.rows]
     return "\n".join(
         [
             *notes,

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from mpifl.results.report_page import _table as on_page
 from mpifl.results.tables import (
     BEST,
     COLUMN_PT,
@@ -78,6 +79,39 @@ def test_marks_in_every_form():
     assert r"x|y & 8.00 $\pm$ 1.50 & $>$ 40 \\" in latex
     assert latex.startswith("% target: 50 %\n")
     assert lint(latex) == 2
+
+
+def test_infinity_is_a_figure_and_no_part_of_a_word():
+    row = (
+        Cell("informed"),
+        Cell("inf +- inf"),
+        Cell("[-inf, inf]"),
+        Cell("info, inf"),
+        Cell("inf_x 1e+inf2"),
+    )
+    table = Table(("run", "a", "b", "c", "d"), (row,))
+    assert as_markdown(table).count("| informed | ∞ ± ∞ | [-∞, ∞] | info, ∞ | inf_x 1e+inf2 |") == 1
+    cells = ("informed", "&infin; &plusmn; &infin;", "[-&infin;, &infin;]", "info, &infin;", "inf_x 1e+inf2")
+    assert "".join(f"<td>{cell}</td>" for cell in cells) in as_html(table)
+    assert (
+        r"informed & $\infty$ $\pm$ $\infty$ & [-$\infty$, $\infty$] & info, $\infty$ & inf\_x 1e+inf2"
+        in as_latex(table)
+    )
+
+
+def test_the_first_column_has_its_marks_and_signs():
+    table = Table(
+        ("accuracy, %", "run"), ((Cell("91.0 +- 0.5", BEST), Cell("a")), (Cell("9 +- inf", TIED), Cell("b")))
+    )
+    assert [line[:19] for line in as_text(table).splitlines()[1:]] == [
+        "91.0 +- 0.5 *    a",
+        "9 +- inf ~       b",
+    ]
+    assert as_markdown(table).splitlines()[2:] == ["| **91.0 ± 0.5** | a |", "| 9 ± ∞ ≈ | b |"]
+    assert "<td><b>91.0 &plusmn; 0.5</b></td>" in as_html(table)
+    assert "<td>9 &plusmn; &infin; &asymp;</td>" in as_html(table)
+    assert r"\textbf{91.0 $\pm$ 0.5} & a" in as_latex(table)
+    assert '<th scope="row"><b>91.0 &plusmn; 0.5</b></th>' in on_page("t", table)
 
 
 def test_columns_are_aligned_with_and_without_marks():
