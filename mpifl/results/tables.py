@@ -161,6 +161,11 @@ def escaped(text: str) -> str:
     return "".join(LATEX.get(c, c) for c in text.replace("+-", "±"))
 
 
+def guarded(line: str) -> str:
+    r"""Return a line of LaTeX that neither `\\` nor a rule in front of it takes for its argument."""
+    return f"{{}}{line}" if line.startswith(("[", "*")) else line
+
+
 def as_latex(table: Table, column_pt: float = COLUMN_PT) -> str:
     """Return a table in LaTeX with the rules of booktabs, in the largest size that fits a paper's column.
 
@@ -177,7 +182,7 @@ def as_latex(table: Table, column_pt: float = COLUMN_PT) -> str:
         return {BEST: rf"\textbf{{{text}}}", TIED: rf"{text}$^{{\sim}}$"}.get(given.mark, text)
 
     def title(text: str) -> str:
-        lines = [escaped(line) for line in _stacked(text)]
+        lines = [guarded(escaped(line)) for line in _stacked(text)]
         stack = r"\\".join(lines)
         return stack if len(lines) == 1 else rf"\shortstack{{{stack}}}"
 
@@ -188,14 +193,14 @@ def as_latex(table: Table, column_pt: float = COLUMN_PT) -> str:
         "% needs \\usepackage{booktabs}",
         *([] if wide * SIZES[-1][1] <= column_pt else [f"% {too_wide(table, column_pt)}"]),
     ]
-    rows = [" & ".join(map(cell, row)) + r" \\" for row in table.rows]
+    rows = [guarded(" & ".join(map(cell, row))) + r" \\" for row in table.rows]
     return "\n".join(
         [
             *notes,
             rf"{{\{size}\setlength{{\tabcolsep}}{{{GAP_PT:g}pt}}%",
             rf"\begin{{tabular}}{{@{{}}l{'r' * (len(table.columns) - 1)}@{{}}}}",
             r"\toprule",
-            " & ".join(map(title, table.columns)) + r" \\",
+            guarded(" & ".join(map(title, table.columns))) + r" \\",
             r"\midrule",
             *rows,
             r"\bottomrule",

@@ -114,6 +114,21 @@ def test_the_first_column_has_its_marks_and_signs():
     assert '<th scope="row"><b>91.0 &plusmn; 0.5</b></th>' in on_page("t", table)
 
 
+def test_brackets_and_stars_that_begin_a_row_are_no_arguments_of_latex():
+    """`\\\\` and rules of booktabs look for them behind the end of the line, too."""
+    table = Table(
+        ("[a] method of [ours]", "n"), tuple((Cell(text), Cell("1")) for text in ("[ours]", "*", "a"))
+    )
+    lines = as_latex(table).splitlines()
+    assert [line for line in lines if line.endswith(r"& 1 \\")] == [
+        r"{}[ours] & 1 \\",
+        r"{}* & 1 \\",
+        r"a & 1 \\",
+    ]
+    assert r"\shortstack{{}[a] method\\of [ours]} & n \\" in lines
+    assert lint(as_latex(table)) == 3
+
+
 def test_columns_are_aligned_with_and_without_marks():
     lines = as_text(MARKED).splitlines()
     assert lines[0].index("%") == lines[1].index(" *") - 1
