@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from mpifl.core.errors import UserError, require
 
 from .comparison import check_target
+from .logging import warn_once
 from .reader import INTEGER, Run
 from .seed_groups import AXES, Group, default_target, flat, gather, metric_of
+from .tables import first_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,6 +93,14 @@ def frame(groups: Sequence[Group], table: str) -> pd.DataFrame:
     """
     rows_of = {"metrics": _metrics, "clients": _clients}[table]
     heads = _heads(groups)
+    runs = [run for group in groups for run in group.runs]
+    without = [run.folder.name for run in runs if table == "clients" and run.written == "none"]
+    if len(without) == len(runs):
+        remedy = "these runs wrote no clients.csv; run them with output.clients: all or sample"
+        raise UserError("output.clients", "none", remedy)
+    if without:
+        said = f"{len(without)} of {len(runs)} runs have no table {table} and are left out"
+        warn_once(f"{said}: {first_of(without)} (output.clients: none)")
     rows = [{**heads[id(run)], **row} for group in groups for run in group.runs for row in rows_of(run)]
     require(bool(rows), "RUN", table, "these runs have no such table")
     return _frame(rows)

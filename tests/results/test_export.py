@@ -101,6 +101,17 @@ def test_final_figures_carry_time_and_event_of_the_target(folder):
     assert (never["ranks"].tolist(), never["clients"].tolist()) == ([1] * 3, [8] * 3)
 
 
+def test_runs_that_wrote_no_clients_are_named(folder, tmp_path, capsys):
+    more = run_each(tmp_path, {"none": ["--output.clients", "none"]})
+    capsys.readouterr()
+    assert cli.main(["export", str(folder), str(more), "--table", "clients"]) == 0
+    said = capsys.readouterr()
+    assert "1 of 4 runs have no table clients and are left out: tiny-none (output.clients: none)" in said.err
+    assert "tiny-none" not in said.out
+    assert cli.main(["export", str(more), "--table", "clients"]) == 2
+    assert "output.clients" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
