@@ -23,7 +23,7 @@ def final_table(comparison: Comparison) -> Table:
     cells = {key: _cells(comparison, key) for key in keys}
     if not chosen:
         cells = {key: found for key, found in cells.items() if any(cell.text for cell in found)}
-    shown = tuple(_title(comparison, key) for key in cells)
+    shown = tuple(title_of(comparison, key) for key in cells)
     rows = tuple(zip(*cells.values(), strict=True))
     return Table(shown, rows, (*_notes(comparison, [*cells]), *_gaps(comparison, keys)))
 
@@ -45,7 +45,8 @@ def _gaps(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
             yield f"{key}: no run has it"
 
 
-def _title(comparison: Comparison, key: str) -> str:
+def title_of(comparison: Comparison, key: str) -> str:
+    """Return the title of a column of the table of final figures."""
     return {"unreached": "not reached"}.get(key, key) if key in NAMES else comparison.column(key).title
 
 

@@ -17,7 +17,7 @@ from mpifl.core.files import write_atomically
 
 from . import report_data, statistics_figures
 from .comparison import NO_TEST, Choices, Comparison, compare
-from .comparison_tables import final_table, numbers, rank_table, test_tables
+from .comparison_tables import final_table, numbers, rank_table, test_tables, title_of
 from .figures import FIGURES, said_of
 from .identity import describe_differences
 from .reader import Run
@@ -37,7 +37,7 @@ ON_PAGE = {  # figure over seeds -> what the page draws it into; others are imag
     "target": PLOT.format("met", '<ul class="key" id="met-key"></ul>', "Step lines"),
 }
 IN_PAPERS = (  # columns of a LaTeX table for which nobody chose any, the most wanted first
-    *("accuracy, %", "MB to target", "not reached", "worst client, %", "rounds to target", "ARI", "seeds"),
+    *("accuracy", "mb_to_target", "unreached", "worst", "rounds_to_target", "ari", "seeds"),
 )
 
 
@@ -247,7 +247,8 @@ def write_files(
         if csv:
             write_csv(Path(csv), numbers(comparison))
         if latex:
-            fits, left_out = (table, ()) if comparison.choices.columns else narrowed(table, IN_PAPERS)
+            wanted = [title_of(comparison, key) for key in IN_PAPERS]
+            fits, left_out = (table, ()) if comparison.choices.columns else narrowed(table, wanted)
             write_atomically(Path(latex), as_latex(fits))
             more = f"left out {', '.join(left_out)}: --columns chooses" if left_out else too_wide(fits)
             said += [f"{latex}: {more}"] if more else []

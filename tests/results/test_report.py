@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.comparisons import run_of
 from support.runs import run_each
 
 import mpifl
@@ -20,7 +21,7 @@ from mpifl.results import figures, seed_groups, sweep_figure
 from mpifl.results import reader as finished
 from mpifl.results.comparison import Choices, Comparison
 from mpifl.results.comparison_tables import final_table
-from mpifl.results.report import _run_rows, report
+from mpifl.results.report import _run_rows, report, write_files
 from mpifl.results.report_page import _own_parts, _shared_parts, _tiles
 from mpifl.results.seed_groups import Group, gather
 from mpifl.results.tables import as_latex, as_text, table_of
@@ -317,6 +318,16 @@ def test_the_table_in_terminal_csv_latex_and_markdown(folder, tmp_path, capsys):
     assert "left out seeds, rounds, " in lines[-1]
     assert r"\shortstack{accuracy\\(\%)}" in text
     assert files["markdown"].read_text().count("\n| fed") == 2
+
+
+def test_the_metric_stands_in_a_table_for_papers_whatever_it_is(tmp_path):
+    run = run_of("fedavg", [0.5])
+    run.summary["metric"] = {"name": "mse", "title": "mean squared error", "better": -1, "percent": False}
+    run.series.update({f"mse_{what}": run.series[f"accuracy_{what}"] for what in ("mean", "worst", "std")})
+    file = tmp_path / "t.tex"
+    write_files(Comparison((Group("fedavg " * 5, (run,)),)), None, str(file), None, None)
+    assert r"\shortstack{mean\\squared\\error}" in file.read_text()
+    assert r"\shortstack{worst\\client}" in file.read_text()
 
 
 def test_a_table_is_aligned_in_the_terminal_and_escaped_in_latex():
