@@ -700,16 +700,18 @@ def _picture_of_cases(seen: SeenCases) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("case" if seen.is_sweep else "run", "state", "round", "accuracy", "ARI", "left", ""):
-        table.add_column(title, justify="right" if title in ("round", "accuracy", "ARI", "left") else "left")
+    metrics = {case.metric.replace("_", " ") for case in seen.cases.values() if case.curves}
+    one = metrics.pop() if len(metrics) == 1 else "metric" if metrics else Seen.metric
+    for title in ("case" if seen.is_sweep else "run", "state", "round", one, "ARI", "left", ""):
+        table.add_column(title, justify="right" if title in ("round", one, "ARI", "left") else "left")
     order = sorted(seen.cases.items(), key=lambda item: item[1].state not in (RUNNING, SILENT))
     for title, case in order[:MOST_CASES]:
-        accuracy, ari = case.last("accuracy"), case.last("ari")
+        value, ari, metric = case.last("accuracy"), case.last("ari"), case.metric.replace("_", " ")
         table.add_row(
             Text(title),
             Text(case.state, style=STYLES.get(case.state, "bold red")),
             f"{case.step}/{case.rounds}" if case.rounds else "",
-            "" if accuracy is None else f"{accuracy:.4f}",
+            "" if value is None else f"{value:.4f}{f' {metric}' if metrics else ''}",
             "" if ari is None else f"{ari:.2f}",
             "" if case.left_s is None else in_words(case.left_s),
             Text("" if case.state in (RUNNING, COMPLETE, WAITING) else case.text, style="dim"),

@@ -348,6 +348,22 @@ def test_a_sweep_whose_cases_are_complete_or_wait_is_not_over(tmp_path):
     assert (seen.text, seen.over) == ("1 complete, 1 waiting", False)
 
 
+def test_a_sweep_names_what_its_cases_are_measured_by(tmp_path):
+    folder = tmp_path / "runs" / "s"
+    for i, metric in enumerate(("mse", "mse", "token_accuracy")):
+        job = Job(folder / f"tiny-{i}")
+        job.begin()
+        job.write("metrics.csv", f"round,{metric}_mean\n1,0.5\n")
+    alike = {f"tiny-{i}": watch.look(folder / f"tiny-{i}", job.now, lambda path: True) for i in range(3)}
+    first = drawn(SeenCases(str(folder), True, dict([*alike.items()][:2]), False))
+    assert " mse " in first
+    assert "accuracy" not in first
+    both = drawn(SeenCases(str(folder), True, alike, False))
+    assert " metric " in both
+    assert "0.5000 mse" in both
+    assert "0.5000 token accuracy" in both
+
+
 def test_labels_are_shown_as_they_are_and_not_as_markup(tmp_path):
     folder = tmp_path / "runs" / "s"
     job = Job(folder / "tiny-0")
