@@ -336,6 +336,7 @@ LABEL = {"metavar": "NAME=TEXT", "action": "append", "help": "what legends and t
 def report(transport: Transport, args: argparse.Namespace) -> None:
     """Write one HTML file over several runs, and its figures as SVG, PNG and PDF."""
     from mpifl.comm.transport import on_server
+    from mpifl.experiment.sweep_results import say_missing
     from mpifl.results.report import report as write_report
 
     good = args.width is None or 1 <= args.width <= 40
@@ -343,10 +344,13 @@ def report(transport: Transport, args: argparse.Namespace) -> None:
     for text in args.label or ():
         require("=" in text.strip("="), "--label", text, "take NAME=TEXT, NAME as legends have it")
     labels = dict(text.rsplit("=", 1) for text in args.label or ())
-    page = on_server(
-        transport,
-        lambda: write_report(args.RUNS, args.out, choices_of(args), args.width, labels, args.finished),
-    )
+
+    def answer() -> Path:
+        page = write_report(args.RUNS, args.out, choices_of(args), args.width, labels, args.finished)
+        say_missing(args.RUNS)
+        return page
+
+    page = on_server(transport, answer)
     if transport.is_server and not args.quiet:
         print(f"report: {page}")
 
@@ -361,11 +365,13 @@ FIGURES = {"metavar": "FOLDER", "help": "folder for figures over seeds and probl
 def compare(transport: Transport, args: argparse.Namespace) -> None:
     """Print a table of the final figures of several runs, with tests over seeds and ranks over problems."""
     from mpifl.comm.transport import on_server
+    from mpifl.experiment.sweep_results import say_missing
     from mpifl.results.comparison import compare as compare_runs
     from mpifl.results.report import text_of, warnings, write_files
 
     def answer() -> tuple[str, Sequence[str], Sequence[str]]:
         found = compare_runs(args.RUNS, choices_of(args), args.finished)
+        say_missing(args.RUNS)
         text = text_of(found, sys.stdout.isatty())
         return text, warnings(found), write_files(found, args.csv, args.latex, args.markdown, args.figures)
 
@@ -388,11 +394,14 @@ EXPORT = {"metavar": "FILE", "help": "file.csv or file.parquet (default: CSV on 
 def export(transport: Transport, args: argparse.Namespace) -> None:
     """Write all figures of several runs as one tidy table, CSV or Parquet: a column a varied key."""
     from mpifl.comm.transport import on_server
+    from mpifl.experiment.sweep_results import say_missing
     from mpifl.results.comparison import target_of
     from mpifl.results.export import export as write_table
 
     def answer() -> str:
-        return write_table(args.RUNS, args.table, args.out, target_of(args.target), args.finished)
+        text = write_table(args.RUNS, args.table, args.out, target_of(args.target), args.finished)
+        say_missing(args.RUNS)
+        return text
 
     text = on_server(transport, answer)
     if transport.is_server and not (args.quiet and args.out):

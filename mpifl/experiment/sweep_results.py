@@ -16,18 +16,18 @@ import numpy as np
 import yaml
 
 from mpifl.core.case_names import label_of
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import CodeFailed, UserError, require
 from mpifl.core.files import write_atomically
 from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import describe_differences, of_machine
-from mpifl.results.logging import warn_once
+from mpifl.results.logging import warn, warn_once
 from mpifl.results.metrics import over_runs
 from mpifl.results.reader import Run, load
 from mpifl.results.seed_groups import flat
 from mpifl.results.sweep_figure import Curve, draw
-from mpifl.results.tables import Cell, Table, as_markdown
+from mpifl.results.tables import Cell, Table, as_markdown, first_of
 
 from .sweep_cases import CONFIGURATIONS, Case, cases, table_of
 from .sweep_table import METRIC, Result, markdown, of_seeds
@@ -99,6 +99,25 @@ def is_complete(case: Case, parent: Path) -> bool:
         parent: the sweep's folder.
     """
     return (case.folder(parent) / "summary.json").is_file()
+
+
+def say_missing(names: Sequence[str]) -> None:
+    """Say of each sweep among some folders, in a line, which of its cases have no folder.
+
+    Args:
+        names: run folders, folders of sweeps, and others.
+    """
+    for name in names:
+        folder = Path(name)
+        if not (folder / SWEEP_FILE).is_file():
+            continue
+        try:
+            of = titles(folder)
+        except (UserError, CodeFailed):  # of another release: its runs can be compared all the same
+            continue
+        missing = [title for case, title in of.items() if not (folder / case / "config.yaml").is_file()]
+        if missing:
+            warn(f"{folder}: {len(missing)} of {len(of)} cases are not there: {first_of(missing)}")
 
 
 # -- table and figure ----------------------------------------------------------------------------------------

@@ -134,6 +134,17 @@ def test_a_case_that_cannot_be_read_gets_a_line_and_stops_neither_the_others_nor
     assert "2 of 3 cases" in (folder / "sweep.md").read_text()
 
 
+@pytest.mark.parametrize("command", ["compare", "report", "export"])
+def test_cases_that_are_not_there_are_named_where_a_sweep_is_compared(command, tmp_path, capsys):
+    place = ["--output.folder", str(tmp_path), "--output.id", command, "--rounds", "1"]
+    given = [*place, "--vary", "{local.lr: [0.1, 0.2, 0.3]}"]
+    folder = sweep(TINY, given, Single(), part=Part(only={"local.lr": ["0.2"]}))
+    capsys.readouterr()
+    assert main([command, str(folder)]) == 0
+    said = f"{folder}: 2 of 3 cases are not there: local.lr 0.1, local.lr 0.3"
+    assert capsys.readouterr().err.count(said) == 1
+
+
 def kept_models(folder: Path) -> list[str]:
     """Return the names of the cases that kept their models."""
     return sorted(file.parent.name for file in folder.glob("*/model.safetensors"))
