@@ -160,6 +160,9 @@ def compare(
 ) -> pd.DataFrame:
     """Return the final figures of runs, a row a configuration: what `mpifl compare --csv` writes.
 
+    Figures are in the units of its table, accuracies in percent and bytes in MB. `target`, and columns of
+    `metrics.csv` that `columns` names, are as runs have them: accuracies are shares.
+
     Args:
         runs: folders of runs or sweeps, patterns of them, or what `run`, `load` and `load_sweep` return.
         columns: figures to show, as `--columns` names them; empty for the usual ones.
