@@ -20,6 +20,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.metric import ACCURACY, Metric, metric_of_column
+from mpifl.core.old_keys import without_new
 
 from . import statistics, survival
 from .reader import Run
@@ -281,14 +282,16 @@ class Comparison:
     """Groups of runs, and what is computed of them.
 
     Attributes:
-        groups: runs that differ in their seeds only; a run that repeats another one is left out.
+        groups: runs that differ in their seeds only; a run with the seeds of another one is left out.
         choices: what is computed.
-        repeated: names of folders that were left out.
+        repeated: names of folders that were left out, with the digest of another run.
+        rerun: names of folders that were left out, with the seeds of another run and another digest.
     """
 
     groups: tuple[Group, ...]
     choices: Choices = field(default_factory=Choices)
     repeated: tuple[str, ...] = ()
+    rerun: tuple[str, ...] = ()
     _contrasts: dict[tuple[Problem, Column], list[Contrast]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -429,8 +432,7 @@ class Comparison:
     def paired(self, group: int, best: int, column: Column) -> np.ndarray:
         """Return a column of one group minus that of another, under equal seeds and data [pairs].
 
-        It is 0 where they differ by rounding only. Runs of one group with equal seeds that differ, as on a
-        wall clock, count with their mean.
+        It is 0 where they differ by rounding only.
         """
         a, b = (self._by_seed(i, column) for i in (group, best))
         common = [key for key in a if key in b]
@@ -446,10 +448,7 @@ class Comparison:
         return [[seeds_and_data(run) for run in group.runs] for group in self.groups]
 
     def _by_seed(self, group: int, column: Column) -> dict[str, float]:
-        found: dict[str, list[float]] = {}
-        for key, value in zip(self._pairs[group], self.values(group, column), strict=True):
-            found.setdefault(key, []).append(float(value))
-        return {key: _mean(np.array(values)) for key, values in found.items()}
+        return dict(zip(self._pairs[group], self.values(group, column).tolist(), strict=True))
 
     def marks(self, problem: Problem, column: Column) -> dict[int, str]:
         """Return which groups of a problem are the best, by the tests.
@@ -562,7 +561,7 @@ def _key(label: str | None, tree: Mapping[str, Any]) -> str:
 
 def seeds_and_data(run: Run) -> str:
     """Return what two runs must share to be a pair: their seeds and their data."""
-    data = {key: value for key, value in tree_of(run).items() if _within(key, ("data",))}
+    data = without_new(run.settings).get("data")  # a run of 0.1 is a pair of one of today
     return json.dumps([run.config.get("seed"), data], sort_keys=True, default=str)
 
 
@@ -573,22 +572,30 @@ def seed_of(run: Run) -> str:
     return str(values[0]) if len(set(map(str, values))) == 1 else "/".join(map(str, values))
 
 
-def independent(groups: Sequence[Group]) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Return groups without runs that repeat another one, and the folders of these.
+def independent(
+    groups: Sequence[Group],
+) -> tuple[tuple[Group, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return groups in which seeds and data occur once, and the folders of the runs that are left out.
 
-    A run with the seeds and the digest of another one of its group is no further evidence.
+    A run with the seeds and data of another one of its group is no further evidence, even where its last bits
+    differ, as on another machine or without the kernels: the first of them stays.
+
+    Returns:
+        The groups; the folders of runs with the digest of the one that stays; those of the others.
     """
-    out, repeated = [], []
+    out = list[Group]()
+    repeated, rerun = list[str](), list[str]()
     for group in groups:
-        seen: dict[tuple[str, str], Run] = {}
+        seen: dict[str, Run] = {}
         for run in group.runs:
-            digest = str(run.summary.get("digest", id(run)))
-            if (seeds_and_data(run), digest) in seen:
-                repeated.append(str(run.folder))
+            first = seen.get(seeds := seeds_and_data(run))
+            if first is None:
+                seen[seeds] = run
             else:
-                seen[seeds_and_data(run), digest] = run
+                same = "digest" in run.summary and run.summary["digest"] == first.summary.get("digest")
+                (repeated if same else rerun).append(str(run.folder))
         out.append(Group(group.name, tuple(seen.values())))
-    return tuple(out), tuple(repeated)
+    return tuple(out), tuple(repeated), tuple(rerun)
 
 
 def compare(names: Sequence[str], choices: Choices | None = None, finished_only: bool = False) -> Comparison:
@@ -602,5 +609,5 @@ def compare(names: Sequence[str], choices: Choices | None = None, finished_only:
     Raises:
         UserError: a folder is no finished run, or a choice does not fit these runs.
     """
-    groups, repeated = independent(gather(names, finished_only))
-    return Comparison(groups, choices or Choices(), repeated)
+    groups, repeated, rerun = independent(gather(names, finished_only))
+    return Comparison(groups, choices or Choices(), repeated, rerun)

@@ -158,13 +158,29 @@ def test_a_target_is_met_by_a_mean_that_only_rounding_tells_from_it():
 
 def test_a_run_that_repeats_another_one_is_no_further_evidence():
     group = group_of("a", BAD)
-    (kept,), repeated = independent([Group("a", (*group.runs, *group.runs[:2]))])
+    (kept,), repeated, rerun = independent([Group("a", (*group.runs, *group.runs[:2]))])
     assert kept == group
-    assert repeated == ("a-digits-0", "a-digits-1")
-    again = run_of("a", [0.6])
-    again.summary["digest"] = "another"
-    (kept,), repeated = independent([Group("a", (*group.runs, again))])
-    assert (len(kept.runs), repeated) == (6, ())
+    assert (repeated, rerun) == (("a-digits-0", "a-digits-1"), ())
+
+
+def test_runs_of_one_seed_whose_last_bits_differ_are_one_seed():
+    """A group twice, the second time with other last bits: no interval gets narrower."""
+    group, others = group_of("a", BAD), [run_of("a", [x + 1e-9], seed) for seed, x in enumerate(BAD)]
+    for run in others:
+        run.summary["digest"] += " elsewhere"
+    (kept,), repeated, rerun = independent([Group("a", (*group.runs, *others))])
+    assert (kept, repeated) == (group, ())
+    assert rerun == tuple(f"a-digits-{seed}" for seed in range(5))
+    twice = Comparison((kept, group_of("b", GOOD)), Choices(interval="t"), repeated, rerun)
+    once = compared(group, group_of("b", GOOD), interval="t")
+    assert twice.estimate(0, twice.column("accuracy")) == once.estimate(0, once.column("accuracy"))
+    table = final_table(twice)
+    assert table.rows == final_table(once).rows
+    names = ", ".join(rerun)
+    said = (
+        f"left out, another run of their configuration has their seeds and data, and another digest: {names}"
+    )
+    assert said in table.notes
 
 
 def test_one_seed_has_no_interval_and_that_is_said():
