@@ -223,11 +223,13 @@ class ClientHost(ABC):
         layout: of the model's flat vector.
         keeps_optimizer: whether clients keep their optimisers between visits.
         metric_names: of the figures of `evaluation.metrics`.
+        metric_directions: of each, 1 where higher is better, -1 where lower is, 0 where neither is said.
         task: what models are trained for.
     """
 
     keeps_optimizer: bool = False
     metric_names: tuple[str, ...] = ()
+    metric_directions: tuple[int, ...] = ()
     task: Task
     device: torch.device
     layout: Layout

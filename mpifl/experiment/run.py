@@ -26,7 +26,7 @@ from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.federation import DataInfo
 from mpifl.core.files import write_atomically
-from mpifl.core.metric import ACCURACY
+from mpifl.core.metric import ACCURACY, METRICS
 from mpifl.core.parameters import take
 from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
@@ -616,6 +616,9 @@ def _summary(
     tree = loader.to_tree(context.config)
     metric = context.config.task.metric
     shown = {} if metric == ACCURACY else {"metric": asdict(metric)}
+    clients = server_step.config.clients
+    directions = dict(zip(clients.metric_names, clients.metric_directions, strict=True))
+    directions |= {m.name: m.better for m in context.config.task.scored if m.name not in METRICS}
     figures = [*(f"{metric.name}_{what}" for what in ("mean", "worst", "std")), "ari"]
     figures += ["num_clusters", "num_unplaced"]
     return {
@@ -638,7 +641,8 @@ def _summary(
         **shown,
         **_data_facts(context.federation.info),
         **({"samples_change": True} if context.federation.changes else {}),
-        **{f"{name}_mean": last[f"{name}_mean"] for name in server_step.config.clients.metric_names},
+        **{f"{name}_mean": last[f"{name}_mean"] for name in clients.metric_names},
+        **({"directions": directions} if directions else {}),
         "federation_bytes_up": server_step.ledger.total("up"),
         "federation_bytes_down": server_step.ledger.total("down"),
     }

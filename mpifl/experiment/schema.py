@@ -99,7 +99,8 @@ class EvaluationConfig:
             options where it runs; and smallest principal angles).
         metrics: your own figures of a client, as `package.module:function` or `file.py:function`, of the
             logits [n, L] and labels [n] of its samples (columns `NAME_mean`, `NAME_std`, `NAME_min`,
-            `NAME_max`; each client's value in `clients.csv`).
+            `NAME_max`; each client's value in `clients.csv`). `NAME.better = 1` or `-1` beside the function
+            says whether higher or lower values are better.
     """
 
     every: int = 1

@@ -32,8 +32,11 @@ from .tables import BEST, TIED
 STD, NO_TEST = "std", "none"
 KNOWN_TESTS, KNOWN_INTERVALS = (*TESTS, NO_TEST), (STD, *statistics.INTERVALS)
 SPREADS = ("std", "variance", "standard_error")
-LOWER = (*SPREADS, "loss", "bytes", "seconds", "kl", "distance", "churn", "refusal", "staleness")
-NO_DIRECTION = ("round", "arrivals", "num_clusters", "num_unplaced", "epsilon")
+HIGHER = ("ari", "nmi", "purity")  # columns that are no metric's, and what others begin with
+LOWER = (
+    *("loss", "train_loss", "federation_bytes", "seconds", "virtual_seconds", "churn", "refusal_rate"),
+    *("mixture_kl", "client_distance", "head_distance", "staleness"),
+)
 
 
 @dataclass(frozen=True)
@@ -268,13 +271,42 @@ def column_of(key: str, runs: Sequence[Run]) -> Column:
     known = list(dict.fromkeys(name for run in runs for name in run.series))
     if key not in known:
         raise UserError("column", key, f"no such column; {nearest(key, [*COLUMNS, *NAMES, *known])}")
-    found = metric if metric.of(key) else metric_of_column(key)
-    if found is None:
-        lower = any(word in key for word in LOWER)
-    else:
-        lower = found.better < 0 or any(word in key[len(found.name) :] for word in SPREADS)
-    sign = 0 if key in NO_DIRECTION else -1 if lower else 1
-    return Column(key.replace("_", " "), key, form="g4", better=sign, spread=True)
+    return Column(key.replace("_", " "), key, form="g4", better=_direction(key, metric, runs), spread=True)
+
+
+def _direction(key: str, metric: Metric, runs: Sequence[Run]) -> int:
+    """Return 1 where more of a column of `metrics.csv` is better, -1 where less is, 0 where neither is."""
+    own = own_figure(key, runs)
+    found = metric if metric.of(key) else None if own else metric_of_column(key)
+    if found is None and own is None:
+        return int(_begins(key, HIGHER)) - int(_begins(key, LOWER))
+    name, better = own or ("", 0)
+    if found is not None:
+        name, better = found.name, found.better
+    return -1 if better and any(word in key[len(name) :] for word in SPREADS) else better
+
+
+def _begins(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}_") for name in names)
+
+
+def own_figure(key: str, runs: Sequence[Run]) -> tuple[str, int] | None:
+    """Return the figure of the user's that a column belongs to, of `evaluation.metrics` or of a task.
+
+    Returns:
+        Its name, and 1 where higher is better, -1 where lower is, 0 where a run does not say or two disagree;
+        None where the column is no user's.
+    """
+    found: dict[str, set[int]] = {}
+    for run in runs:
+        evaluation, told = run.config.get("evaluation"), run.summary.get("directions")
+        paths = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
+        names = [str(p).rpartition(":")[2] for p in paths] if isinstance(paths, (list, tuple)) else []
+        said = told if isinstance(told, Mapping) else {}
+        for name in dict.fromkeys((*names, *said)):
+            found.setdefault(name, set()).add(said.get(name) if said.get(name) in (1, -1) else 0)
+    name = max((name for name in found if _begins(key, [name])), key=len, default=None)
+    return None if name is None else (name, found[name].pop() if len(found[name]) == 1 else 0)
 
 
 @dataclass(frozen=True)
@@ -300,7 +332,10 @@ class Comparison:
             if key not in NAMES:
                 self.column(key)
         metric = self.column(self.choices.metric)
-        require(metric.better != 0, "--metric", self.choices.metric, "has no better and worse: take another")
+        own = own_figure(metric.of, [run for group in self.groups for run in group.runs])
+        told = f"declare {own[0]}.better = 1 or -1 beside the function and run again" if own else ""
+        remedy = told or "has no better and worse: take another"
+        require(metric.better != 0, "--metric", self.choices.metric, remedy)
         leaves = [key for group in self.groups for key in tree_of(group.runs[0])]
         for section in self.choices.problem:
             known = any(_within(key, [section]) for key in leaves)

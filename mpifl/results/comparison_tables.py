@@ -89,7 +89,7 @@ def _text(comparison: Comparison, group: int, column: Column) -> str:
         return text
     if comparison.choices.interval == STD:
         return f"{text} +- {form.format(said.std)}" if column.spread else text
-    if column.better == 0:
+    if column.better == 0 and not column.spread:
         return text
     return f"{text} [{form.format(said.low)}, {form.format(said.high)}]"
 
@@ -109,7 +109,7 @@ def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
     if choices.interval == STD and several and any(c.spread for c in columns.values()):
         yield f"+-: sample standard deviation over {seeds}"
     elif choices.interval != STD and several:
-        kinds = {c.target and not c.restricted for c in columns.values() if c.better}
+        kinds = {c.target and not c.restricted for c in columns.values() if c.better or c.spread}
         yield f"[low, high]: {percent} interval over {seeds}, {_interval_name(choices.interval, kinds)}"
     single = [group.name for group in groups if len(group.runs) == 1]
     if single and (choices.interval != STD or choices.test):

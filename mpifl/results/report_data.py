@@ -25,7 +25,7 @@ from mpifl.core.textfiles import json_file
 from mpifl.core.timing import PHASES
 
 from . import identity, statistics_drawn
-from .comparison import Comparison
+from .comparison import Comparison, column_of
 from .figures import COMPARED, MATRICES
 from .reader import Run
 from .seed_groups import Group
@@ -94,14 +94,16 @@ def curves(groups: Sequence[Group]) -> dict[str, Any]:
     """
     known = [a for a in AXES if a == "round" or any(g.has(a) for g in groups)]
     offered = [a for a in known if a == "round" or not _like_rounds(groups, a)]
-    metrics = _metrics(groups)
+    metrics, runs = _metrics(groups), [run for group in groups for run in group.runs]
     points = sum(len(g.rounds) * (1 if len(g.runs) == 1 else 3) for g in groups) * max(len(metrics), 1)
     thin = min(1.0, MAX_CURVE_NUMBERS / max(points, 1))
     return {
         "axes": [_axis(a) for a in offered],
         "known": [_axis(a) for a in known],
         "same": [AXES[a][0] for a in known if a not in offered],
-        "metrics": [_metric(name, _metric_of(name, groups)) for name in metrics],
+        "metrics": [
+            _metric(name, _metric_of(name, groups), column_of(name, runs).better) for name in metrics
+        ],
         "thinned": thin < 1,
         "groups": [_group_curves(g, known, metrics, thin) for g in groups],
     }
@@ -146,13 +148,12 @@ def _title(name: str, metric: Metric | None) -> str:
     return name.replace("_", " ") if known is None else known.replace(ACCURACY.title, metric.title)
 
 
-def _metric(name: str, metric: Metric | None) -> dict[str, Any]:
+def _metric(name: str, metric: Metric | None, better: int) -> dict[str, Any]:
     percent, title = _is_percent(name, metric), _title(name, metric)
     kind = "clusters" if metric is None else metric.title
     if kind == "clusters" and name not in ("ari", "nmi", "purity", "churn", "ari_everyone"):
         kind = "clusters" if name.startswith("num_") else "loss and other figures"
-    found = {"id": name, "title": title, "unit": "%" if percent else "", "kind": kind}
-    return found | ({"lower": True} if metric is not None and metric.better < 0 else {})
+    return {"id": name, "title": title, "unit": "%" if percent else "", "kind": kind, "better": better}
 
 
 def _is_percent(name: str, metric: Metric | None) -> bool:

@@ -343,6 +343,11 @@ class LocalClients(ClientHost):
         """The names of the figures of `evaluation.metrics`."""
         return tuple(metric.name for metric in self.metrics)
 
+    @property
+    def metric_directions(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Of each of these figures, 1 where higher is better, -1 where lower is, 0 where neither is said."""
+        return tuple(metric.better for metric in self.metrics)
+
     def public_clients(self) -> Sequence[ServerClient]:
         """Return the labelled sets that the server owns, each as a client."""
         return public_clients(self.federation, self.learner, self.local)

@@ -2,7 +2,8 @@
 
 A metric is a function of the logits, float32 [n, L], and the labels, int64 [n], of one client's samples,
 both in main memory. It returns a number: a mean over the samples, or what is no mean, such as balanced
-accuracy. It is called wherever a client is evaluated, hence equal for any number of ranks.
+accuracy. It is called wherever a client is evaluated, hence equal for any number of ranks. Its attribute
+`better`, 1 or -1, says whether higher or lower values are better; without it nobody is called better.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ class OwnMetric:
         name: Of the function; that of its columns.
         path: Where it was imported from.
         function: (logits [n, L], labels [n]) -> a number.
+        better: 1 where higher is better, -1 where lower is, 0 where the function does not say.
     """
 
     name: str
     path: str
     function: Callable[[torch.Tensor, torch.Tensor], float]
+    better: int = 0
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor, client: int) -> float:
         """Return the value for one client; NaN where it has no sample.
@@ -78,7 +81,7 @@ def load_metrics(paths: Sequence[str], of_task: Sequence[str] = ()) -> tuple[Own
         of_task: Names of the metrics of the task.
 
     Raises:
-        UserError: There is no such function, or its name is that of a column.
+        UserError: There is no such function, its name is that of a column, or its `better` is not 1 or -1.
     """
     found: list[OwnMetric] = []
     for path in paths:
@@ -93,7 +96,10 @@ def load_metrics(paths: Sequence[str], of_task: Sequence[str] = ()) -> tuple[Own
         for other in found:
             same = _share_columns(name, other.name)
             require(not same, KEY, path, f"its columns would be those of {other.path}; call one otherwise")
-        found.append(OwnMetric(name, path, function))
+        better = getattr(function, "better", 0)
+        remedy = f"{name}.better = {better!r}: set it to 1 where higher is better, to -1 where lower is"
+        require(better in (-1, 0, 1), KEY, path, remedy)
+        found.append(OwnMetric(name, path, function, int(better)))
     return tuple(found)
 
 

@@ -397,6 +397,29 @@ def test_columns_of_a_users_own_metric_have_its_direction():
     assert column_of("accuracy_mean", group.runs).better == 1
 
 
+def rated(method: str, errors: list[float], **summary) -> Group:
+    """Return a group whose user scores clients by `error_rate`."""
+    group = group_of(method, GOOD, evaluation={"metrics": ["mine.py:error_rate"]})
+    for run, value in zip(group.runs, errors, strict=True):
+        run.summary.update(summary)
+        run.series["error_rate_mean"] = np.array([value])
+    return group
+
+
+def test_a_function_of_ones_own_has_the_direction_that_it_declares():
+    """Its least value is the best where it says so; where it says nothing, nothing is marked or tested."""
+    told = [rated(name, errors, directions={"error_rate": -1}) for name, errors in (("a", GOOD), ("b", BAD))]
+    assert marks(compared(*told), "error_rate_mean") == {1: BEST}
+    silent = [rated("a", GOOD), rated("b", BAD)]
+    assert marks(compared(*silent), "error_rate_mean") == {}
+    shown = final_table(compared(*silent, columns=("run", "error_rate_mean"), interval="t"))
+    assert "[" in shown.rows[0][1].text
+    message = "error_rate_mean'.*: declare error_rate.better = 1 or -1 beside the function and run again"
+    with pytest.raises(UserError, match=message):
+        compared(*silent, metric="error_rate_mean", test="t")
+    assert column_of("error_rate_mean", [*told[0].runs, *silent[1].runs]).better == 0
+
+
 def test_numbers_are_numbers():
     rows = numbers(compared(timed("a", 2, None), timed("b", 3, 4), target=0.9))
     assert rows[0]["unreached"] == 1

@@ -17,6 +17,7 @@ from support.runs import columns_of
 from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.results import recorder, report_data, report_page
+from mpifl.results.comparison import column_of
 from mpifl.results.reader import Run, load
 from mpifl.results.seed_groups import Group, gather
 from mpifl.results.tables import table_of
@@ -87,11 +88,23 @@ def test_curves_of_a_users_own_metric_are_in_its_unit_and_direction():
     run.summary["metric"] = {"name": "wer", "title": "word errors", "better": -1, "percent": True}
     found = report_data.curves([Group("a", (run,))])
     metrics = {metric["id"]: metric for metric in found["metrics"]}
-    mean = {"title": "mean word errors over clients", "unit": "%", "kind": "word errors", "lower": True}
+    mean = {"title": "mean word errors over clients", "unit": "%", "kind": "word errors", "better": -1}
     assert metrics["wer_mean"] == {"id": "wer_mean", **mean}
     assert metrics["wer_variance"]["unit"] == ""
     assert found["groups"][0]["y"]["wer_mean"] == [[50, 25, 12.5]]
     assert found["groups"][0]["y"]["wer_variance"] == [[0.25, 0.25, 0.25]]
+
+
+def test_curves_have_the_direction_of_the_column_in_tables():
+    """An error rate of the user's is no better where it is larger, unless its function says so."""
+    run = run_of(error_rate_mean=[0.5, 0.25, 0.125], loss=[3, 2, 1], nmi=[0.1, 0.2, 0.3], work=[1, 2, 3])
+    run.config["evaluation"] = {"metrics": ["mine.py:error_rate"]}
+    known = {"accuracy_mean": 1, "ari": 1, "nmi": 1, "loss": -1, "work": 0}
+    for declared in (0, -1):
+        run.summary["directions"] = {"error_rate": declared}
+        found = {m["id"]: m["better"] for m in report_data.curves([Group("a", (run,))])["metrics"]}
+        assert found == {**known, "error_rate_mean": declared}
+        assert all(column_of(name, [run]).better == better for name, better in found.items())
 
 
 def test_long_curves_are_thinned_between_their_ends(monkeypatch):

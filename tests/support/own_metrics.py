@@ -44,3 +44,19 @@ def top2_again(logits, labels):
 
 class Kind:
     """Is no function."""
+
+
+def error_rate(logits, labels):
+    """Return the share of wrong labels: less is better."""
+    return 1 - hits(logits, labels)
+
+
+error_rate.better = -1
+
+
+def sideways(logits, labels):
+    """Have a direction that there is not."""
+    return 0.0
+
+
+sideways.better = "up"

@@ -18,6 +18,7 @@ from mpifl.experiment.schema import Config, EvaluationConfig, check_sections
 from mpifl.training.own_metrics import load_metrics
 
 FILE = own_metrics.__file__
+OWN = ("hits", "top2", "error_rate")
 LOGITS = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 5.0, 4.0], [0.0, 1.0, 2.0]])
 LABELS = torch.tensor([0, 2, 1, 1])
 
@@ -36,7 +37,7 @@ def test_values_of_one_client_by_hand():
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedem", "fedavg_ft"], ids=["one model", "mixture", "tuned"])
 def test_a_copy_of_the_accuracy_has_its_values_in_all_tables(tmp_path, algorithm):
-    evaluation = {"metrics": [f"{FILE}:hits", f"{FILE}:top2"], "train": True, "by": ["group"], "every": 1}
+    evaluation = {"metrics": [f"{FILE}:{name}" for name in OWN], "train": True, "by": ["group"], "every": 1}
     output = {"folder": str(tmp_path), "id": "own"}
     run = mpifl.run(str(CONFIG), algorithm=algorithm, evaluation=evaluation, output=output)
     metrics, clients = run.metrics, run.clients
@@ -48,6 +49,7 @@ def test_a_copy_of_the_accuracy_has_its_values_in_all_tables(tmp_path, algorithm
     assert (clients["top2"] >= clients["hits"]).all()
     assert (clients["top2"] > clients["hits"]).any()
     assert run.summary["top2_mean"] == metrics["top2_mean"].iloc[-1]
+    assert run.summary["directions"] == {"hits": 0, "top2": 0, "error_rate": -1}
     if algorithm == "fedavg_ft":
         assert clients["hits_initial"].tolist() == clients["accuracy_initial"].tolist()
     plain = mpifl.run(str(CONFIG), algorithm=algorithm, output={"folder": str(tmp_path), "id": "plain"})
@@ -59,6 +61,7 @@ REFUSED = {
     "FILE:nothing": "has no 'nothing'",
     "FILE:Kind": "is no function",
     "FILE:accuracy_of_mine": "the name accuracy_of_mine is that of a column already",
+    "FILE:sideways": "better = 'up': set it to 1 where higher is better, to -1 where lower is",
     "FILE:top2 FILE:top2": "its columns would be those of",
     "FILE:top2 FILE:top2_again": "its columns would be those of",
 }

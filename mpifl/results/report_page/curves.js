@@ -12,10 +12,11 @@ function lastOf(i, metric) {
   return y ? y.findLast(shown) : undefined;
 }
 
+// The groups with the best ends, as tables have it; in their order where no end is better than another.
 function best(metric, count) {
-  const lower = D.curves.metrics.find((m) => m.id === metric)?.lower ?? /loss|std|variance|error|churn/.test(metric);
+  const better = D.curves.metrics.find((m) => m.id === metric)?.better ?? 0;
   return [...Array(N).keys()].filter((i) => shown(lastOf(i, metric)))
-    .sort((a, b) => (lower ? 1 : -1) * (lastOf(a, metric) - lastOf(b, metric))).slice(0, count);
+    .sort((a, b) => better * (lastOf(b, metric) - lastOf(a, metric))).slice(0, count);
 }
 
 function smoothed(values, width) {
