@@ -27,7 +27,7 @@ from .reader import Run
 from .seed_groups import ALGORITHM, Group, default_target, gather, metric_of, name_of, titles, tree_of
 from .statistics import TESTS, Estimate, Ranking
 from .survival import Median, Reached
-from .tables import BEST, TIED
+from .tables import BEST, TIED, first_of
 
 STD, NO_TEST = "std", "none"
 KNOWN_TESTS, KNOWN_INTERVALS = (*TESTS, NO_TEST), (STD, *statistics.INTERVALS)
@@ -304,7 +304,7 @@ def own_figure(key: str, runs: Sequence[Run]) -> tuple[str, int] | None:
         names = [str(p).rpartition(":")[2] for p in paths] if isinstance(paths, (list, tuple)) else []
         said = told if isinstance(told, Mapping) else {}
         for name in dict.fromkeys((*names, *said)):
-            found.setdefault(name, set()).add(said.get(name) if said.get(name) in (1, -1) else 0)
+            found.setdefault(name, set()).add(int(said[name]) if said.get(name) in (1, -1) else 0)
     name = max((name for name in found if _begins(key, [name])), key=len, default=None)
     return None if name is None else (name, found[name].pop() if len(found[name]) == 1 else 0)
 
@@ -336,6 +336,10 @@ class Comparison:
         told = f"declare {own[0]}.better = 1 or -1 beside the function and run again" if own else ""
         remedy = told or "has no better and worse: take another"
         require(metric.better != 0, "--metric", self.choices.metric, remedy)
+        members = [i for problem in self.problems if self._mixes(problem, metric) for i in problem.members]
+        mixed = [self.groups[i].name for i in members if i in self.stepped]
+        remedy = f"counts steps of the server in {first_of(mixed)}; take mb_to_target or virtual_s_to_target"
+        require(not mixed, "--metric", self.choices.metric, remedy)
         leaves = [key for group in self.groups for key in tree_of(group.runs[0])]
         for section in self.choices.problem:
             known = any(_within(key, [section]) for key in leaves)
@@ -423,6 +427,16 @@ class Comparison:
         """Return the problem of a group."""
         return next(problem for problem in self.problems if group in problem.members)
 
+    @cached_property
+    def stepped(self) -> tuple[int, ...]:
+        """The groups whose rounds are steps of an asynchronous server, as few as an upload each."""
+        return tuple(i for i, g in enumerate(self.groups) if "asynchronous" in g.runs[0].summary)
+
+    def _mixes(self, problem: Problem, column: Column) -> bool:
+        """Return whether a column counts rounds for some groups of a problem and steps for others."""
+        steps = sum(i in self.stepped for i in problem.members)
+        return column.of == "round" and 0 < steps < len(problem.members)
+
     def _problem(self, run: Run) -> dict[str, Any]:
         return {key: value for key, value in tree_of(run).items() if _within(key, self.choices.problem)}
 
@@ -446,7 +460,7 @@ class Comparison:
 
     def _compare(self, problem: Problem, column: Column) -> list[Contrast]:
         members = [i for i in problem.members if self.has(i, column)]
-        if len(members) < 2 or self.choices.test == NO_TEST:
+        if len(members) < 2 or self.choices.test == NO_TEST or self._mixes(problem, column):
             return []
         problem = Problem(problem.name, tuple(members))
         best = self.best(problem, column)

@@ -104,6 +104,9 @@ def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
         metric, target = metric_of(groups), comparison.target
         value = f"{100 * target:.2f} %" if metric.percent else f"{target:.4g}"
         yield f"target: mean {metric.title} {value}"
+    steps = [groups[i].name for i in comparison.stepped]
+    if 0 < len(steps) < len(groups) and ("rounds" in keys or any(c.of == "round" for c in columns.values())):
+        yield f"rounds: steps of the server, which are not tested against rounds: {first_of(steps)}"
     counts = sorted({len(group.runs) for group in groups})
     seeds = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     if choices.interval == STD and several and any(c.spread for c in columns.values()):

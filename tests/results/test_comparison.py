@@ -231,6 +231,23 @@ def test_methods_that_often_fail_do_not_win_by_their_lucky_runs():
     assert note.endswith("not reached by lucky (6 of 8)")
 
 
+def test_steps_of_the_server_and_rounds_are_not_tested_against_each_other():
+    """A step of an asynchronous server may be one upload: what it took is compared in bytes and time."""
+    rounds, steps = timed("rounds", 2, 3, 2, 3), timed("steps", 6, 7, 7, 8, mb=0.1)
+    for run in steps.runs:
+        run.summary["asynchronous"] = {}
+    both = compared(rounds, steps, target=0.9)
+    assert marks(both, "rounds_to_target") == marks(both, "rounds_to_target_mean") == {}
+    assert marks(both, "mb_to_target") == {1: BEST}
+    note = "rounds: steps of the server, which are not tested against rounds: steps"
+    assert note in final_table(both).notes
+    assert note not in final_table(compared(steps, target=0.9)).notes
+    with pytest.raises(UserError, match="counts steps of the server in steps; take mb_to_target"):
+        compared(rounds, steps, target=0.9, test="t", metric="rounds_to_target")
+    slower = timed("slower", 8, 9, 8, 9)
+    assert marks(compared(rounds, slower, target=0.9), "rounds_to_target") == {0: BEST}
+
+
 def test_restricted_means_go_as_far_as_the_first_run_that_ends_without_the_target():
     """A round is 2 MB for one and 6 MB for the other: after 20 MB the first method's runs are unknown."""
     cheap, dear = timed("cheap", 4, None), timed("dear", 2, 5, mb=3.0)
