@@ -1,9 +1,9 @@
 """Tidy tables of runs, as CSV and Parquet: numbers are numbers, a column is one thing, a row one observation.
 
-Each row begins with the run it belongs to: its folder, its name in tables, its method, and a column for every
-key of the configuration in which the runs differ, seeds included. Rounds of synchronous runs (`round`) and
-steps of the server of asynchronous ones (`server_step`, with the `arrivals` until then) are columns of their
-own: they are not the same thing.
+Each row begins with the run it belongs to: its folder, with as much of its path as tells it apart, its name
+in tables, its method, and a column for every key of the configuration in which the runs differ, seeds included.
+Rounds of synchronous runs (`round`) and steps of the server of asynchronous ones (`server_step`, with the
+`arrivals` until then) are columns of their own: they are not the same thing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpifl.core.errors import UserError, require
 from .comparison import check_target
 from .logging import warn_once
 from .reader import INTEGER, Run
-from .seed_groups import AXES, Group, default_target, flat, gather, metric_of
+from .seed_groups import AXES, Group, default_target, flat, gather, metric_of, short_names
 from .tables import first_of
 
 if TYPE_CHECKING:
@@ -138,8 +138,9 @@ def _heads(groups: Sequence[Group]) -> dict[int, Row]:
     keys = list(dict.fromkeys(key for tree in leaves for key in tree))
     varied = [key for key in keys if len({_text(tree.get(key)) for tree in leaves}) > 1]
     out = {}
-    for (group, run), tree in zip(runs, leaves, strict=True):
-        head = {"run": run.folder.name, "configuration": group.name, "method": _method(run)}
+    names = short_names([run.folder for _, run in runs])
+    for (group, run), tree, name in zip(runs, leaves, names, strict=True):
+        head = {"run": name, "configuration": group.name, "method": _method(run)}
         out[id(run)] = head | {key: _plain(tree.get(key)) for key in varied}
     return out
 

@@ -23,7 +23,7 @@ from .identity import describe_differences
 from .reader import Run
 from .report_page import page
 from .run_folder import write_csv
-from .seed_groups import Group
+from .seed_groups import Group, short_names
 from .tables import Table, as_html, as_latex, as_markdown, as_text, narrowed, table_of, too_wide
 
 if TYPE_CHECKING:
@@ -273,4 +273,5 @@ def write_files(
 def warnings(comparison: Comparison) -> list[str]:
     """Return a line for each entry in which the identities of these runs differ."""
     runs = [run for group in comparison.groups for run in group.runs]
-    return describe_differences({run.folder.name: run.summary.get("identity", {}) for run in runs})
+    names = short_names([run.folder for run in runs])
+    return describe_differences({n: r.summary.get("identity", {}) for n, r in zip(names, runs, strict=True)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,6 +138,13 @@ def folders(names: Sequence[str]) -> list[Path]:
         inside = sorted(p.parent for p in path.glob("*/config.yaml")) if path.is_dir() else []
         out += inside if inside and not (path / "config.yaml").exists() else [path]
     return out
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return the names of folders, each with as much of its path as tells it apart."""
+    ends = {path: ["/".join(path.parts[-n:]) for n in range(1, len(path.parts) + 1)] for path in paths}
+    many = Counter(end for found in ends.values() for end in found)
+    return [next((end for end in ends[path] if many[end] == 1), str(path)) for path in paths]
 
 
 def _matched(name: str) -> list[str]:

@@ -112,6 +112,14 @@ def test_runs_that_wrote_no_clients_are_named(folder, tmp_path, capsys):
     assert "output.clients" in capsys.readouterr().err
 
 
+def test_runs_are_named_by_as_much_of_their_folders_as_tells_them_apart(folder, tmp_path):
+    for place, name in (("a/runs", "fedavg-0"), ("b/runs", "fedavg-0"), ("b/runs", "fedprox-1")):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / f"tiny-{name}").symlink_to(folder / f"tiny-{name}")
+    found = final_frame(gather([str(tmp_path / "a/runs"), str(tmp_path / "b/runs")]))
+    assert found["run"].tolist() == ["a/runs/tiny-fedavg-0", "b/runs/tiny-fedavg-0", "tiny-fedprox-1"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.comparisons import run_of
+from support.comparisons import group_of, run_of
 from support.runs import run_each
 
 import mpifl
@@ -21,7 +21,7 @@ from mpifl.results import figures, seed_groups, sweep_figure
 from mpifl.results import reader as finished
 from mpifl.results.comparison import Choices, Comparison
 from mpifl.results.comparison_tables import final_table
-from mpifl.results.report import _run_rows, report, write_files
+from mpifl.results.report import _run_rows, report, warnings, write_files
 from mpifl.results.report_page import _own_parts, _shared_parts, _tiles
 from mpifl.results.seed_groups import Group, gather
 from mpifl.results.tables import as_latex, as_text, table_of
@@ -527,3 +527,11 @@ def test_widths_and_names_that_cannot_be_are_refused(options, words, folder, tmp
 def test_the_page_says_when_a_run_began_and_its_table_shows_only_what_differs(page):
     assert "<dt>started</dt>" in page or "started, " in page
     assert _own_parts("epochs 1, lr 0.1", _shared_parts(["epochs 1, lr 0.1", "epochs 1, lr 0.2"])) == "lr 0.1"
+
+
+def test_runs_of_one_name_in_two_folders_are_warned_of_when_their_machines_differ():
+    groups = [group_of("a", [0.5]), group_of("b", [0.6])]
+    for group, place, torch in zip(groups, ("one", "two"), ("2.12", "2.13"), strict=True):
+        run = group.runs[0]
+        run.__dict__.update(folder=Path(f"{place}/x"), summary={**run.summary, "identity": {"torch": torch}})
+    assert warnings(Comparison(tuple(groups))) == ["torch: 2.12 (one/x); 2.13 (two/x)"]
