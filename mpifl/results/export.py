@@ -1,9 +1,9 @@
 """Tidy tables of runs, as CSV and Parquet: numbers are numbers, a column is one thing, a row one observation.
 
 Each row begins with the run it belongs to: its folder, with as much of its path as tells it apart, its name
-in tables, its method, and a column for every key of the configuration in which the runs differ, seeds included.
-Rounds of synchronous runs (`round`) and steps of the server of asynchronous ones (`server_step`, with the
-`arrivals` until then) are columns of their own: they are not the same thing.
+in tables, its method, and a column for every key of the configuration in which the runs differ, seeds
+included. Rounds of synchronous runs (`round`) and steps of the server of asynchronous ones (`server_step`,
+with the `arrivals` until then) are columns of their own: they are not the same thing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpifl.core.errors import UserError, require
 
-from .comparison import check_target
+from .comparison import check_target, independent
 from .logging import warn_once
 from .reader import INTEGER, Run
 from .seed_groups import AXES, Group, default_target, flat, gather, metric_of, short_names
@@ -118,7 +118,7 @@ def final_frame(groups: Sequence[Group], target: float | None = None) -> pd.Data
         target: mean accuracy, in [0, 1], or of another metric; None for 95 % of the best.
     """
     check_target(target, metric_of(groups))
-    goal = default_target(groups) if target is None else target
+    goal = default_target(independent(groups)[0]) if target is None else target  # as comparisons have it
     heads = _heads(groups)
     rows = []
     for group in groups:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.comparisons import group_of, run_of
 from support.runs import run_each
 
 from mpifl import cli
+from mpifl.results import export
+from mpifl.results.comparison import Comparison, independent
 from mpifl.results.export import final_frame, frame
-from mpifl.results.seed_groups import gather
+from mpifl.results.seed_groups import Group, gather
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 RUNS = {
@@ -118,6 +121,14 @@ def test_runs_are_named_by_as_much_of_their_folders_as_tells_them_apart(folder, 
         (tmp_path / place / f"tiny-{name}").symlink_to(folder / f"tiny-{name}")
     found = final_frame(gather([str(tmp_path / "a/runs"), str(tmp_path / "b/runs")]))
     assert found["run"].tolist() == ["a/runs/tiny-fedavg-0", "b/runs/tiny-fedavg-0", "tiny-fedprox-1"]
+
+
+def test_the_target_is_that_of_comparisons_where_a_run_is_there_twice(monkeypatch):
+    """Means are 0.7 without the repeated run, and 0.633 with it."""
+    monkeypatch.setattr(export, "_metrics", lambda run: [{}])
+    group = group_of("a", [0.8, 0.6])
+    again = Group("a", (*group.runs, run_of("a", [0.6], 1)))
+    assert final_frame([again])["target"].tolist() == [Comparison(independent([again])[0]).target] * 3
 
 
 @pytest.mark.parametrize(
