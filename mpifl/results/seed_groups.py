@@ -130,14 +130,21 @@ def folders(names: Sequence[str]) -> list[Path]:
     """Return run folders.
 
     Args:
-        names: run folders, folders that hold run folders, such as those of sweeps, and patterns of either.
-            A name that is there is no pattern: `17[1].srv`, of an array of PBS.
+        names: run folders, folders that hold run folders or sweeps, and patterns of either: `runs` is all
+            runs in it, those of its sweeps last. A name that is there is no pattern: `17[1].srv`, of an array
+            of PBS.
     """
     out: list[Path] = []
     for path in map(Path, (found for name in names for found in _matched(name))):
-        inside = sorted(p.parent for p in path.glob("*/config.yaml")) if path.is_dir() else []
-        out += inside if inside and not (path / "config.yaml").exists() else [path]
+        inside = [] if _is_run(path) or not path.is_dir() else sorted(path.glob("*"))
+        runs = [p for p in inside if _is_run(p)]
+        runs += [p.parent for s in inside if not _is_run(s) for p in sorted(s.glob("*/config.yaml"))]
+        out += runs or [path]
     return out
+
+
+def _is_run(path: Path) -> bool:
+    return os.path.exists(path / "config.yaml")
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
@@ -158,7 +165,7 @@ def gather(names: Sequence[str], finished_only: bool = False) -> list[Group]:
     each name is a group, and titles have the names.
 
     Args:
-        names: run folders, and folders that hold run folders.
+        names: run folders, and folders that hold run folders or sweeps; see `folders`.
         finished_only: whether runs that are not finished are left out, which a line says.
 
     Raises:

@@ -158,6 +158,20 @@ def test_a_folder_whose_name_looks_like_a_pattern_is_that_folder(tmp_path, monke
     assert len(seed_groups.folders(["tiny-17*"])) == 3
 
 
+def test_a_folder_of_runs_and_sweeps_is_all_runs_in_it(tmp_path):
+    """Those that lie in it come first; what lies in a run folder is none, nor are folders without runs."""
+    runs = [tmp_path / name for name in ("b", "z", "a-sweep/x", "y-sweep/x")]
+    for place in (*runs, tmp_path / "b/checkpoint"):
+        place.mkdir(parents=True)
+        (place / "config.yaml").touch()
+    (tmp_path / "report" / "figures").mkdir(parents=True)
+    assert seed_groups.folders([str(tmp_path)]) == runs
+    assert seed_groups.folders([str(tmp_path / "b"), str(tmp_path / "a-sweep")]) == [runs[0], runs[2]]
+    for place in (runs[0], runs[1]):
+        shutil.rmtree(place)
+    assert seed_groups.folders([str(tmp_path)]) == runs[2:]
+
+
 def test_what_changes_no_number_neither_parts_seeds_nor_names_them(monkeypatch):
     """Runs of two names are one group, unless both ran a seed: then the name tells them apart."""
 
