@@ -7,14 +7,14 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from html import escape
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from pathlib import Path
 from typing import Any
 
 import mpifl
 from mpifl.core.timing import PHASES
 
-from . import report_data
+from . import report_data, survival
 from .seed_groups import Group, metric_of
 from .tables import BEST, TIED, Cell, Table, signed
 
@@ -256,12 +256,9 @@ def _known(value: float | None) -> float:
 
 
 def _bytes_to(group: Group, target: float) -> float | None:
-    """Return the mean bytes after which the runs first are as good as a target; None unless all are."""
-    values, sent = group.column(f"{group.metric.name}_mean"), group.column("bytes")
-    met = group.metric.better * values >= group.metric.better * target
-    if not met.any(1).all():
-        return None
-    return float(sent[range(len(sent)), met.argmax(1)].mean())
+    """Return the median of the bytes after which runs meet a target, as tables have it; None for none."""
+    found = survival.median(group.reached(target, "bytes")).value
+    return found if isfinite(found) else None
 
 
 def _megabytes(value: float) -> str:

@@ -312,6 +312,24 @@ def test_the_wall_time_of_all_runs_counts_no_copy_with_other_times():
     assert "wall time" not in _tiles(copies, 0.5)
 
 
+def test_the_tile_of_the_target_says_what_the_table_says():
+    """Medians of the runs, each at its own evaluations; where one never meets it, too. A round is 2 MB."""
+
+    def group(name, *rounds):
+        curves = [[0.9 if r and i >= r else 0.5 for i in range(1, 11)] for r in rounds]
+        runs = [run_of(name, curve, seed) for seed, curve in enumerate(curves)]
+        for run in runs:
+            run.summary["wall_seconds"] = 1.0
+        return Group(name, tuple(runs))
+
+    groups = (group("a", 2, 3, 9), group("b", 1, 2, None))
+    table = final_table(Comparison(groups, Choices(target=0.9)))
+    assert [cell.text for cell in table.column("MB to target")] == ["6", "4"]
+    assert "<b>4 MB</b><span>least to 90 % accuracy: b</span>" in _tiles(groups, 0.9)
+    assert "<b>6 MB</b><span>to 90 % accuracy</span>" in _tiles(groups[:1], 0.9)
+    assert "least to" not in _tiles([group("a", None, None), group("b", None, 2, None)], 0.9)
+
+
 def test_the_table_in_terminal_csv_latex_and_markdown(folder, tmp_path, capsys):
     """A row a configuration; CSV has numbers, LaTeX the columns that fit a paper, Markdown all."""
     files = {name: tmp_path / f"t.{name}" for name in ("csv", "latex", "markdown")}
