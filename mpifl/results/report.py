@@ -23,7 +23,7 @@ from .identity import describe_differences
 from .reader import Run
 from .report_page import page
 from .run_folder import write_csv
-from .seed_groups import Group, short_names
+from .seed_groups import REPORT, Group, short_names
 from .tables import Table, as_html, as_latex, as_markdown, as_text, narrowed, table_of, too_wide
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def report(
         rows = table_of(_run_rows(groups))
         over_seeds = report_data.seeds(comparison)
         text = page(groups, comparison.target, final_table(comparison), rows, drawn, statistics, over_seeds)
-        write_atomically(place / "report.html", text)
+        write_atomically(place / REPORT, text)
     except OSError as error:
         raise UserError("--out", str(place), f"cannot be written ({error.strerror})") from error
-    return place / "report.html"
+    return place / REPORT
 
 
 def relabelled(comparison: Comparison, labels: Mapping[str, str]) -> Comparison:

@@ -22,6 +22,7 @@ from .statistics import ROUNDING
 from .survival import Reached
 
 ALGORITHM = "algorithm.name"
+REPORT = "report.html"  # in a folder that `mpifl report` wrote
 MOST_NAMED = 5  # runs in a line
 AXES = {  # axis -> its title
     "round": "rounds",
@@ -132,14 +133,14 @@ def folders(names: Sequence[str]) -> list[Path]:
     Args:
         names: run folders, folders that hold run folders or sweeps, and patterns of either: `runs` is all
             runs in it, those of its sweeps last. A name that is there is no pattern: `17[1].srv`, of an array
-            of PBS.
+            of PBS. The folder of a report is none of them: `runs/*` finds it beside the runs.
     """
     out: list[Path] = []
     for path in map(Path, (found for name in names for found in _matched(name))):
         inside = [] if _is_run(path) or not path.is_dir() else sorted(path.glob("*"))
         runs = [p for p in inside if _is_run(p)]
         runs += [p.parent for s in inside if not _is_run(s) for p in sorted(s.glob("*/config.yaml"))]
-        out += runs or [path]
+        out += runs or [path] * (not (path / REPORT).is_file())
     return out
 
 
@@ -257,6 +258,6 @@ def default_target(groups: Sequence[Group]) -> float:
     """Return 95 % of the best final mean accuracy; where less is better, 1.05 times the least."""
     metric = metric_of(groups)
     ends = [float(np.sort(g.final(f"{metric.name}_mean")).mean()) for g in groups]
-    known = [value for value in ends if value == value] or ends
+    known = [value for value in ends if np.isfinite(value)] or ends
     best = metric.better * max(metric.better * value for value in known)
     return (0.95 if metric.better * best > 0 else 1.05) * best

@@ -388,6 +388,11 @@ def test_options_that_make_no_sense_are_refused(options, message):
         Choices.of(**options)
 
 
+def test_a_run_that_diverged_sets_no_target():
+    """The target is 95 % of the best that is finite."""
+    assert compared(group_of("a", [0.8]), group_of("b", [np.inf])).target == pytest.approx(0.95 * 0.8)
+
+
 def test_a_target_is_a_value_that_the_metric_can_have():
     with pytest.raises(UserError, match=r"--target = 85.0: take an accuracy in \[0, 1\]"):
         compared(group_of("a", BAD), target=85.0)

@@ -172,6 +172,16 @@ def test_a_folder_of_runs_and_sweeps_is_all_runs_in_it(tmp_path):
     assert seed_groups.folders([str(tmp_path)]) == runs[2:]
 
 
+def test_the_folder_of_a_report_is_no_run(folder, tmp_path, capfd):
+    """A report lies beside the first run, and `runs/*` finds it the second time."""
+    shutil.copytree(next(folder.glob("*fedavg*")), tmp_path / "one")
+    for _ in range(2):
+        assert cli.main(["report", *map(str, sorted(tmp_path.glob("*")))]) == 0, capfd.readouterr().err
+    assert (tmp_path / "report" / "report.html").is_file()
+    assert cli.main(["compare", str(tmp_path / "report")]) == 2
+    assert "name at least one run folder" in capfd.readouterr().err
+
+
 def test_what_changes_no_number_neither_parts_seeds_nor_names_them(monkeypatch):
     """Runs of two names are one group, unless both ran a seed: then the name tells them apart."""
 
