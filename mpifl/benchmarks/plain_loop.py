@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from time import perf_counter
 from typing import Any
 
@@ -115,15 +119,41 @@ def main(path: str, workers: int, name: str, device: str = "cpu", *options: str)
         "pids": context.Array("i", workers),
     }
     others = [
-        context.Process(target=work, args=(i, workers, name, shared, None), daemon=True)
+        context.Process(target=work, args=(i, workers, name, shared, None, device, options), daemon=True)
         for i in range(1, workers)
     ]
     for other in others:
         other.start()
+    signal.signal(signal.SIGTERM, lambda which, _: sys.exit(128 + which))  # an exit terminates the others
     shared["pids"][:] = [os.getpid(), *(other.pid or 0 for other in others)]  # type: ignore[index]
-    work(0, workers, name, shared, Connection.to(path), device, options)
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(others, over), daemon=True).start()
+    try:
+        work(0, workers, name, shared, Connection.to(path), device, options)
+    finally:
+        over.set()
     for other in others:
         other.join()
+
+
+def _watch(others: Sequence[BaseProcess], over: threading.Event) -> None:
+    """End the program once one of its other processes dies: the rest would wait at the barrier for ever.
+
+    Args:
+        others: Processes 1 and on.
+        over: Set once process 0 has done its work, or failed.
+    """
+    running = dict(enumerate(others, 1))
+    while running:
+        wait([other.sentinel for other in running.values()])
+        for index, code in [(i, other.exitcode) for i, other in running.items() if not other.is_alive()]:
+            if code and not over.is_set():
+                line = f"process {index} of {len(others) + 1} ended with code {code}"
+                print(line, file=sys.stderr, flush=True)
+                for other in others:
+                    other.kill()
+                os._exit(1)  # not by the barrier: where the process was killed in it, its locks are held
+            del running[index]
 
 
 if __name__ == "__main__":

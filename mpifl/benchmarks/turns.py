@@ -127,7 +127,7 @@ class Job:
             try:
                 self.connection = self._accept(listening)
                 self.first = self._receive()
-            except UserError:
+            except BaseException:
                 self.process.terminate()
                 raise
         self.startup = perf_counter() - begin

@@ -19,6 +19,7 @@ from mpifl.benchmarks.workloads import WORKLOADS, Workload
 from mpifl.comm.transport import Single
 from mpifl.core import progress
 from mpifl.core.errors import UserError
+from mpifl.data import prepare
 from mpifl.experiment.loader import load
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
@@ -246,3 +247,52 @@ def test_a_job_that_dies_between_its_turns_is_told_of_and_ends(tmp_path):
     with pytest.raises(UserError, match="out of luck"):
         dying.turn(1)
     dying.end()
+
+
+LOOP = """
+import multiprocessing, os, sys
+from mpifl.benchmarks import plain_loop
+
+def train(model, start, x, y, local):
+    os.write(1, f"{os.getpid()} {x.device.type} {local.epochs}\\n".encode())
+    if multiprocessing.parent_process() and local.epochs == 7:
+        raise RuntimeError("out of luck")
+
+plain_loop.train = train
+plain_loop.main(sys.argv[1], 2, *sys.argv[2:])
+"""
+
+
+def loop_of_two(tmp_path, *words):
+    """Return a plain loop of two processes that says what each trains with."""
+    config = load(TINY)
+    prepare(config.data, config.seed.data, download=False)
+    return turns.Job("plain", [sys.executable, "-c", LOOP, "SOCKET", TINY, *words], {}, tmp_path, 60.0)
+
+
+def test_each_process_of_a_plain_loop_has_the_options_and_the_device(tmp_path):
+    loop = loop_of_two(tmp_path, "meta", "--local.epochs", "3")
+    try:
+        loop.turn(1)
+    finally:
+        loop.end()
+    trained = {tuple(line.split()) for line in loop.log.read_text().splitlines()}
+    assert trained == {(str(pid), "meta", "3") for pid in loop.first["pids"]}
+    assert len(trained) == 2
+
+
+@pytest.mark.parametrize("dies", ["process 1", "the whole"])
+def test_a_plain_loop_ends_with_all_its_processes(dies, tmp_path):
+    loop = loop_of_two(tmp_path, "cpu", "--local.epochs", "7")
+    try:
+        if dies == "the whole":
+            loop.process.terminate()
+        else:
+            with pytest.raises(UserError, match="out of luck / process 1 of 2 ended with code 1"):
+                loop.turn(1)
+        assert loop.process.wait(20) == (1 if dies == "process 1" else 128 + signal.SIGTERM)
+    finally:
+        loop.end()
+    for pid in loop.first["pids"]:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
