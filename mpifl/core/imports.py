@@ -65,9 +65,7 @@ def imported_from(file: Path, module: str = "") -> dict[str, bytes]:
     Returns:
         Path below the folder -> content, in the order of the paths.
     """
-    above = module.count(".") + (file.name == "__init__.py") if module else 0
-    folders = file.resolve().parents
-    root = folders[min(above, len(folders) - 1)]
+    root = root_of(file, module)
     if INSTALLED & {*root.parts}:
         return {}
     found: dict[Path, bytes] = {file.resolve(): file.read_bytes()}
@@ -82,6 +80,18 @@ def imported_from(file: Path, module: str = "") -> dict[str, bytes]:
                 todo.append(other)
     del found[file.resolve()]
     return {str(path.relative_to(root)): found[path] for path in sorted(found)}
+
+
+def root_of(file: Path, module: str = "") -> Path:
+    """Return the folder below which `imported_from` finds modules: that of the file, or of its package.
+
+    Args:
+        file: of a module.
+        module: its dotted name; empty for a file that is named by its path.
+    """
+    above = module.count(".") + (file.name == "__init__.py") if module else 0
+    folders = file.resolve().parents
+    return folders[min(above, len(folders) - 1)]
 
 
 def _imports(file: Path, text: bytes, root: Path) -> Iterator[Path]:

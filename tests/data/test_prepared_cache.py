@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -216,6 +217,25 @@ def test_what_a_users_data_set_reads_is_looked_at_where_it_is_named(tmp_path):
         again, said = opened(tmp_path, **config)
         assert np.unique(again.samples(0)[0]).tolist() == [pixel]
         assert any("data.source.reads" in line for line in said) == (not reads), "said where it may be stale"
+
+
+@pytest.mark.parametrize("path", ["own.py", "own_numbers"])
+def test_a_users_data_set_whose_helper_was_edited_is_prepared_again(path, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    text = OWN.replace('len(Path(__file__).with_name("read.txt").read_text())', "shade()")
+    (tmp_path / f"{path.removesuffix('.py')}.py").write_text(f"from shades import shade\n{text}")
+    for reads, pixels in (((), (3, 15)), (("read.txt",), (4, 16))):
+        (tmp_path / "read.txt").write_text("abc")
+        for pixel in pixels:
+            (tmp_path / "shades.py").write_text(f"def shade(): return {pixel}{' ' * pixel}\n")
+            for name in ("shades", "own_numbers"):
+                sys.modules.pop(name, None)
+            importlib.invalidate_caches()
+            source = SOURCES["dataset"](path=f"{path}:Numbers", test_share=0.0, reads=reads)
+            made = opened(tmp_path, source=source, scenario=SCENARIOS["iid"](clients=1))[0].samples(0)
+            assert np.unique(made[0]).tolist() == [pixel]
+    del sys.modules["shades"]
 
 
 def test_sizes_are_checked_even_without_checksums(tmp_path):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.imports import load_object
+from mpifl.core.imports import imported_from, load_object, root_of
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.arrays import KINDS, any_labels_of, inputs_of, pool_of
@@ -35,7 +35,7 @@ class Dataset(Source):
         path: "package.module:Name" or "file.py:Name", Name being the class or a function that returns a data
             set.
         reads: files and folders that it reads, absolute or below data.root: it is prepared anew when one of
-            them changes, as it is when the file that defines it does.
+            them changes, as it is when the file that defines it does, or what that imports from its folder.
         inputs: images, features or tokens, where the shape does not say it.
         vocabulary: number of different tokens; 0 for one more than the largest.
         test_share: share of every class set aside if Name takes no `train`.
@@ -61,22 +61,27 @@ class Dataset(Source):
         check_fraction("test_share", self.test_share)
 
     def files(self, root: Path) -> list[Path]:
-        """Return the file that defines the data set, and what it reads as far as `reads` says."""
+        """Return the file that defines the data set, its imports, and what it reads as `reads` says."""
         where = self.path.rpartition(":")[0]
         places = [root / os.path.expanduser(name) for name in self.reads]
         inside = [sorted(p for p in place.rglob("*") if p.is_file()) or [place] for place in places]
         return [*self._definition(where), *(path for paths in inside for path in paths)]
 
     def _definition(self, where: str) -> list[Path]:
+        """Return the file that defines the data set, and what it imports from its own folder."""
         if where.endswith(".py"):
-            return [Path(os.path.expanduser(where))]
-        try:
-            spec = importlib.util.find_spec(where)
-        except (ImportError, ValueError):
-            spec = None
-        if spec is None:
-            raise UserError("data.source.path", self.path, f"there is no module {where} to import")
-        return [Path(spec.origin)] if spec.origin and os.path.exists(spec.origin) else []
+            file, module = Path(os.path.expanduser(where)), ""
+        else:
+            try:
+                spec = importlib.util.find_spec(where)
+            except (ImportError, ValueError):
+                spec = None
+            if spec is None:
+                raise UserError("data.source.path", self.path, f"there is no module {where} to import")
+            file, module = Path(spec.origin or ""), where
+        if not file.is_file():  # a missing file is refused by its name; of a built-in module there is none
+            return [] if module else [file]
+        return [file, *(root_of(file, module) / name for name in imported_from(file, module))]
 
     def unwatched(self) -> str:
         """Return a hint to name the files that are read, unless `reads` does."""
