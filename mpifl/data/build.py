@@ -109,7 +109,7 @@ def open_federation(
             return PoolFederation(pool, spec, spec.drift, to_tensor, known, cache_bytes)
         name = type(config.scenario).__name__
         code = cache.code_digest(type(config.scenario))
-        read = [(str(path), *_file_state(path)) for path in config.scenario.files()]
+        read = [_file_state(path) for path in config.scenario.files()]
         tag = cache.digest(place.name, name, read, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
         folder = config.home / f"scenario-{tag}"
         cache.ensure(folder, lambda to: _write_scenario(spec, pool, to, say), say, build, verify)
@@ -232,7 +232,7 @@ def _files(source: Source, root: Path) -> list[Path]:
         raise UserError("data.root", str(root), remedy) from error
 
 
-FileState = tuple[str, int, int]  # name, bytes, time of the last change in ns
+FileState = tuple[str, int, int]  # absolute name, bytes, time of the last change in ns
 
 
 def _states(config: DataConfig) -> list[FileState]:
@@ -247,7 +247,7 @@ def _states(config: DataConfig) -> list[FileState]:
     states = []
     for path in _files(source, root or Path()):
         try:
-            states.append((str(path), *_file_state(path)))
+            states.append(_file_state(path))
         except (OSError, ValueError) as error:  # a name may be none
             if source.needs_root:
                 raise UserError("data.root", str(root), f"{path} is not there: {how}") from error
@@ -256,10 +256,10 @@ def _states(config: DataConfig) -> list[FileState]:
     return states
 
 
-def _file_state(path: Path) -> tuple[int, int]:
-    """Return bytes and time of the last change."""
+def _file_state(path: Path) -> FileState:
+    """Return the state of a file; a relative name is another file in another working folder."""
     status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    return os.path.abspath(path), status.st_size, status.st_mtime_ns
 
 
 def _pool_digest(config: DataConfig, states: list[FileState]) -> str:

@@ -238,6 +238,30 @@ def test_a_users_data_set_whose_helper_was_edited_is_prepared_again(path, tmp_pa
     del sys.modules["shades"]
 
 
+@pytest.mark.parametrize("kind", ["npz", "text", "partition"])
+def test_files_of_one_relative_name_in_two_working_folders_are_prepared_each(kind, tmp_path, monkeypatch):
+    """They are equal in bytes and in the time of their last change."""
+    monkeypatch.delenv("MPIFL_DATA", raising=False)
+    digits, made = SOURCES["digits"](), []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        x = np.full((8, 4, 4), 3 if folder == "a" else 5, np.uint8)
+        np.savez("own", x_train=x, y_train=np.arange(8) % 2)
+        Path("own.txt").write_text(f"{folder}c" * 400)
+        Path("own.csv").write_text(f"client,sample\n0,{'1' if folder == 'a' else '2'}\n1,3\n")
+        for name in ("own.npz", "own.txt", "own.csv"):
+            os.utime(name, (1, 1))
+        source = {"npz": SOURCES["npz"](path="own.npz", test_share=0.0), "partition": digits}.get(
+            kind, SOURCES["text"](path="own.txt")
+        )
+        fixed = SCENARIOS["partition"](path="own.csv")
+        scenario = fixed if kind == "partition" else SCENARIOS["iid"](clients=1)
+        config = DataConfig(None, str(tmp_path / "cache"), source, scenario)
+        made.append(np.array(open_federation(config, 0).samples(0)[0]))
+    assert not np.array_equal(*made)
+
+
 def test_sizes_are_checked_even_without_checksums(tmp_path):
     place = cache.ensure(tmp_path / "a", fill, lambda line: None)
     path = place / "numbers.npy"
