@@ -29,6 +29,7 @@ from .sweep_cases import Case, cases, samples_change
 from .sweep_results import Found, is_complete, is_sweep, keep, started_with
 
 SECTIONS = ("network", "delay", "availability", "devices", "output")  # that `retime` may change
+OF_OUTPUT = ("folder", "id", "label")
 ASYNCHRONOUS = "which upload comes first depends on the network: run it again under the new one"
 SOME_VISITS = "lacks visits (output.clients), from which the times are computed; run it again with all"
 NO_VISITS = "has no visits.csv, from which the times are computed; run it again"
@@ -50,8 +51,8 @@ def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
 
     Args:
         name: the folder of the run or sweep.
-        options: command-line options of the sections `network`, `delay`, `availability`, `devices` and
-            `output`.
+        options: command-line options of the sections `network`, `delay`, `availability` and `devices`; of
+            `output`, its `folder`, `id` and `label`.
 
     Returns:
         The new folder, and what there is to say of it.
@@ -63,6 +64,10 @@ def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
     asked = loader.overrides(options)
     for section in asked:
         require(section in SECTIONS, section, asked[section], f"re-timing changes only {', '.join(SECTIONS)}")
+    output = asked.get("output")
+    for key_of_output, value in output.items() if isinstance(output, Mapping) else ():
+        remedy = f"a copy has the files of its run; of output, re-timing changes only {', '.join(OF_OUTPUT)}"
+        require(key_of_output in OF_OUTPUT, f"output.{key_of_output}", value, remedy)
     if is_sweep(Path(name)):
         return _retime_sweep(Path(name), asked)
     run = load(name)

@@ -79,6 +79,26 @@ def test_only_times_may_change(runs):
         retime(str(runs / "tiny-plain"), ["--network.uplink_bytes_s", "-1"])
 
 
+@pytest.mark.parametrize("which", ["run", "sweep"])
+def test_a_copy_has_the_files_of_its_run_and_a_place_and_label_of_its_own(which, runs, tmp_path):
+    folder = runs / "tiny-plain"
+    if which == "sweep":
+        place = ["--output.folder", str(tmp_path), "--output.id", "s", "--rounds", "1", "-q"]
+        assert cli.main(["sweep", str(TINY), "--vary", "{seed: [0]}", *place]) == 0
+        folder = tmp_path / "tiny-s"
+    for name, value in (
+        *(("clients", "none"), ("updates", "true"), ("model", "false"), ("client_models", "true")),
+        *(("callbacks", "[tensorboard]"), ("foldr", "x")),
+    ):
+        with pytest.raises(UserError, match=rf"output\.{name} = .*changes only folder, id, label"):
+            retime(str(folder), [*SLOW, f"--output.{name}", value])
+    place = {"folder": str(tmp_path / "there"), "id": which, "label": "slow"}
+    again = retime(str(folder), [*SLOW, "--output", str(place)])
+    assert again == tmp_path / "there" / f"tiny-{which}"
+    kept = yaml.safe_load((again / ("sweep.yaml" if which == "sweep" else "config.yaml")).read_text())
+    assert kept["output"]["label"] == "slow"
+
+
 def test_seconds_of_samples_that_change_from_visit_to_visit_are_not_computed(tmp_path):
     """A run folder has the samples of one visit of each client."""
     ccfl = (
