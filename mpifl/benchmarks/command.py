@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mpifl.core.errors import nearest, require
+from mpifl.core.errors import UserError, nearest, require
 
 from .compare import TURN_S, compare_all
 from .forecast import measure_forecasts
@@ -38,7 +39,7 @@ def bench(
         seconds: Least length of a turn of a workload, 0 for one round; None for 3.
 
     Raises:
-        UserError: A name or a number is invalid, or a job ended early.
+        UserError: A name or a number is invalid, the file cannot be written, or a job ended early.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):  # leave by an exception, so that the jobs are ended too
         signal.signal(number, lambda which, _: sys.exit(128 + which))
@@ -47,6 +48,12 @@ def bench(
     length = TURN_S if seconds is None else _seconds(seconds)
     fits = seconds is None or not {*OTHERS} & {*names}
     require(fits, "--seconds", seconds, "has no effect: only turns of workloads have a length")
+    if path is not None:
+        with _written(path):  # said now: measuring takes minutes
+            is_new = not Path(path).exists()
+            Path(path).open("a").close()
+            if is_new:
+                Path(path).unlink()
     figures: dict[str, Any]
     if [*names] == ["population"]:
         figures = compare_populations(num_ranks, num_turns, options)
@@ -61,7 +68,18 @@ def bench(
     else:
         figures = compare_all(names, num_ranks, num_turns, options, length)
     if path is not None:
-        Path(path).write_text(json.dumps(figures, indent=1) + "\n")
+        with _written(path):
+            Path(path).write_text(json.dumps(figures, indent=1) + "\n")
+
+
+@contextmanager
+def _written(path: str) -> Iterator[None]:
+    """Raise `UserError` where the file of figures cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        remedy = f"cannot be written ({error.strerror}); name a file in a folder that is there"
+        raise UserError("--json", path, remedy) from error
 
 
 def _workload(names: Sequence[str]) -> str:

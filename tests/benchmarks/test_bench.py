@@ -190,6 +190,24 @@ def test_scaling_takes_one_known_workload(monkeypatch, names, message):
     assert measured == ["W3", "W1"]
 
 
+@pytest.mark.parametrize("place", ["missing/figures.json", "."])
+def test_a_file_of_figures_that_cannot_be_written_is_refused_before_it_is_measured(
+    monkeypatch, tmp_path, place
+):
+    monkeypatch.setattr(command, "measure_server", None)
+    with pytest.raises(UserError, match=r"--json = .*: cannot be written"):
+        command.bench(["server"], [], None, None, str(tmp_path / place))
+
+    def measure(*_):
+        assert not (tmp_path / "figures.json").exists(), "nothing is written before"
+        (tmp_path / "figures.json").mkdir()
+        return {}
+
+    monkeypatch.setattr(command, "measure_server", measure)
+    with pytest.raises(UserError, match=r"--json = .*: cannot be written"):
+        command.bench(["server"], [], None, None, str(tmp_path / "figures.json"))
+
+
 def test_an_unknown_workload_is_refused_by_name():
     with pytest.raises(UserError, match="W3"):
         compare.compare_all(["W33"], 3, None, [])
