@@ -63,6 +63,7 @@ def bench(
         require(ranks is None, "--ranks", ranks, "has no effect: plan measures runs in one process")
         figures = measure_forecasts(num_turns, options)
     elif "scaling" in names:
+        require(num_ranks > 1, "ranks", ranks, "take 2 or more: one is the server")
         workers = None if ranks is None else num_ranks - 1
         figures = measure_scaling(_workload(names), workers, num_turns, options)
     else:

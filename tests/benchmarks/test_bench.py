@@ -190,6 +190,16 @@ def test_scaling_takes_one_known_workload(monkeypatch, names, message):
     assert measured == ["W3", "W1"]
 
 
+def test_scaling_needs_a_rank_beside_the_server(monkeypatch):
+    monkeypatch.setattr(command, "measure_scaling", None)
+    with pytest.raises(UserError, match="ranks = '1': take 2 or more: one is the server"):
+        command.bench(["scaling"], [], "1", None, None)
+    measured = []
+    monkeypatch.setattr(command, "measure_scaling", lambda *given: measured.append(given[1]) or {})
+    command.bench(["scaling"], [], "2", None, None)
+    assert measured == [1]
+
+
 @pytest.mark.parametrize("place", ["missing/figures.json", "."])
 def test_a_file_of_figures_that_cannot_be_written_is_refused_before_it_is_measured(
     monkeypatch, tmp_path, place
