@@ -480,13 +480,17 @@ def check_local_training(config: Config, parts: Parts) -> None:
 
 
 def check_client_sizes(config: Config, federation: Federation) -> None:
-    """Raise `UserError` where a client has nothing to train on."""
+    """Raise `UserError` where a client has nothing to train on, or nobody has anything to be tested on."""
+    name = "clients" if hasattr(config.data.scenario, "clients") else "name"
+    value = getattr(config.data.scenario, "clients", type(config.data.scenario).__name__)
     empty = np.flatnonzero(federation.sizes[:, 0] < 1)
     if len(empty):
-        name = "clients" if hasattr(config.data.scenario, "clients") else "name"
-        value = getattr(config.data.scenario, "clients", type(config.data.scenario).__name__)
         remedy = f"client {empty[0]} has no training data; take fewer clients or a larger source"
         raise UserError(f"data.scenario.{name}", value, remedy)
+    tested = config.evaluation.train or bool(federation.sizes[:, 2].any())
+    remedy = "no client has test data; take fewer clients, a larger source or a share for testing, or "
+    remedy += "evaluation.train, which judges on training data"
+    require(tested, f"data.scenario.{name}", value, remedy)
 
 
 def warn_of_same_starts(config: Config, problem: ProblemInfo) -> None:

@@ -76,6 +76,22 @@ def test_a_run_on_an_imported_partition_has_the_digest_of_the_run_it_was_exporte
     assert one.summary["digest"] != other.summary["digest"]
 
 
+def test_a_split_without_test_samples_is_said_to_be_one(tmp_path, capsys):
+    words = ["data", str(CONFIG), "--export", str(tmp_path / "split.csv"), "--sheet", str(tmp_path / "s.png")]
+    cli.main([*words, "--data.scenario", "{name: emdcfl_mnist}"])
+    said = capsys.readouterr().out
+    assert "test data              none: a run is refused, unless it has evaluation.train" in said
+    assert "partition: " in said
+    unseen = {
+        "rounds": 1,
+        "data": {"scenario": {"name": "emdcfl_mnist"}},
+        "output": {"folder": str(tmp_path)},
+    }
+    with pytest.raises(UserError, match=r"data\.scenario\.clients = 40: no client has test data"):
+        mpifl.run(CONFIG, **unseen)
+    assert mpifl.run(CONFIG, **unseen, evaluation={"train": True}).summary["rounds"] == 1
+
+
 def test_an_exported_table_says_who_holds_what(small_root, cache, tmp_path):
     scenario, file = SCENARIOS["rotated"](clients=4, angles=(0.0, 90.0)), tmp_path / "split.csv"
     config = DataConfig(str(small_root), str(cache), SOURCES["mnist"](), scenario)

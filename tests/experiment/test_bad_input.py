@@ -167,6 +167,10 @@ OPTIONS = {
         ["--algorithm", "fedavg", "--data.scenario", "{name: rotated, clients: 400}"],
         ["data.scenario.clients = 400: client 0 has no training data", "fewer clients"],
     ),
+    "no test data": (
+        ["--algorithm", "fedavg", "--data.scenario", "{name: emdcfl_mnist}"],
+        ["data.scenario.clients = 40: no client has test data", "fewer clients", "evaluation.train"],
+    ),
     "another optimiser than it may be": (
         ["--algorithm", "scaffold", "--local.optimizer", "adam"],
         ["local.optimizer = 'adam': this method needs plain SGD"],
