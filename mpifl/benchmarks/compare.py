@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpifl.comm.mpi_startup import mpirun
-from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.errors import nearest, require
 from mpifl.core.progress import doing, each
 from mpifl.data import prepare
 from mpifl.experiment import loader
@@ -47,8 +47,8 @@ def compare_all(
         UserError: There is no such workload, the loops do not know an option, or a job ended early.
     """
     for name in names:
-        if name not in WORKLOADS:
-            raise UserError("bench", name, nearest(name, [*WORKLOADS, *OTHERS]))
+        require(name not in OTHERS, "bench", [*names], f"{name} stands alone: leave the others out")
+        require(name in WORKLOADS, "bench", name, nearest(name, [*WORKLOADS, *OTHERS]))
     out = {}
     for name in names or WORKLOADS:
         with doing(name):

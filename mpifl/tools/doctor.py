@@ -19,6 +19,7 @@ from mpifl.comm.link_test import Link, deadline
 from mpifl.comm.link_test import measure as measure_pairs
 from mpifl.comm.mpi_startup import cuda_aware
 from mpifl.comm.transport import Transport
+from mpifl.data import DataConfig
 from mpifl.experiment.placement import crowded, place, workers_of
 from mpifl.experiment.placement import table as table_of_bindings
 from mpifl.kernels import bindings
@@ -239,7 +240,7 @@ def doctor(transport: Transport, runs: str, say: Callable[[str], None]) -> bool:
     Returns:
         Whether all checks are good, on every rank.
     """
-    seen = examine(transport, os.environ.get("MPIFL_DATA", ""), runs)
+    seen = examine(transport, str(DataConfig().folder or ""), runs)
     well = True
     if seen is not None:
         say(f"{table(seen[0])}\n\n{seen[1]}")

@@ -218,6 +218,12 @@ def test_a_file_of_figures_that_cannot_be_written_is_refused_before_it_is_measur
         command.bench(["server"], [], None, None, str(tmp_path / "figures.json"))
 
 
+@pytest.mark.parametrize("names", [["server", "W1"], ["W1", "plan"]])
+def test_what_is_no_workload_is_measured_alone(names):
+    with pytest.raises(UserError, match=r"bench = \[.*\]: (server|plan) stands alone: leave the others out"):
+        command.bench(names, [], None, None, None)
+
+
 def test_an_unknown_workload_is_refused_by_name():
     with pytest.raises(UserError, match="W3"):
         compare.compare_all(["W33"], 3, None, [])

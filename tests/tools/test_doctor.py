@@ -124,3 +124,15 @@ def test_a_rank_that_does_not_answer_is_named_in_time(ranks, told, mpirun):
     assert told in said
     assert f"rank {ranks - 1} on " in said
     assert done.returncode not in (0, 2)
+
+
+def test_the_data_root_is_that_of_a_run(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MPIFL_DATA", "~/data")
+    monkeypatch.chdir(tmp_path)
+    said = []
+    assert not doctor.doctor(Single(), str(tmp_path), said.append)
+    (tmp_path / "data").mkdir()
+    doctor.doctor(Single(), str(tmp_path), said.append)
+    assert f"{tmp_path}/data: ranks [0] cannot read it" in said[0]
+    assert f"{tmp_path}/data: all ranks read it" in said[1]
