@@ -317,13 +317,13 @@ class Comparison:
         groups: runs that differ in their seeds only; a run with the seeds of another one is left out.
         choices: what is computed.
         repeated: names of folders that were left out, with the digest of another run.
-        rerun: names of folders that were left out, with the seeds of another run and another digest.
+        rerun: runs that were left out, with the seeds of another run and another digest.
     """
 
     groups: tuple[Group, ...]
     choices: Choices = field(default_factory=Choices)
     repeated: tuple[str, ...] = ()
-    rerun: tuple[str, ...] = ()
+    rerun: tuple[Run, ...] = ()
     _contrasts: dict[tuple[Problem, Column], list[Contrast]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -623,17 +623,17 @@ def seed_of(run: Run) -> str:
 
 def independent(
     groups: Sequence[Group],
-) -> tuple[tuple[Group, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return groups in which seeds and data occur once, and the folders of the runs that are left out.
+) -> tuple[tuple[Group, ...], tuple[str, ...], tuple[Run, ...]]:
+    """Return groups in which seeds and data occur once, and the runs that are left out.
 
     A run with the seeds and data of another one of its group is no further evidence, even where its last bits
     differ, as on another machine or without the kernels: the first of them stays.
 
     Returns:
-        The groups; the folders of runs with the digest of the one that stays; those of the others.
+        The groups; the folders of runs with the digest of the one that stays; the others.
     """
     out = list[Group]()
-    repeated, rerun = list[str](), list[str]()
+    repeated, rerun = list[str](), list[Run]()
     for group in groups:
         seen: dict[str, Run] = {}
         for run in group.runs:
@@ -642,7 +642,10 @@ def independent(
                 seen[seeds] = run
             else:
                 same = "digest" in run.summary and run.summary["digest"] == first.summary.get("digest")
-                (repeated if same else rerun).append(str(run.folder))
+                if same:
+                    repeated.append(str(run.folder))
+                else:
+                    rerun.append(run)
         out.append(Group(group.name, tuple(seen.values())))
     return tuple(out), tuple(repeated), tuple(rerun)
 

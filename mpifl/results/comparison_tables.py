@@ -137,7 +137,7 @@ def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
         yield f"left out, they repeat another run to the digest: {first_of([*comparison.repeated])}"
     if comparison.rerun:
         what = "another run of their configuration has their seeds and data, and another digest"
-        yield f"left out, {what}: {first_of([*comparison.rerun])}"
+        yield f"left out, {what}: {first_of([str(run.folder) for run in comparison.rerun])}"
     if choices.test != NO_TEST and len(groups) > 1:
         yield from _test_notes(comparison, columns)
 

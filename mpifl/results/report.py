@@ -272,6 +272,6 @@ def write_files(
 
 def warnings(comparison: Comparison) -> list[str]:
     """Return a line for each entry in which the identities of these runs differ."""
-    runs = [run for group in comparison.groups for run in group.runs]
+    runs = [run for group in comparison.groups for run in group.runs] + [*comparison.rerun]
     names = short_names([run.folder for run in runs])
     return describe_differences({n: r.summary.get("identity", {}) for n, r in zip(names, runs, strict=True)})
