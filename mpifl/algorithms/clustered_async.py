@@ -95,7 +95,7 @@ def read_labels(place: str, num_clients: int) -> np.ndarray:
     if not place:
         return np.zeros(num_clients, np.int64)
     path = Path(place) / "clusters.csv" if Path(place).is_dir() else Path(place)
-    remedy = "has no clusters.csv: that run had output.clients: none; run it again with all"
+    remedy = "has no clusters.csv: take the folder of a finished run with output.clients: all"
     require(path.is_file() or not Path(place).is_dir(), "clusters", place, remedy)
     require(path.is_file(), "clusters", place, "there is no such file or run folder")
     with path.open() as lines:

@@ -7,15 +7,8 @@ import os
 from mpifl.core.process import age
 
 from .monitoring import prepare
-from .mpi_startup import SIZES, check_size, starting
+from .mpi_startup import check_size, launched, starting
 from .transport import Single, Transport
-
-LAUNCHERS = (*SIZES, "PMI_RANK", "PMIX_RANK")
-
-
-def launched() -> bool:
-    """Return whether an MPI launcher started this process."""
-    return any(name in os.environ for name in LAUNCHERS)
 
 
 def connect(monitored: bool = False) -> Transport:

@@ -33,8 +33,14 @@ TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "prte")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
+LAUNCHED = (*SIZES, "PMI_RANK", "PMIX_RANK")  # one of them is there where a launcher started a process
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 STEP_SIZE, JOB_SIZE, TASK = "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID"
+
+
+def launched() -> bool:
+    """Return whether an MPI launcher started this process."""
+    return any(name in os.environ for name in LAUNCHED)
 
 
 class LaunchInfo(NamedTuple):

@@ -487,10 +487,15 @@ def check_client_sizes(config: Config, federation: Federation) -> None:
     if len(empty):
         remedy = f"client {empty[0]} has no training data; take fewer clients or a larger source"
         raise UserError(f"data.scenario.{name}", value, remedy)
-    tested = config.evaluation.train or bool(federation.sizes[:, 2].any())
-    remedy = "no client has test data; take fewer clients, a larger source or a share for testing, or "
-    remedy += "evaluation.train, which judges on training data"
-    require(tested, f"data.scenario.{name}", value, remedy)
+    if federation.sizes[:, 2].any() or config.evaluation.train:
+        return
+    if federation.client(0).extra or federation.group_test_sets():  # what else models are tested on
+        return
+    remedy = "take fewer clients, a larger source or a share for testing"
+    if getattr(config.data.scenario, "test_images", None) == 0:
+        name, value, remedy = "test_images", 0, "take some"
+    judged = "or evaluation.train, which evaluates on training data"
+    raise UserError(f"data.scenario.{name}", value, f"no client has test data; {remedy}, {judged}")
 
 
 def warn_of_same_starts(config: Config, problem: ProblemInfo) -> None:

@@ -26,7 +26,7 @@ from .run import run as run_experiment
 from .schema import Config, check_sections
 from .sweep import sweep as run_sweep
 from .sweep_cases import Part, changed
-from .sweep_results import Sweep, load_sweep
+from .sweep_results import Sweep, load_sweep, say_missing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -189,7 +189,9 @@ def compare(
     )
     import pandas as pd
 
-    return pd.DataFrame(numbers(comparison.compare(_names(runs), choices, finished_only)))
+    found = comparison.compare(_names(runs), choices, finished_only)
+    say_missing(_names(runs))
+    return pd.DataFrame(numbers(found))
 
 
 def table(
@@ -212,6 +214,7 @@ def table(
     require(of in export.TABLES, "of", of, f"take one of {', '.join(export.TABLES)}")
     require(target is None or of == "final", "target", target, "has no effect: take of='final'")
     groups = gather(_names(runs), finished_only)
+    say_missing(_names(runs))
     return export.final_frame(groups, target) if of == "final" else export.frame(groups, of)
 
 

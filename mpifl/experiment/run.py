@@ -19,7 +19,6 @@ import torch
 from safetensors.torch import save_file
 
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.comm.connect import launched
 from mpifl.comm.mpi_startup import cuda_aware
 from mpifl.comm.transport import RankLost, Transport, on_server
 from mpifl.core.algorithm import Algorithm
@@ -88,8 +87,7 @@ def run(
     start = perf_counter()
     if transport.is_server:
         folders.commit()  # while the checkout is still what was loaded
-    alone = transport.size == 1 and not launched()
-    bar = Progress(config.rounds, config.name, quiet or not transport.is_server, bar=alone)
+    bar = Progress(config.rounds, config.name, quiet or not transport.is_server)
     lock: IO[str] | None = None
     if resumed:  # before data and model are opened: who watches sees that it goes on
         lock = on_server(transport, lambda: locked(resumed), everywhere=False)

@@ -25,7 +25,7 @@ from mpifl.results.identity import describe_differences, of_machine
 from mpifl.results.logging import warn, warn_once
 from mpifl.results.metrics import over_runs
 from mpifl.results.reader import Run, load
-from mpifl.results.seed_groups import flat
+from mpifl.results.seed_groups import flat, matched
 from mpifl.results.sweep_figure import Curve, draw
 from mpifl.results.tables import Cell, Table, as_markdown, first_of
 
@@ -105,10 +105,11 @@ def say_missing(names: Sequence[str]) -> None:
     """Say of each sweep among some folders, in a line, which of its cases have no folder.
 
     Args:
-        names: run folders, folders of sweeps, and others.
+        names: run folders, folders of sweeps, folders that hold these, and patterns of them.
     """
-    for name in names:
-        folder = Path(name)
+    named = [Path(path) for name in names for path in matched(name)]
+    inside = [file.parent for folder in named for file in sorted(folder.glob(f"*/{SWEEP_FILE}"))]
+    for folder in dict.fromkeys([*named, *inside]):
         if not (folder / SWEEP_FILE).is_file():
             continue
         try:
@@ -337,6 +338,16 @@ def load_sweep(folder: str | Path) -> Sweep:
     tree = started_with(there, "SWEEP")
     complete = [case for case in cases(tree) if is_complete(case, there)]
     require(bool(complete), "SWEEP", str(folder), "has no complete case; wait for one, or run it")
+    runs: dict[str, Run] = {}
+    for case in complete:
+        try:
+            runs[case.slug] = load(case.folder(there))
+        except UserError as error:
+            if len(complete) == 1:
+                raise
+            warn_once(f"{case.title} is left out: {error}")
+    require(bool(runs), "SWEEP", str(folder), "has no case that can be read; run it again")
+    complete = [case for case in complete if case.slug in runs]
     numbers = {
         key: {label_of(value): value for value in values if isinstance(values, list) and is_number(value)}
         for key, values in tree["vary"].items()
@@ -349,7 +360,7 @@ def load_sweep(folder: str | Path) -> Sweep:
     return Sweep(
         there,
         tuple(tree["vary"]),
-        {labels_of(case): load(case.folder(there)) for case in complete},
+        {labels_of(case): runs[case.slug] for case in complete},
         {labels_of(case): tuple(numbers[k].get(v, v) for k, v in case.labels.items()) for case in complete},
     )
 

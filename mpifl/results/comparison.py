@@ -588,7 +588,9 @@ class Comparison:
     def _score(self, group: int, column: Column) -> float:
         """Return what a group is ranked by."""
         where = self.groups[group].name
-        require(self.has(group, column), "--metric", self.choices.metric, f"{where} has no such figure")
+        infinite = not column.target and not np.isnan(self.values(group, column)).any()  # ranked last
+        there = self.has(group, column) or infinite
+        require(there, "--metric", self.choices.metric, f"{where} has no such figure")
         if column.target and not column.restricted:
             return self.median(group, column).value
         return _mean(self.values(group, column))

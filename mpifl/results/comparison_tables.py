@@ -29,11 +29,14 @@ def final_table(comparison: Comparison) -> Table:
 
 
 def _gaps(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
-    """Yield which columns are empty because runs lack the figure: all, of one that was chosen, or some."""
+    """Yield which columns are empty because runs lack the figure or diverged: all, or some."""
     for key in keys:
         if key in NAMES or (column := comparison.column(key)).target:
             continue
-        have = [int(np.isfinite(group.final(column.of)).sum()) for group in comparison.groups]
+        infinite = [g.name for g in comparison.groups if np.isinf(g.final(column.of)).any()]
+        if infinite:
+            yield f"{key}: left empty, and not tested, where runs diverged: {first_of(infinite)}"
+        have = [int((~np.isnan(group.final(column.of))).sum()) for group in comparison.groups]
         some = [
             f"{group.name} ({count} of {len(group.runs)} have it)"
             for group, count in zip(comparison.groups, have, strict=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from mpifl.comm.mpi_startup import launched
 from mpifl.core.errors import Stopped, StoppedEarly, UserError, shortened
 from mpifl.core.progress import ROUND, Stage, stages
 
@@ -77,8 +78,8 @@ class Progress:
         total: number of rounds; 0 where there are none.
         title: text before the bar, and before lines that come before the first round.
         quiet: show nothing.
-        bar: show a bar where the output is a terminal. MPI launchers give each rank a terminal of its own;
-            take lines there.
+        bar: show a bar where the output is a terminal. MPI launchers give each rank a terminal of its own,
+            whatever they write to themselves: there are lines.
         to_stderr: show it on stderr, because stdout holds the answer of a command.
         silence: seconds without a line until one is written; None takes `SILENCE_SECONDS`.
         clock: returns seconds.
@@ -99,7 +100,7 @@ class Progress:
             float(os.environ.get(SILENCE_VARIABLE, SILENCE_SECONDS)) if silence is None else silence
         )
         self.clock = clock
-        self.bar = bar and not quiet and self._out.isatty()
+        self.bar = bar and not quiet and self._out.isatty() and not launched()
         self._bar: Any = None
         self._task: Any = None
         self._note = ""

@@ -136,11 +136,12 @@ def folders(names: Sequence[str]) -> list[Path]:
             of PBS. The folder of a report is none of them: `runs/*` finds it beside the runs.
     """
     out: list[Path] = []
-    for path in map(Path, (found for name in names for found in _matched(name))):
+    for path in map(Path, (found for name in names for found in matched(name))):
         inside = [] if _is_run(path) or not path.is_dir() else sorted(path.glob("*"))
         runs = [p for p in inside if _is_run(p)]
         runs += [p.parent for s in inside if not _is_run(s) for p in sorted(s.glob("*/config.yaml"))]
-        out += runs or [path] * (not (path / REPORT).is_file())
+        reports = (path / REPORT).is_file() or any(path.glob(f"*/{REPORT}"))
+        out += runs or [path] * (not reports)
     return out
 
 
@@ -155,7 +156,8 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [next((end for end in ends[path] if many[end] == 1), str(path)) for path in paths]
 
 
-def _matched(name: str) -> list[str]:
+def matched(name: str) -> list[str]:
+    """Return what a pattern matches; a name that is there, or matches nothing, stands for itself."""
     return [name] if os.path.exists(name) else sorted(glob(name)) or [name]
 
 
@@ -255,9 +257,14 @@ def metric_of(groups: Sequence[Group]) -> Metric:
 
 
 def default_target(groups: Sequence[Group]) -> float:
-    """Return 95 % of the best final mean accuracy; where less is better, 1.05 times the least."""
+    """Return 95 % of the best final mean accuracy; where less is better, 1.05 times the least.
+
+    NaN, which nobody meets, where no run has a finite one.
+    """
     metric = metric_of(groups)
     ends = [float(np.sort(g.final(f"{metric.name}_mean")).mean()) for g in groups]
-    known = [value for value in ends if np.isfinite(value)] or ends
+    known = [value for value in ends if np.isfinite(value)]
+    if not known:
+        return float("nan")  # all diverged: nobody meets it
     best = metric.better * max(metric.better * value for value in known)
     return (0.95 if metric.better * best > 0 else 1.05) * best

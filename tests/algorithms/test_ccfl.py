@@ -320,6 +320,12 @@ def test_the_ledger_has_two_time_stamps_a_cycle(tmp_path):
     )
 
 
+def test_clients_of_ccfl_need_no_test_images_of_their_own():
+    """Models of clusters are evaluated on test sets of whole groups."""
+    config = loader.load("ccfl-small", ["--data.scenario.test_images", "0"])
+    assert build(config, Single()).federation.group_test_sets()
+
+
 @pytest.mark.parametrize("clusters", [1, 3])
 def test_ccfl_is_planned_with_any_number_of_clusters(clusters):
     """A step moves one upload and one mixture, each with its time stamp: 4 (d + 1) bytes."""

@@ -171,6 +171,10 @@ OPTIONS = {
         ["--algorithm", "fedavg", "--data.scenario", "{name: emdcfl_mnist}"],
         ["data.scenario.clients = 40: no client has test data", "fewer clients", "evaluation.train"],
     ),
+    "test images of nobody": (
+        ["--algorithm", "fedavg", "--data.scenario", "{name: ucfl_c, clients: 8, test_images: 0}"],
+        ["data.scenario.test_images = 0: no client has test data; take some"],
+    ),
     "another optimiser than it may be": (
         ["--algorithm", "scaffold", "--local.optimizer", "adam"],
         ["local.optimizer = 'adam': this method needs plain SGD"],
@@ -449,10 +453,11 @@ def test_a_method_that_cannot_be_imported_is_refused(text, refused, tmp_path):
 # -- from all ranks ------------------------------------------------------------------------------------------
 
 
-def test_a_launcher_of_one_rank_gets_lines_and_no_bar(mpirun, tmp_path):
+@pytest.mark.parametrize("words", [["run"], ["sweep", "--vary", "{seed: [0]}"]], ids=["run", "sweep"])
+def test_a_launcher_of_one_rank_gets_lines_and_no_bar(words, mpirun, tmp_path):
     """Open MPI gives each rank a terminal of its own, whatever `mpirun` itself writes to."""
-    options = ("--output.folder", str(tmp_path), "--rounds", "1")
-    done = mpirun(1, "-m", "mpifl", "run", CONFIG, *options, env=toy.PYTHONPATH, cwd=tmp_path)
+    options = (*words[1:], "--output.folder", str(tmp_path), "--rounds", "1")
+    done = mpirun(1, "-m", "mpifl", words[0], CONFIG, *options, env=toy.PYTHONPATH, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "round 1/1" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr

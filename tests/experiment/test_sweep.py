@@ -132,6 +132,11 @@ def test_a_case_that_cannot_be_read_gets_a_line_and_stops_neither_the_others_nor
     said = capsys.readouterr()
     assert "local.lr 0.1 is left out of the tables" in said.err
     assert "2 of 3 cases" in (folder / "sweep.md").read_text()
+    assert list(mpifl.load_sweep(folder).runs) == ["0.2", "0.3"]
+    for case in ("0.2", "0.3"):
+        (folder / f"tiny-{case}" / "metrics.csv").write_text("round,accuracy_mean\n")
+    with pytest.raises(UserError, match="has no case that can be read"):
+        mpifl.load_sweep(folder)
 
 
 @pytest.mark.parametrize("command", ["compare", "report", "export"])
@@ -140,9 +145,12 @@ def test_cases_that_are_not_there_are_named_where_a_sweep_is_compared(command, t
     given = [*place, "--vary", "{local.lr: [0.1, 0.2, 0.3]}"]
     folder = sweep(TINY, given, Single(), part=Part(only={"local.lr": ["0.2"]}))
     capsys.readouterr()
-    assert main([command, str(folder)]) == 0
     said = f"{folder}: 2 of 3 cases are not there: local.lr 0.1, local.lr 0.3"
-    assert capsys.readouterr().err.count(said) == 1
+    for name in (folder, tmp_path, f"{tmp_path}/*"):
+        assert main([command, str(name)]) == 0
+        assert capsys.readouterr().err.count(said) == 1
+    assert len(mpifl.compare(folder)) == len(mpifl.table(folder, of="final")) == 1
+    assert capsys.readouterr().err.count(said) == 2
 
 
 def kept_models(folder: Path) -> list[str]:

@@ -389,8 +389,20 @@ def test_options_that_make_no_sense_are_refused(options, message):
 
 
 def test_a_run_that_diverged_sets_no_target():
-    """The target is 95 % of the best that is finite."""
+    """The target is 95 % of the best that is finite; where none is, nobody meets it."""
     assert compared(group_of("a", [0.8]), group_of("b", [np.inf])).target == pytest.approx(0.95 * 0.8)
+    lost = compared(group_of("a", [np.inf]), group_of("b", [np.inf]))
+    assert np.isnan(lost.target)
+    assert not lost.reached(0, lost.column("mb_to_target")).met.any()
+
+
+def test_a_method_that_diverged_is_ranked_last_and_said_not_to_be_tested():
+    """c is the best on the first problem, and diverges for one of two seeds of the second."""
+    finals = {("a", "p"): [0.8, 0.8], ("b", "p"): [0.7, 0.7], ("c", "p"): [0.9, 0.9]}
+    finals |= {("a", "q"): [0.8, 0.8], ("b", "q"): [0.7, 0.7], ("c", "q"): [0.9, -np.inf]}
+    found = compared(*(group_of(name, values, where) for (name, where), values in finals.items()), ranks=True)
+    assert found.ranking.ranks.tolist() == [[2, 3, 1], [1, 2, 3]]
+    assert "accuracy: left empty, and not tested, where runs diverged: c" in final_table(found).notes
 
 
 def test_a_target_is_a_value_that_the_metric_can_have():

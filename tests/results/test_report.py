@@ -177,6 +177,7 @@ def test_the_folder_of_a_report_is_no_run(folder, tmp_path, capfd):
     shutil.copytree(next(folder.glob("*fedavg*")), tmp_path / "one")
     assert cli.main(["report", str(tmp_path / "one")]) == 0
     assert (tmp_path / "report" / "report.html").is_file()
+    shutil.copytree(tmp_path / "report", tmp_path / "reports" / "first")
     assert cli.main(["compare", *map(str, sorted(tmp_path.glob("*")))]) == 0, capfd.readouterr().err
     assert cli.main(["compare", str(tmp_path / "report")]) == 2
     assert "name at least one run folder" in capfd.readouterr().err
