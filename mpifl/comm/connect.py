@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from mpifl.core.process import age
+from mpifl.core.process import age, launched
 
 from .monitoring import prepare
-from .mpi_startup import check_size, launched, starting
+from .mpi_startup import check_size, starting
 from .transport import Single, Transport
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.process import SIZES
 
 from .liveness import Process
 from .stopped_process_watch import LOOKS, STOPPED, status
@@ -32,15 +33,8 @@ POLL_S = 3.0  # between two polls of the ranks of this host
 TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "prte")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
-LAUNCHED = (*SIZES, "PMI_RANK", "PMIX_RANK")  # one of them is there where a launcher started a process
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 STEP_SIZE, JOB_SIZE, TASK = "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID"
-
-
-def launched() -> bool:
-    """Return whether an MPI launcher started this process."""
-    return any(name in os.environ for name in LAUNCHED)
 
 
 class LaunchInfo(NamedTuple):

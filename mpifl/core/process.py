@@ -1,4 +1,4 @@
-"""This process: its memory and that of its machine, and the seconds since it began."""
+"""This process: what started it, its memory and that of its machine, and the seconds since it began."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
 from .errors import require
 
 SETTINGS = {-1: 2_000_000_000, -2: 64 << 20, -3: 32 << 20}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
+
+# variables of launchers: the number of ranks
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
+LAUNCHED = (*SIZES, "PMI_RANK", "PMIX_RANK")  # one of them is there where a launcher started a process
+
+
+def launched() -> bool:
+    """Return whether an MPI launcher started this process."""
+    return any(name in os.environ for name in LAUNCHED)
 
 
 def peak_bytes() -> int:

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from mpifl.comm.mpi_startup import launched
 from mpifl.core.errors import Stopped, StoppedEarly, UserError, shortened
+from mpifl.core.process import launched
 from mpifl.core.progress import ROUND, Stage, stages
 
 LINE_SECONDS = 2.0  # between two lines about rounds in a log file
