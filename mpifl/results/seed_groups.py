@@ -20,10 +20,10 @@ from .logging import warn_once
 from .reader import Run, is_unfinished, load
 from .statistics import ROUNDING
 from .survival import Reached
+from .tables import first_of
 
 ALGORITHM = "algorithm.name"
 REPORT = "report.html"  # in a folder that `mpifl report` wrote
-MOST_NAMED = 5  # runs in a line
 AXES = {  # axis -> its title
     "round": "rounds",
     "bytes": "MB sent, up and down",
@@ -137,11 +137,14 @@ def folders(names: Sequence[str]) -> list[Path]:
     """
     out: list[Path] = []
     for path in map(Path, (found for name in names for found in matched(name))):
-        inside = [] if _is_run(path) or not path.is_dir() else sorted(path.glob("*"))
+        if _is_run(path) or not path.is_dir():
+            out.append(path)
+            continue
+        inside = sorted(path.glob("*"))
         runs = [p for p in inside if _is_run(p)]
         runs += [p.parent for s in inside if not _is_run(s) for p in sorted(s.glob("*/config.yaml"))]
-        reports = (path / REPORT).is_file() or any(path.glob(f"*/{REPORT}"))
-        out += runs or [path] * (not reports)
+        reports = any((folder / REPORT).is_file() for folder in (path, *inside))
+        out += runs or ([] if reports else [path])
     return out
 
 
@@ -181,7 +184,7 @@ def gather(names: Sequence[str], finished_only: bool = False) -> list[Group]:
         remedy = f"none of {len(paths)} runs is finished; wait for one, or resume it"
         require(len(unfinished) < len(paths), "RUN", list(names), remedy)
         if unfinished:
-            which = ", ".join([*map(str, unfinished[:MOST_NAMED]), *["..."] * (len(unfinished) > MOST_NAMED)])
+            which = first_of([*map(str, unfinished)])
             warn_once(f"{len(unfinished)} of {len(paths)} runs are not finished and left out: {which}")
         paths = [path for path in paths if path not in unfinished]
     runs = [load(path) for path in paths]

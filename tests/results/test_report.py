@@ -181,6 +181,8 @@ def test_the_folder_of_a_report_is_no_run(folder, tmp_path, capfd):
     assert cli.main(["compare", *map(str, sorted(tmp_path.glob("*")))]) == 0, capfd.readouterr().err
     assert cli.main(["compare", str(tmp_path / "report")]) == 2
     assert "name at least one run folder" in capfd.readouterr().err
+    shutil.copy(tmp_path / "report" / "report.html", tmp_path / "one")
+    assert seed_groups.folders([str(tmp_path / "one")]) == [tmp_path / "one"], "a run with a report in it"
 
 
 def test_what_changes_no_number_neither_parts_seeds_nor_names_them(monkeypatch):
