@@ -94,10 +94,11 @@ def read_labels(place: str, num_clients: int) -> np.ndarray:
     """Return the cluster [N] of each client, numbered from 0 in order of appearance."""
     if not place:
         return np.zeros(num_clients, np.int64)
-    path = Path(place) / "clusters.csv" if Path(place).is_dir() else Path(place)
-    remedy = "has no clusters.csv: take the folder of a finished run with output.clients: all"
-    require(path.is_file() or not Path(place).is_dir(), "clusters", place, remedy)
-    require(path.is_file(), "clusters", place, "there is no such file or run folder")
+    path, why = Path(place), "there is no such file or run folder"
+    if path.is_dir():
+        path /= "clusters.csv"
+        why = "has no clusters.csv: take the folder of a finished run with output.clients: all"
+    require(path.is_file(), "clusters", place, why)
     with path.open() as lines:
         try:
             found = {int(row["client"]): row["cluster"] for row in csv.DictReader(lines)}

@@ -200,6 +200,10 @@ class Federation(ABC):
         """Return labelled test sets of whole groups that nobody trains on. Default: none."""
         return ()
 
+    def has_test_data(self) -> bool:
+        """Return whether there is any test data: of clients, further test sets, or those of whole groups."""
+        return bool(self.sizes[:, 2].any() or self.client(0).extra or self.group_test_sets())
+
     def mixture(self, k: int, visit: int = 0) -> np.ndarray | None:
         """Return the true share [groups] of each group in client `k`'s data, None where it has no meaning."""
         if self.groups is None:

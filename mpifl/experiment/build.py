@@ -487,9 +487,7 @@ def check_client_sizes(config: Config, federation: Federation) -> None:
     if len(empty):
         remedy = f"client {empty[0]} has no training data; take fewer clients or a larger source"
         raise UserError(f"data.scenario.{name}", value, remedy)
-    if federation.sizes[:, 2].any() or config.evaluation.train:
-        return
-    if federation.client(0).extra or federation.group_test_sets():  # what else models are tested on
+    if config.evaluation.train or federation.has_test_data():
         return
     remedy = "take fewer clients, a larger source or a share for testing"
     if getattr(config.data.scenario, "test_images", None) == 0:

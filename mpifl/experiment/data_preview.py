@@ -111,7 +111,7 @@ def _remarks(federation: PoolFederation, clients: np.ndarray) -> list[str]:
         [f"classes                {named_classes(federation.class_names)}"] if federation.class_names else []
     )
     lines += [f"test images            {federation.test_pool:,} different ones in all"]
-    if not federation.sizes[:, 2].any():
+    if not federation.has_test_data():
         lines.append("test data              none: a run is refused, unless it has evaluation.train")
     if len(clients) < federation.num_clients:
         lines.append(f"counted                {len(clients):,} clients, evenly spaced")

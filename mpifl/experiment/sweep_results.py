@@ -109,9 +109,7 @@ def say_missing(names: Sequence[str]) -> None:
     """
     named = [Path(path) for name in names for path in matched(name)]
     inside = [file.parent for folder in named for file in sorted(folder.glob(f"*/{SWEEP_FILE}"))]
-    for folder in dict.fromkeys([*named, *inside]):
-        if not (folder / SWEEP_FILE).is_file():
-            continue
+    for folder in dict.fromkeys([*filter(is_sweep, named), *inside]):
         try:
             of = titles(folder)
         except (UserError, CodeFailed):  # of another release: its runs can be compared all the same

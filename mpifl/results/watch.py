@@ -700,10 +700,11 @@ def _picture_of_cases(seen: SeenCases) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    metrics = {case.metric.replace("_", " ") for case in seen.cases.values() if case.curves}
-    one = metrics.pop() if len(metrics) == 1 else "metric" if metrics else Seen.metric
-    for title in ("case" if seen.is_sweep else "run", "state", "round", one, "ARI", "left", ""):
-        table.add_column(title, justify="right" if title in ("round", one, "ARI", "left") else "left")
+    metrics = {case.metric.replace("_", " ") for case in seen.cases.values() if case.curves} or {Seen.metric}
+    several = len(metrics) > 1  # each case names its own
+    head = "metric" if several else metrics.pop()
+    for title in ("case" if seen.is_sweep else "run", "state", "round", head, "ARI", "left", ""):
+        table.add_column(title, justify="right" if title in ("round", head, "ARI", "left") else "left")
     order = sorted(seen.cases.items(), key=lambda item: item[1].state not in (RUNNING, SILENT))
     for title, case in order[:MOST_CASES]:
         value, ari, metric = case.last("accuracy"), case.last("ari"), case.metric.replace("_", " ")
@@ -711,7 +712,7 @@ def _picture_of_cases(seen: SeenCases) -> RenderableType:
             Text(title),
             Text(case.state, style=STYLES.get(case.state, "bold red")),
             f"{case.step}/{case.rounds}" if case.rounds else "",
-            "" if value is None else f"{value:.4f}{f' {metric}' if metrics else ''}",
+            "" if value is None else f"{value:.4f}{f' {metric}' if several else ''}",
             "" if ari is None else f"{ari:.2f}",
             "" if case.left_s is None else in_words(case.left_s),
             Text("" if case.state in (RUNNING, COMPLETE, WAITING) else case.text, style="dim"),

@@ -174,9 +174,11 @@ class DryAggregator:
         """
         assert server is not None
         assert plan is not None
-        old = {m.into: server.tables[m.into] for m in plan.mixings}
-        counts = {m.into: m.num_rows for m in plan.mixings}
-        return {n: t if len(t) == counts[n] else t[:1].expand(counts[n], -1) for n, t in old.items()}
+        out = {}
+        for m in plan.mixings:
+            old = server.tables[m.into]
+            out[m.into] = old if len(old) == m.num_rows else old[:1].expand(m.num_rows, -1)
+        return out
 
 
 class FiguringAggregator(Aggregator, Protocol):

@@ -81,7 +81,7 @@ class Dataset(Source):
             file, module = Path(spec.origin or ""), where
         if not file.is_file():  # a missing file is refused by its name; of a built-in module there is none
             return [] if module else [file]
-        return [file, *(root_of(file, module) / name for name in imported_from(file, module))]
+        return [root_of(file, module) / name for name in imported_from(file, module)] or [file]
 
     def unwatched(self) -> str:
         """Return a hint to name the files that are read, unless `reads` does."""
