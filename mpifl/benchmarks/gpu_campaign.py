@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -247,21 +248,24 @@ def speed(name: str) -> Callable[[Campaign], Figures]:
         folder.mkdir()
         loop = ["-m", "mpifl.benchmarks.plain_loop", "SOCKET", "1", workload.config, campaign.device]
         less = REHEARSED if campaign.rehearsed else []
-        jobs: dict[str, Job] = {}
-        failed: dict[str, str] = {}
+        commands = {"loop": [sys.executable, *loop, *less]}
+        for way in ways:
+            words = ["mpifl.benchmarks.job", "SOCKET", workload.config, *campaign.options, *WAYS[way]]
+            commands[way] = [*mpirun(2), *words]
+        with ThreadPoolExecutor(len(commands)) as pool:  # a start is seconds of imports
+            starts = {
+                name: pool.submit(_stopped_job, name, words, folder, limit)
+                for name, words in commands.items()
+            }
+        failed = {
+            name: str(start.exception())[:LONGEST] for name, start in starts.items() if start.exception()
+        }
+        jobs = {name: start.result() for name, start in starts.items() if name not in failed}
         try:
-            jobs["loop"] = Job("loop", [sys.executable, *loop, *less], {}, folder, limit)
-            jobs["loop"].stop()
-            for way in ways:
-                words = ["mpifl.benchmarks.job", "SOCKET", workload.config, *campaign.options, *WAYS[way]]
+            starts["loop"].result()  # raises: without it there is nothing to compare with
+            for way in [way for way in jobs if way != "loop"]:
                 try:
-                    job = Job(way, [*mpirun(2), *words], {}, folder, limit)
-                except UserError as error:
-                    failed[way] = str(error)[:LONGEST]
-                    continue
-                jobs[way] = job
-                try:
-                    job.turn(1)  # where a way breaks on this GPU, the others are measured all the same
+                    jobs[way].turn(1)  # where a way breaks on this GPU, the others are measured all the same
                 except UserError as error:
                     failed[way] = str(error)[:LONGEST]
                     jobs.pop(way).end()
@@ -278,6 +282,13 @@ def speed(name: str) -> Callable[[Campaign], Figures]:
 
     step.__doc__ = f"Rounds of {name} beside the loop on the same GPU."
     return step
+
+
+def _stopped_job(name: str, command: Sequence[str], folder: Path, limit: float) -> Job:
+    """Start a job, and stop its processes until its first turn."""
+    job = Job(name, command, {}, folder, limit)
+    job.stop()
+    return job
 
 
 def _per_round(turn: Figures) -> float:
