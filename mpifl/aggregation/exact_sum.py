@@ -28,8 +28,8 @@ def max_abs(upload: torch.Tensor) -> float:
     """Return the largest absolute value of an upload [b]; NaN if it contains NaN."""
     if bindings.AVAILABLE and upload.device.type == "cpu" and upload.dtype == torch.float32:
         return bindings.max_abs(upload.contiguous())
-    low, high = torch.aminmax(upload)
-    return max(-float(low), float(high))
+    low, high = map(float, torch.stack(torch.aminmax(upload)).tolist())  # one wait for a GPU, not two
+    return max(-low, high)
 
 
 def spacings(weights: np.ndarray, max_abs: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from torch import nn
 
 from mpifl.core.client import Trained
 from mpifl.core.module_checks import untouched
-from mpifl.core.parameters import frozen_names
+from mpifl.core.parameters import Part, frozen_names
 from mpifl.core.task import Task
 
 from .augmentation import AUGMENTATIONS
@@ -49,7 +49,8 @@ def stackable(module: nn.Module) -> bool:
     return not kept and not buffers and untouched(module)
 
 
-def _evenly(labels: torch.Tensor) -> torch.Tensor:
+def evenly(labels: torch.Tensor) -> torch.Tensor:
+    """Return equal weights [n], whose sum is 1."""
     return torch.full((len(labels),), 1.0 / len(labels), device=labels.device)
 
 
@@ -60,7 +61,7 @@ def _by_tokens(labels: torch.Tensor) -> torch.Tensor:
 
 Weights = Callable[[torch.Tensor], torch.Tensor]
 MEANS: dict[tuple[Callable[..., Any], Callable[..., Any]], Weights] = {
-    (Classification.losses, Classification.loss): _evenly,
+    (Classification.losses, Classification.loss): evenly,
     (NextToken.losses, NextToken.loss): _by_tokens,
 }
 """(losses of samples, loss of a batch) of tasks with a loss of their own -> as `sample_weights`."""
@@ -73,22 +74,45 @@ def sample_weights(task: Task) -> Weights | None:
     cannot be stacked.
     """
     kind = type(task)
-    return _evenly if kind.loss is Task.loss else MEANS.get((kind.losses, kind.loss))
+    return evenly if kind.loss is Task.loss else MEANS.get((kind.losses, kind.loss))
 
 
-def train_all(context: ModelContext, requests: Sequence[Request]) -> list[Trained]:
+TrainStack = Callable[[ModelContext, Sequence[Request]], list[Trained]]
+
+
+def train_stack(context: ModelContext, requests: Sequence[Request]) -> list[Trained]:
+    """Train requests of one `kind` in one stack; return their outcomes in the same order."""
+    return _Stack(context, requests).run()
+
+
+def train_all(
+    context: ModelContext, requests: Sequence[Request], train: TrainStack = train_stack
+) -> list[Trained]:
     """Train requests together; return their outcomes in the same order.
 
     Args:
         context: the model, which `stackable` allows, and a task that has `sample_weights`.
         requests: those of one `kind` are trained in one stack; each has the task's loss.
+        train: trains those of one kind.
     """
     out: dict[int, Trained] = {}
     for kind in dict.fromkeys(r.kind for r in requests):
         numbers = [i for i, r in enumerate(requests) if r.kind == kind]
-        trained = _Stack(context, [requests[i] for i in numbers]).run()
+        trained = train(context, [requests[i] for i in numbers])
         out |= dict(zip(numbers, trained, strict=True))
     return [out[i] for i in range(len(requests))]
+
+
+def moving_names(context: ModelContext, part: Part | None) -> list[str]:
+    """Return the names of the tensors that move when `part` is trained (None: all parameters)."""
+    p = context.layout.num_parameters
+    slices = part if part is not None else (slice(0, p),)
+    frozen = {name for name, param in context.flat.module.named_parameters() if not param.requires_grad}
+    return [
+        name
+        for name, s in context.layout.slices.items()
+        if s.stop <= p and name not in frozen and any(q.start <= s.start < q.stop for q in slices)
+    ]
 
 
 def stacked_gradients(
@@ -140,14 +164,7 @@ class _Stack:
             name: starts[:, s].reshape(len(starts), *shape).contiguous()
             for (name, s), shape in zip(self.layout.slices.items(), self.layout.shapes, strict=True)
         }
-        p = self.layout.num_parameters
-        part = first.part if first.part is not None else (slice(0, p),)
-        frozen = {name for name, param in self.module.named_parameters() if not param.requires_grad}
-        self.moving = [
-            name
-            for name, s in self.layout.slices.items()
-            if s.stop <= p and name not in frozen and any(q.start <= s.start < q.stop for q in part)
-        ]
+        self.moving = moving_names(context, first.part)
         self.first = [torch.zeros_like(self.tensors[name]) for name in self.moving]  # momentum
         self.second = [torch.zeros_like(m) for m in self.first] if self.config.optimizer == "adam" else []
         self.losses = torch.zeros(len(starts), device=self.device)
@@ -327,15 +344,16 @@ class LockstepBackend(Backend):
 
     Args:
         context: the model, which `stackable` allows.
+        train: trains the requests of one kind.
 
     Attributes:
         runner: runs the visits; outside its `run` no request is accepted.
     """
 
-    def __init__(self, context: ModelContext) -> None:
+    def __init__(self, context: ModelContext, train: TrainStack = train_stack) -> None:
         self.context = context
         self._known_mean = sample_weights(context.task) is not None
-        self.runner = LockstepRunner(partial(train_all, context))
+        self.runner = LockstepRunner(partial(train_all, context, train=train))
 
     def accepts(self, request: Request) -> bool:
         """Return whether a visit of `runner` asks, for the task's loss, and the model has no hooks.

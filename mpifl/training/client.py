@@ -33,6 +33,36 @@ class Batch(Split):
     """A mini-batch that `batches` handed out: this visit's share of the work is taken from their number."""
 
 
+class _DataOnDevice(ClientData):
+    """A client's data, of which each split is brought to a device when it is first read."""
+
+    def __init__(self, data: ClientData, device: torch.device) -> None:
+        self.__dict__.update(_data=data, _device=device)
+
+    _data: ClientData
+    _device: torch.device
+
+    @cached_property
+    def train(self) -> Split:
+        """Training samples."""
+        return split_on(self._data.train, self._device)
+
+    @cached_property
+    def val(self) -> Split:
+        """Validation samples."""
+        return split_on(self._data.val, self._device)
+
+    @cached_property
+    def test(self) -> Split:
+        """Test samples."""
+        return split_on(self._data.test, self._device)
+
+    @cached_property
+    def extra(self) -> Mapping[str, Split]:
+        """Further test sets by name."""
+        return {name: split_on(s, self._device) for name, s in self._data.extra.items()}
+
+
 class LocalClient(Client):
     """One client at one visit.
 
@@ -80,12 +110,7 @@ class LocalClient(Client):
     def data(self) -> ClientData:
         """The client's data at this visit, on the learner's device."""
         data, device = self._federation.client(self.id, self.visit), self._learner.device
-        if device.type == "cpu":
-            return data
-
-        extra = {name: split_on(s, device) for name, s in data.extra.items()}
-        train, val, test = (split_on(s, device) for s in (data.train, data.val, data.test))
-        return ClientData(train, val, test, extra)
+        return data if device.type == "cpu" else _DataOnDevice(data, device)
 
     def pixels(self, split: str = "train") -> Split:
         """Return a split at this visit with the images as they are stored, in main memory."""

@@ -1,26 +1,52 @@
-"""A step of SGD captured once as a CUDA graph and replayed for every full batch.
+"""Steps of SGD, of one client or of a stack, captured once as a CUDA graph and replayed for every batch.
 
 A small model's step is dozens of kernels of a few microseconds each, and launching them one by one takes
-longer than they do; a graph is one launch. The step works on tensors that stay where they are, with or
-without a graph.
+longer than they do; a graph is one launch. A step works on tensors that stay where they are, with or without
+a graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
 import torch
 
 from mpifl.core.client import Trained
 from mpifl.core.federation import Split
 from mpifl.core.parameters import Part, bounds
 
-from .backend import Backend, Request
+from .backend import Backend, Request, epoch_orders
+from .batched import evenly, moving_names, sample_weights, stacked_gradients, train_stack
 from .config import LocalConfig
 from .model_context import ModelContext
-from .optimizer import OptimizerStep
+from .optimizer import OptimizerStep, fused_sgd
 from .precision import forward_pass
 from .pytorch_backend import FullBatchStep, train_by_steps
 
 WARM_UP = 3  # steps before capture, as PyTorch asks for: libraries allocate and choose in them
+
+
+def captured(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph | None:
+    """Return a step as a CUDA graph, after taking it a few times; None on a CPU, where nothing is taken.
+
+    Args:
+        step: works on tensors that stay where they are.
+        device: where they are.
+    """
+    if device.type != "cuda":
+        return None
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
 
 
 class CudaGraphBackend(Backend):
@@ -85,20 +111,7 @@ class CapturedStep(FullBatchStep):
         self.lr = torch.zeros((), device=device, dtype=torch.float32 if single else torch.float64)
         # no step is the first: the momentum starts at 0
         self.update = OptimizerStep(context, config, self.lr, part, None, steps=1)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        if device.type == "cuda":
-            self._capture()
-
-    def _capture(self) -> None:
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_UP):
-                self._step()
-        torch.cuda.current_stream().wait_stream(aside)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._step()
+        self.graph = captured(self._step, device)
 
     def _step(self) -> None:
         with forward_pass(self.precision, self.device):
@@ -120,3 +133,157 @@ class CapturedStep(FullBatchStep):
             self._step()
         else:
             self.graph.replay()
+
+
+class CapturedStacks:
+    """Trains stacks of clients by captured steps where nothing but the batches changes from step to step.
+
+    Attributes:
+        captured: what was captured so far, the least recently used first.
+    """
+
+    MOST = 8  # sizes of stacks whose graphs are kept
+
+    def __init__(self) -> None:
+        self.captured: dict[tuple[object, ...], CapturedStack] = {}
+
+    def __call__(self, context: ModelContext, requests: Sequence[Request]) -> list[Trained]:
+        """Train requests of one `kind`; see `batched.train_stack`, which takes what is not plain SGD."""
+        first, config = requests[0], requests[0].config
+        plain = config.optimizer == "sgd" and config.augment == "none"
+        plain = (
+            plain and sample_weights(context.task) is evenly and all(r.direction is None for r in requests)
+        )
+        if not plain:
+            return train_stack(context, requests)
+        x, y = first.split.x, first.split.y
+        address = (
+            *(len(requests), config.batch_size, config.momentum, config.weight_decay, config.precision),
+            *(bounds(first.part), x.shape[1:], x.dtype, y.shape[1:], y.dtype),
+        )
+        stack = self.captured.pop(address, None) or CapturedStack(context, first, len(requests))
+        self.captured[address] = stack
+        while len(self.captured) > self.MOST:
+            del self.captured[next(iter(self.captured))]
+        return stack.train(requests)
+
+
+class CapturedStack:
+    """Clients of one kind, trained side by side by a step that is captured once for all stacks of its size.
+
+    Every batch is padded to the full size, and the padding weighs nothing. When clients at the end of the
+    stack, which is sorted by their number of steps, have none left, a graph of fewer rows goes on: the power
+    of two that holds the others. So what is computed depends on the clients of the stack alone.
+
+    Args:
+        context: the model.
+        request: like those to come.
+        count: C, clients of a stack.
+
+    Attributes:
+        graphs: number of rows -> the captured step; None on a CPU, which takes the step itself.
+    """
+
+    def __init__(self, context: ModelContext, request: Request, count: int) -> None:
+        self.context, self.count, self.part = context, count, request.part
+        self.config, device, size = request.config, context.device, request.config.batch_size
+        split, layout = request.split, context.layout
+        self.tensors = {
+            name: torch.zeros(count, *shape, device=device)
+            for name, shape in zip(layout.slices, layout.shapes, strict=True)
+        }
+        self.moving = moving_names(context, request.part)
+        self.momenta = [torch.zeros_like(self.tensors[name]) for name in self.moving]
+        self.x = split.x.new_zeros(count, size, *split.x.shape[1:])
+        self.y = split.y.new_zeros(count, size, *split.y.shape[1:])
+        self.weight = torch.zeros(count, size, device=device)
+        self.losses = torch.zeros(count, device=device)
+        single = device.type == "cuda"  # as in `CapturedStep`
+        self.lr = torch.zeros((), device=device, dtype=torch.float32 if single else torch.float64)
+        self.gradients = stacked_gradients(context.flat.module, context.task.losses, self.config.precision)
+        self.graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
+
+    def train(self, requests: Sequence[Request]) -> list[Trained]:
+        """Train C requests; return their outcomes in the same order."""
+        batches = [self._batches(r) for r in requests]
+        order = sorted(range(self.count), key=lambda i: (-len(batches[i]), i))
+        requests, batches = [requests[i] for i in order], [batches[i] for i in order]
+        active = [sum(len(b) > step for b in batches) for step in range(len(batches[0]))]
+        self.context.flat.module.train()
+        for rows in dict.fromkeys(map(self._rows, active)):
+            if rows not in self.graphs:
+                self.graphs[rows] = captured(partial(self._step, rows), self.context.device)
+        vectors = torch.stack([r.start.to(self.context.device) for r in requests])  # [C, d]
+        self._begin(vectors, requests[0].config.lr_at(requests[0].step))
+        x, y = (torch.cat([getattr(r.split, name) for r in requests]) for name in ("x", "y"))
+        index, weight = self._plan([len(r.split) for r in requests], batches)
+        for step, now in enumerate(active):
+            rows = self._rows(now)
+            torch.index_select(x, 0, index[step, :rows].flatten(), out=self.x[:rows].flatten(0, 1))
+            torch.index_select(y, 0, index[step, :rows].flatten(), out=self.y[:rows].flatten(0, 1))
+            self.weight[:rows] = weight[step, :rows]
+            graph = self.graphs[rows]
+            if graph is None:
+                self._step(rows)
+            else:
+                graph.replay()
+            left = active[step + 1] if step + 1 < len(active) else 0
+            if left < now:  # the rows that end here go on in no graph, or weigh nothing in it
+                self._read(slice(left, now), vectors)
+        losses = self.ended.tolist()
+        out: list[Trained | None] = [None] * self.count
+        for row, i in enumerate(order):
+            steps = len(batches[row])
+            out[i] = requests[row].outcome(vectors[row], steps, losses[row] / steps if steps else 0.0)
+        return out  # type: ignore[return-value]  # every request was in the order
+
+    def _rows(self, active: int) -> int:
+        """Return how many rows take a step in which so many clients still train."""
+        return min(1 << (active - 1).bit_length(), self.count)
+
+    def _batches(self, request: Request) -> list[np.ndarray]:
+        """Return the sample numbers of each batch, int64 [b]."""
+        orders = epoch_orders(len(request.split), request.config, request.key, self.context.drop_single)
+        size = request.config.batch_size
+        return [order[i : i + size] for order in orders for i in range(0, len(order), size)]
+
+    def _plan(
+        self, sizes: Sequence[int], batches: Sequence[Sequence[np.ndarray]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the samples of all batches among those of all clients [T, C, b], and their weights."""
+        shape = len(batches[0]), self.count, self.config.batch_size
+        index, weight = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+        first = 0
+        for row, size in enumerate(sizes):
+            index[:, row] = first if size else 0  # a sample of the client pads its batches
+            for step, batch in enumerate(batches[row]):
+                index[step, row, : len(batch)] = batch + first
+                weight[step, row, : len(batch)] = 1.0 / len(batch)
+            first += size
+        device = self.context.device
+        return torch.from_numpy(index).to(device), torch.from_numpy(weight).to(device)
+
+    def _begin(self, starts: torch.Tensor, lr: float) -> None:
+        """Lay the weights [C, d] of a stack into the rows; clear momenta and sums of losses."""
+        layout = self.context.layout
+        for (name, s), shape in zip(layout.slices.items(), layout.shapes, strict=True):
+            self.tensors[name].copy_(starts[:, s].reshape(len(starts), *shape))
+        torch._foreach_zero_(self.momenta)
+        self.losses.zero_()
+        self.ended = torch.zeros_like(self.losses)
+        self.lr.fill_(lr)
+
+    def _read(self, rows: slice, vectors: torch.Tensor) -> None:
+        """Write what some rows have become to `vectors` [C, d], and their sums of losses."""
+        vectors[rows] = torch.cat([t[rows].flatten(1) for t in self.tensors.values()], 1)
+        self.ended[rows] = self.losses[rows]
+
+    def _step(self, rows: int) -> None:
+        tensors = {name: t[:rows] for name, t in self.tensors.items()}
+        moving = {name: tensors.pop(name) for name in self.moving}
+        grads, values = self.gradients(moving, tensors, self.x[:rows], self.y[:rows], self.weight[:rows])
+        self.losses[:rows] += values
+        found = [grads[name].contiguous() for name in self.moving]
+        with torch.no_grad():
+            momenta = [m[:rows] for m in self.momenta]
+            fused_sgd([*moving.values()], found, momenta, self.config, self.lr, False)  # they start at 0

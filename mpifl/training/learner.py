@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mpifl.core.client import Direction, Loss, Trained
+from mpifl.core.devices import split_on
 from mpifl.core.federation import Split
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part
@@ -18,9 +19,9 @@ from mpifl.core.rng import Key, key
 from mpifl.core.task import Task
 
 from .backend import Backend, Request
-from .batched import LockstepBackend, LockstepRunner, sample_weights, stackable, train_all
+from .batched import LockstepBackend, LockstepRunner, sample_weights, stackable, train_stack
 from .config import LocalConfig
-from .cuda_graph import CudaGraphBackend
+from .cuda_graph import CapturedStacks, CudaGraphBackend
 from .kernel_backend import KernelBackend
 from .model_context import ModelContext
 from .pytorch_backend import NoTraining, PyTorchBackend, mean_gradient, outputs
@@ -37,7 +38,8 @@ class Learner:
         model: the module; its parameters become views of one flat vector.
         device: where it computes.
         kernels: train by kernels in C what they know, on a CPU where they were built.
-        graphs: replay captured steps where nothing but the batch changes; leaves the kernels out.
+        graphs: replay captured steps, of one client and of stacks, where nothing but the batch changes;
+            leaves the kernels out.
         init: the common initial vector [d]; None: the one the model came with.
         auxiliary: the learner of the network beside the model (`Algorithm.auxiliary`).
         task: what the model is trained for; None: classification. Kernels know cross-entropy only.
@@ -77,7 +79,7 @@ class Learner:
         self.init = self.flat.vector.clone() if init is None else init.to(self.device)
         self.auxiliary, self.dry_run = auxiliary, False
         self.kernels = KernelBackend(context) if known and self.device.type == "cpu" else None
-        stacked = LockstepBackend(context)
+        stacked = LockstepBackend(context, CapturedStacks() if graphs else train_stack)
         self.lockstep: LockstepRunner = stacked.runner
         self.backends: tuple[Backend, ...] = (
             stacked,
@@ -172,13 +174,13 @@ def pick_stack(learner: Learner, split: Split, config: LocalConfig, most: int) -
     """
     if not stackable(learner.flat.module) or sample_weights(learner.task) is None or most < 2:
         return 1
-    start, address = learner.init, key(0, "pick")
+    start, address, split = learner.init, key(0, "pick"), split_on(split, learner.device)
     single = _seconds(lambda: learner.sgd(start, split, config, address), learner.device)
     best, size = single / STACK_GAIN, 1
     for c in sorted({min(c, most) for c in STACK_SIZES}):
         requests = [Request(start, split, config, address.of(i)) for i in range(c)]
         try:
-            each = _seconds(lambda r=requests: train_all(learner.context, r), learner.device) / c  # type: ignore[misc]
+            each = _seconds(lambda r=requests: learner.lockstep.train_requests(r), learner.device) / c  # type: ignore[misc]
         except torch.OutOfMemoryError:
             break
         if each < best:

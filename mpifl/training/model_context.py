@@ -81,8 +81,9 @@ class ModelContext:
         task: Task | None = None,
         kernels: bool = False,
     ) -> None:
-        self.device, self.task = torch.device(device), task or Classification()
-        self.flat = FlatModel(use_fast_pooling(model), self.device)
+        self.task = task or Classification()
+        self.flat = FlatModel(use_fast_pooling(model), torch.device(device))
+        self.device = self.flat.vector.device  # "cuda" names the current GPU, which has a number
         self.layout = self.flat.layout
         self.momentum = torch.zeros_like(self.flat.weights)
         self.square = torch.zeros_like(self.flat.weights)

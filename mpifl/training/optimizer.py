@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch.autograd.graph import _engine_run_backward
 
@@ -116,6 +117,8 @@ class OptimizerStep:
         steps: int = 0,
         kept: KeptOptimizer | None = None,
     ) -> None:
+        if context.device.type == "cuda" and not isinstance(lr, torch.Tensor):
+            lr = float(np.float32(lr))  # as a captured step reads it: both move the weights by the same bits
         self.config, self.lr, self.direction, self.steps = config, lr, direction, steps
         self.context, self.moving = context, context.moving(part)
         self.adam, self.kept = config.optimizer == "adam", kept

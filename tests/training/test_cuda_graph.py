@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from support import toy
 from torch import nn
 from torch.testing import assert_close
 
+from mpifl.core.devices import use_deterministic_algorithms
+from mpifl.core.federation import Split
 from mpifl.core.parameters import FlatModel
 from mpifl.core.rng import key
 from mpifl.models import MODELS
+from mpifl.training.backend import Request
+from mpifl.training.batched import LockstepBackend
 from mpifl.training.config import LocalConfig
 from mpifl.training.cuda_graph import CudaGraphBackend
 from mpifl.training.learner import Learner
@@ -94,9 +100,91 @@ def test_a_model_with_hooks_trains_step_by_step(register):
     assert captured(learner)
 
 
+STACKED = {
+    **{name: config for name, config in CONFIGS.items() if name != "adam"},
+    "no epoch": LocalConfig(epochs=0),
+}
+SIZES = (23, 5, 12, 1, 23)  # batches of 5: 5, 1, 3, 1 and 5 steps
+
+
+def stack(device: str, config: LocalConfig, graphs: bool, name: str = "mlp", **more):
+    """Return requests of five clients, what a stack makes of them, and the learner."""
+    torch.manual_seed(11)
+    shape = (1, 4, 4) if name == "mlp" else (1, 28, 28)
+    learner = Learner(MODELS[name]().build(shape, 3), device, kernels=False, graphs=graphs)
+    asked = []
+    for k, n in enumerate(SIZES):
+        x = torch.randn(n, *shape, generator=torch.Generator().manual_seed(k)).to(device)
+        split = Split(x, (torch.arange(n, device=device) + k) % 3)
+        asked.append(Request(learner.init + 0.01 * k, split, config, key(3, k), 1, **more))
+    return asked, learner.lockstep.train_requests(asked), learner
+
+
+def compare(config: LocalConfig, device: str, name: str = "mlp", part: str | None = None) -> None:
+    """Assert that a captured stack finds what each client does alone, within 1e-4 of the largest change."""
+    _, _, learner = stack(device, config, True, name)
+    more = {"part": learner.layout.part(part)} if part else {}
+    asked, found, learner = stack(device, config, True, name, **more)
+    (backend,) = (b for b in learner.backends if isinstance(b, LockstepBackend))
+    kept = backend.runner.train_requests.keywords["train"].captured
+    assert len(kept) == 1, "it was a captured stack"
+    again = learner.lockstep.train_requests(asked)
+    assert len(kept) == 1, "and captured once"
+    for request, trained, second in zip(asked, found, again, strict=True):
+        r, scale = request, 1e-3
+        alone = learner.sgd(r.start, r.split, r.config, r.key, part=r.part)
+        scale = max(float((alone.vector - r.start).abs().max()), scale)
+        assert_close(trained.vector, alone.vector, rtol=0, atol=1e-4 * scale)
+        assert (trained.steps, trained.lr, trained.momentum) == (alone.steps, alone.lr, alone.momentum)
+        assert abs(trained.loss - alone.loss) <= 1e-4 * max(1, abs(alone.loss))
+        assert torch.equal(second.vector, trained.vector), "nothing is left of the last stack"
+        assert second.loss == trained.loss
+
+
+@pytest.mark.parametrize("part", [None, "head"])
+@pytest.mark.parametrize("config", STACKED.values(), ids=STACKED)
+def test_a_captured_stack_of_unequal_clients_is_each_of_them_alone(config, part):
+    compare(config, "cpu", part=part)
+
+
 @gpu
+@pytest.mark.parametrize("config", STACKED.values(), ids=STACKED)
+@pytest.mark.parametrize("name", ["mlp", "lenet5"])
+def test_on_a_gpu_too(config, name):
+    compare(config, "cuda", name)
+
+
+@pytest.mark.parametrize("change", ["adam", "direction"])
+def test_a_stack_of_what_is_no_plain_sgd_is_not_captured(change):
+    config = CONFIGS["adam" if change == "adam" else "plain"]
+    more = {} if change == "adam" else {"direction": lambda g, w: 2 * g}
+    plain, captured = (stack("cpu", config, graphs, **more)[1] for graphs in (False, True))
+    for one, other in zip(plain, captured, strict=True):
+        assert torch.equal(one.vector, other.vector)
+
+
+def test_graphs_of_a_few_sizes_of_stacks_are_kept():
+    asked, _, learner = stack("cpu", CONFIGS["plain"], True)
+    (backend,) = (b for b in learner.backends if isinstance(b, LockstepBackend))
+    stacks = backend.runner.train_requests.keywords["train"]
+    stacks.MOST = 2
+    for count in (2, 3, 5, 4):
+        learner.lockstep.train_requests(asked[:count])
+    assert [address[0] for address in stacks.captured] == [5, 4]
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """Ask a GPU for the same bits each time, as a run does."""
+    use_deterministic_algorithms(torch.device("cuda"))
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@gpu
+@pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet18"])
-def test_graphs_on_a_gpu_give_what_ordinary_steps_give(name):
+def test_graphs_on_a_gpu_give_the_bits_of_ordinary_steps(name):
     config = LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.9, weight_decay=0.01)
     found = []
     for graphs in (False, True):
@@ -105,7 +193,7 @@ def test_graphs_on_a_gpu_give_what_ordinary_steps_give(name):
         split = toy.draw("train", 0, 23, 0)
         x = torch.randn(23, 3, 32, 32, generator=torch.Generator().manual_seed(0)).cuda()
         found.append(learner.sgd(learner.init, type(split)(x, split.y.cuda()), config, key(1)).vector)
-    assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert torch.equal(*found), float((found[0] - found[1]).abs().max())
 
 
 @gpu
