@@ -34,6 +34,8 @@ import torch
 from mpifl import __version__
 from mpifl.comm.mpi_startup import cuda_aware, mpirun
 from mpifl.core.errors import UserError, require
+from mpifl.data import prepare
+from mpifl.experiment.loader import load
 
 from .compare import ratios, take_turns
 from .turns import ONE_MACHINE, Job
@@ -56,11 +58,13 @@ WAYS = {  # of training on a GPU -> options
     "stacked": ["--system.stack", "0"],
     "stacked graphs": ["--system.stack", "0", "--system.cuda_graphs", "true"],
     "stacked, free": ["--system.stack", "0", "--system.deterministic", "false"],
+    "tf32 graphs": ["--system.stack", "1", "--system.cuda_graphs", "true", "--local.precision", "tf32"],
     "bfloat16": ["--system.stack", "1", "--local.precision", "bfloat16"],
 }
 SMALL = ("W1", "W2", "W3")  # networks that can be stacked
-WAYS_OF_LARGE = ("one by one", "graphs", "bfloat16")
-NOT_COUNTED = ("bfloat16",)  # for the goals: the loop is float32
+WAYS_OF_SMALL = ("one by one", "graphs", "stacked", "stacked graphs", "stacked, free", "bfloat16")
+WAYS_OF_LARGE = ("one by one", "graphs", "tf32 graphs", "bfloat16")
+NOT_COUNTED = ("bfloat16",)  # for the goals: the loop is in PyTorch's default, float32 and TF32
 TINY = ["--rounds", "2", "--evaluation.every", "1"]
 REHEARSED = ["--data.source.train", "400", "--data.source.test", "40", "--data.scenario.clients", "20"]
 REHEARSED += ["--cohort_size", "5"]
@@ -243,13 +247,15 @@ def speed(name: str) -> Callable[[Campaign], Figures]:
 
     def step(campaign: Campaign) -> Figures:
         workload = WORKLOADS[name]
-        ways = [*(WAYS if name in SMALL else WAYS_OF_LARGE)]
+        ways = [*(WAYS_OF_SMALL if name in SMALL else WAYS_OF_LARGE)]
         if campaign.rehearsed:
             ways = [way for way in ways if "graphs" not in way]
         folder, limit = campaign.folder / name, max(LEAST_S, campaign.left * 0.4)
         folder.mkdir()
         loop = ["-m", "mpifl.benchmarks.plain_loop", "SOCKET", "1", workload.config, campaign.device]
         less = REHEARSED if campaign.rehearsed else []
+        config = load(workload.config, less)
+        prepare(config.data, config.seed.data, download=False)  # the loop reads what is there
         commands = {"loop": [sys.executable, *loop, *less]}
         for way in ways:
             words = ["mpifl.benchmarks.job", "SOCKET", workload.config, *campaign.options, *WAYS[way]]

@@ -91,6 +91,44 @@ def message_on(message: Message, device: torch.device) -> Message:
     return replace(message, vectors={name: aligned(rows) for name, rows in message.vectors.items()})
 
 
+class Downloads:
+    """Brings the messages of a step to a device; rows that many clients download are copied once.
+
+    The last few rows stay there until `clear`: nobody may write to them, as on a CPU, where all clients read
+    the same memory.
+
+    Args:
+        device: the clients'.
+    """
+
+    MOST = 4  # rows, or tables of rows, that are kept
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        # where it lies in main memory, and its form -> what is kept alive there, and its copy
+        self._kept: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def clear(self) -> None:
+        """Forget all rows: what lies at an address may be other numbers in the next step."""
+        self._kept.clear()
+
+    def message(self, message: Message) -> Message:
+        """Return a message whose rows are on the device."""
+        if self.device == CPU:
+            return message_on(message, self.device)
+        return replace(message, vectors={name: self._there(rows) for name, rows in message.vectors.items()})
+
+    def _there(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.device != CPU:
+            return rows.to(self.device)
+        address = rows.data_ptr(), rows.shape, rows.stride()
+        found = self._kept.pop(address, None) or (rows, rows.to(self.device))
+        self._kept[address] = found
+        while len(self._kept) > self.MOST:
+            del self._kept[next(iter(self._kept))]
+        return found[1]
+
+
 def state_on(state: State, device: torch.device) -> State:
     """Return a client's state on `device`."""
     return state if device == CPU else tensors_on(state, device)

@@ -22,7 +22,7 @@ from mpifl.core.capabilities import RememberedUploads, SecondLook, ServerEvaluat
 from mpifl.core.client import Client, Peer
 from mpifl.core.devices import (
     CPU,
-    message_on,
+    Downloads,
     report_to_main_memory,
     state_on,
     tensors_on,
@@ -114,6 +114,7 @@ class Worker:
         if (visit := plain_visit(config.algorithm)) is not None and config.stack == 1:
             self._plain = PlainVisitRunner(config, tables, watch, visit, self._remembered)
         self._buffer = UploadBuffer()
+        self._downloads = Downloads(config.clients.device)
         self.sends_changes = False
         self._bases: dict[int, Vector | None] = {}  # number of a visit -> what its upload `model` is based on
         self._public: Sequence[Client] = ()  # the server's own sets; read when first asked for
@@ -145,6 +146,7 @@ class Worker:
         """
         start, headers, dropped = perf_counter(), list[ReportHeader](), list[Dropped]()
         self._bases.clear()
+        self._downloads.clear()
         if self._plain is not None and not fingerprint and self._plain.fit(batch):
             self._buffer.clear()
             out = self._buffer.rows(self.config.clients.layout.size, len(batch.visits))
@@ -173,6 +175,7 @@ class Worker:
             headers.append(header)
             for name, vector in brought.items():
                 uploads.setdefault(name, []).extend(self._buffer.put(vector, len(batch.visits)))
+        self._downloads.clear()
         return VisitResults(headers, uploads, dropped, perf_counter() - start)
 
     def updates(self, batch: TaskBatch, results: VisitResults) -> list[Vector]:
@@ -210,7 +213,7 @@ class Worker:
     def _fingerprint(self, task: ClientTask, batch: TaskBatch) -> Coded:
         with self.watch("train"):
             client = self.client(task.client, task.visit, batch.step)
-            shown = message_on(self.message(task, batch.step, 0), self.config.clients.device).vectors
+            shown = self._downloads.message(self.message(task, batch.step, 0)).vectors
             key = self._key("fingerprint", task.client)
             report = self._home(self.hooks.fingerprint(task, client, shown, key))
         arrived, sizes = self.coder.up(report, None, task.visit, key)
@@ -264,7 +267,7 @@ class Worker:
             _ = client.data
         device = self.config.clients.device
         key = self._key("visit", task.client, task.visit)
-        return message_on(message, device), state_on(state, device), client, key
+        return self._downloads.message(message), state_on(state, device), client, key
 
     def _after(self, task: ClientTask, message: Message, report: Report, after: State) -> Coded:
         """Clip and encode a visit's report and commit the client's state."""
@@ -425,32 +428,36 @@ class Worker:
         out: dict[int, dict[str, float]] = {}
         device, counter = self.config.clients.device, self.config.counter
         counter.begin()
+        self._downloads.clear()
         with self.watch("evaluate"):
             for task in batch.visits:
                 # where data change, a model is evaluated by those it was made for
                 last = max(task.visit - 1, 0)
                 client = self.client(task.client, last, batch.step)
-                message = message_on(self.message(task, batch.step, batch.version), device)
+                message = self._downloads.message(self.message(task, batch.step, batch.version))
                 state = state_on(self.config.store.load("state", task.client, task.visit), device)
                 work = partial(self._scores, message, state, client)
                 scores = attempt(work, self._place(batch.step, task.client, last), drops=False)
                 counter.advance()
                 assert not isinstance(scores, Dropped)
                 out[task.client] = scores
+        self._downloads.clear()
         return out
 
     def models(self, batch: TaskBatch) -> tuple[list[int], torch.Tensor]:
         """Return clients, and the models [n, d] that they are evaluated by, float32 in main memory."""
         clients, device = [task.client for task in batch.visits], self.config.clients.device
         rows = torch.empty(len(clients), self.config.problem.layout.size, dtype=torch.float32)
+        self._downloads.clear()
         for row, task in zip(rows, batch.visits, strict=True):
             client = self.client(task.client, max(task.visit - 1, 0), batch.step)
-            message = message_on(self.message(task, batch.step, batch.version), device)
+            message = self._downloads.message(self.message(task, batch.step, batch.version))
             kept = self.config.store.load("state", task.client, task.visit)
             work = partial(self.hooks.model_of, message, state_on(kept, device), client, client.layout.size)
             model = attempt(work, self._place(batch.step, task.client, task.visit), drops=False)
             assert not isinstance(model, Dropped)
             row.copy_(to_main_memory(model))
+        self._downloads.clear()
         return clients, rows
 
     def _scores(self, message: Message, state: State, client: Client) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Many clients' models trained at once: stacked parameters, one vectorised step for all.
 
-Each visit runs in a thread of its own, but only one thread runs at a time, in a fixed order: a method is
-written, and behaves, as if its client were alone. A visit stops where it asks to train; once all that still
-run have asked, one stacked training answers them all.
+Each visit runs in a greenlet of its own, one at a time and in a fixed order: a method is written, and
+behaves, as if its client were alone. A visit stops where it asks to train; once all that still run have
+asked, one stacked training answers them all.
 
 In a stack every tensor of the model is held once for all clients, [C, *shape]; a step takes the gradients of
 all clients by `torch.func.vmap` and makes one fused update. Clients are sorted by their number of steps, so
@@ -14,13 +14,13 @@ tests/training/test_batched.py), not bit for bit.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
+from greenlet import getcurrent, greenlet
 from torch import nn
 
 from mpifl.core.client import Trained
@@ -32,7 +32,7 @@ from .augmentation import AUGMENTATIONS
 from .backend import Backend, Request
 from .model_context import ModelContext, is_random
 from .optimizer import adam, fused_sgd
-from .precision import FLOAT32, forward_pass
+from .precision import FLOAT32, forward_pass, training_in
 from .tasks import IGNORED, Classification, NextToken
 
 STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.RNNBase)
@@ -82,7 +82,8 @@ TrainStack = Callable[[ModelContext, Sequence[Request]], list[Trained]]
 
 def train_stack(context: ModelContext, requests: Sequence[Request]) -> list[Trained]:
     """Train requests of one `kind` in one stack; return their outcomes in the same order."""
-    return _Stack(context, requests).run()
+    with training_in(requests[0].config.precision, context.device):
+        return _Stack(context, requests).run()
 
 
 def train_all(
@@ -242,39 +243,38 @@ class _Stack:
 T = TypeVar("T")
 
 
-class _Visit(threading.Thread, Generic[T]):
-    """A thread that runs one visit, between `advance` and its next request."""
+class _Visit(Generic[T]):
+    """One visit, which runs in a greenlet of its own between `advance` and its next request."""
 
     def __init__(self, work: Callable[[], T]) -> None:
-        super().__init__(daemon=True)
         self.work = work
         self.result: T | None = None
         self.error: BaseException | None = None
         self.request: Request | None = None
         self.answer: Trained | Dismissed | None = None
         self.over = False
-        self._mine, self._theirs = threading.Semaphore(0), threading.Semaphore(0)
+        self.greenlet = greenlet(self._run)  # on its end, the one that made it goes on
+        self._grad = True
 
-    def run(self) -> None:
-        """Run the visit after the first `advance`."""
-        self._mine.acquire()
+    def _run(self) -> None:
         try:
             self.result = self.work()
         except BaseException as error:
             self.error = error
         self.over = True
-        self._theirs.release()
 
     def advance(self) -> None:
-        """Run the visit until its next request, or its end."""
-        self._mine.release()
-        self._theirs.acquire()
+        """Run the visit until its next request, or its end; whether gradients are recorded is its own."""
+        before = torch.is_grad_enabled()
+        torch.set_grad_enabled(self._grad)
+        self.greenlet.switch()
+        torch.set_grad_enabled(before)
 
     def ask(self, request: Request) -> Trained:
-        """Block until a request is answered; called in the visit's own thread."""
-        self.request = request
-        self._theirs.release()
-        self._mine.acquire()
+        """Wait until a request is answered; called by the visit itself."""
+        self.request, self._grad = request, torch.is_grad_enabled()
+        assert self.greenlet.parent is not None
+        self.greenlet.parent.switch()
         if isinstance(self.answer, Dismissed):
             raise self.answer
         assert self.answer is not None
@@ -294,11 +294,11 @@ class LockstepRunner:
 
     @property
     def listening(self) -> bool:
-        """Whether the calling thread is a visit of this runner."""
-        return self._current is not None and threading.current_thread() is self._current
+        """Whether a visit of this runner calls."""
+        return self._current is not None and getcurrent() is self._current.greenlet
 
     def ask(self, request: Request) -> Trained:
-        """Block until the current visit's request is answered."""
+        """Wait until the current visit's request is answered."""
         assert self._current is not None
         return self._current.ask(request)
 
@@ -308,8 +308,6 @@ class LockstepRunner:
         An exception of one ends the others and is raised.
         """
         visits = [_Visit(work) for work in works]
-        for visit in visits:
-            visit.start()
         left = visits
         while left:
             for visit in left:
@@ -326,7 +324,7 @@ class LockstepRunner:
         return [visit.result for visit in visits]  # type: ignore[misc]  # all are over
 
     def _dismiss(self, visits: Sequence[_Visit[Any]]) -> None:
-        """End the visits that still wait, so that no thread remains."""
+        """End the visits that still wait, so that each leaves what it has entered."""
         for visit in visits:
             self._current = visit
             while not visit.over:
@@ -364,5 +362,5 @@ class LockstepBackend(Backend):
         return fits and self.runner.listening and self.context.untouched()
 
     def train(self, request: Request) -> Trained:
-        """Block until all other visits have asked; return this one's outcome."""
+        """Wait until all other visits have asked; return this one's outcome."""
         return self.runner.ask(request)

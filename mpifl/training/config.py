@@ -9,7 +9,7 @@ from typing import Literal
 from mpifl.core.errors import require
 
 from .augmentation import AUGMENTATIONS
-from .precision import BFLOAT16, FLOAT32
+from .precision import PRECISIONS
 
 OPTIMIZERS = ("sgd", "adam")
 
@@ -34,9 +34,9 @@ class LocalConfig:
         keep_optimizer: each client goes on with its optimiser's momentum, or moments and number of steps, at
             its next visit, as the code of CFL, FedEM, FedSoft and UCFL does; otherwise every visit begins
             with a new optimiser.
-        precision: `float32`, or `bfloat16`: matrix products and convolutions of training steps are of
-            bfloat16 numbers, by PyTorch, on processors with AVX512-BF16 or AMX and on GPUs that have it;
-            weights, updates, sums and evaluation stay float32 (`docs/performance.md`).
+        precision: of matrix products and convolutions in training steps: `float32`, `tf32` (on GPUs) or
+            `bfloat16` (on processors with AVX512-BF16 or AMX, and on GPUs that have it), both by PyTorch.
+            Weights, updates, sums and evaluation stay float32 (`docs/performance.md`).
         augment: `none`, or `crop_flip`, random crops and mirrored images in every batch of the training loop.
     """
 
@@ -52,7 +52,7 @@ class LocalConfig:
     augment: Literal["none", "crop_flip"] = "none"
     steps: int | None = None
     keep_optimizer: bool = False
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         require(self.epochs >= 0, "epochs", self.epochs, "take 0 or more passes over the data")
@@ -66,8 +66,8 @@ class LocalConfig:
         )
         require(self.lr_decay > 0, "lr_decay", self.lr_decay, "take a positive factor; 1 keeps the rate")
         require(self.gamma > 0, "gamma", self.gamma, "take a positive factor")
-        known = f"take one of {FLOAT32}, {BFLOAT16}"
-        require(self.precision in (FLOAT32, BFLOAT16), "precision", self.precision, known)
+        known = f"take one of {', '.join(PRECISIONS)}"
+        require(self.precision in PRECISIONS, "precision", self.precision, known)
         known = ", ".join(AUGMENTATIONS)
         require(self.augment in AUGMENTATIONS, "augment", self.augment, f"take one of {known}")
 

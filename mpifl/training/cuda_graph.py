@@ -22,7 +22,7 @@ from .batched import evenly, moving_names, sample_weights, stacked_gradients, tr
 from .config import LocalConfig
 from .model_context import ModelContext
 from .optimizer import OptimizerStep, fused_sgd
-from .precision import forward_pass
+from .precision import forward_pass, training_in
 from .pytorch_backend import FullBatchStep, train_by_steps
 
 WARM_UP = 3  # steps before capture, as PyTorch asks for: libraries allocate and choose in them
@@ -165,7 +165,8 @@ class CapturedStacks:
         self.captured[address] = stack
         while len(self.captured) > self.MOST:
             del self.captured[next(iter(self.captured))]
-        return stack.train(requests)
+        with training_in(config.precision, context.device):
+            return stack.train(requests)
 
 
 class CapturedStack:

@@ -20,6 +20,7 @@ from mpifl.kernels.wide_layers import ChannelsLast, has_wide_convolutions
 
 from .backend import epoch_orders
 from .config import LocalConfig
+from .precision import set_tf32
 from .tasks import Classification
 
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)  # modules that draw numbers
@@ -84,6 +85,7 @@ class ModelContext:
         self.task = task or Classification()
         self.flat = FlatModel(use_fast_pooling(model), torch.device(device))
         self.device = self.flat.vector.device  # "cuda" names the current GPU, which has a number
+        set_tf32(self.device, False)  # PyTorch's default is to take it for convolutions
         self.layout = self.flat.layout
         self.momentum = torch.zeros_like(self.flat.weights)
         self.square = torch.zeros_like(self.flat.weights)

@@ -1,20 +1,23 @@
-"""The number format of a training step: float32, or bfloat16 in the layers that PyTorch's autocast knows.
+"""The number format of a training step: float32, TF32, or bfloat16 in the layers that autocast knows.
 
 In bfloat16 a step's matrix products and convolutions, forward and backward, are of numbers with 8 bits of
-mantissa; losses, gradients of the weights, weights, updates and sums stay float32. The kernels know float32
-only, so PyTorch trains.
+mantissa; in TF32, of float32 numbers of which a GPU reads the first 10. Losses, gradients of the weights,
+weights, updates and sums stay float32. The kernels know float32 only, so PyTorch trains. PyTorch's own
+default on a GPU is TF32 in convolutions; here they are float32, too, unless TF32 is asked for.
 """
 
 from __future__ import annotations
 
 import socket
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 from mpifl.core.errors import require
 
-FLOAT32, BFLOAT16 = "float32", "bfloat16"
+FLOAT32, TF32, BFLOAT16 = PRECISIONS = ("float32", "tf32", "bfloat16")
+AMPERE = 8  # compute capability of the first GPUs with TF32
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -27,8 +30,36 @@ def has_bfloat16(device: torch.device) -> bool:
 def check_precision(precision: str, device: torch.device) -> None:
     """Raise `UserError` where a device, this rank's, cannot train in the format that is asked for."""
     what = "processor has neither AVX512-BF16 nor AMX" if device.type == "cpu" else "GPU has no bfloat16"
+    if precision == TF32:
+        what = "processor has no TF32, which is GPUs'" if device.type == "cpu" else "GPU has no TF32"
+    known = {FLOAT32: True, TF32: has_tf32(device), BFLOAT16: precision == BFLOAT16 and has_bfloat16(device)}
     remedy = f"the {what} on {socket.gethostname()}; take {FLOAT32}"
-    require(precision == FLOAT32 or has_bfloat16(device), "local.precision", precision, remedy)
+    require(known[precision], "local.precision", precision, remedy)
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Return whether a device multiplies in TF32."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= AMPERE
+
+
+def set_tf32(device: torch.device, on: bool) -> None:
+    """Let a GPU's matrix products and convolutions take TF32, or not, from here on; do nothing on a CPU."""
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = on
+        torch.backends.cudnn.allow_tf32 = on
+
+
+@contextmanager
+def training_in(precision: str, device: torch.device) -> Iterator[None]:
+    """Compute in TF32 where that is the precision; float32 again after the block."""
+    if precision != TF32:
+        yield
+        return
+    set_tf32(device, True)
+    try:
+        yield
+    finally:
+        set_tf32(device, False)
 
 
 def forward_pass(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -36,6 +67,6 @@ def forward_pass(precision: str, device: torch.device) -> AbstractContextManager
 
     Weights are cast anew in each step: a cache would hold what updates, stacks or captured graphs change.
     """
-    if precision == FLOAT32:
+    if precision != BFLOAT16:
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)

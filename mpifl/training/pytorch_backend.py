@@ -23,7 +23,7 @@ from .augmentation import AUGMENTATIONS
 from .backend import Backend, Request
 from .model_context import ModelContext
 from .optimizer import OptimizerStep
-from .precision import FLOAT32, forward_pass
+from .precision import FLOAT32, forward_pass, training_in
 
 EVAL_BATCH = 256  # samples
 STATISTICS_BATCH = 64  # samples whose batch statistics are taken at a time, as in EMD-CFL's repository
@@ -101,7 +101,8 @@ def train_by_steps(
     total, augmented = torch.zeros((), device=context.device), config.augment != "none"
     context.seed(request.key.of("dropout"))
     kernels = context.kernels() if config.precision == FLOAT32 else nullcontext()
-    with kernels, nullcontext() if part is None else context.only(part):
+    precision = training_in(config.precision, context.device)
+    with precision, kernels, nullcontext() if part is None else context.only(part):
         replacement = None if full_batch is None else full_batch()
         if replacement is not None:
             update.load()  # what takes the steps has cleared it

@@ -253,6 +253,25 @@ def test_visits_wait_for_each_other_and_run_one_at_a_time():
     assert seen == [(1, 0), (5, 0), (1, 1)]
 
 
+def test_a_visit_that_records_no_gradients_leaves_the_others_theirs():
+    recorded = []
+    runner = LockstepRunner(lambda requests: recorded.append(torch.is_grad_enabled()) or requests)
+
+    def without() -> bool:
+        with torch.no_grad():
+            runner.ask(1)
+            return torch.is_grad_enabled()
+
+    def usual() -> bool:
+        before = torch.is_grad_enabled()
+        runner.ask(2)
+        return before and torch.is_grad_enabled()
+
+    assert runner.run([without, usual]) == [False, True]
+    assert recorded == [True]
+    assert torch.is_grad_enabled()
+
+
 def test_an_error_of_one_visit_ends_the_others():
     runner = LockstepRunner(lambda requests: requests)
     ended = []

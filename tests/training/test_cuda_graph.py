@@ -121,7 +121,10 @@ def stack(device: str, config: LocalConfig, graphs: bool, name: str = "mlp", **m
 
 
 def compare(config: LocalConfig, device: str, name: str = "mlp", part: str | None = None) -> None:
-    """Assert that a captured stack finds what each client does alone, within 1e-4 of the largest change."""
+    """Assert that a captured stack finds what each client does alone, but for rounding: within 1e-4 of the
+    largest change on a CPU, and 1e-3 on a GPU, whose libraries compute a stack by other algorithms.
+    """
+    rounding = 1e-4 if device == "cpu" else 1e-3
     _, _, learner = stack(device, config, True, name)
     more = {"part": learner.layout.part(part)} if part else {}
     asked, found, learner = stack(device, config, True, name, **more)
@@ -134,9 +137,9 @@ def compare(config: LocalConfig, device: str, name: str = "mlp", part: str | Non
         r, scale = request, 1e-3
         alone = learner.sgd(r.start, r.split, r.config, r.key, part=r.part)
         scale = max(float((alone.vector - r.start).abs().max()), scale)
-        assert_close(trained.vector, alone.vector, rtol=0, atol=1e-4 * scale)
+        assert_close(trained.vector, alone.vector, rtol=0, atol=rounding * scale)
         assert (trained.steps, trained.lr, trained.momentum) == (alone.steps, alone.lr, alone.momentum)
-        assert abs(trained.loss - alone.loss) <= 1e-4 * max(1, abs(alone.loss))
+        assert abs(trained.loss - alone.loss) <= rounding * max(1, abs(alone.loss))
         assert torch.equal(second.vector, trained.vector), "nothing is left of the last stack"
         assert second.loss == trained.loss
 

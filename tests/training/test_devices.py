@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.testing import assert_close
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.devices import (
     CPU,
+    Downloads,
     message_on,
     report_to_main_memory,
     split_on,
@@ -24,12 +26,15 @@ from mpifl.core.devices import (
     upload_budget,
     use_deterministic_algorithms,
 )
-from mpifl.core.federation import Split
+from mpifl.core.federation import Federation, Split
 from mpifl.core.metric import Metric
+from mpifl.core.rng import key
 from mpifl.core.task import Task
 from mpifl.core.types import Message, Report
+from mpifl.data.federation import LazyClient
 from mpifl.experiment.schema import SystemConfig
-from mpifl.training.client import public_clients
+from mpifl.models import MODELS
+from mpifl.training.client import LocalClient, public_clients
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
 
@@ -99,6 +104,65 @@ def test_a_gpu_is_asked_for_the_same_bits_each_time_and_a_cpu_is_left_alone(monk
         torch.use_deterministic_algorithms(False)
 
 
+def test_rows_that_many_clients_download_are_copied_once():
+    """Until the step ends: then the same memory may hold other numbers."""
+    rows, other = torch.zeros(2, 3), torch.ones(3)
+    downloads = Downloads(META)
+    first = downloads.message(Message({"model": rows}, {"model": (0, 1)}, version=4, step=5))
+    second = downloads.message(Message({"model": rows, "head": other}, {"model": (0, 1), "head": 0}))
+    assert first["model"].device == META
+    assert (first.rows, first.version, first.step) == ({"model": (0, 1)}, 4, 5)
+    assert second["model"] is first["model"]
+    assert second["head"].shape == (3,)
+    assert downloads.message(Message({"model": rows[0]}, {"model": 0}))["model"].shape == (3,)
+    downloads.clear()
+    assert downloads.message(Message({"model": rows}, {"model": (0, 1)}))["model"] is not first["model"]
+
+
+def test_few_rows_are_kept_on_a_device():
+    downloads, rows = Downloads(META), torch.zeros(Downloads.MOST + 1, 3)
+    first, *_ = [downloads.message(Message({"model": row}, {"model": 0}))["model"] for row in rows]
+    assert downloads.message(Message({"model": rows[0]}, {"model": 0}))["model"] is not first
+
+
+def test_on_the_cpu_rows_are_those_of_the_table():
+    rows = torch.zeros(2, 16)
+    assert Downloads(CPU).message(Message({"model": rows}, {"model": (0, 1)}))["model"] is rows
+
+
+def test_training_brings_no_test_images_to_a_device():
+    """Each split of a client is read, and copied, when a method first asks for it."""
+    asked = []
+
+    class Watched(Federation):
+        def client(self, k, visit=0):
+            return LazyClient.reading(lambda name: asked.append(name) or Split(*torch.zeros(2, 5)), ("far",))
+
+    learner = SimpleNamespace(device=META, layout=None, init=torch.zeros(1), task=None)
+    client = LocalClient(0, Watched(), learner, LocalConfig())
+    assert client.data.train.x.device == META
+    assert client.data.train is client.data.train
+    assert asked == ["train"]
+    assert client.data.extra["far"].y.device == client.data.val.y.device == client.data.test.y.device == META
+    assert asked == ["train", "far", "val", "test"]
+
+
+@gpu
+@pytest.mark.parametrize(("precision", "least", "most"), [("float32", 0, 1e-5), ("tf32", 5e-5, 1e-2)])
+def test_float32_on_a_gpu_is_float32_unless_tf32_is_asked_for(precision, least, most):
+    """A step against the same on a CPU, relative to its length; PyTorch takes TF32 for convolutions."""
+    x, found = torch.randn(64, 1, 28, 28), []
+    for device, format in (("cpu", "float32"), ("cuda", precision)):
+        config = LocalConfig(batch_size=64, lr=0.1, precision=format)
+        torch.manual_seed(3)
+        learner = Learner(MODELS["lenet5"]().build((1, 28, 28), 10), device, kernels=False)
+        split = Split(x.to(device), (torch.arange(64) % 10).to(device))
+        found.append((learner.sgd(learner.init, split, config, key(1)).vector - learner.init).cpu())
+    apart = float((found[1] - found[0]).norm() / found[0].norm())
+    assert least <= apart < most
+    assert not torch.backends.cudnn.allow_tf32, "nor where nothing trains"
+
+
 @gpu
 def test_reports_come_home_through_page_locked_memory():
     there = {"model": torch.arange(1e6, device="cuda"), "loss": torch.ones(2, 3, device="cuda").T}
@@ -132,6 +196,15 @@ def test_a_method_finds_on_a_fake_gpu_what_it_finds_on_a_cpu(case, tmp_path):
         assert there.server.tables[table].device == CPU
         scale = float(rows.abs().max()) if rows.numel() else 1.0
         assert_close(there.server.tables[table], rows, rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("stack", [0, 3])
+def test_stacks_find_their_samples_on_a_fake_gpu(stack, tmp_path):
+    """0 measures: on samples of a typical client, which the source gives in main memory."""
+    system = SystemConfig(stack=stack)
+    with fake_device.gpu():
+        there = toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, steps=2, system=system)
+    assert len(there.notes) == 2
 
 
 @dataclass(frozen=True)
