@@ -278,7 +278,7 @@ def speed(name: str) -> Callable[[Campaign], Figures]:
                     failed[way] = str(error)[:LONGEST]
                     jobs.pop(way).end()
             turns = 1 if campaign.rehearsed else 3
-            taken = take_turns(jobs, 0.0 if campaign.rehearsed else 2.0, turns)
+            taken = take_turns(jobs, 0.0 if campaign.rehearsed else 1.0, turns)
         finally:
             for job in jobs.values():
                 job.end()
