@@ -29,12 +29,16 @@ def has_bfloat16(device: torch.device) -> bool:
 
 def check_precision(precision: str, device: torch.device) -> None:
     """Raise `UserError` where a device, this rank's, cannot train in the format that is asked for."""
-    what = "processor has neither AVX512-BF16 nor AMX" if device.type == "cpu" else "GPU has no bfloat16"
+    if precision == FLOAT32:
+        return
     if precision == TF32:
-        what = "processor has no TF32, which is GPUs'" if device.type == "cpu" else "GPU has no TF32"
-    known = {FLOAT32: True, TF32: has_tf32(device), BFLOAT16: precision == BFLOAT16 and has_bfloat16(device)}
+        known, what = has_tf32(device), "processor has no TF32, which is GPUs'"
+    else:
+        known, what = has_bfloat16(device), "processor has neither AVX512-BF16 nor AMX"
+    if device.type == "cuda":
+        what = f"GPU has no {'TF32' if precision == TF32 else BFLOAT16}"
     remedy = f"the {what} on {socket.gethostname()}; take {FLOAT32}"
-    require(known[precision], "local.precision", precision, remedy)
+    require(known, "local.precision", precision, remedy)
 
 
 def has_tf32(device: torch.device) -> bool:

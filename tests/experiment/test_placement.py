@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import build as experiment
 from mpifl.experiment import placement
+from mpifl.experiment.run import announce
 from mpifl.experiment.schema import Config, SystemConfig
 from mpifl.models.cnn import LeNet5
 
@@ -51,6 +53,28 @@ def test_workers_that_share_a_gpu_are_told_of_mps():
     assert "CUDA MPS" in placement.table(shared)
     assert "CUDA MPS" not in placement.table([p | {"mps": True} for p in shared])
     assert placement.hints([*shared[:2], rank(1, gpus="a", gpu="a")]) == [], "the server computes nothing"
+
+
+@pytest.mark.parametrize(
+    ("device", "graphs", "optimizer", "told"),
+    [
+        ("cuda:0", False, "sgd", True),
+        ("cpu", False, "sgd", False),
+        ("cuda:0", True, "sgd", False),
+        ("cuda:0", False, "adam", False),
+    ],
+)
+def test_on_a_gpu_graphs_are_named_where_they_would_help(device, graphs, optimizer, told, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("mpifl.experiment.run.line", lambda identity: "")
+    context = toy.context_of(toy.config_of(FedAvg()), toy.Tiny())
+    changed = replace(
+        context.config,
+        system=SystemConfig(cuda_graphs=graphs),
+        local=replace(context.config.local, optimizer=optimizer, momentum=0.0),
+    )
+    announce(replace(context, config=changed, places=(rank() | {"device": device},)), said.append, False)
+    assert any("--system.cuda_graphs true" in text for text in said) == told
 
 
 def test_a_gpu_without_a_worker_is_seen():

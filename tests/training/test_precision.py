@@ -97,6 +97,14 @@ OPTIONS = ["--local.precision", BFLOAT16, "--system.device", "cpu"]
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])
+def test_tf32_is_refused_in_one_line_on_a_processor(command, capsys):
+    options = ["--local.precision", "tf32", "--system.device", "cpu"]
+    assert cli.main([command, str(CONFIG), *options]) == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "local.precision" in x]
+    assert "'tf32': the processor has no TF32, which is GPUs'" in line
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
 def test_it_is_refused_in_one_line_on_a_processor_without_it(command, monkeypatch, capsys):
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: False)
