@@ -151,10 +151,8 @@ class CapturedStacks:
         """Train requests of one `kind`; see `batched.train_stack`, which takes what is not plain SGD."""
         first, config = requests[0], requests[0].config
         plain = config.optimizer == "sgd" and config.augment == "none"
-        plain = (
-            plain and sample_weights(context.task) is evenly and all(r.direction is None for r in requests)
-        )
-        if not plain:
+        directed = any(r.direction is not None for r in requests)
+        if not plain or directed or sample_weights(context.task) is not evenly:
             return train_stack(context, requests)
         x, y = first.split.x, first.split.y
         address = (
@@ -186,8 +184,8 @@ class CapturedStack:
     """
 
     def __init__(self, context: ModelContext, request: Request, count: int) -> None:
-        self.context, self.count, self.part = context, count, request.part
-        self.config, device, size = request.config, context.device, request.config.batch_size
+        self.context, self.count, self.config = context, count, request.config
+        device, size = context.device, request.config.batch_size
         split, layout = request.split, context.layout
         self.tensors = {
             name: torch.zeros(count, *shape, device=device)
