@@ -260,17 +260,18 @@ def speed(name: str) -> Callable[[Campaign], Figures]:
         for way in ways:
             words = ["mpifl.benchmarks.job", "SOCKET", workload.config, *campaign.options, *WAYS[way]]
             commands[way] = [*mpirun(2), *words]
-        with ThreadPoolExecutor(len(commands)) as pool:  # a start is seconds of imports
-            starts = {
-                name: pool.submit(_stopped_job, name, words, folder, limit)
-                for name, words in commands.items()
-            }
-        failed = {
-            name: str(start.exception())[:LONGEST] for name, start in starts.items() if start.exception()
-        }
-        jobs = {name: start.result() for name, start in starts.items() if name not in failed}
+        jobs: dict[str, Job] = {}
+
+        def start(name: str) -> None:
+            jobs[name] = Job(name, commands[name], {}, folder, limit)
+            jobs[name].stop()  # until its first turn
+
         try:
+            with ThreadPoolExecutor(len(commands)) as pool:  # a start is seconds of imports
+                starts = {name: pool.submit(start, name) for name in commands}
+            failed = {name: str(s.exception())[:LONGEST] for name, s in starts.items() if s.exception()}
             starts["loop"].result()  # raises: without it there is nothing to compare with
+            jobs = {name: jobs[name] for name in commands if name in jobs}
             for way in [way for way in jobs if way != "loop"]:
                 try:
                     jobs[way].turn(1)  # where a way breaks on this GPU, the others are measured all the same
@@ -290,13 +291,6 @@ def speed(name: str) -> Callable[[Campaign], Figures]:
 
     step.__doc__ = f"Rounds of {name} beside the loop on the same GPU."
     return step
-
-
-def _stopped_job(name: str, command: Sequence[str], folder: Path, limit: float) -> Job:
-    """Start a job, and stop its processes until its first turn."""
-    job = Job(name, command, {}, folder, limit)
-    job.stop()
-    return job
 
 
 def _per_round(turn: Figures) -> float:

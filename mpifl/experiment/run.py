@@ -44,6 +44,7 @@ from mpifl.runtime.recovery import regroup
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ClientProducts, ServerStep
 from mpifl.traffic.accountant import Accountant
+from mpifl.training.batched import stackable
 
 from . import loader
 from .build import Say, build, build_engine, build_server_step
@@ -187,9 +188,10 @@ def announce(context: RunContext, say: Say, bind_report: bool) -> None:
     if config.clock.remark:
         say(config.clock.remark)
     say(line(context.identity))
-    on_gpus = any(place["device"] != CPU for place in context.places)
+    on_gpus = all(place["device"] != CPU for place in context.places)
     if on_gpus and not config.system.cuda_graphs and config.local.optimizer == "sgd":
-        faster = "--system.stack 0 --system.cuda_graphs true"
+        stacks = config.policy.synchronous and stackable(context.parts.learner.flat.module)
+        faster = "--system.stack 0 --system.cuda_graphs true" if stacks else "--system.cuda_graphs true"
         say(f"hint: on a GPU, small networks train several times as fast with {faster}")
     if bindings.PROBLEM and config.system.kernels and config.system.device != "cuda":
         warn_once(

@@ -258,7 +258,7 @@ class Worker:
     def _before(
         self, client: Client, task: ClientTask, message: Message
     ) -> tuple[Message, State, Client, Key]:
-        """Return what a visit starts from: message, state, client with its data loaded, key."""
+        """Return what a visit starts from: message, state, client with its data, key."""
         with self.watch("load"):
             keeps = self.config.algorithm.needs.client_state
             state = self.config.store.load("state", task.client, task.visit) if keeps else {}
@@ -386,7 +386,9 @@ class Worker:
             return self._header("local_update", task, report, sizes, {}, findings, {}), report
 
         self.config.counter.begin()
+        self._downloads.clear()
         made = attempt(work, self._place(message.step, task.client, task.visit), self.config.drops)
+        self._downloads.clear()
         self.config.counter.advance()
         if isinstance(made, Dropped):
             return made, {}

@@ -319,7 +319,12 @@ class LockstepRunner:
                     raise visit.error
             left = [visit for visit in left if not visit.over]
             requests = [visit.request for visit in left if visit.request is not None]
-            for visit, answer in zip(left, self.train_requests(requests) if left else [], strict=True):
+            try:
+                answers = self.train_requests(requests) if left else []
+            except BaseException:
+                self._dismiss(visits)
+                raise
+            for visit, answer in zip(left, answers, strict=True):
                 visit.answer = answer
         return [visit.result for visit in visits]  # type: ignore[misc]  # all are over
 
@@ -356,9 +361,10 @@ class LockstepBackend(Backend):
     def accepts(self, request: Request) -> bool:
         """Return whether a visit of `runner` asks, for the task's loss, and the model has no hooks.
 
-        Nothing is accepted where the task has no `sample_weights`.
+        Nothing is accepted where the task has no `sample_weights`, or under an autocast of the visit's own.
         """
         fits = self._known_mean and request.loss is None
+        fits = fits and not torch.is_autocast_enabled(self.context.device.type)
         return fits and self.runner.listening and self.context.untouched()
 
     def train(self, request: Request) -> Trained:

@@ -155,22 +155,30 @@ class CapturedStacks:
         if not plain or directed or sample_weights(context.task) is not evenly:
             return train_stack(context, requests)
         x, y = first.split.x, first.split.y
+        largest = max(len(r.split) for r in requests)
+        size = min(config.batch_size, _power_of_two(largest))  # no batch is larger
         address = (
-            *(len(requests), config.batch_size, config.momentum, config.weight_decay, config.precision),
+            *(len(requests), size, config.momentum, config.weight_decay, config.precision),
             *(bounds(first.part), x.shape[1:], x.dtype, y.shape[1:], y.dtype),
         )
-        stack = self.captured.pop(address, None) or CapturedStack(context, first, len(requests))
-        self.captured[address] = stack
+        stack = self.captured.pop(address, None) or CapturedStack(context, first, len(requests), size)
+        with training_in(config.precision, context.device):
+            trained = stack.train(requests)
+        self.captured[address] = stack  # one that fails, for lack of memory say, is not kept
         while len(self.captured) > self.MOST:
             del self.captured[next(iter(self.captured))]
-        with training_in(config.precision, context.device):
-            return stack.train(requests)
+        return trained
+
+
+def _power_of_two(least: int) -> int:
+    """Return the smallest power of two that is at least so much; 1 for 0."""
+    return 1 << max(least - 1, 0).bit_length()
 
 
 class CapturedStack:
     """Clients of one kind, trained side by side by a step that is captured once for all stacks of its size.
 
-    Every batch is padded to the full size, and the padding weighs nothing. When clients at the end of the
+    Every batch is padded to one size, and the padding weighs nothing. When clients at the end of the
     stack, which is sorted by their number of steps, have none left, a graph of fewer rows goes on: the power
     of two that holds the others. So what is computed depends on the clients of the stack alone.
 
@@ -178,14 +186,15 @@ class CapturedStack:
         context: the model.
         request: like those to come.
         count: C, clients of a stack.
+        size: b, to which batches are padded.
 
     Attributes:
         graphs: number of rows -> the captured step; None on a CPU, which takes the step itself.
     """
 
-    def __init__(self, context: ModelContext, request: Request, count: int) -> None:
-        self.context, self.count, self.config = context, count, request.config
-        device, size = context.device, request.config.batch_size
+    def __init__(self, context: ModelContext, request: Request, count: int, size: int) -> None:
+        self.context, self.count, self.size, self.config = context, count, size, request.config
+        device = context.device
         split, layout = request.split, context.layout
         self.tensors = {
             name: torch.zeros(count, *shape, device=device)
@@ -238,7 +247,7 @@ class CapturedStack:
 
     def _rows(self, active: int) -> int:
         """Return how many rows take a step in which so many clients still train."""
-        return min(1 << (active - 1).bit_length(), self.count)
+        return min(_power_of_two(active), self.count)
 
     def _batches(self, request: Request) -> list[np.ndarray]:
         """Return the sample numbers of each batch, int64 [b]."""
@@ -250,7 +259,7 @@ class CapturedStack:
         self, sizes: Sequence[int], batches: Sequence[Sequence[np.ndarray]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples of all batches among those of all clients [T, C, b], and their weights."""
-        shape = len(batches[0]), self.count, self.config.batch_size
+        shape = len(batches[0]), self.count, self.size
         index, weight = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
         first = 0
         for row, size in enumerate(sizes):

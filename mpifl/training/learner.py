@@ -49,6 +49,7 @@ class Learner:
         backends: asked in this order; the first that accepts a request trains it.
         kernels: the backend of the kernels, which also evaluates; None where PyTorch does everything.
         lockstep: runs visits side by side, so that their requests are trained in one stack.
+        stacks: trains stacks by captured steps; None without graphs.
         device: where the model computes.
         layout: where each named tensor lies in the vector.
         flat: the module and its flat vector.
@@ -79,7 +80,8 @@ class Learner:
         self.init = self.flat.vector.clone() if init is None else init.to(self.device)
         self.auxiliary, self.dry_run = auxiliary, False
         self.kernels = KernelBackend(context) if known and self.device.type == "cpu" else None
-        stacked = LockstepBackend(context, CapturedStacks() if graphs else train_stack)
+        self.stacks = CapturedStacks() if graphs else None
+        stacked = LockstepBackend(context, self.stacks or train_stack)
         self.lockstep: LockstepRunner = stacked.runner
         self.backends: tuple[Backend, ...] = (
             stacked,
@@ -166,6 +168,8 @@ class Learner:
 def pick_stack(learner: Learner, split: Split, config: LocalConfig, most: int) -> int:
     """Return the fastest size of a stack for clients like `split`; 1 where one after the other is as fast.
 
+    What a method adds to the gradients is left out, and with it that such steps are not captured.
+
     Args:
         learner: it trains a few times.
         split: training data of a typical client.
@@ -185,6 +189,8 @@ def pick_stack(learner: Learner, split: Split, config: LocalConfig, most: int) -
             break
         if each < best:
             best, size = each, c
+    if learner.stacks is not None:
+        learner.stacks.captured.clear()  # most are of sizes that do not come again
     return size
 
 

@@ -272,6 +272,41 @@ def test_a_visit_that_records_no_gradients_leaves_the_others_theirs():
     assert torch.is_grad_enabled()
 
 
+def test_an_error_of_the_training_ends_all_visits():
+    ended = []
+
+    def fails(requests: list) -> list:
+        raise MemoryError("too large a stack")
+
+    runner = LockstepRunner(fails)
+
+    def waits() -> None:
+        try:
+            runner.ask(1)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(MemoryError):
+        runner.run([waits, waits])
+    assert ended == [True, True]
+
+
+def test_a_training_under_an_autocast_of_its_own_is_no_part_of_a_stack():
+    one, config = learner(kernels=False), CONFIGS["plain"]
+
+    def visit():
+        with torch.autocast("cpu", torch.bfloat16):
+            own = one.sgd(one.init, SPLITS[0], config, key(1)).vector
+            assert torch.is_autocast_enabled("cpu")
+        return own, one.sgd(one.init, SPLITS[0], config, key(1)).vector
+
+    (alone, usual), (second, _) = one.lockstep.run([visit, visit])
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.equal(alone, second)
+    assert_close(usual, one.sgd(one.init, SPLITS[0], config, key(1)).vector, rtol=0, atol=1e-5)
+    assert (alone - usual).abs().max() > 1e-4
+
+
 def test_an_error_of_one_visit_ends_the_others():
     runner = LockstepRunner(lambda requests: requests)
     ended = []

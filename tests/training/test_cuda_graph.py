@@ -16,10 +16,9 @@ from mpifl.core.parameters import FlatModel
 from mpifl.core.rng import key
 from mpifl.models import MODELS
 from mpifl.training.backend import Request
-from mpifl.training.batched import LockstepBackend
 from mpifl.training.config import LocalConfig
-from mpifl.training.cuda_graph import CudaGraphBackend
-from mpifl.training.learner import Learner
+from mpifl.training.cuda_graph import CapturedStack, CudaGraphBackend
+from mpifl.training.learner import Learner, pick_stack
 
 SPLITS = [toy.draw("train", k, n, 0) for k, n in enumerate((23, 10, 4))]  # of 5: with, without, only a rest
 CONFIGS = {
@@ -104,7 +103,7 @@ STACKED = {
     **{name: config for name, config in CONFIGS.items() if name != "adam"},
     "no epoch": LocalConfig(epochs=0),
 }
-SIZES = (23, 5, 12, 1, 23)  # batches of 5: 5, 1, 3, 1 and 5 steps
+SIZES = (23, 5, 0, 1, 23)  # batches of 5: 5, 1, 0, 1 and 5 steps
 
 
 def stack(device: str, config: LocalConfig, graphs: bool, name: str = "mlp", **more):
@@ -128,8 +127,7 @@ def compare(config: LocalConfig, device: str, name: str = "mlp", part: str | Non
     _, _, learner = stack(device, config, True, name)
     more = {"part": learner.layout.part(part)} if part else {}
     asked, found, learner = stack(device, config, True, name, **more)
-    (backend,) = (b for b in learner.backends if isinstance(b, LockstepBackend))
-    kept = backend.runner.train_requests.keywords["train"].captured
+    kept = learner.stacks.captured
     assert len(kept) == 1, "it was a captured stack"
     again = learner.lockstep.train_requests(asked)
     assert len(kept) == 1, "and captured once"
@@ -150,6 +148,34 @@ def test_a_captured_stack_of_unequal_clients_is_each_of_them_alone(config, part)
     compare(config, "cpu", part=part)
 
 
+def test_batches_are_padded_to_what_the_largest_client_has():
+    """A batch of everybody's samples, however few these are, costs no more than they do."""
+    config = LocalConfig(batch_size=20000, lr=0.1)
+    compare(config, "cpu")
+    *_, learner = stack("cpu", config, True)
+    (kept,) = learner.stacks.captured.values()
+    assert kept.x.shape[:2] == (5, 32)
+
+
+def test_a_stack_that_fails_is_not_kept(monkeypatch):
+    asked, _, learner = stack("cpu", CONFIGS["plain"], True)
+    learner.stacks.captured.clear()
+
+    def too_large(self, requests):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(CapturedStack, "train", too_large)
+    with pytest.raises(torch.OutOfMemoryError):
+        learner.lockstep.train_requests(asked)
+    assert not learner.stacks.captured
+
+
+def test_sizes_of_stacks_that_were_measured_are_not_kept():
+    _, _, learner = stack("cpu", CONFIGS["plain"], True)
+    pick_stack(learner, Split(torch.randn(9, 1, 4, 4), torch.arange(9) % 3), CONFIGS["plain"], 4)
+    assert not learner.stacks.captured
+
+
 @gpu
 @pytest.mark.parametrize("config", STACKED.values(), ids=STACKED)
 @pytest.mark.parametrize("name", ["mlp", "lenet5"])
@@ -168,12 +194,10 @@ def test_a_stack_of_what_is_no_plain_sgd_is_not_captured(change):
 
 def test_graphs_of_a_few_sizes_of_stacks_are_kept():
     asked, _, learner = stack("cpu", CONFIGS["plain"], True)
-    (backend,) = (b for b in learner.backends if isinstance(b, LockstepBackend))
-    stacks = backend.runner.train_requests.keywords["train"]
-    stacks.MOST = 2
+    learner.stacks.MOST = 2
     for count in (2, 3, 5, 4):
         learner.lockstep.train_requests(asked[:count])
-    assert [address[0] for address in stacks.captured] == [5, 4]
+    assert [address[0] for address in learner.stacks.captured] == [5, 4]
 
 
 @pytest.fixture
