@@ -9,9 +9,11 @@ import pytest
 import torch
 from support import toy
 from support.runs import CONFIG, HALF, SCRIPT, Runs
+from support.runs import RUNS as EVERY
 
 from mpifl.training.precision import has_bfloat16
 
+DEVICE = "cuda"
 SAMPLED = [
     "--cohort_size",
     "4",
@@ -29,6 +31,7 @@ RUNS = {
     "lenet": ["--model", "lenet5", "--data.source", "{name: synthetic, train: 400, test: 100}", *HALF],
     "fedavg-auto": [*HALF, "--system.mpi_memory", "auto"],
     "ucfl-auto": ["--algorithm", "ucfl", *HALF, "--system.mpi_memory", "auto"],
+    "captured": [*HALF, "--system.stack", "3", "--system.cuda_graphs", "true"],
     "few": [*SAMPLED, "--data.source", "{name: synthetic, train: 400, test: 100}"],
     "many": [
         *(*SAMPLED, "--data.source", "{name: synthetic, train: 40000, test: 100}"),
@@ -47,7 +50,7 @@ def folders(mpirun, tmp_path_factory) -> dict[int, Path]:
     found, cache = {}, tmp_path_factory.mktemp("cache")
     for ranks in (1, 2, 4):
         found[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
-        options = ["--system.device", "cuda", "--data.cache", cache]
+        options = ["--system.device", DEVICE, "--data.cache", cache]
         end = mpirun(
             ranks,
             SCRIPT,
@@ -82,6 +85,19 @@ def test_mpi_that_is_given_gpu_memory_leads_to_the_digest_of_staged_copies(folde
     if used["mpi_memory"] == "main":
         pytest.skip("this MPI is not CUDA-aware")
     assert runs.summary(name)["digest"] == runs.summary(f"{name}-auto")["digest"]
+
+
+@pytest.mark.nightly
+def test_every_kind_of_run_has_one_digest(mpirun, tmp_path):
+    """What `test_digests` compares on CPUs, on GPUs."""
+    runs, found = json.dumps(EVERY), {}
+    for ranks in (1, 3):
+        options = ["--system.device", DEVICE, "--data.cache", tmp_path / "cache"]
+        folder = tmp_path / str(ranks)
+        end = mpirun(ranks, SCRIPT, CONFIG, folder, runs, *options, timeout=900, env=toy.PYTHONPATH)
+        assert end.returncode == 0, end.stderr
+        found[ranks] = {name: Runs(folder).summary(name)["digest"] for name in EVERY}
+    assert found[1] == found[3]
 
 
 def test_four_ranks_share_the_gpus_in_turn_workers_first(folders):
