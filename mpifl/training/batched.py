@@ -364,7 +364,7 @@ class LockstepBackend(Backend):
         Nothing is accepted where the task has no `sample_weights`, or under an autocast of the visit's own.
         """
         fits = self._known_mean and request.loss is None
-        fits = fits and not torch.is_autocast_enabled(self.context.device.type)
+        fits = fits and not any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         return fits and self.runner.listening and self.context.untouched()
 
     def train(self, request: Request) -> Trained:
