@@ -247,9 +247,8 @@ def speed(name: str) -> Callable[[Campaign], Figures]:
 
     def step(campaign: Campaign) -> Figures:
         workload = WORKLOADS[name]
-        ways = [*(WAYS_OF_SMALL if name in SMALL else WAYS_OF_LARGE)]
-        if campaign.rehearsed:
-            ways = [way for way in ways if "graphs" not in way]
+        known = WAYS_OF_SMALL if name in SMALL else WAYS_OF_LARGE
+        ways = [way for way in known if not (campaign.rehearsed and "graphs" in way)]
         folder, limit = campaign.folder / name, max(LEAST_S, campaign.left * 0.4)
         folder.mkdir()
         loop = ["-m", "mpifl.benchmarks.plain_loop", "SOCKET", "1", workload.config, campaign.device]

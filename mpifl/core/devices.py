@@ -94,8 +94,8 @@ def message_on(message: Message, device: torch.device) -> Message:
 class Downloads:
     """Brings the messages of a step to a device; rows that many clients download are copied once.
 
-    The last few rows stay there until `clear`: nobody may write to them, as on a CPU, where all clients read
-    the same memory.
+    The last few rows stay there until `clear`, the end of a `with` block: nobody may write to them, as on a
+    CPU, where all clients read the same memory.
 
     Args:
         device: the clients'.
@@ -107,6 +107,13 @@ class Downloads:
         self.device = device
         # where it lies in main memory, and its form -> what is kept alive there, and its copy
         self._kept: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __enter__(self) -> None:
+        """Begin with nothing on the device."""
+
+    def __exit__(self, *error: object) -> None:
+        """Leave nothing there."""
+        self.clear()
 
     def clear(self) -> None:
         """Forget all rows: what lies at an address may be other numbers in the next step."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from types import MappingProxyType
 
@@ -98,6 +99,60 @@ class ClientData:
     val: Split
     test: Split
     extra: Mapping[str, Split] = field(default_factory=dict)
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """Names of the further test sets."""
+        return tuple(self.extra)
+
+    def split(self, name: str) -> Split:
+        """Return `train`, `val`, `test` or a further test set."""
+        found: Split = self.extra[name] if name in self.further else getattr(self, name)
+        return found
+
+
+class LazyClient(ClientData):
+    """A client whose splits are read on first access: training does not pay for test images."""
+
+    _read: Callable[[str], Split]
+    _extra: tuple[str, ...]
+
+    @classmethod
+    def reading(cls, read: Callable[[str], Split], extra: tuple[str, ...]) -> LazyClient:
+        """Return a client.
+
+        Args:
+            read: returns a split by name.
+            extra: names of the further test sets.
+        """
+        self = object.__new__(cls)
+        self.__dict__.update(_read=read, _extra=extra)
+        return self
+
+    @cached_property
+    def train(self) -> Split:
+        """Training samples."""
+        return self._read("train")
+
+    @cached_property
+    def val(self) -> Split:
+        """Validation samples."""
+        return self._read("val")
+
+    @cached_property
+    def test(self) -> Split:
+        """Test samples."""
+        return self._read("test")
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """Names of the further test sets."""
+        return self._extra
+
+    @cached_property
+    def extra(self) -> Mapping[str, Split]:
+        """Further test sets by name."""
+        return {name: self._read(name) for name in self._extra}
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,13 @@ class Layout:
         """d, the length of the vector."""
         return max((s.stop for s in self.slices.values()), default=0)
 
+    def tensors(self, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the tensors of models [C, d] by name, each [C, *shape]."""
+        return {
+            name: vectors[:, s].reshape(len(vectors), *shape)
+            for (name, s), shape in zip(self.slices.items(), self.shapes, strict=True)
+        }
+
     def part(self, name: str) -> Part:
         """Return a named part.
 

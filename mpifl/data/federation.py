@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
@@ -12,7 +12,16 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import UserError
-from mpifl.core.federation import CLASSES, IMAGES, ClientData, DataInfo, Federation, Split, StoredSamples
+from mpifl.core.federation import (
+    CLASSES,
+    IMAGES,
+    ClientData,
+    DataInfo,
+    Federation,
+    LazyClient,
+    Split,
+    StoredSamples,
+)
 
 from .pool import Pool
 from .sample_cache import SampleCache
@@ -20,45 +29,6 @@ from .scenario import SPLITS, Partition, SampleIndex, ScenarioSpec
 from .transforms import Op, ToInputs, labels_as_tensor
 
 MIN_CACHED_SHARE = 8  # the cache must hold one in so many of all training samples
-
-
-class LazyClient(ClientData):
-    """A client whose splits are read on first access: training does not pay for test images."""
-
-    _read: Callable[[str], Split]
-    _extra: tuple[str, ...]
-
-    @classmethod
-    def reading(cls, read: Callable[[str], Split], extra: tuple[str, ...]) -> LazyClient:
-        """Return a client.
-
-        Args:
-            read: returns a split by name.
-            extra: names of the further test sets.
-        """
-        self = object.__new__(cls)
-        self.__dict__.update(_read=read, _extra=extra)
-        return self
-
-    @cached_property
-    def train(self) -> Split:
-        """Training samples."""
-        return self._read("train")
-
-    @cached_property
-    def val(self) -> Split:
-        """Validation samples."""
-        return self._read("val")
-
-    @cached_property
-    def test(self) -> Split:
-        """Test samples."""
-        return self._read("test")
-
-    @cached_property
-    def extra(self) -> Mapping[str, Split]:
-        """Further test sets by name."""
-        return {name: self._read(name) for name in self._extra}
 
 
 class PoolFederation(Federation):

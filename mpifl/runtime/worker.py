@@ -146,7 +146,6 @@ class Worker:
         """
         start, headers, dropped = perf_counter(), list[ReportHeader](), list[Dropped]()
         self._bases.clear()
-        self._downloads.clear()
         if self._plain is not None and not fingerprint and self._plain.fit(batch):
             self._buffer.clear()
             out = self._buffer.rows(self.config.clients.layout.size, len(batch.visits))
@@ -159,23 +158,23 @@ class Worker:
         self._buffer.clear(self._room())
         counter = self.config.counter
         counter.begin()
-        for task in batch.visits:
-            work = partial(self._report, task, batch, peers, None if fingerprint else visits)
-            place = self._place(batch.step, task.client, task.visit)
-            report = attempt(work, place, self.config.drops and not fingerprint)
-            counter.advance()
-            if isinstance(report, Dropped):
-                dropped.append(report)
-                if self._remembered is None or not task.visit or fingerprint:
-                    continue
-                # as a client that is not in the cohort
-                task = replace(task, fresh=False, looks_at=np.zeros(len(peers), bool))
-                report = self._report(task, batch, peers, visits)
-            header, brought = report
-            headers.append(header)
-            for name, vector in brought.items():
-                uploads.setdefault(name, []).extend(self._buffer.put(vector, len(batch.visits)))
-        self._downloads.clear()
+        with self._downloads:
+            for task in batch.visits:
+                work = partial(self._report, task, batch, peers, None if fingerprint else visits)
+                place = self._place(batch.step, task.client, task.visit)
+                report = attempt(work, place, self.config.drops and not fingerprint)
+                counter.advance()
+                if isinstance(report, Dropped):
+                    dropped.append(report)
+                    if self._remembered is None or not task.visit or fingerprint:
+                        continue
+                    # as a client that is not in the cohort
+                    task = replace(task, fresh=False, looks_at=np.zeros(len(peers), bool))
+                    report = self._report(task, batch, peers, visits)
+                header, brought = report
+                headers.append(header)
+                for name, vector in brought.items():
+                    uploads.setdefault(name, []).extend(self._buffer.put(vector, len(batch.visits)))
         return VisitResults(headers, uploads, dropped, perf_counter() - start)
 
     def updates(self, batch: TaskBatch, results: VisitResults) -> list[Vector]:
@@ -386,9 +385,8 @@ class Worker:
             return self._header("local_update", task, report, sizes, {}, findings, {}), report
 
         self.config.counter.begin()
-        self._downloads.clear()
-        made = attempt(work, self._place(message.step, task.client, task.visit), self.config.drops)
-        self._downloads.clear()
+        with self._downloads:
+            made = attempt(work, self._place(message.step, task.client, task.visit), self.config.drops)
         self.config.counter.advance()
         if isinstance(made, Dropped):
             return made, {}
@@ -430,8 +428,7 @@ class Worker:
         out: dict[int, dict[str, float]] = {}
         device, counter = self.config.clients.device, self.config.counter
         counter.begin()
-        self._downloads.clear()
-        with self.watch("evaluate"):
+        with self._downloads, self.watch("evaluate"):
             for task in batch.visits:
                 # where data change, a model is evaluated by those it was made for
                 last = max(task.visit - 1, 0)
@@ -443,23 +440,23 @@ class Worker:
                 counter.advance()
                 assert not isinstance(scores, Dropped)
                 out[task.client] = scores
-        self._downloads.clear()
         return out
 
     def models(self, batch: TaskBatch) -> tuple[list[int], torch.Tensor]:
         """Return clients, and the models [n, d] that they are evaluated by, float32 in main memory."""
         clients, device = [task.client for task in batch.visits], self.config.clients.device
         rows = torch.empty(len(clients), self.config.problem.layout.size, dtype=torch.float32)
-        self._downloads.clear()
-        for row, task in zip(rows, batch.visits, strict=True):
-            client = self.client(task.client, max(task.visit - 1, 0), batch.step)
-            message = self._downloads.message(self.message(task, batch.step, batch.version))
-            kept = self.config.store.load("state", task.client, task.visit)
-            work = partial(self.hooks.model_of, message, state_on(kept, device), client, client.layout.size)
-            model = attempt(work, self._place(batch.step, task.client, task.visit), drops=False)
-            assert not isinstance(model, Dropped)
-            row.copy_(to_main_memory(model))
-        self._downloads.clear()
+        with self._downloads:
+            for row, task in zip(rows, batch.visits, strict=True):
+                client = self.client(task.client, max(task.visit - 1, 0), batch.step)
+                message = self._downloads.message(self.message(task, batch.step, batch.version))
+                kept = self.config.store.load("state", task.client, task.visit)
+                work = partial(
+                    self.hooks.model_of, message, state_on(kept, device), client, client.layout.size
+                )
+                model = attempt(work, self._place(batch.step, task.client, task.visit), drops=False)
+                assert not isinstance(model, Dropped)
+                row.copy_(to_main_memory(model))
         return clients, rows
 
     def _scores(self, message: Message, state: State, client: Client) -> dict[str, float]:

@@ -145,6 +145,35 @@ def stacked_gradients(
     return torch.func.vmap(torch.func.grad(loss, has_aux=True))
 
 
+def longest_first(batches: Sequence[Sequence[object]]) -> list[int]:
+    """Return the numbers of clients, those with most batches first."""
+    return sorted(range(len(batches)), key=lambda i: (-len(batches[i]), i))
+
+
+def outcomes(
+    requests: Sequence[Request],
+    order: Sequence[int],
+    vectors: Sequence[torch.Tensor],
+    steps: Sequence[int],
+    losses: Sequence[float],
+) -> list[Trained]:
+    """Return the outcomes of requests, which a stack has in another order.
+
+    Args:
+        requests: in their own order.
+        order: the number of the request of each row.
+        vectors: what each row was trained to [d].
+        steps: of each row.
+        losses: of each row, the sum over its steps.
+    """
+    rows = {i: row for row, i in enumerate(order)}
+    means = [loss / n if n else 0.0 for loss, n in zip(losses, steps, strict=True)]
+    return [
+        request.outcome(vectors[rows[i]], steps[rows[i]], means[rows[i]])
+        for i, request in enumerate(requests)
+    ]
+
+
 class _Stack:
     """Clients of one kind, trained side by side."""
 
@@ -153,7 +182,7 @@ class _Stack:
         self.module, self.config = context.flat.module, first.config
         self.lr = first.config.lr_at(first.step)
         batches = [list(context.batches(r.split, r.config, r.key)) for r in requests]
-        self.order = sorted(range(len(requests)), key=lambda i: (-len(batches[i]), i))
+        self.order, self.asked = longest_first(batches), requests
         self.requests = [requests[i] for i in self.order]
         self.batches = [batches[i] for i in self.order]
         self.layout, self.device, self.task = context.layout, context.device, context.task
@@ -161,10 +190,7 @@ class _Stack:
         assert weights is not None
         self.weights = weights
         starts = torch.stack([r.start.to(self.device) for r in self.requests])  # [C, d]
-        self.tensors = {
-            name: starts[:, s].reshape(len(starts), *shape).contiguous()
-            for (name, s), shape in zip(self.layout.slices.items(), self.layout.shapes, strict=True)
-        }
+        self.tensors = {name: t.contiguous() for name, t in self.layout.tensors(starts).items()}
         self.moving = moving_names(context, first.part)
         self.first = [torch.zeros_like(self.tensors[name]) for name in self.moving]  # momentum
         self.second = [torch.zeros_like(m) for m in self.first] if self.config.optimizer == "adam" else []
@@ -177,12 +203,8 @@ class _Stack:
             active = sum(len(b) > step for b in self.batches)
             self._step(step, active)
         vectors = torch.cat([t.flatten(1) for t in self.tensors.values()], 1)  # [C, d]
-        out: list[Trained | None] = [None] * len(self.order)
-        for row, i in enumerate(self.order):
-            steps = len(self.batches[row])
-            mean = float(self.losses[row]) / steps if steps else 0.0
-            out[i] = self.requests[row].outcome(vectors[row].clone(), steps, mean)
-        return out  # type: ignore[return-value]  # every request was in the order
+        steps = [*map(len, self.batches)]
+        return outcomes(self.asked, self.order, [v.clone() for v in vectors], steps, self.losses.tolist())
 
     def _step(self, step: int, active: int) -> None:
         """Move the first `active` clients by one step each."""
@@ -363,9 +385,9 @@ class LockstepBackend(Backend):
 
         Nothing is accepted where the task has no `sample_weights`, or under an autocast of the visit's own.
         """
-        fits = self._known_mean and request.loss is None
+        fits = self._known_mean and request.loss is None and self.runner.listening
         fits = fits and not any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-        return fits and self.runner.listening and self.context.untouched()
+        return fits and self.context.untouched()
 
     def train(self, request: Request) -> Trained:
         """Wait until all other visits have asked; return this one's outcome."""

@@ -15,7 +15,7 @@ import torch
 from mpifl.core.client import Client, ClientHost, Direction, Loss, T, Trained, TrainedVisits
 from mpifl.core.devices import CPU, split_on
 from mpifl.core.errors import Missing, require
-from mpifl.core.federation import ClientData, Federation, Split, StoredSamples
+from mpifl.core.federation import ClientData, Federation, LazyClient, Split, StoredSamples
 from mpifl.core.optimizer_memory import OptimizerMemory
 from mpifl.core.parameters import Layout, Part
 from mpifl.core.progress import Stage, doing
@@ -31,36 +31,6 @@ from .own_metrics import OwnMetric
 
 class Batch(Split):
     """A mini-batch that `batches` handed out: this visit's share of the work is taken from their number."""
-
-
-class _DataOnDevice(ClientData):
-    """A client's data, of which each split is brought to a device when it is first read."""
-
-    def __init__(self, data: ClientData, device: torch.device) -> None:
-        self.__dict__.update(_data=data, _device=device)
-
-    _data: ClientData
-    _device: torch.device
-
-    @cached_property
-    def train(self) -> Split:
-        """Training samples."""
-        return split_on(self._data.train, self._device)
-
-    @cached_property
-    def val(self) -> Split:
-        """Validation samples."""
-        return split_on(self._data.val, self._device)
-
-    @cached_property
-    def test(self) -> Split:
-        """Test samples."""
-        return split_on(self._data.test, self._device)
-
-    @cached_property
-    def extra(self) -> Mapping[str, Split]:
-        """Further test sets by name."""
-        return {name: split_on(s, self._device) for name, s in self._data.extra.items()}
 
 
 class LocalClient(Client):
@@ -108,9 +78,11 @@ class LocalClient(Client):
 
     @cached_property
     def data(self) -> ClientData:
-        """The client's data at this visit, on the learner's device."""
+        """The client's data at this visit, on the learner's device, each split when it is first read."""
         data, device = self._federation.client(self.id, self.visit), self._learner.device
-        return data if device.type == "cpu" else _DataOnDevice(data, device)
+        if device.type == "cpu":
+            return data
+        return LazyClient.reading(lambda name: split_on(data.split(name), device), data.further)
 
     def pixels(self, split: str = "train") -> Split:
         """Return a split at this visit with the images as they are stored, in main memory."""

@@ -18,7 +18,15 @@ from mpifl.core.federation import Split
 from mpifl.core.parameters import Part, bounds
 
 from .backend import Backend, Request, epoch_orders
-from .batched import evenly, moving_names, sample_weights, stacked_gradients, train_stack
+from .batched import (
+    evenly,
+    longest_first,
+    moving_names,
+    outcomes,
+    sample_weights,
+    stacked_gradients,
+    train_stack,
+)
 from .config import LocalConfig
 from .model_context import ModelContext
 from .optimizer import OptimizerStep, fused_sgd
@@ -47,6 +55,12 @@ def captured(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
     with torch.cuda.graph(graph):
         step()
     return graph
+
+
+def _learning_rate(device: torch.device) -> torch.Tensor:
+    """Return a scalar in the format that the fused step reads on a device."""
+    single = device.type == "cuda"
+    return torch.zeros((), device=device, dtype=torch.float32 if single else torch.float64)
 
 
 class CudaGraphBackend(Backend):
@@ -107,8 +121,7 @@ class CapturedStep(FullBatchStep):
         self.x = split.x.new_zeros(size, *split.x.shape[1:])
         self.y = split.y.new_zeros(size, *split.y.shape[1:])
         self.total = torch.zeros((), device=device)
-        single = device.type == "cuda"  # what the fused step takes there
-        self.lr = torch.zeros((), device=device, dtype=torch.float32 if single else torch.float64)
+        self.lr = _learning_rate(device)
         # no step is the first: the momentum starts at 0
         self.update = OptimizerStep(context, config, self.lr, part, None, steps=1)
         self.graph = captured(self._step, device)
@@ -206,16 +219,15 @@ class CapturedStack:
         self.y = split.y.new_zeros(count, size, *split.y.shape[1:])
         self.weight = torch.zeros(count, size, device=device)
         self.losses = torch.zeros(count, device=device)
-        single = device.type == "cuda"  # as in `CapturedStep`
-        self.lr = torch.zeros((), device=device, dtype=torch.float32 if single else torch.float64)
+        self.lr = _learning_rate(device)
         self.gradients = stacked_gradients(context.flat.module, context.task.losses, self.config.precision)
         self.graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
 
     def train(self, requests: Sequence[Request]) -> list[Trained]:
         """Train C requests; return their outcomes in the same order."""
-        batches = [self._batches(r) for r in requests]
-        order = sorted(range(self.count), key=lambda i: (-len(batches[i]), i))
-        requests, batches = [requests[i] for i in order], [batches[i] for i in order]
+        asked, batches = requests, [self._batches(r) for r in requests]
+        order = longest_first(batches)
+        requests, batches = [asked[i] for i in order], [batches[i] for i in order]
         active = [sum(len(b) > step for b in batches) for step in range(len(batches[0]))]
         self.context.flat.module.train()
         for rows in dict.fromkeys(map(self._rows, active)):
@@ -238,12 +250,7 @@ class CapturedStack:
             left = active[step + 1] if step + 1 < len(active) else 0
             if left < now:  # the rows that end here go on in no graph, or weigh nothing in it
                 self._read(slice(left, now), vectors)
-        losses = self.ended.tolist()
-        out: list[Trained | None] = [None] * self.count
-        for row, i in enumerate(order):
-            steps = len(batches[row])
-            out[i] = requests[row].outcome(vectors[row], steps, losses[row] / steps if steps else 0.0)
-        return out  # type: ignore[return-value]  # every request was in the order
+        return outcomes(asked, order, vectors.unbind(), [*map(len, batches)], self.ended.tolist())
 
     def _rows(self, active: int) -> int:
         """Return how many rows take a step in which so many clients still train."""
@@ -273,9 +280,8 @@ class CapturedStack:
 
     def _begin(self, starts: torch.Tensor, lr: float) -> None:
         """Lay the weights [C, d] of a stack into the rows; clear momenta and sums of losses."""
-        layout = self.context.layout
-        for (name, s), shape in zip(layout.slices.items(), layout.shapes, strict=True):
-            self.tensors[name].copy_(starts[:, s].reshape(len(starts), *shape))
+        for name, values in self.context.layout.tensors(starts).items():
+            self.tensors[name].copy_(values)
         torch._foreach_zero_(self.momenta)
         self.losses.zero_()
         self.ended = torch.zeros_like(self.losses)

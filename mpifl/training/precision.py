@@ -17,6 +17,12 @@ import torch
 from mpifl.core.errors import require
 
 FLOAT32, TF32, BFLOAT16 = PRECISIONS = ("float32", "tf32", "bfloat16")
+LACKS = {
+    (TF32, "cpu"): "processor has no TF32, which is GPUs'",
+    (TF32, "cuda"): "GPU has no TF32",
+    (BFLOAT16, "cpu"): "processor has neither AVX512-BF16 nor AMX",
+    (BFLOAT16, "cuda"): "GPU has no bfloat16",
+}
 AMPERE = 8  # compute capability of the first GPUs with TF32
 
 
@@ -27,23 +33,18 @@ def has_bfloat16(device: torch.device) -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
+def has_tf32(device: torch.device) -> bool:
+    """Return whether a device multiplies in TF32."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= AMPERE
+
+
 def check_precision(precision: str, device: torch.device) -> None:
     """Raise `UserError` where a device, this rank's, cannot train in the format that is asked for."""
     if precision == FLOAT32:
         return
-    if precision == TF32:
-        known, what = has_tf32(device), "processor has no TF32, which is GPUs'"
-    else:
-        known, what = has_bfloat16(device), "processor has neither AVX512-BF16 nor AMX"
-    if device.type == "cuda":
-        what = f"GPU has no {'TF32' if precision == TF32 else BFLOAT16}"
-    remedy = f"the {what} on {socket.gethostname()}; take {FLOAT32}"
-    require(known, "local.precision", precision, remedy)
-
-
-def has_tf32(device: torch.device) -> bool:
-    """Return whether a device multiplies in TF32."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= AMPERE
+    there = has_tf32(device) if precision == TF32 else has_bfloat16(device)
+    remedy = f"the {LACKS[precision, device.type]} on {socket.gethostname()}; take {FLOAT32}"
+    require(there, "local.precision", precision, remedy)
 
 
 def set_tf32(device: torch.device, on: bool) -> None:

@@ -14,15 +14,8 @@ from support.runs import RUNS as EVERY
 from mpifl.training.precision import has_bfloat16
 
 DEVICE = "cuda"
-SAMPLED = [
-    "--cohort_size",
-    "4",
-    "--rounds",
-    "3",
-    "--data.scenario",
-    "{name: iid, clients: 8, validation: 0.2}",
-]
-SAMPLED += ["--evaluation.clients", "4"]
+EIGHT = ["--data.scenario", "{name: iid, clients: 8, validation: 0.2}"]
+SAMPLED = ["--cohort_size", "4", "--rounds", "3", *EIGHT, "--evaluation.clients", "4"]
 RUNS = {
     "fedavg": HALF,
     "scaffold": ["--algorithm", "scaffold", *HALF],

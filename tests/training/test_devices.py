@@ -26,12 +26,11 @@ from mpifl.core.devices import (
     upload_budget,
     use_deterministic_algorithms,
 )
-from mpifl.core.federation import Federation, Split
+from mpifl.core.federation import Federation, LazyClient, Split
 from mpifl.core.metric import Metric
 from mpifl.core.rng import key
 from mpifl.core.task import Task
 from mpifl.core.types import Message, Report
-from mpifl.data.federation import LazyClient
 from mpifl.experiment.schema import SystemConfig
 from mpifl.models import MODELS
 from mpifl.training.client import LocalClient, public_clients
