@@ -87,6 +87,12 @@ def flat_plane(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpifl.algorithms.flt.umap_plane", toy.plane)
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let reports have no figures, which take seconds to draw."""
+    monkeypatch.setattr("mpifl.results.report._files", lambda *arguments, **options: {})
+
+
 @pytest.fixture(scope="module")
 def virtual_hosts() -> Iterator[None]:
     """Skip where launch/virtual-cluster makes no hosts; let no two test processes have some at a time."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,12 @@ ALLOWED["tools"] = set(ALLOWED)
 ALLOWED["benchmarks"] = set(ALLOWED) - {"tools"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in FILES}
-TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the syntax tree of each file; parsed when it is needed: every test process imports this."""
+    return {name: ast.parse(source) for name, source in SOURCES.items()}
 
 
 def room_of(name: str) -> str:
@@ -49,7 +55,7 @@ def imported(name: str) -> set[str]:
     """Return the dotted names a file imports, relative ones resolved, those inside functions included."""
     module = ("mpifl", *Path(name).with_suffix("").parts)
     found = set()
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(trees()[name]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -140,7 +146,7 @@ def test_mpi_is_imported_under_comm_only():
 
 def callers(*names: str) -> set[str]:
     """Return the files that call a method of one of these names."""
-    calls = {n: (c.func for c in ast.walk(tree) if isinstance(c, ast.Call)) for n, tree in TREES.items()}
+    calls = {n: (c.func for c in ast.walk(tree) if isinstance(c, ast.Call)) for n, tree in trees().items()}
     return {
         n
         for n, funcs in calls.items()
@@ -155,7 +161,7 @@ def test_backward_is_called_in_one_file_and_gradients_are_taken_in_one_room():
 
 def test_no_bare_except_no_star_import_no_loud_global():
     loud, found = ("warnings.", "random.", "np.random.", "torch.manual_seed"), []
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ExceptHandler) and node.type is None:
                 found.append(f"{name}, line {node.lineno}: bare except")
@@ -197,7 +203,7 @@ def test_no_collective_stands_under_a_rank():
         "gram",
     }
     for name in (n for n in SOURCES if room_of(n) in ("runtime", "experiment", "aggregation", "tools")):
-        for branch in (n for n in ast.walk(TREES[name]) if isinstance(n, ast.If)):
+        for branch in (n for n in ast.walk(trees()[name]) if isinstance(n, ast.If)):
             if "is_server" in ast.unparse(branch.test) or ".rank" in ast.unparse(branch.test):
                 calls = [c.func for stmt in branch.body for c in ast.walk(stmt) if isinstance(c, ast.Call)]
                 names = {f.attr for f in calls if isinstance(f, ast.Attribute)}

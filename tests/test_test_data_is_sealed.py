@@ -18,7 +18,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from support import toy
-from support.cases import CASES, named
+from support.cases import PARAMS
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
@@ -170,7 +170,7 @@ def run(algorithm: Algorithm, world: SealedWorld, folder: Path, **changes: Any) 
 
 
 @pytest.mark.usefixtures("flat_plane")
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize("case", PARAMS)
 def test_no_method_trains_or_chooses_on_test_data(case, world, tmp_path):
     name, options = case
     method = CATALOGUE[name](**options)

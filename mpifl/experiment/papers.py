@@ -23,7 +23,7 @@ from mpifl.results.reader import OF_A_MACHINE, SAME, load
 from mpifl.results.seed_groups import flat
 
 from . import loader
-from .sweep_cases import Case, cases, table_of
+from .sweep_cases import Case, case_of, cases, combinations, table_of
 from .sweep_results import result_of, started_with
 from .sweep_table import SAMPLE, SEED, Result, TableConfig, largest_difference, lines, markdown
 
@@ -76,6 +76,11 @@ class Sweep:
         """Its cases."""
         return cases(self.tree)
 
+    @cached_property
+    def labels(self) -> list[dict[str, str]]:
+        """The labels of its cases."""
+        return [labels for labels, _ in combinations(self.tree)]
+
     @property
     def measured_file(self) -> Path:
         """Where `record` keeps its figures."""
@@ -91,14 +96,14 @@ class Sweep:
     @cached_property
     def recorded(self) -> list[tuple[Case, dict[str, Any]]]:
         """The cases that ran, each with what is kept of it."""
-        by_case = {json.dumps(one["labels"]): one for one in self.measured}
-        found = ((case, by_case.get(json.dumps(dict(case.labels)))) for case in self.cases)
-        return [(case, one) for case, one in found if one is not None]
+        kept = {json.dumps(one["labels"]): one for one in self.measured}
+        found = ((labels, values, kept.get(json.dumps(labels))) for labels, values in combinations(self.tree))
+        return [(case_of(self.tree, labels, values), one) for labels, values, one in found if one is not None]
 
     def latest(self, kept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the last of what is kept of each case, in the order of the cases; others are left out."""
         by_case = {json.dumps(one["labels"]): one for one in kept}
-        order = [json.dumps(dict(case.labels)) for case in self.cases]
+        order = [json.dumps(labels) for labels in self.labels]
         return [by_case[labels] for labels in order if labels in by_case]
 
     def deciding(self, tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +146,7 @@ class Sweep:
     @property
     def num_rows(self) -> int:
         """The number of rows over all groups of columns, seeds not counted."""
-        return len({json.dumps({k: v for k, v in c.labels.items() if k != SEED}) for c in self.cases})
+        return len({json.dumps({k: v for k, v in labels.items() if k != SEED}) for labels in self.labels})
 
     @property
     def changes(self) -> str:
@@ -160,7 +165,7 @@ class Sweep:
     def left_out(self) -> str:
         """The rows of which no case ran; empty where each has one."""
         ran = {_row(case.labels) for case, _ in self.recorded}
-        return _few((row for case in self.cases if (row := _row(case.labels)) not in ran), MOST_LEFT_OUT)
+        return _few((row for labels in self.labels if (row := _row(labels)) not in ran), MOST_LEFT_OUT)
 
     @property
     def hours(self) -> float:
@@ -181,7 +186,7 @@ class Sweep:
         """Return whether it ran here, at what size, and the largest difference to a published figure."""
         if not self.measured:
             return f"not run: {self.table.blocked}" if self.table.blocked else "not run"
-        text = f"{len(self.measured)} of {len(self.cases)} cases"
+        text = f"{len(self.measured)} of {len(self.labels)} cases"
         text += f", {self.changes}" if self.changes else ""
         text += f", {self.outdated_text}" if self.outdated else ""
         found = largest_difference(lines(self.table, self.results), self.table)
@@ -331,9 +336,10 @@ def _tree_of(case: Case) -> dict[str, Any]:
 
 def pages() -> dict[Path, str]:
     """Return the pages in `docs/reproductions`: one for each paper, and their index."""
-    out = {PAGES / "README.md": _index()}
-    for paper in PAPERS:
-        found = [sweep for sweep in sweeps(paper) if sweep.measured]
+    every = {paper: sweeps(paper) for paper in PAPERS}
+    out = {PAGES / "README.md": _index(every)}
+    for paper, of_paper in every.items():
+        found = [sweep for sweep in of_paper if sweep.measured]
         if found:
             head = f"# {PAPERS[paper]}\n\nWritten by `mpifl record`; see the [index](README.md).\n"
             sections = [_section(sweep, _other_figures(sweep, found)) for sweep in found]
@@ -341,7 +347,7 @@ def pages() -> dict[Path, str]:
     return out
 
 
-def _index() -> str:
+def _index(every: Mapping[str, Sequence[Sweep]]) -> str:
     """Return the index of the pages."""
     head = (
         "# Beside the published figures\n\n"
@@ -352,7 +358,7 @@ def _index() -> str:
     out = [head]
     for paper, title in PAPERS.items():
         out += [f"## {title}\n", "| sweep | table | rows | here |", "|---|---|---|---|"]
-        for sweep in sweeps(paper):
+        for sweep in every[paper]:
             name = f"[{sweep.name}]({paper}.md)" if sweep.measured else sweep.name
             out.append(f"| {name} | {sweep.table.title} | {sweep.num_rows} | {sweep.state()} |")
         out.append("")
@@ -395,7 +401,7 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
     seeds = sorted({one["labels"].get(SEED, "0") for one in ran})
     options = "".join(f" --{key} {json.dumps(v)!r}" for key, v in _common_changes(sweep).items())
     facts = [
-        f"{len(ran)} of {len(sweep.cases)} cases",
+        f"{len(ran)} of {len(sweep.labels)} cases",
         f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
         *([sweep.outdated_text] if sweep.outdated else []),
         f"{sweep.hours:.1f} hours of wall time in all",

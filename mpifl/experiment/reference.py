@@ -14,6 +14,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from textwrap import wrap
@@ -81,9 +82,10 @@ class Key:
     is_section: bool = False
 
 
-def keys() -> list[Key]:
+@cache
+def keys() -> tuple[Key, ...]:
     """Return all keys: sections before their keys, components in the order of their catalogues."""
-    return [*_keys(Config, "", "")]
+    return tuple(_keys(Config, "", ""))
 
 
 def _keys(cls: type, above: str, of: str) -> Iterator[Key]:
@@ -283,7 +285,7 @@ def _components() -> dict[str, list[type]]:
     return out
 
 
-def _section_page(section: Key, below: list[Key]) -> str:
+def _section_page(section: Key, below: Sequence[Key]) -> str:
     """Return a section, its keys, and its components with theirs."""
     own = [key for key in below if key.of == section.of]
     lines = [*_lines(section), *(line for key in own for line in _lines(key))]

@@ -108,6 +108,7 @@ def _retime_sweep(old: Path, asked: Mapping[str, Any]) -> tuple[Path, str]:
         write_retimed(run, new.placed(folder))
     found = Found(folder, tree, cases(tree))
     found.write()
+    found.draw()
     text = found.text()
     if left := len(after) - len(ready):
         why = "not complete there, or asynchronous: which upload comes first depends on the network"

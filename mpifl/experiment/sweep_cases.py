@@ -112,6 +112,50 @@ def samples_change(config: Config) -> bool:
     return not getattr(config.data.scenario, "static", True)
 
 
+def combinations(tree: Mapping[str, Any]) -> list[tuple[dict[str, str], dict[str, Any]]]:
+    """Return the labels and the values of all cases, under the varied keys.
+
+    Args:
+        tree: the configuration, as nested mappings.
+
+    Raises:
+        UserError: `vary` is invalid, or there are more than `MAX_CASES`.
+    """
+    vary = tree.get("vary") or {}
+    remedy = "name at least one key and its values, as in algorithm.alpha: [0.3, 0.6]"
+    require(isinstance(vary, dict) and bool(vary), "vary", vary, remedy)
+    odd = [key for key in vary if not isinstance(key, str)]
+    require(not odd, "vary", odd[:1], "is no key of a configuration")
+    axes = [_labelled(key, values) for key, values in vary.items()]
+    count = num_cases(vary)
+    require(count <= MAX_CASES, "vary", count, f"are more than {MAX_CASES} cases; take fewer values")
+    out = []
+    for combination in product(*axes):
+        labels, values = zip(*combination, strict=True)
+        out.append((dict(zip(vary, labels, strict=True)), dict(zip(vary, values, strict=True))))
+    return out
+
+
+def case_of(tree: Mapping[str, Any], labels: Mapping[str, str], values: Mapping[str, Any]) -> Case:
+    """Return the case of one combination.
+
+    Args:
+        tree: the configuration, as nested mappings.
+        labels: varied key -> label of its value.
+        values: varied key -> value.
+
+    Raises:
+        UserError: it is no valid configuration.
+    """
+    own = tuple(key for key, values in tree["vary"].items() if isinstance(values, dict))
+    try:
+        case = Case(labels, _configuration(tree, labels, values), own)
+        check_sections(case.config)
+    except UserError as error:
+        raise error.in_case(title_of(labels)) from None
+    return case
+
+
 def cases(tree: Mapping[str, Any]) -> list[Case]:
     """Return all combinations that a configuration with `vary` describes.
 
@@ -122,24 +166,7 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
         UserError: `vary` or one of the cases is invalid, two cases are the same run, or there are more than
             `MAX_CASES`.
     """
-    vary = tree.get("vary") or {}
-    remedy = "name at least one key and its values, as in algorithm.alpha: [0.3, 0.6]"
-    require(isinstance(vary, dict) and bool(vary), "vary", vary, remedy)
-    odd = [key for key in vary if not isinstance(key, str)]
-    require(not odd, "vary", odd[:1], "is no key of a configuration")
-    axes = [_labelled(key, values) for key, values in vary.items()]
-    own = tuple(key for key, values in vary.items() if isinstance(values, dict))
-    count = num_cases(vary)
-    require(count <= MAX_CASES, "vary", count, f"are more than {MAX_CASES} cases; take fewer values")
-    out = []
-    for combination in product(*axes):
-        labels = dict(zip(vary, (label for label, _ in combination), strict=True))
-        values = dict(zip(vary, (value for _, value in combination), strict=True))
-        try:
-            out.append(Case(labels, _configuration(tree, labels, values), own))
-            check_sections(out[-1].config)
-        except UserError as error:
-            raise error.in_case(title_of(labels)) from None
+    out = [case_of(tree, labels, values) for labels, values in combinations(tree)]
     slugs = [case.slug for case in out]
     twice = next((slug for slug in slugs if slugs.count(slug) > 1), None)
     require(twice is None, "vary", twice, "two cases have the same name; label the values")
@@ -147,7 +174,7 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
     require(long is None, "vary", long, "is too long a name for a folder; label the values, in few letters")
     _check_different(out, tree)
     if tree.get("table") is not None:
-        table_of(tree).check(vary)
+        table_of(tree).check(tree["vary"])
     return out
 
 

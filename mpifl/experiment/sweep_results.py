@@ -41,6 +41,7 @@ OLD_STEM = "study"  # of the files in the folder of a sweep of mpifl 0.1
 FIGURES = ("{}_mean", "{}_worst", "{}_before", "{}_cluster", "mixture_kl", "ari")  # {}: the metric
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
 DRAWING_SHARE = 10  # at most a tenth of the time is spent on figures that later ones replace
+FIRST_DRAWING_S = 0.5  # what the first one is thought to take
 TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
 
 
@@ -131,7 +132,11 @@ class Found:
         self._read: dict[str, tuple[dict[str, Any], Curve, Result]] = {}
         self._machines: dict[str, dict[str, Any]] = {}  # run -> what computed it
         self._unreadable: set[str] = set()  # cases
-        self._shown, self._last_drawn, self._seconds = 0, 0.0, 0.0  # of the figure: cases, when, how long
+        self._shown = 0  # cases in the figure
+        self._last_drawn, self._seconds = (
+            time.monotonic(),
+            FIRST_DRAWING_S,
+        )  # when it was, and how long it took
 
     def write(self) -> None:
         """Write the files: each is complete at any time, the figure from time to time.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from support import toy
-from support.cases import CASES, named
+from support.cases import PARAMS, named
 
 from mpifl.algorithms.registry import CATALOGUE, citation
 from mpifl.core.capabilities import OneShotStatistics, uses
@@ -77,7 +77,7 @@ PROPERTIES: tuple[Callable[[toy.Run], None], ...] = (
 
 
 @pytest.mark.usefixtures("flat_plane")
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize("case", PARAMS)
 def test_a_method_keeps_the_contract(case, untrained, tmp_path):
     """Everyone takes part, then half of the clients; a failure names each property that is broken."""
     broken = []

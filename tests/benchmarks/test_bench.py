@@ -248,6 +248,7 @@ def test_a_job_that_cannot_start_says_why(tmp_path):
         turns.Job("x", [sys.executable, "-m", "no-such-module"], {}, tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_small_workload_is_measured_from_beginning_to_end(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(WORKLOADS, "W9", Workload(TINY, "tiny", turns=2))
     beside = Path(sys.executable).parent
@@ -304,6 +305,7 @@ def loop_of_two(tmp_path, *words):
     return turns.Job("plain", [sys.executable, "-c", LOOP, "SOCKET", TINY, *words], {}, tmp_path, 60.0)
 
 
+@pytest.mark.nightly
 def test_each_process_of_a_plain_loop_has_the_options_and_the_device(tmp_path):
     loop = loop_of_two(tmp_path, "meta", "--local.epochs", "3")
     try:
@@ -315,7 +317,7 @@ def test_each_process_of_a_plain_loop_has_the_options_and_the_device(tmp_path):
     assert len(trained) == 2
 
 
-@pytest.mark.parametrize("dies", ["process 1", "the whole"])
+@pytest.mark.parametrize("dies", ["process 1", pytest.param("the whole", marks=pytest.mark.nightly)])
 def test_a_plain_loop_ends_with_all_its_processes(dies, tmp_path):
     loop = loop_of_two(tmp_path, "cpu", "--local.epochs", "7")
     try:

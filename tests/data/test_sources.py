@@ -399,6 +399,7 @@ def test_labels_that_do_not_fit_are_refused(tmp_path):
             load("npz", tmp_path, path="a.npz")
 
 
+@pytest.mark.nightly
 def test_a_digits_run_imports_neither_torchvision_nor_once_cached_scikit_learn(tmp_path):
     import subprocess
 

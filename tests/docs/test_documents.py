@@ -344,6 +344,7 @@ def test_the_quickstart_prints_what_the_readme_shows(say, shown, capsys, monkeyp
     assert said[-1] == "results: runs/quickstart-shown"
 
 
+@pytest.mark.nightly
 def test_the_configuration_line_of_the_readme_makes_the_run_that_it_says(say, capsys, monkeypatch):
     (line,) = (line for line in commands() if line.startswith("mpifl run "))
     say(f"{line} --output.id options --rounds 2", capsys, monkeypatch)

@@ -34,6 +34,12 @@ QUICK = {  # what takes long in a method, and does not change a round's traffic
 }
 
 
+USUAL = (  # one of each way to move models; all others, nightly
+    *("fedavg", "scaffold", "ifca", "fedem", "ucfl", "cflgp", "pfedgraph", "fedcuau"),
+    *("fedper", "fedbuff", "ccfl", "local"),
+)
+
+
 def test_every_method_has_a_row():
     assert list(ROWS) == list(CATALOGUE)
 
@@ -59,7 +65,7 @@ def test_a_row_says_what_the_method_says(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.nightly) if n == "flt" else n for n in CATALOGUE]
+    "name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.nightly) for n in CATALOGUE]
 )
 def test_a_row_says_what_a_client_moves_in_a_round(name, tmp_path):
     """The ledger of a short run of `configs/algorithms/NAME.yaml`, after what is sent once."""

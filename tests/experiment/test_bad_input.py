@@ -453,6 +453,7 @@ def test_a_method_that_cannot_be_imported_is_refused(text, refused, tmp_path):
 # -- from all ranks ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", [["run"], ["sweep", "--vary", "{seed: [0]}"]], ids=["run", "sweep"])
 def test_a_launcher_of_one_rank_gets_lines_and_no_bar(words, mpirun, tmp_path):
     """Open MPI gives each rank a terminal of its own, whatever `mpirun` itself writes to."""

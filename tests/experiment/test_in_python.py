@@ -29,6 +29,7 @@ def learners():
     return sum(isinstance(thing, Learner) for thing in gc.get_objects())
 
 
+@pytest.mark.nightly
 def test_runs_of_one_process_leave_no_handlers_threads_models_or_open_files(tmp_path, capsys):
     before = handlers(), learners(), threading.active_count()
     for number in range(3):

@@ -83,6 +83,7 @@ class Heavy(OneShotStatistics, FedAvg):
 """
 
 
+@pytest.mark.nightly
 def test_the_plan_counts_what_comes_before_the_first_round(mpirun, tmp_path):
     """320 MB in the set-up at the server, where libraries may be loaded, and 80 MB in clients' statistics."""
     (tmp_path / "heavy.py").write_text(HEAVY)
@@ -97,6 +98,7 @@ def test_the_plan_counts_what_comes_before_the_first_round(mpirun, tmp_path):
     assert worker == pytest.approx(80e6, rel=0.15)
 
 
+@pytest.mark.nightly
 def test_the_plan_counts_the_library_of_a_tracker_at_the_server(mpirun, tmp_path):
     """MLflow takes 118 MB."""
     pytest.importorskip("mlflow")

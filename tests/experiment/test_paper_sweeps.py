@@ -24,7 +24,7 @@ from mpifl.experiment.sweep_cases import Case
 from mpifl.experiment.sweep_table import COLUMNS, ROWS
 
 SWEEPS = {sweep.name.removeprefix("papers/"): sweep for sweep in papers.sweeps()}
-SOON = ("ucfl/table1-c", "ccfl/table1-fashionmnist", "fedcuau/table3-small")  # small data, many methods
+SOON = ("ccfl/table1-fashionmnist", "fedcuau/table3-small")  # small data
 TABLES = {  # number of a published table or figure -> file names that begin with one of these
     "emdcfl": (
         *(f"table{number}" for number in (1, 2, 3, 4, 6, 9, 10, 11)),

@@ -140,6 +140,7 @@ def test_core_masks_are_written_and_read():
     assert placement.cores("0-3,7") == {0, 1, 2, 3, 7}
 
 
+@pytest.mark.nightly
 def test_a_run_reports_its_binding_and_keeps_it(mpirun, tmp_path):
     output = ["--output.folder", tmp_path, "--output.id", "a", "--system.threads", "0"]
     program = ("-m", "mpifl", "run", CONFIG, "--quiet", "--bind-report", *output)

@@ -139,6 +139,7 @@ def test_a_case_that_cannot_be_read_gets_a_line_and_stops_neither_the_others_nor
         mpifl.load_sweep(folder)
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("command", ["compare", "report", "export"])
 def test_cases_that_are_not_there_are_named_where_a_sweep_is_compared(command, tmp_path, capsys):
     place = ["--output.folder", str(tmp_path), "--output.id", command, "--rounds", "1"]
@@ -603,15 +604,21 @@ def test_a_sweep_keeps_nothing_of_the_cases_before(tmp_path, monkeypatch):
     assert held == [0, 0, 0]
 
 
-def test_the_figure_of_a_sweep_shows_training_data_where_they_were_evaluated(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("first", "times"), [(0.0, 2), (sweep_results.FIRST_DRAWING_S, 1)], ids=["after each case", "at the end"]
+)
+def test_the_figure_of_a_sweep_shows_training_data_where_they_were_evaluated(
+    first, times, tmp_path, monkeypatch
+):
     drawn: list[Curve] = []
+    monkeypatch.setattr(sweep_results, "FIRST_DRAWING_S", first)
     monkeypatch.setattr("mpifl.experiment.sweep_results.draw", lambda curves, path: drawn.extend(curves))
     place = ["--output.folder", str(tmp_path), "--output.id", "x", "--evaluation.every", "1"]
     folder = sweep(TINY, [*place, "--vary", "{evaluation.train: [true, false]}"], Single(), quiet=True)
     with (folder / "tiny-True" / "metrics.csv").open() as lines:
         written = [float(row["accuracy_train_mean"]) for row in csv.DictReader(lines)]
     assert len(written) == 2
-    assert [curve.train for curve in drawn] == [written, written, []], "after each of the two cases"
+    assert [curve.train for curve in drawn] == [written] * times + [[]]
 
 
 def test_a_sweep_of_rounds_has_no_staleness(tmp_path):

@@ -80,6 +80,7 @@ def test_a_case_that_fails_stops_the_others_which_write_their_state(mpirun, tmp_
     assert list((tmp_path / "tiny-x" / "tiny-few" / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.nightly
 def test_groups_begin_no_case_where_one_is_ruled_out_by_its_configuration(mpirun, tmp_path):
     vary = "{algorithm: [fedavg, fedprox, emdcfl]}"
     options = [*COMMAND, "--vary", vary, "--output.updates", "true", "--output.folder", tmp_path / "runs"]

@@ -235,9 +235,14 @@ def test_a_finished_run_is_not_lost_for_want_of_a_forecast(tmp_path):
 
 
 UNCOMPRESSED = {"cflgp"}  # profiles of what was trained cannot be worked out of what arrives
+ALSO_CODED = ("fedavg", "scaffold", "ditto", "fedem")  # usually; all others, nightly
 KEPT = [
     *((name, {}) for name in METHODS),
-    *((name, {"payload": TOP_K}) for name in METHODS if name not in UNCOMPRESSED),
+    *(
+        pytest.param(name, {"payload": TOP_K}, marks=[pytest.mark.nightly] * (name not in ALSO_CODED))
+        for name in METHODS
+        if name not in UNCOMPRESSED
+    ),
     *(
         (name, {"local": KEEPING})
         for name in ("local", "fedavg", "fedavg_memory", "ditto", "fedrep", "fedem")

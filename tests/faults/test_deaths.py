@@ -80,6 +80,7 @@ def test_runs_outlive_their_workers(whole, mpirun, tmp_path):
     assert "was stopped for 2 s" in end.stderr
 
 
+@pytest.mark.nightly
 def test_a_worker_that_dies_at_the_end_leaves_nobody_waiting(whole, mpirun, tmp_path):
     """Rank 1 has handed in its share of a matrix when rank 2 dies at its own."""
     plan, angles = (
@@ -99,6 +100,7 @@ def test_a_worker_that_dies_at_the_end_leaves_nobody_waiting(whole, mpirun, tmp_
     assert_same_run(tmp_path / "three" / "tiny-x", tmp_path / "alone" / "tiny-x")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
 def test_a_worker_that_dies_after_the_last_evaluation_does_not_keep_the_end(name, whole, mpirun, tmp_path):
     """The others notice it while rank 0 writes the scores: its last command finds them in a new group."""
@@ -112,6 +114,7 @@ def test_a_worker_that_dies_after_the_last_evaluation_does_not_keep_the_end(name
     assert_same_run(tmp_path / "tiny-x", whole(name))
 
 
+@pytest.mark.nightly
 def test_a_worker_that_dies_while_client_models_are_collected_makes_all_repeat_it(whole, mpirun, tmp_path):
     """Rank 3 dies at its own Gatherv, with which the other workers are done."""
     plan = [{"rank": 3, "call": "Gatherv", "nth": 1, "after": 1.0}]
@@ -132,6 +135,7 @@ def test_a_worker_that_dies_while_client_models_are_collected_makes_all_repeat_i
     torch.testing.assert_close(*made, rtol=0, atol=0)
 
 
+@pytest.mark.nightly
 def test_a_worker_that_dies_while_callbacks_look_at_a_complete_run_leaves_it_complete(
     whole, mpirun, tmp_path
 ):

@@ -175,6 +175,7 @@ def test_launch_scripts_turn_sigterm_into_a_stop_that_mpirun_hands_on(training, 
     assert [*(tmp_path / "tiny-x" / "checkpoints").glob("step-*/manifest.sha256")]
 
 
+@pytest.mark.nightly
 def test_workers_of_an_asynchronous_run_leave_together_when_it_stops(mpirun, tmp_path):
     """Rank 1 gets the command while rank 2 trains: the folder of what clients keep must outlive that."""
     plan = [

@@ -90,6 +90,7 @@ COMPILERS = {
 
 
 @sources
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", bindings.LIBRARIES)
 @pytest.mark.parametrize(
     "compiler", ["gcc", *(pytest.param(c, marks=pytest.mark.nightly) for c in COMPILERS if c != "gcc")]

@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 from mpi import catalogue
 from support import fake_device, toy
-from support.cases import CASES, OPTIONS, VARIANTS, named
+from support.cases import CASES, OPTIONS, PARAMS, named
 
 from mpifl.comm.transport import Single
 
 SCRIPT = Path(__file__).with_name("catalogue.py")
-NAMES = [
-    pytest.param(named(case), marks=[pytest.mark.nightly] * (case in VARIANTS), id=named(case))
-    for case in CASES
-]
+NAMES = [pytest.param(param.id, marks=param.marks, id=param.id) for param in PARAMS]
 METHODS = "fedavg", "cfl", "ucfl", "fedbuff"
 ON_GPU = [named(case) for case in CASES if case[0] in METHODS and case[1] == OPTIONS.get(case[0], {})]
 ENV = {"PYTHONPATH": f"{toy.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"}

@@ -172,6 +172,7 @@ def test_a_folder_of_runs_and_sweeps_is_all_runs_in_it(tmp_path):
     assert seed_groups.folders([str(tmp_path)]) == runs[2:]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_folder_of_a_report_is_no_run(folder, tmp_path, capfd):
     """A report lies beside the first run, and `runs/*` finds it the next time."""
     shutil.copytree(next(folder.glob("*fedavg*")), tmp_path / "one")
@@ -430,6 +431,7 @@ def test_a_folder_that_is_no_finished_run_is_refused(how, message, folder, tmp_p
         gather([str(damaged(folder, tmp_path, how))])
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_runs_that_are_not_finished_are_left_out_and_named_where_finished_ones_are_asked_for(
     folder, tmp_path, capfd
 ):

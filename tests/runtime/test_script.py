@@ -58,6 +58,7 @@ def test_ten_lines_that_raise_end_with_one_message(mpirun, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_script_goes_on_after_errors_and_ends_with_that_of_one_rank(mpirun, tmp_path):
     done = mpirun(3, "-c", PROGRAM, CONFIG, tmp_path, env=toy.PYTHONPATH, timeout=120)
     assert (done.returncode, done.stderr.count("mpifl: ")) == (2, 1), done.stderr

@@ -5,6 +5,8 @@ A method that is new to the catalogue is a case by itself, with its defaults.
 
 from __future__ import annotations
 
+import pytest
+
 from mpifl.algorithms.registry import CATALOGUE
 
 # options without which the defaults would do nothing, not fit, or take long on six clients
@@ -79,3 +81,8 @@ CASES = [(name, OPTIONS.get(name, {})) for name in CATALOGUE] + VARIANTS
 def named(case: tuple[str, dict[str, object]]) -> str:
     """Return a case in one line."""
     return " ".join([case[0], *(f"{k}={v}" for k, v in case[1].items())])
+
+
+PARAMS = [  # one test each; variants are nightly
+    pytest.param(case, id=named(case), marks=[pytest.mark.nightly] * (case in VARIANTS)) for case in CASES
+]

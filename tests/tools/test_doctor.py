@@ -77,6 +77,7 @@ def test_one_process_is_examined(tmp_path, monkeypatch):
     assert "ok   collectives" in said[0]
 
 
+@pytest.mark.nightly
 def test_three_ranks_are_examined(mpirun, tmp_path):
     env = toy.PYTHONPATH | {"MPIFL_DATA": ""}
     done = mpirun(3, "-m", "mpifl", "doctor", "--runs", tmp_path, env=env, timeout=300)
