@@ -416,8 +416,8 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
         markdown(table, sweep.results, hints=False),
     ]
     if table.spread:
-        others = [figure.label for figure in table.columns if figure.deviation != SAMPLE]
-        more = f"; population standard deviation of {', '.join(others)}" if others else ""
+        whole = [figure.label for figure in table.columns if figure.deviation != SAMPLE]
+        more = f"; population standard deviation of {', '.join(whole)}" if whole else ""
         here = f"sample standard deviation over the seeds{more}"
         parts.append(f'Published "+-": {table.spread}. Here: {here}.\n')
     parts += [f"Not run: {left_out}.\n"] if (left_out := sweep.left_out) else []

@@ -429,8 +429,8 @@ class Comparison:
 
     @cached_property
     def stepped(self) -> tuple[int, ...]:
-        """The groups whose rounds are steps of an asynchronous server, as few as an upload each."""
-        return tuple(i for i, g in enumerate(self.groups) if "asynchronous" in g.runs[0].summary)
+        """The groups whose rounds are steps of an asynchronous server."""
+        return tuple(i for i, group in enumerate(self.groups) if group.stepped)
 
     def _mixes(self, problem: Problem, column: Column) -> bool:
         """Return whether a column counts rounds for some groups of a problem and steps for others."""

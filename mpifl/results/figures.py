@@ -14,7 +14,7 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.timing import PHASES
 
-from .seed_groups import AXES, Group, metric_of
+from .seed_groups import AXES, Group, metric_of, rounds_title
 from .sweep_figure import COLOURS, drawable
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def curves(
             if len(group.runs) > 1:
                 band = drawable(curve.low), drawable(curve.high)
                 axis.fill_between(x, *band, color=look["color"], alpha=0.2, lw=0)
-        axis.set_xlabel(AXES[kind], fontsize=9)
+        axis.set_xlabel(rounds_title(shown) if kind == "round" else AXES[kind], fontsize=9)
         plain(axis)
     for axis in axes[: 1 if width is None else None]:
         axis.set_ylabel(title, fontsize=9)

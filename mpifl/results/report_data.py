@@ -28,7 +28,7 @@ from . import identity, statistics_drawn
 from .comparison import Comparison, column_of
 from .figures import COMPARED, MATRICES
 from .reader import Run
-from .seed_groups import Group
+from .seed_groups import Group, rounds_title
 from .tables import first_of
 
 AXES = {  # column -> title, unit, what a value is multiplied with
@@ -98,8 +98,8 @@ def curves(groups: Sequence[Group]) -> dict[str, Any]:
     points = sum(len(g.rounds) * (1 if len(g.runs) == 1 else 3) for g in groups) * max(len(metrics), 1)
     thin = min(1.0, MAX_CURVE_NUMBERS / max(points, 1))
     return {
-        "axes": [_axis(a) for a in offered],
-        "known": [_axis(a) for a in known],
+        "axes": [_axis(a, groups) for a in offered],
+        "known": [_axis(a, groups) for a in known],
         "same": [AXES[a][0] for a in known if a not in offered],
         "metrics": [
             _metric(name, _metric_of(name, groups), column_of(name, runs).better) for name in metrics
@@ -109,8 +109,9 @@ def curves(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def _axis(name: str) -> dict[str, str]:
+def _axis(name: str, groups: Sequence[Group]) -> dict[str, str]:
     title, unit, _ = AXES[name]
+    title = rounds_title(groups) if name == "round" else title
     return {"id": name, "title": title, "unit": unit}
 
 

@@ -24,7 +24,7 @@ from .tables import first_of
 
 ALGORITHM = "algorithm.name"
 REPORT = "report.html"  # in a folder that `mpifl report` wrote
-AXES = {  # axis -> its title
+AXES = {  # axis -> its title; see `rounds_title`
     "round": "rounds",
     "bytes": "MB sent, up and down",
     "virtual_seconds": "virtual time, s",
@@ -64,6 +64,11 @@ class Group:
     def metric(self) -> Metric:
         """What the runs are measured by."""
         return self.runs[0].metric
+
+    @property
+    def stepped(self) -> bool:
+        """Whether rounds are steps of an asynchronous server, as few as an upload each."""
+        return "asynchronous" in self.runs[0].summary
 
     @cached_property
     def rounds(self) -> np.ndarray:
@@ -111,6 +116,14 @@ class Group:
             positions.append(_values(run, axis)[there[0] if len(there) else -1])
             met.append(len(there) > 0)
         return Reached(np.array(positions, np.float64), np.array(met, bool))
+
+
+def rounds_title(groups: Sequence[Group]) -> str:
+    """Return the title of an axis of rounds: it says which groups have steps of an asynchronous server."""
+    stepped = {group.stepped for group in groups}
+    if len(stepped) > 1:
+        return "rounds (asynchronous runs: server steps)"
+    return "server steps" if stepped == {True} else "rounds"
 
 
 def _values(run: Run, name: str) -> np.ndarray:

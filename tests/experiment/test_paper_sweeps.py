@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -282,6 +283,13 @@ def test_a_case_with_other_figures_in_another_sweep_is_named(paper, tmp_path):
     said = "Local, seed 0 was run in table1-again, too (Local), by commit fedcba9876 on AVX9 instead of "
     assert papers.pages()[page].count(said) == 1
     assert papers.pages()[page].count("FedAvg, seed 0 was run in") == 0
+    for file in (other, paper / "table1.yaml"):  # what is said of deviations leaves it as it is
+        file.write_text(file.read_text().replace("  title:", "  spread: over 3 runs\n  title:"))
+        file.write_text(file.read_text().replace("of: ari}", "of: ari, deviation: population}"))
+    text = papers.pages()[page]
+    assert text.count("population standard deviation of ") == 2
+    assert text.count(said) == 1
+    assert not re.findall(r"^\w+$", text, re.MULTILINE), "a paragraph of one word"
 
 
 def test_the_notes_of_a_base_stand_beside_what_differs_from_it(paper, tmp_path):

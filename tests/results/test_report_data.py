@@ -16,7 +16,7 @@ from support.runs import columns_of
 
 from mpifl import cli
 from mpifl.core.errors import UserError
-from mpifl.results import recorder, report_data, report_page
+from mpifl.results import figures, recorder, report_data, report_page
 from mpifl.results.comparison import column_of
 from mpifl.results.reader import Run, load
 from mpifl.results.seed_groups import Group, gather
@@ -58,6 +58,29 @@ def test_an_axis_is_offered_only_where_it_is_no_straight_line_of_rounds():
     dear = run_of(federation_bytes_up=[2e6, 4e6, 6e6])  # proportional to rounds, too, but at another price
     two = report_data.curves([Group("a", (run_of(),)), Group("b", (dear,))])
     assert [a["id"] for a in two["axes"]] == ["round", "bytes", "seconds"]
+
+
+@pytest.mark.parametrize(
+    ("modes", "title"),
+    [
+        ("ss", "rounds"),
+        ("aa", "server steps"),
+        ("sa", "rounds (asynchronous runs: server steps)"),
+    ],
+    ids=["rounds", "steps", "both"],
+)
+def test_the_axis_of_rounds_says_where_they_are_steps_of_an_asynchronous_server(modes, title):
+    """On the page and on the figures beside it."""
+    groups = []
+    for mode in modes:
+        run = run_of()
+        run.summary.update({"asynchronous": {}} if mode == "a" else {})
+        groups.append(Group(f"{mode}{len(groups)}", (run,)))
+    axis, *_ = report_data.curves(groups)["axes"]
+    assert axis == {"id": "round", "title": title, "unit": ""}
+    drawn = figures.curves(groups, "accuracy_mean", "accuracy")
+    assert drawn is not None
+    assert drawn.axes[0].get_xlabel() == title
 
 
 def test_curves_are_in_percent_and_megabytes_and_columns_of_zeros_are_left_out():
