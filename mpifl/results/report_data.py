@@ -90,7 +90,8 @@ def curves(groups: Sequence[Group]) -> dict[str, Any]:
 
     Returns:
         `axes`: those in which groups differ from rounds; `same`: titles of those that run in proportion to
-        rounds; `metrics`; `groups`: x of all axes, and mean, least and most of each metric over seeds.
+        rounds; `metrics`; `groups`: what a round is called, x of all axes, and mean, least and most of each
+        metric over seeds.
     """
     known = [a for a in AXES if a == "round" or any(g.has(a) for g in groups)]
     offered = [a for a in known if a == "round" or not _like_rounds(groups, a)]
@@ -176,7 +177,8 @@ def _group_curves(group: Group, axes: Sequence[str], metrics: Sequence[str], thi
                 (values.mean(0), values.min(0), values.max(0)) if len(group.runs) > 1 else (values.mean(0),)
             )
             y[name] = [_rounded(v) for v in bands]
-    return {"x": x, "y": y, "records": [_records(group, run, axes) for run in group.runs]}
+    records = [_records(group, run, axes) for run in group.runs]
+    return {"word": group.word, "x": x, "y": y, "records": records}
 
 
 def _records(group: Group, run: Run, axes: Sequence[str]) -> list[list[float | int | None]]:
@@ -402,7 +404,7 @@ def details(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], int]:
         if numbers > MAX_DETAIL_NUMBERS:
             break
         name = group.name if len(group.runs) == 1 else f"{group.name}, {_seed(group.runs[j])}"
-        found = _detail(group.runs[j], name)
+        found = _detail(group.runs[j], name, group.word)
         numbers += len(json.dumps(found)) // 5
         out.append(found)
     return out, len(order) - len(out)
@@ -413,7 +415,7 @@ def _seed(run: Run) -> str:
     return f"seed {seed}"
 
 
-def _detail(run: Run, name: str) -> dict[str, Any]:
+def _detail(run: Run, name: str, word: str) -> dict[str, Any]:
     rows = run.rows("clusters.csv")
     cluster, truth = (np.array([int(r[c]) for r in rows], int) for c in ("cluster", "group"))
     history = assignments(run)
@@ -422,12 +424,13 @@ def _detail(run: Run, name: str) -> dict[str, Any]:
     over = {n: _rounded(run.series[n]) for n in ("ari", "churn", "num_clusters") if n in run.series}
     return {
         "name": name,
+        "word": word,
         "told": run.method == "oracle",  # its clusters are the true groups: others come first
         "score": rounded(run.metric.better * float(run.series[f"{run.metric.name}_mean"][-1])),
         "cluster": cluster.tolist(),
         "group": truth.tolist() if known else None,
         "over": {"round": rounds, **{n: v for n, v in over.items() if any(x is not None for x in v)}},
-        "flow": flow(history, truth if known else None, cluster),
+        "flow": flow(history, truth if known else None, cluster, word),
         "kept": bool(history),
         "matrices": _matrices(run, cluster, truth, history),
         "clients": _clients(run),
@@ -464,7 +467,10 @@ def assignments(run: Run) -> list[tuple[int, np.ndarray]]:
 
 
 def flow(
-    history: Sequence[tuple[int, np.ndarray]], truth: np.ndarray | None, final: np.ndarray
+    history: Sequence[tuple[int, np.ndarray]],
+    truth: np.ndarray | None,
+    final: np.ndarray,
+    word: str = "round",
 ) -> dict[str, Any] | None:
     """Return how clients go from cluster to cluster over the evaluations, and at last to their true groups.
 
@@ -472,12 +478,13 @@ def flow(
         history: (round, cluster of each client [N]) of each evaluation; empty takes the final clusters.
         truth: true group of each client [N]; None for none.
         final: final cluster of each client [N].
+        word: what a round is called.
 
     Returns:
         `columns`: title, and label, clients and kind of each node; `links`: for each pair of neighbouring
         columns [node, node, clients by true group]. None where there are fewer than two columns.
     """
-    stages = [(f"round {step}", labels) for step, labels in history] or [("final clusters", final)]
+    stages = [(f"{word} {step}", labels) for step, labels in history] or [("final clusters", final)]
     changed = [True, *(bool((a != b).any()) for (_, a), (_, b) in pairwise(stages))]
     if len(stages) > MAX_STAGES:  # the last, and those with a change; evenly where these are too many
         keep = sorted({0, len(stages) - 1, *(i for i, new in enumerate(changed) if new)})

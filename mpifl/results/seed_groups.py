@@ -70,6 +70,11 @@ class Group:
         """Whether rounds are steps of an asynchronous server, as few as an upload each."""
         return "asynchronous" in self.runs[0].summary
 
+    @property
+    def word(self) -> str:
+        """What one of its rounds is called: `round`, or `step` of an asynchronous server."""
+        return "step" if self.stepped else "round"
+
     @cached_property
     def rounds(self) -> np.ndarray:
         """The rounds in which all runs were evaluated."""

@@ -76,8 +76,9 @@ def test_the_axis_of_rounds_says_where_they_are_steps_of_an_asynchronous_server(
         run = run_of()
         run.summary.update({"asynchronous": {}} if mode == "a" else {})
         groups.append(Group(f"{mode}{len(groups)}", (run,)))
-    axis, *_ = report_data.curves(groups)["axes"]
-    assert axis == {"id": "round", "title": title, "unit": ""}
+    found = report_data.curves(groups)
+    assert found["axes"][0] == {"id": "round", "title": title, "unit": ""}
+    assert [group["word"] for group in found["groups"]] == [{"s": "round", "a": "step"}[m] for m in modes]
     drawn = figures.curves(groups, "accuracy_mean", "accuracy")
     assert drawn is not None
     assert drawn.axes[0].get_xlabel() == title
@@ -178,6 +179,8 @@ def test_of_many_evaluations_those_with_changes_are_drawn():
     history = [(step, np.array([0, int(step >= 30)])) for step in range(50)]
     flow = report_data.flow(history, None, history[-1][1])
     assert [c["title"] for c in flow["columns"]] == ["round 0", "round 30", "round 49"]
+    flow = report_data.flow(history, None, history[-1][1], "step")
+    assert [c["title"] for c in flow["columns"]] == ["step 0", "step 30", "step 49"]
 
 
 def test_clusters_of_every_evaluation_are_kept(tmp_path):

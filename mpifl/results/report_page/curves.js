@@ -54,7 +54,7 @@ function drawCurves() {
     }
     const faded = state.hovered !== null && state.hovered !== i;
     const about = x.map((_, j) => {
-      const places = D.curves.known.filter((a) => curve.x[a.id]).map((a) => (a.id === "round" ? `round ${number(curve.x.round[j])}` : withUnit(curve.x[a.id][j], a.unit) + (a.id === "seconds" ? " wall" : a.id === "virtual_seconds" ? " virtual" : "")));
+      const places = D.curves.known.filter((a) => curve.x[a.id]).map((a) => (a.id === "round" ? `${curve.word} ${number(curve.x.round[j])}` : withUnit(curve.x[a.id][j], a.unit) + (a.id === "seconds" ? " wall" : a.id === "virtual_seconds" ? " virtual" : "")));
       const band = low && shown(low[j]) ? ` (${number(low[j])} to ${number(high[j])})` : "";
       return [band, places.join(", ")];
     });

@@ -62,7 +62,7 @@ function drawFlow() {
     before = Object.fromEntries(nodes.map((node) => [node.label, node.y + node.n * scale / 2]));
     return Object.fromEntries(nodes.map((node) => [node.label, node]));
   });
-  const svg = make("svg", { class: "flow", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Clusters over rounds: ${flow.columns.map((c) => `${c.title}: ${c.nodes.map(([l, n]) => `${named(c.kind, l)} with ${n}`).join(", ")}`).join("; ")}` });
+  const svg = make("svg", { class: "flow", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Clusters over ${run().word}s: ${flow.columns.map((c) => `${c.title}: ${c.nodes.map(([l, n]) => `${named(c.kind, l)} with ${n}`).join(", ")}`).join("; ")}` });
   const order = (c) => (a, b) => columns[c][a[0]].y - columns[c][b[0]].y || columns[c + 1][a[1]].y - columns[c + 1][b[1]].y || a[2] - b[2];
   flow.links.forEach((links, c) => {
     const sorted = [...links].sort(order(c)).map((link) => ({ link, y0: 0, y1: 0 }));
@@ -83,7 +83,7 @@ function drawFlow() {
   });
   flow.columns.forEach((column, c) => {
     const last = c === flow.columns.length - 1;
-    svg.append(make("text", { class: "title", x: edge + c * step + thick / 2, y: 12, "text-anchor": "middle" }, flow.columns.length > 6 || narrow() ? column.title.replace("round ", "") : column.title));
+    svg.append(make("text", { class: "title", x: edge + c * step + thick / 2, y: 12, "text-anchor": "middle" }, flow.columns.length > 6 || narrow() ? column.title.replace(`${run().word} `, "") : column.title));
     for (const node of Object.values(columns[c])) {
       svg.append(make("rect", { x: node.x, y: node.y, width: thick, height: Math.max(node.n * scale, 1), fill: column.kind === "group" ? colour(node.label) : variable("--soft") }));
       if ((c === 0 || last) && node.n * scale > 9) svg.append(make("text", { x: last ? node.x + thick + 5 : node.x - 5, y: node.y + node.n * scale / 2 + 4, "text-anchor": last ? "start" : "end" }, `${named(column.kind, node.label)}`));
@@ -110,15 +110,15 @@ function drawOver() {
   const over = run().over;
   const names = ["ari", "churn"].filter((n) => over[n]);
   if (!has("over-figure", over.round.length > 1 && (names.length || over.num_clusters))) return;
-  const line = (name, i, extra) => ({ x: over.round, y: over[name], name: OVER[name], mode: "lines+markers", connectgaps: true, line: { color: colour(i), width: 2, dash: DASHES[i] }, marker: { size: 6, symbol: mark(i) }, hovertemplate: `round %{x}<br>${OVER[name]} %{y:.4~g}<extra></extra>`, ...extra });
+  const line = (name, i, extra) => ({ x: over.round, y: over[name], name: OVER[name], mode: "lines+markers", connectgaps: true, line: { color: colour(i), width: 2, dash: DASHES[i] }, marker: { size: 6, symbol: mark(i) }, hovertemplate: `${run().word} %{x}<br>${OVER[name]} %{y:.4~g}<extra></extra>`, ...extra });
   const traces = names.map((n, i) => line(n, i));
   if (over.num_clusters) traces.push(line("num_clusters", 2, names.length ? { yaxis: "y2", line: { color: colour(2), width: 2, shape: "hv", dash: "dot" } } : {}));
   const plot = chart("over-figure", traces, {
     height: 330, margin: { l: 46, r: 46, t: 30, b: 44 },
-    xaxis: { title: { text: "rounds" } },
+    xaxis: { title: { text: run().word === "step" ? "server steps" : "rounds" } },
     yaxis: names.length ? { title: { text: names.map((n) => OVER[n]).join(", ") }, range: [Math.min(-0.04, ...names.flatMap((n) => over[n].filter(shown))) , 1.05] } : { title: { text: "clusters" }, rangemode: "tozero" },
     ...(names.length && over.num_clusters ? { yaxis2: { title: { text: "clusters" }, overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, dtick: Math.max(1, Math.ceil(Math.max(...over.num_clusters) / 6)) } } : {}),
-  }, () => [["round", ...Object.keys(OVER).filter((n) => over[n]).map((n) => OVER[n])], ...over.round.map((r, j) => [r, ...Object.keys(OVER).filter((n) => over[n]).map((n) => over[n][j])])]);
+  }, () => [[run().word, ...Object.keys(OVER).filter((n) => over[n]).map((n) => OVER[n])], ...over.round.map((r, j) => [r, ...Object.keys(OVER).filter((n) => over[n]).map((n) => over[n][j])])]);
   key("over-key", [...names.map((n, i) => [colour(i), OVER[n]]), ...(over.num_clusters ? [[colour(2), "clusters found"]] : [])]);
   plot.setAttribute("aria-label", `Line chart: ${[...names, "num_clusters"].filter((n) => over[n]).map((n) => `${OVER[n]} ends at ${number(over[n].findLast(shown))}`).join(", ")}`);
 }
