@@ -77,9 +77,14 @@ class Sweep:
         return cases(self.tree)
 
     @cached_property
+    def combinations(self) -> list[tuple[dict[str, str], dict[str, Any]]]:
+        """The labels and the values of its cases."""
+        return combinations(self.tree)
+
+    @property
     def labels(self) -> list[dict[str, str]]:
         """The labels of its cases."""
-        return [labels for labels, _ in combinations(self.tree)]
+        return [labels for labels, _ in self.combinations]
 
     @property
     def measured_file(self) -> Path:
@@ -97,7 +102,7 @@ class Sweep:
     def recorded(self) -> list[tuple[Case, dict[str, Any]]]:
         """The cases that ran, each with what is kept of it."""
         kept = {json.dumps(one["labels"]): one for one in self.measured}
-        found = ((labels, values, kept.get(json.dumps(labels))) for labels, values in combinations(self.tree))
+        found = ((labels, values, kept.get(json.dumps(labels))) for labels, values in self.combinations)
         return [(case_of(self.tree, labels, values), one) for labels, values, one in found if one is not None]
 
     def latest(self, kept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -285,7 +285,7 @@ def _components() -> dict[str, list[type]]:
     return out
 
 
-def _section_page(section: Key, below: Sequence[Key]) -> str:
+def _section_page(section: Key, below: list[Key]) -> str:
     """Return a section, its keys, and its components with theirs."""
     own = [key for key in below if key.of == section.of]
     lines = [*_lines(section), *(line for key in own for line in _lines(key))]
