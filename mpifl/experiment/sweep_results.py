@@ -133,10 +133,8 @@ class Found:
         self._machines: dict[str, dict[str, Any]] = {}  # run -> what computed it
         self._unreadable: set[str] = set()  # cases
         self._shown = 0  # cases in the figure
-        self._last_drawn, self._seconds = (
-            time.monotonic(),
-            FIRST_DRAWING_S,
-        )  # when it was, and how long it took
+        self._last_drawn = time.monotonic()
+        self._seconds = FIRST_DRAWING_S  # that the figure took
 
     def write(self) -> None:
         """Write the files: each is complete at any time, the figure from time to time.
