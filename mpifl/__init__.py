@@ -10,6 +10,7 @@ The public names; each is imported when it is first used, so that `import mpifl`
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from mpifl.experiment.sweep_results import Sweep, load_sweep
     from mpifl.results.reader import Run, load
     from mpifl.results.reader import load as load_run
+
+if os.environ.get("MPIFL_INSTRUCTIONS"):
+    importlib.import_module("mpifl.core.instructions").limit()  # before PyTorch and NumPy are imported
 
 __version__ = "0.2.0"
 __all__ = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from mpifl.core import instructions
 from mpifl.core.process import age, launched
 
 from .monitoring import prepare
@@ -18,8 +19,10 @@ def connect(monitored: bool = False) -> Transport:
         monitored: turn on Open MPI's monitoring; works only before MPI has started.
 
     Raises:
-        UserError: a launcher started several processes, and MPI does not connect them.
+        UserError: a launcher started several processes, and MPI does not connect them; or its libraries do
+            not keep to `MPIFL_INSTRUCTIONS`.
     """
+    instructions.check()
     loaded = age()
     transport = _connected(monitored)
     transport.started = {"imports": round(loaded, 2), "mpi": round(age(), 2)}

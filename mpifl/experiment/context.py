@@ -158,4 +158,6 @@ class RunContext:
         options |= {"frozen": self.decisions.base} if self.decisions.base else {}
         own = self.places[0]["own_code"]
         options |= {OWN: own} if own else {}
-        return identity(options, [place["machine"] for place in workers_of(self.places)])
+        machines = [place["machine"] for place in workers_of(self.places)]
+        server = {**self.places[0]["machine"], "device": machines[0]["device"]}  # it trains no client
+        return identity(options, [server, *machines])

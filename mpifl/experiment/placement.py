@@ -12,8 +12,9 @@ import torch
 from mpifl.comm.mpi_startup import AUTO, DEVICE, MAIN, cuda_aware
 from mpifl.comm.transport import Transport
 from mpifl.core.errors import UserError, require
+from mpifl.core.instructions import VARIABLE, tells_limit
 from mpifl.core.process import peak_bytes
-from mpifl.results.identity import CODE, machine
+from mpifl.results.identity import CODE, VARIABLES, machine
 
 Place = Mapping[str, Any]  # what `place` returns
 CPU = "cpu"
@@ -142,13 +143,15 @@ def crowded(places: Sequence[Place]) -> list[str]:
 
 
 def check_places(places: Sequence[Place], compiled: bool = True) -> None:
-    """Refuse ranks with idle GPUs or other code, and workers with different kernels.
+    """Refuse ranks with idle GPUs, other code or other limits, and workers with different kernels.
 
     Raises:
         UserError: a rank has several GPUs that no other rank of its node can use, the ranks do not all run
-            the same code, or the workers do not all have the same kernels.
+            the same code, some of them alone keep to `MPIFL_INSTRUCTIONS`, or the workers do not all have the
+            same kernels.
     """
     _check_code(places)
+    _check_limits(places)
     loops = {f"{p['host']} (process {p['pid']})": p["machine"]["kernels"] for p in workers_of(places)}
     remedy = (
         f"{', '.join(f'{place} has {build}' for place, build in loops.items())}: other builds of the loops in"
@@ -175,6 +178,33 @@ def _check_code(places: Sequence[Place]) -> None:
         require(here == there, "mpifl", f"{there} on {first['host']}", f"{remedy} release of mpifl")
         here, there = one["own_code"], first["own_code"]
         require(here == there, "CONFIG", f"{there} on {first['host']}", f"{remedy} classes of your own")
+
+
+def _check_limits(places: Sequence[Place]) -> None:
+    """Refuse ranks of which some alone were given a limit of their instructions."""
+    kept = [tells_limit(p["machine"]["instructions"]) for p in places]
+    if any(kept) and not all(kept):
+        has, lacks = places[kept.index(True)], places[kept.index(False)]
+        remedy = f"{lacks['host']} (process {lacks['pid']}) has no such variable, {has['host']} (process "
+        remedy += f"{has['pid']}) has: give it to all ranks (mpirun -x {VARIABLE}), or to none"
+        raise UserError(VARIABLE, has["machine"]["instructions"], remedy)
+
+
+def processors_of(places: Sequence[Place]) -> list[str]:
+    """Return the kinds of processors of the ranks, with the instructions that they use, and why these."""
+    names = ("instructions", VARIABLES)
+    used = [", ".join(p["machine"][name] for name in names if name in p["machine"]) for p in places]
+    return sorted({f"{p['machine']['processor']} ({one})" for p, one in zip(places, used, strict=True)})
+
+
+def unlike(places: Sequence[Place]) -> str:
+    """Return in words that the ranks have processors of several kinds; empty where all are alike."""
+    kinds = processors_of(places)
+    if len(kinds) == 1:
+        return ""
+    found = f"ranks have different processors, and last bits depend on which computed ({', '.join(kinds)})"
+    remedy = f"take nodes of one kind, or set {VARIABLE}=avx2 for all ranks"
+    return f"{found}: {'take nodes of one kind' if all(map(tells_limit, kinds)) else remedy}"
 
 
 def mpi_memory(asked: str, places: Sequence[Place]) -> str:

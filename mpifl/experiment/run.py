@@ -52,7 +52,7 @@ from .checkpoints import Checkpoints, locked
 from .client_matrices import compare_clients
 from .context import RunContext
 from .observed import Observed
-from .placement import CPU, Place, place, table
+from .placement import CPU, Place, place, table, unlike
 from .schema import Config
 from .traffic_forecast import check_uploads, compared, compares_uploads
 
@@ -188,6 +188,8 @@ def announce(context: RunContext, say: Say, bind_report: bool) -> None:
     if config.clock.remark:
         say(config.clock.remark)
     say(line(context.identity))
+    if differing := unlike(context.places):
+        warn_once(differing)
     on_gpus = all(place["device"] != CPU for place in context.places)
     if on_gpus and not config.system.cuda_graphs and config.local.optimizer == "sgd":
         stacks = config.policy.synchronous and stackable(context.parts.learner.flat.module)

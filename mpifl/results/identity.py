@@ -15,8 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from mpifl.core import instructions
 from mpifl.kernels import bindings
 
 from .tables import first_of
@@ -24,7 +23,11 @@ from .tables import first_of
 CODE, OWN = "code", "own_code"
 CODES = (CODE, OWN)  # they decide more than last bits
 PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn")  # packages that compute numbers
-MACHINE = ("device", "processor", "instructions", "kernels", "compiler", CODE, *PACKAGES)  # see `machine`
+VARIABLES = "library_variables"
+MACHINE = (  # see `machine`
+    *("device", "processor", "instructions", VARIABLES, "kernels", "compiler", CODE),
+    *PACKAGES,
+)
 NONE = "none"
 MOST_NAMES = 3  # of runs in a line
 
@@ -63,20 +66,22 @@ def machine(gpu: str | None = None) -> dict[str, str]:
         gpu: name of the GPU that it trains on; None for the CPU.
 
     Returns:
-        `device`, `processor`, `instructions`, `kernels` (hash of the C sources, or `none`), `compiler`,
-        `code` and the version of each of `PACKAGES`.
+        `device`, `processor`, `instructions`, `library_variables` (of the environment, by which libraries
+        compute otherwise; left out where none is set), `kernels` (hash of the C sources, or `none`),
+        `compiler`, `code` and the version of each of `PACKAGES`.
     """
     build = bindings.BUILD if bindings.TRAINING_AVAILABLE else {}
     values = (
         gpu or "cpu",
         processor(),
-        torch.backends.cpu.get_cpu_capability(),
+        instructions.in_use(),
+        instructions.variables(),
         build.get("sources", NONE),
         f"{build['compiler']}, {build['flags']}" if build else NONE,
         code(),
         *(str(version_of(name)) for name in PACKAGES),
     )
-    return dict(zip(MACHINE, values, strict=True))
+    return {name: value for name, value in zip(MACHINE, values, strict=True) if value}
 
 
 def of_machine(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +94,7 @@ def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) 
 
     Args:
         options: settings that decide last bits.
-        machines: `machine` of each rank that trains; where they differ, the values are joined.
+        machines: `machine` of each rank; where they differ, the values are joined.
     """
     found: dict[str, Any] = {**options}
     for name in dict.fromkeys(name for one in machines for name in one):
@@ -134,6 +139,7 @@ def line(found: Mapping[str, Any]) -> str:
     if "precision" in found:
         kernels = f"trained in {found['precision']} by PyTorch, not by the kernels"
     parts = [kernels, f"{found['processor']} ({found['instructions']})", f"threads {found['threads']}"]
+    parts += [found[VARIABLES]] if VARIABLES in found else []
     parts += [] if found["device"] == "cpu" else [found["device"]]
     parts += [f"{name} {found[name]}" for name in ("torch", "numpy", "mpifl")]
     parts += [f"{name.replace('_', ' ')} {found[name]}" for name in CODES if name in found]

@@ -20,7 +20,7 @@ from mpifl.comm.link_test import measure as measure_pairs
 from mpifl.comm.mpi_startup import cuda_aware
 from mpifl.comm.transport import Transport
 from mpifl.data import DataConfig
-from mpifl.experiment.placement import crowded, place, workers_of
+from mpifl.experiment.placement import crowded, place, processors_of, unlike, workers_of
 from mpifl.experiment.placement import table as table_of_bindings
 from mpifl.kernels import bindings
 from mpifl.results.identity import version_of
@@ -98,16 +98,15 @@ def check_layout(places: Sequence[dict[str, Any]]) -> list[Check]:
 
 
 def _check_kernels(places: Sequence[dict[str, Any]]) -> list[Check]:
-    """Check what decides last bits: builds of the kernels and processors of the ranks that train."""
+    """Check what decides last bits: builds of the kernels and processors."""
     workers = [p["machine"] for p in workers_of(places)]
     builds = sorted({w["kernels"] for w in workers})
     found = f"{', '.join(builds)}; compiler: {', '.join(sorted({w['compiler'] for w in workers}))}"
     remedy = bindings.PROBLEM or "install the same build everywhere"
     advice = f"{remedy}; other builds, and PyTorch in their place, give other last bits"
     out = [Check("kernels", builds == builds[:1] != ["none"], found, advice)]
-    kinds = sorted({f"{w['processor']} ({w['instructions']})" for w in workers})
-    advice = "last bits depend on which of them trained a client: take nodes of one kind"
-    return [*out, Check("processors", len(kinds) == 1, ", ".join(kinds), advice)]
+    differing = unlike(places)
+    return [*out, Check("processors", not differing, ", ".join(processors_of(places)), differing)]
 
 
 def _check_collectives(transport: Transport) -> list[Check]:

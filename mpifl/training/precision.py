@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from mpifl.core import instructions
 from mpifl.core.errors import require
 
 FLOAT32, TF32, BFLOAT16 = PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -30,7 +31,8 @@ def has_bfloat16(device: torch.device) -> bool:
     """Return whether a device multiplies bfloat16 by instructions of its own, not by emulation."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    there = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return there and not instructions.limited()
 
 
 def has_tf32(device: torch.device) -> bool:
@@ -43,7 +45,10 @@ def check_precision(precision: str, device: torch.device) -> None:
     if precision == FLOAT32:
         return
     there = has_tf32(device) if precision == TF32 else has_bfloat16(device)
-    remedy = f"the {LACKS[precision, device.type]} on {socket.gethostname()}; take {FLOAT32}"
+    lacks = LACKS[precision, device.type]
+    if precision == BFLOAT16 and device.type == "cpu" and instructions.limited():
+        lacks = f"limit {instructions.VARIABLE} leaves neither AVX512-BF16 nor AMX"
+    remedy = f"the {lacks} on {socket.gethostname()}; take {FLOAT32}"
     require(there, "local.precision", precision, remedy)
 
 

@@ -18,14 +18,18 @@ from mpifl.experiment import placement
 from mpifl.experiment.run import announce
 from mpifl.experiment.schema import Config, SystemConfig
 from mpifl.models.cnn import LeNet5
+from mpifl.results.identity import machine
 
 
-def rank(node=0, cpus="0-7", threads=1, gpus=(), gpu=None, mps=False, loops="1a2b", code="c", own=""):
+def rank(
+    node=0, cpus="0-7", threads=1, gpus=(), gpu=None, mps=False, loops="1a2b", code="c", own="", uses="AVX2"
+):
     """Return a rank's place."""
     return {
         **{"host": f"host{node}", "node": node, "local_rank": 0, "device": "cpu", "visible_gpus": "0,1"},
         **{"cpus": cpus, "threads": threads, "gpus": [*gpus], "gpu": gpu, "mps": mps, "start_s": {}},
-        **{"pid": 1, "machine": {"kernels": loops, "code": code}, "own_code": own},
+        **{"pid": 1, "own_code": own},
+        "machine": {"device": "cpu", "processor": "P", "instructions": uses, "kernels": loops, "code": code},
     }
 
 
@@ -181,3 +185,43 @@ def test_ranks_that_run_other_code_are_refused():
             placement.check_places(places)
     with pytest.raises(UserError, match=r"CONFIG = 'x on host0': host1 .* other files.* your own"):
         placement.check_places([rank(own="x"), rank(node=1, own="y")])
+
+
+def test_ranks_that_alone_keep_to_a_limit_are_refused():
+    limited, wide = rank(uses="AVX2 (MPIFL_INSTRUCTIONS)"), rank(node=1, uses="AVX512")
+    placement.check_places([limited, limited])
+    for places in ([limited, wide, limited], [wide, wide, limited]):
+        with pytest.raises(UserError, match=r"MPIFL_INSTRUCTIONS.*host1 .* no such.*host0 .* has: .*-x"):
+            placement.check_places(places)
+
+
+def test_ranks_with_different_processors_are_told_of():
+    """Rank 0, too: it computes weights and clusters."""
+    two, four = rank(), rank(node=1, uses="AVX512")
+    assert placement.unlike([two, two]) == ""
+    for places in ([two, four], [four, two, two]):
+        assert "computed (P (AVX2), P (AVX512))" in placement.unlike(places)
+        assert placement.unlike(places).endswith("of one kind, or set MPIFL_INSTRUCTIONS=avx2 for all ranks")
+    limited = [rank(uses="AVX2 (MPIFL_INSTRUCTIONS)") for _ in range(2)]
+    assert placement.unlike(limited) == ""
+    limited[0]["machine"]["processor"] = "Q"
+    assert placement.unlike(limited).endswith("(MPIFL_INSTRUCTIONS))): take nodes of one kind")
+
+
+def test_the_server_s_processor_is_in_the_identity_and_a_run_says_where_they_differ(capsys):
+    context = toy.context_of(toy.config_of(FedAvg()), toy.Tiny())
+
+    def of(*uses: str) -> dict[str, str]:
+        places = [{**rank(uses=one), "machine": {**machine(), "instructions": one}} for one in uses]
+        found = replace(context, places=places)
+        announce(found, print, bind_report=False)
+        return found.identity
+
+    alike = of("AVX2", "AVX2")
+    assert "different processors" not in capsys.readouterr().err
+    assert alike == of("AVX2"), "neither does the number of ranks matter"
+    assert of("AVX512", "AVX2", "AVX2")["instructions"] == "AVX2 | AVX512"
+    assert "different processors" in capsys.readouterr().err
+    server = {**rank(), "machine": {**machine(), "device": "cpu"}}
+    worker = {**rank(), "machine": {**machine(), "device": "H100"}}
+    assert replace(context, places=[server, worker]).identity["device"] == "H100"

@@ -39,7 +39,8 @@ def test_each_fault_of_a_layout_is_found_and_no_other():
     assert bad([place(), place(), place(kernels="3c4d")]) == {"kernels"}
     assert bad([place(), place(), place(processor="old")]) == {"processors"}
     assert bad([place(), place(), place(instructions="AVX512")]) == {"processors"}
-    assert bad([place(kernels="none", processor="old"), place(), place()]) == set(), "it trains nothing"
+    assert bad([place(kernels="none"), place(), place()]) == set(), "it trains nothing"
+    assert bad([place(processor="old"), place(), place()]) == {"processors"}, "but computes weights"
 
 
 def link(a: int, b: int, rate: float = 1e9, latency: float = 1e-5, right: bool = True) -> Link:

@@ -10,13 +10,14 @@ from support import toy
 from support.runs import CONFIG
 
 from mpifl import cli
+from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.models import MODELS
 from mpifl.training.backend import Request
 from mpifl.training.batched import train_all
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
-from mpifl.training.precision import BFLOAT16, FLOAT32, has_bfloat16
+from mpifl.training.precision import BFLOAT16, FLOAT32, check_precision, has_bfloat16
 
 SPLITS = [toy.draw("train", k, n, 0) for k, n in enumerate((23, 10, 5))]
 has = pytest.mark.skipif(
@@ -111,6 +112,14 @@ def test_it_is_refused_in_one_line_on_a_processor_without_it(command, monkeypatc
     assert cli.main([command, str(CONFIG), *OPTIONS]) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if "local.precision" in x]
     assert "'bfloat16': the processor has neither AVX512-BF16 nor AMX" in line
+
+
+def test_a_limit_of_instructions_leaves_none_and_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert has_bfloat16(torch.device("cpu"))
+    monkeypatch.setenv("MPIFL_INSTRUCTIONS", "avx2")
+    with pytest.raises(UserError, match="'bfloat16': the limit MPIFL_INSTRUCTIONS leaves neither"):
+        check_precision(BFLOAT16, torch.device("cpu"))
 
 
 @has
