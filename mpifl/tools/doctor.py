@@ -23,9 +23,10 @@ from mpifl.data import DataConfig
 from mpifl.experiment.placement import crowded, place, processors_of, unlike, workers_of
 from mpifl.experiment.placement import table as table_of_bindings
 from mpifl.kernels import bindings
+from mpifl.results.identity import PACKAGES as COMPUTING
 from mpifl.results.identity import version_of
 
-PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn", "mpi4py", "safetensors")
+PACKAGES = (*COMPUTING, "mpi4py", "safetensors")
 BLOCK = 1 << 20  # float32 numbers of the bandwidth check: 4 MiB
 SKEW_SECONDS, START_SECONDS, FREE_BYTES = 1.0, 60.0, 1 << 30
 SLOW, LATE_SECONDS, PAIRS_SHOWN = (

@@ -45,7 +45,18 @@ def test_a_machine_says_what_it_computes_with(monkeypatch):
     here = machine()
     assert here["device"] == "cpu"
     assert here["kernels"] == (bindings.BUILD["sources"] if bindings.TRAINING_AVAILABLE else "none")
-    assert "none" not in (here["torch"], here["numpy"], here["mpifl"], here["processor"])
+    computing = (
+        "mpifl",
+        "torch",
+        "numpy",
+        "scipy",
+        "scikit-learn",
+        "POT",
+        "umap-learn",
+        "numba",
+        "pynndescent",
+    )
+    assert "none" not in (here["processor"], *(here[name] for name in computing))
     monkeypatch.setattr(bindings, "TRAINING_AVAILABLE", False)
     assert (machine("H200")["device"], machine()["kernels"], machine()["compiler"]) == (
         "H200",
