@@ -232,7 +232,7 @@ def test_a_title_sorts_the_table_and_words_filter_it(page):
 
 
 def test_the_pointer_on_a_curve_shows_its_value(page):
-    """The second run after round 4: 30 %, 9.333 MB, 4 s of virtual and 16 s of wall time."""
+    """The second run, an asynchronous one, after server step 4: 30 %, 9.333 MB, 4 s virtual, 16 s wall."""
     page(f"{CURVES}.scrollIntoView()")
     place = page(f"""(() => {{
         const plot = {CURVES}, box = plot.getBoundingClientRect(), {{ xaxis, yaxis }} = plot._fullLayout;
@@ -242,7 +242,7 @@ def test_the_pointer_on_a_curve_shows_its_value(page):
         page.move(place[0] + nudge, place[1])
         page("new Promise((done) => setTimeout(done, 120))")
     text = page(f"[...{CURVES}.querySelectorAll('.hovertext text')].map((t) => t.textContent).join(' ')")
-    for word in ("fedavg, lr 0.2", "30 %", "round 4", "9.3333 MB", "4 s virtual", "16 s wall"):
+    for word in ("fedavg, lr 0.2", "30 %", "step 4", "9.3333 MB", "4 s virtual", "16 s wall"):
         assert word in text, text
 
 
