@@ -1,7 +1,7 @@
 """The vector instructions that PyTorch, NumPy and the libraries below them compute with.
 
 Each library takes the widest that the processor has, and with others it rounds otherwise. mpifl's own kernels
-have the same bits with all of them.
+have the same bits with all of them; Adam beside them takes PyTorch's square roots, which are MKL's.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from mpifl.comm.transport import Transport
 from mpifl.core.errors import UserError, require
 from mpifl.core.instructions import VARIABLE, tells_limit
 from mpifl.core.process import peak_bytes
-from mpifl.results.identity import CODE, VARIABLES, machine
+from mpifl.results.identity import CODE, LIBRARY_VARIABLES, machine
 
 Place = Mapping[str, Any]  # what `place` returns
 CPU = "cpu"
@@ -192,7 +192,7 @@ def _check_limits(places: Sequence[Place]) -> None:
 
 def processors_of(places: Sequence[Place]) -> list[str]:
     """Return the kinds of processors of the ranks, with the instructions that they use, and why these."""
-    names = ("instructions", VARIABLES)
+    names = ("instructions", LIBRARY_VARIABLES)
     used = [", ".join(p["machine"][name] for name in names if name in p["machine"]) for p in places]
     return sorted({f"{p['machine']['processor']} ({one})" for p, one in zip(places, used, strict=True)})
 

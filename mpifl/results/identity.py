@@ -26,9 +26,9 @@ PACKAGES = (  # packages that compute numbers; the last two are below UMAP
     *("mpifl", "torch", "numpy", "scipy", "scikit-learn"),
     *("POT", "umap-learn", "numba", "pynndescent"),
 )
-VARIABLES = "library_variables"
+LIBRARY_VARIABLES = "library_variables"
 MACHINE = (  # see `machine`
-    *("device", "processor", "instructions", VARIABLES, "kernels", "compiler", CODE),
+    *("device", "processor", "instructions", LIBRARY_VARIABLES, "kernels", "compiler", CODE),
     *PACKAGES,
 )
 NONE = "none"
@@ -53,13 +53,11 @@ def code() -> str:
     return sha.hexdigest()[:12]
 
 
-def processor() -> str:
-    """Return the name of the processor."""
+def processor(field: str = "model name") -> str:
+    """Return what /proc/cpuinfo says of the processor, its name by default."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return next(
-        (x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), platform.processor()
-    )
+    return next((x.split(":", 1)[1].strip() for x in lines if x.startswith(field)), platform.processor())
 
 
 def machine(gpu: str | None = None) -> dict[str, str]:
@@ -142,7 +140,7 @@ def line(found: Mapping[str, Any]) -> str:
     if "precision" in found:
         kernels = f"trained in {found['precision']} by PyTorch, not by the kernels"
     parts = [kernels, f"{found['processor']} ({found['instructions']})", f"threads {found['threads']}"]
-    parts += [found[VARIABLES]] if VARIABLES in found else []
+    parts += [found[LIBRARY_VARIABLES]] if LIBRARY_VARIABLES in found else []
     parts += [] if found["device"] == "cpu" else [found["device"]]
     parts += [f"{name} {found[name]}" for name in ("torch", "numpy", "mpifl")]
     parts += [f"{name.replace('_', ' ')} {found[name]}" for name in CODES if name in found]

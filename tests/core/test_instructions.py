@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from support import toy
 
 from mpifl.core import instructions
 from mpifl.core.errors import UserError
@@ -42,7 +42,7 @@ def asked(imports: str = "", **variables: str) -> list[str]:
     """Return what a process with these variables uses: of PyTorch, with variables, and of NumPy."""
     strict = ["-W", "error", "-W", "ignore::ImportWarning"]
     command = [sys.executable, *strict, "-c", ASK.format(imports=imports)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
+    environment = {**os.environ, **toy.PYTHONPATH, **variables}
     return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
 
 

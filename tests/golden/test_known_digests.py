@@ -17,7 +17,7 @@ import torch
 from support import toy
 from support.runs import CONFIG, RUNS, SCRIPT
 
-from mpifl.results.identity import machine
+from mpifl.results.identity import machine, processor
 
 KNOWN = Path(__file__).parent / "digests_avx2.json"
 DECIDE = ("compiler", "torch", "numpy", "scipy", "scikit-learn")  # beside the maker of the processor
@@ -31,10 +31,8 @@ HAS_AVX2 = torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 def here() -> dict[str, str]:
     """Return what decides the last bits of a run that is limited to AVX2."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    maker = next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
-    return {"maker": maker, **{name: machine()[name] for name in DECIDE}}
+    found = machine()
+    return {"maker": processor("vendor_id"), **{name: found[name] for name in DECIDE}}
 
 
 @pytest.mark.skipif(not HAS_AVX2, reason="the processor has no AVX2")
