@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from .errors import require
+from .textfiles import readable
 
 VARIABLE = "MPIFL_INSTRUCTIONS"  # asks for no wider instructions than these, on every rank
 LIMITS = {
@@ -72,7 +73,7 @@ def variables() -> str:
     """Return the variables by which libraries compute otherwise, with their values, but those of a limit."""
     of_limit = LIMITS.get(os.environ.get(VARIABLE, ""), {})
     names = [name for name in (*LIMITS["avx2"], *OTHERS) if name not in of_limit]
-    return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    return ", ".join(f"{name}={readable(os.environ[name])}" for name in names if name in os.environ)
 
 
 def tells_limit(found: str) -> bool:

@@ -23,6 +23,7 @@ from .errors import UserError, require
 MAX_BYTES = 1 << 20  # of a configuration or of the value of an option; the largest shipped one has 4 kB
 MAX_NAME_BYTES = 100  # of a part of a folder name; file systems allow 255 for the whole name
 MAX_DEPTH, MAX_NODES = 32, 100_000  # of a YAML tree; a node counts each time that an alias repeats it
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # in JSON, escaped or as it is
 MERGE = "tag:yaml.org,2002:merge"
 TAGS = (
     MERGE,
@@ -77,6 +78,24 @@ def check_name(key: str, name: str) -> None:
     require("/" not in name, key, name, "is part of a folder's name; leave out the slashes")
     remedy = f"is part of a folder's name; take at most {MAX_NAME_BYTES} bytes"
     require(len(os.fsencode(name)) <= MAX_NAME_BYTES, key, name, remedy)
+
+
+def is_text(value: str) -> bool:
+    """Return whether a string can be written in UTF-8: it holds no surrogate.
+
+    A JSON string has one where one of a pair of escapes is missing, and the name of a file, an argument
+    or a variable has one for each byte that is no UTF-8.
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def readable(value: str) -> str:
+    """Return a string with an escape in place of each surrogate, so that it can be written in UTF-8."""
+    return value.encode(errors="backslashreplace").decode()
 
 
 # -- YAML ----------------------------------------------------------------------------------------------------
@@ -215,10 +234,23 @@ def yaml_file(path: Path, key: str) -> Any:
 # -- JSON and CSV --------------------------------------------------------------------------------------------
 
 
+def json_of(text: str | bytes) -> Any:
+    """Return the value of a JSON text; bytes are UTF-8, with or without a byte order mark.
+
+    Raises:
+        ValueError: it is not JSON, or one of its strings could not be written (`is_text`).
+    """
+    text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+    tree = json.loads(text)
+    if SURROGATE.search(text):  # most are of whole pairs
+        json.dumps(tree, ensure_ascii=False).encode()
+    return tree
+
+
 def json_file(path: Path, key: str) -> Any:
     """Return the value of a JSON file; raise `UserError` under `key` if it is not JSON."""
     try:
-        return json.loads(text_of(path, key))
+        return json_of(text_of(path, key))
     except (ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise

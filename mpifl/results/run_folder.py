@@ -26,7 +26,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
-from mpifl.core.textfiles import json_file
+from mpifl.core.textfiles import json_file, readable
 from mpifl.kernels import bindings
 
 from .identity import PACKAGES as COMPUTING
@@ -281,8 +281,8 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
         "kernels": bindings.BUILD or bindings.PROBLEM,
         "packages": {name: v for name in PACKAGES if (v := version_of(name))},
         "git_commit": commit(),
-        "command": sys.argv,
-        "variables": {k: v for k, v in os.environ.items() if k.startswith(VARIABLES)},
+        "command": [*map(readable, sys.argv)],
+        "variables": {k: readable(v) for k, v in os.environ.items() if k.startswith(VARIABLES)},
         **layout,
     }
 

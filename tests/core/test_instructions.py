@@ -86,6 +86,9 @@ def test_variables_of_the_libraries_are_said(monkeypatch):
     monkeypatch.setenv("MKL_CBWR", "AVX2")
     assert instructions.variables() == "NPY_DISABLE_CPU_FEATURES=X86_V4, MKL_CBWR=AVX2"
     assert machine()["library_variables"] == "NPY_DISABLE_CPU_FEATURES=X86_V4, MKL_CBWR=AVX2"
+    monkeypatch.setenv("MKL_CBWR", "\udcff")  # a byte that is no UTF-8: a report is written in UTF-8
+    assert instructions.variables() == "NPY_DISABLE_CPU_FEATURES=X86_V4, MKL_CBWR=\\udcff"
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
     monkeypatch.delenv("NPY_DISABLE_CPU_FEATURES")
     monkeypatch.setenv(VARIABLE, "avx2")
     instructions.limit()

@@ -381,6 +381,15 @@ def test_a_class_without_pictures_is_named(tmp_path):
     assert "'c'" in refusal(tmp_path, "folder")
 
 
+def test_a_class_whose_name_is_no_text_is_named(tmp_path):
+    """A folder named in Latin 1; a report, written in UTF-8, would end with a traceback."""
+    pictures(tmp_path)
+    os.rename(tmp_path / "images" / "b", os.fsencode(tmp_path / "images") + b"/caf\xe9")
+    said = refusal(tmp_path, "folder")
+    assert said == r"data.source = 'caf\\udce9': is a name that is no text in UTF-8: give it another"
+    said.encode()
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [

@@ -182,6 +182,14 @@ def test_json_lists_of_samples_are_read(small_root, cache, tmp_path):
     assert federation.partition.of(0, "val", 0).index.tolist() == [2, 3]
 
 
+def test_a_client_whose_name_is_no_text_is_refused_in_a_line(cache, tmp_path):
+    file = tmp_path / "split.json"
+    file.write_text(json.dumps({"\ud800": [4, 2], "b": [9, 8]}))
+    with pytest.raises(UserError, match=r"cannot be read as a partition \(UnicodeEncodeError") as error:
+        opened("digits", SCENARIOS["partition"](path=str(file), test="own"), tmp_path, cache)
+    assert error.value.key == "data.scenario.path"
+
+
 REFUSED = [
     ("client,sample\n", r"holds no row"),
     ("client,x\n0,1\n", r"no column for the sample: call it sample or sample_id"),

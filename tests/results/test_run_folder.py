@@ -97,6 +97,15 @@ def test_json_keeps_what_it_cannot_write_as_text(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text()) == {"path": str(tmp_path), "n": 1}
 
 
+def test_the_environment_can_be_written_in_utf_8(monkeypatch):
+    """Bytes of arguments and variables that are no UTF-8 come into Python as surrogates."""
+    monkeypatch.setattr("sys.argv", ["mpifl", "runs/\udcff"])
+    monkeypatch.setenv("SLURM_JOB_NAME", "caf\udce9")
+    found = run_folder.environment({})
+    assert (found["command"][1], found["variables"]["SLURM_JOB_NAME"]) == ("runs/\\udcff", "caf\\udce9")
+    json.dumps(found, ensure_ascii=False).encode()
+
+
 def test_the_commit_is_that_of_the_code_that_the_run_began_with(tmp_path, monkeypatch):
     """A commit that is made while it runs is not what it ran."""
     heads = ["first"]

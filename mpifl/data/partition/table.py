@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.textfiles import check_file
+from mpifl.core.textfiles import check_file, json_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,7 +139,7 @@ def facts_of(path: Path, key: str) -> dict[str, Any]:
             with path.open() as file:
                 line = file.readline()
             text = line.removeprefix(f"# {MARK} ") if line.startswith(f"# {MARK} ") else ""
-        found = json.loads(text) if text else {}
+        found = json_of(text) if text else {}
         require(isinstance(found, dict), key, str(path), "was altered in its first line: export it again")
     return dict(found)
 
@@ -192,7 +192,7 @@ def _json_frame(path: Path, key: str) -> pd.DataFrame:
     import pandas as pd
 
     with _reading(path, key):
-        tree = json.loads(path.read_bytes())
+        tree = json_of(path.read_bytes())
         require(isinstance(tree, dict), key, str(path), "must map clients to lists of samples")
         rows: list[tuple[str, str, Any]] = []
         for client, held in tree.items():
