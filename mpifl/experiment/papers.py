@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ SAME_KEYS = (*OF_A_MACHINE, "evaluation.at_start")  # beside whole sections
 EVERY = "evaluation.every"  # the same, too, but for figures that are means over the evaluations
 OVER_EVALUATIONS = "_all"  # what the names of these figures hold
 MADE_BY = ("commit", "instructions")  # of a record: what decides the last bits of its figures
+NOT_RECORDED = "not recorded"  # instructions of cases of earlier versions
 MOST_LEFT_OUT = 30  # rows that a page names as not run
 SHOWN_LABELS = 4  # of rows that a list names
 
@@ -411,6 +413,7 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
         *([sweep.outdated_text] if sweep.outdated else []),
         f"{sweep.hours:.1f} hours of wall time in all",
         f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}",
+        *_processors(ran),
         f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
         + " (+: with changes that were not committed)" * any(commit.endswith("+") for commit in commits),
     ]
@@ -425,9 +428,27 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
         more = f"; population standard deviation of {', '.join(whole)}" if whole else ""
         here = f"sample standard deviation over the seeds{more}"
         parts.append(f'Published "+-": {table.spread}. Here: {here}.\n')
+    if several := _few(_of_several_kinds(ran), MOST_LEFT_OUT):
+        parts.append(f"Seeds of these rows were computed with different instructions of the processor: {several}.\n")
     parts += [f"Not run: {left_out}.\n"] if (left_out := sweep.left_out) else []
     parts += [f"{text}\n" for text in (table.differences, table.notes, *others, *table.findings) if text]
     return "\n".join(parts)
+
+
+def _processors(ran: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return which instructions how many records were made with, as one text; nothing where none says it."""
+    counts = Counter(one.get("instructions") or NOT_RECORDED for one in ran)
+    known = [f"{kind} ({n} case{'s' * (n > 1)})" for kind, n in sorted(counts.items())]
+    return [f"computed with {', '.join(known)}"] if {*counts} != {NOT_RECORDED} else []
+
+
+def _of_several_kinds(ran: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the rows whose seeds are known to have been run with different instructions."""
+    kinds: dict[str, set[str]] = {}
+    for one in ran:
+        kind = one.get("instructions", "").partition(" ")[0]  # a limit stands behind what it limits to
+        kinds.setdefault(_row(one["labels"]), set()).update([kind] if kind else [])
+    return [row for row, found in kinds.items() if len(found) > 1]
 
 
 def _common_changes(sweep: Sweep) -> dict[str, Any]:

@@ -267,6 +267,33 @@ def test_a_page_says_what_did_not_run_and_counts_a_training_once(paper, tmp_path
     assert "; commit 0123456789+ (+: with changes that were not committed).\n" in page
 
 
+def test_a_page_names_processors_and_rows_whose_seeds_were_run_on_several_kinds(paper, tmp_path):
+    """By rounding alone two kinds of processors lie as far apart as seeds (CCFL, K = 3: 0.028)."""
+    papers.record([str(sweep_with(paper, tmp_path, "a"))])
+    record, page = paper / "measured" / "table1.json", papers.PAGES / "ucfl.md"
+    kept = json.loads(record.read_text())
+    assert [one["labels"]["rows"] for one in kept["cases"]] == ["FedAvg", "FedAvg", "Local", "Local"]
+
+    def text_with(*kinds: str | None) -> str:
+        for one, kind in zip(kept["cases"], kinds, strict=True):
+            one.pop("instructions", None)
+            one.update({} if kind is None else {"instructions": kind})
+        record.write_text(json.dumps(kept))
+        return papers.pages()[page]
+
+    mixed = "Seeds of these rows were computed with different instructions of the processor"
+    text = text_with("AVX2", "AVX512", "AVX512", "AVX512")
+    assert "; computed with AVX2 (1 case), AVX512 (3 cases); commit" in text
+    assert f"\n{mixed}: FedAvg.\n" in text
+    text = text_with("AVX2", None, "AVX512", "AVX512")
+    assert "; computed with AVX2 (1 case), AVX512 (2 cases), not recorded (1 case); commit" in text
+    assert mixed not in text, "it is not known"
+    text = text_with(None, None, None, None)
+    assert "computed with" not in text
+    text = text_with("AVX2", "AVX2", "AVX2 (MPIFL_INSTRUCTIONS)", "AVX512")
+    assert f"\n{mixed}: Local.\n" in text, "a limit is the kind that it names"
+
+
 def test_a_case_with_other_figures_in_another_sweep_is_named(paper, tmp_path):
     """The same run in two sweeps, and one of the records changed as by another version of the code."""
     papers.record([str(sweep_with(paper, tmp_path, "a", "--only", "seed=0"))])
