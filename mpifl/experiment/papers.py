@@ -413,7 +413,7 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
         *([sweep.outdated_text] if sweep.outdated else []),
         f"{sweep.hours:.1f} hours of wall time in all",
         f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}",
-        *_processors(ran),
+        *_instructions(ran),
         f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
         + " (+: with changes that were not committed)" * any(commit.endswith("+") for commit in commits),
     ]
@@ -428,22 +428,23 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
         more = f"; population standard deviation of {', '.join(whole)}" if whole else ""
         here = f"sample standard deviation over the seeds{more}"
         parts.append(f'Published "+-": {table.spread}. Here: {here}.\n')
-    if several := _few(_of_several_kinds(ran), MOST_LEFT_OUT):
-        parts.append(f"Seeds of these rows were computed with different instructions of the processor: {several}.\n")
+    if mixed := _few(_mixed_rows(ran), MOST_LEFT_OUT):
+        what = "Seeds of these rows were computed with different instructions of the processor"
+        parts.append(f"{what}: {mixed}.\n")
     parts += [f"Not run: {left_out}.\n"] if (left_out := sweep.left_out) else []
     parts += [f"{text}\n" for text in (table.differences, table.notes, *others, *table.findings) if text]
     return "\n".join(parts)
 
 
-def _processors(ran: Sequence[Mapping[str, Any]]) -> list[str]:
+def _instructions(ran: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return which instructions how many records were made with, as one text; nothing where none says it."""
     counts = Counter(one.get("instructions") or NOT_RECORDED for one in ran)
     known = [f"{kind} ({n} case{'s' * (n > 1)})" for kind, n in sorted(counts.items())]
     return [f"computed with {', '.join(known)}"] if {*counts} != {NOT_RECORDED} else []
 
 
-def _of_several_kinds(ran: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the rows whose seeds are known to have been run with different instructions."""
+def _mixed_rows(ran: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the rows whose seeds are known to have been computed with different instructions."""
     kinds: dict[str, set[str]] = {}
     for one in ran:
         kind = one.get("instructions", "").partition(" ")[0]  # a limit stands behind what it limits to

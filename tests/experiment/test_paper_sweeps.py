@@ -267,7 +267,7 @@ def test_a_page_says_what_did_not_run_and_counts_a_training_once(paper, tmp_path
     assert "; commit 0123456789+ (+: with changes that were not committed).\n" in page
 
 
-def test_a_page_names_processors_and_rows_whose_seeds_were_run_on_several_kinds(paper, tmp_path):
+def test_a_page_names_instructions_and_rows_whose_seeds_mix_them(paper, tmp_path):
     """By rounding alone two kinds of processors lie as far apart as seeds (CCFL, K = 3: 0.028)."""
     papers.record([str(sweep_with(paper, tmp_path, "a"))])
     record, page = paper / "measured" / "table1.json", papers.PAGES / "ucfl.md"
