@@ -454,6 +454,8 @@ def _check(run: Run) -> None:
         check(good, f"has {name} = {shortened(repr(value))} in summary.json")
     good = all(isinstance(summary.get(name), str) for name in ("algorithm", "digest"))
     check(good, "names no algorithm and digest in summary.json")
+    good = isinstance(summary.get("identity", {}), dict)
+    check(good, "has an identity in summary.json that is no mapping")
     lags = summary.get("asynchronous") or {"staleness_histogram": {}}
     lags = lags.get("staleness_histogram") if isinstance(lags, dict) else None
     good = isinstance(lags, dict) and all(
