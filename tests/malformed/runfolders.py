@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 from malformed.case import CONFIG, NASTY, Case, mutated_bytes, mutated_text
-from malformed.configurations import leaves, with_value
+from malformed.configurations import leaves, with_value, written
 from malformed.tables import changed_cell
 
 from mpifl.cli import main
@@ -19,6 +21,7 @@ from mpifl.cli import main
 READERS = (["compare"], ["report"], ["retime", "--network.name", "wired"], ["resume"])
 ROUNDS = ["--rounds", "3", "--evaluation.every", "1", "--algorithm", "{name: ucfl, streams: 3}"]
 EVENTS = ["--rounds", "4", "--evaluation.every", "1", "--algorithm", "fedasync", "--policy", "every_arrival"]
+ODD: tuple[Any, ...] = (3, [[]], "\ud800", None)  # in place of an entry
 STUDY = ["--rounds", "1", "--vary", "{seed: [0, 1]}"]
 
 
@@ -71,3 +74,21 @@ def make(folder: Path, seed: int, count: int) -> Iterator[Case]:
         what = f"{command[0]}: {path.relative_to(copy)}: {changed(path, rng)}"
         argv = [command[0], str(copy), *(["-q"] if command[0] != "compare" else []), *command[1:]]
         yield Case(what, argv, trains=True)
+
+
+def entries(folder: Path, seed: int, count: int) -> Iterator[Case]:
+    """Write and yield the cases of `compare`: all that there are, whatever the seed and the count.
+
+    Every section and every value of `summary.json` and `config.yaml` has each of `ODD` in its place.
+    """
+    runs = right(folder / "right")
+    for name, file in product(("rounds", "events"), ("summary.json", "config.yaml")):
+        text = (runs[name] / file).read_text()
+        tree: Any = json.loads(text) if file == "summary.json" else yaml.safe_load(text)
+        for number, (where, value) in enumerate(product(leaves(tree), ODD)):
+            copy = folder / f"{name}-{file}-{number}"
+            shutil.copytree(runs[name], copy, copy_function=os.link)
+            (copy / file).unlink()
+            new = with_value(tree, where, value)
+            (copy / file).write_text(json.dumps(new) if file == "summary.json" else written(new))
+            yield Case(f"{name}: {file}: {'.'.join(map(str, where))} = {value!r}", ["compare", str(copy)])

@@ -30,6 +30,7 @@ KINDS: dict[str, tuple[Make, int]] = {
     "command lines": (commands.make, 160),
     "data files": (datafiles.make, 150),
     "run folders": (runfolders.make, 120),
+    "entries of run folders": (runfolders.entries, 0),
     "tables": (tables.make, 100),
 }
 OLD_NAME = r"[^\n]* is now [^\n]*"  # of a key or a command
