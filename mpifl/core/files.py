@@ -36,7 +36,8 @@ def write_atomically(path: Path, content: bytes | str | Iterable[str], durable: 
 
     Args:
         path: The file; its folder is created where it is missing.
-        content: All of it, or piece by piece; text is written in UTF-8.
+        content: All of it, or piece by piece; text is written in UTF-8, with an escape in place of what is
+            none, such as a byte of a folder's name.
         durable: Return only when the content is on disk, so that it outlives a crash of the machine.
 
     Raises:
@@ -47,7 +48,7 @@ def write_atomically(path: Path, content: bytes | str | Iterable[str], durable: 
     try:
         with partial.open("wb") as file:
             for piece in [content] if isinstance(content, (bytes, str)) else content:
-                file.write(piece.encode() if isinstance(piece, str) else piece)
+                file.write(piece.encode(errors="backslashreplace") if isinstance(piece, str) else piece)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.textfiles import readable
 
 from .comparison import check_target, independent
 from .logging import warn_once
@@ -211,4 +212,4 @@ def _column(values: Sequence[Any]) -> pd.Series[Any]:
         return pd.Series(values, dtype="Int64")
     if kinds <= {int, float}:
         return pd.Series(values, dtype="Float64")
-    return pd.Series([None if v is None else str(v) for v in values], dtype="string")
+    return pd.Series([None if v is None else readable(str(v)) for v in values], dtype="string")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -156,6 +157,16 @@ def test_a_folder_whose_name_looks_like_a_pattern_is_that_folder(tmp_path, monke
     assert seed_groups.folders(["tiny-17[1].srv"]) == [Path("tiny-17[1].srv")]
     assert seed_groups.folders(["tiny-17[12].srv", "none"]) == [Path("tiny-171.srv"), Path("none")]
     assert len(seed_groups.folders(["tiny-17*"])) == 3
+
+
+def test_folders_whose_names_are_no_utf_8_are_reported_and_exported(folder, tmp_path, capsys):
+    """Their bytes come into Python as surrogates, which no file in UTF-8 can hold."""
+    top = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    run = shutil.copytree(folder / "tiny-fedavg-0", Path(top) / os.fsdecode(b"run\xff"))
+    assert cli.main(["report", str(run), "-q"]) == 0
+    assert r"run\udcff" in (Path(top) / "report" / "report.html").read_text()
+    assert cli.main(["export", str(run), "--out", str(tmp_path / "x.csv")]) == 0
+    assert r"run\udcff" in (tmp_path / "x.csv").read_text()
 
 
 def test_a_folder_of_runs_and_sweeps_is_all_runs_in_it(tmp_path):
