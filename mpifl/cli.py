@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import io
 import os
 import sys
 import textwrap
@@ -693,6 +694,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run one command on every rank and return the exit code, see `runtime.exit_codes`."""
     keep_freed()
+    escape_output()
     argv, renamed = present(argv)
     try:
         known = [*COMMANDS]
@@ -726,6 +728,15 @@ def main(argv: Sequence[str]) -> int:
         code = outcome(transport, lambda: COMMANDS[args.command][0](transport, args))
     transport.finalize(code)
     return code
+
+
+def escape_output() -> None:
+    """Have stdout print an escape for what its encoding lacks, as stderr does, in place of an exception.
+
+    An example is a folder whose name is no UTF-8; where the locale is C, Python prints its bytes as they are.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class Alone:

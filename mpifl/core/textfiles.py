@@ -247,10 +247,29 @@ def json_of(text: str | bytes) -> Any:
     return tree
 
 
-def json_file(path: Path, key: str) -> Any:
-    """Return the value of a JSON file; raise `UserError` under `key` if it is not JSON."""
+def escaped(tree: Any) -> Any:
+    """Return a tree of JSON whose strings can all be written (`readable`)."""
+    if isinstance(tree, dict):
+        return {readable(name): escaped(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [escaped(value) for value in tree]
+    return readable(tree) if isinstance(tree, str) else tree
+
+
+def json_file(path: Path, key: str, escapes: bool = False) -> Any:
+    """Return the value of a JSON file.
+
+    Args:
+        path: of the file.
+        key: configuration key or argument that names it, for messages.
+        escapes: read strings that could not be written as escapes, instead of refusing the file.
+
+    Raises:
+        UserError: as `text_of` does, or it is not JSON (`json_of`).
+    """
     try:
-        return json_of(text_of(path, key))
+        text = text_of(path, key)
+        return escaped(json.loads(text)) if escapes else json_of(text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise

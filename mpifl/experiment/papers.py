@@ -291,7 +291,7 @@ def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
             continue
         run = load(done)
         values = result_of(case.labels, run).values
-        environment = json_file(done / "environment.json", "RUN")
+        environment = json_file(done / "environment.json", "RUN", escapes=True)
         changed, commit = _changed(sweep, case, run.config), environment.get("git_commit") or ""
         ended = datetime.fromtimestamp((done / "summary.json").stat().st_mtime, UTC)
         yield {

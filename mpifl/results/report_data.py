@@ -327,7 +327,9 @@ def _word(value: object) -> str:
 
 def _environment(run: Run) -> Mapping[str, Any]:
     path = run.folder / "environment.json"
-    return _tree(json_file(path, "RUN")) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    return _tree(json_file(path, "RUN", escapes=True))  # 0.2 wrote variables as they were
 
 
 def _identity(known: Mapping[str, Any]) -> str:

@@ -44,3 +44,7 @@ def test_a_json_file_with_half_a_pair_is_refused_by_its_key(tmp_path):
     file.write_text(LONE["high"])
     with pytest.raises(UserError, match=r"RUN = '.*summary\.json': is not JSON: .*surrogate"):
         json_file(file, "RUN")
+    assert json_file(file, "RUN", escapes=True) == {"a": [r"\ud800"]}
+    file.write_text('{"\\udcff": {"n": 1, "t": "\\ud83d\\ude00", "l": ["x", null, "\\udcff"]}}')
+    whole = {"n": 1, "t": "\U0001f600", "l": ["x", None, r"\udcff"]}
+    assert json_file(file, "RUN", escapes=True) == {r"\udcff": whole}

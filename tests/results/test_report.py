@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -165,8 +167,15 @@ def test_folders_whose_names_are_no_utf_8_are_reported_and_exported(folder, tmp_
     run = shutil.copytree(folder / "tiny-fedavg-0", Path(top) / os.fsdecode(b"run\xff"))
     assert cli.main(["report", str(run), "-q"]) == 0
     assert r"run\udcff" in (Path(top) / "report" / "report.html").read_text()
+    file = run / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"command": ["mpifl", "\udcff"]}))
+    assert cli.main(["report", str(run), "-q"]) == 0, "as an earlier version wrote it"
     assert cli.main(["export", str(run), "--out", str(tmp_path / "x.csv")]) == 0
     assert r"run\udcff" in (tmp_path / "x.csv").read_text()
+    command = [sys.executable, "-m", "mpifl", "resume", str(run)]
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}  # as in a terminal whose locale is not C
+    done = subprocess.run(command, env=strict, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(rf"{tmp_path}/caf\udce9/run\udcff is complete: ")
 
 
 def test_a_folder_of_runs_and_sweeps_is_all_runs_in_it(tmp_path):
