@@ -80,21 +80,12 @@ def check_name(key: str, name: str) -> None:
     require(len(os.fsencode(name)) <= MAX_NAME_BYTES, key, name, remedy)
 
 
-def is_text(value: str) -> bool:
-    """Return whether a string can be written in UTF-8: it holds no surrogate.
-
-    A JSON string has one where one of a pair of escapes is missing, and the name of a file, an argument
-    or a variable has one for each byte that is no UTF-8.
-    """
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def readable(value: str) -> str:
-    """Return a string with an escape in place of each surrogate, so that it can be written in UTF-8."""
+    """Return a string with an escape in place of each surrogate, so that it can be written in UTF-8.
+
+    A JSON string has one where one of a pair of escapes is missing, and the name of a file, an argument or a
+    variable has one for each byte that is no UTF-8.
+    """
     return value.encode(errors="backslashreplace").decode()
 
 
@@ -238,7 +229,7 @@ def json_of(text: str | bytes) -> Any:
     """Return the value of a JSON text; bytes are UTF-8, with or without a byte order mark.
 
     Raises:
-        ValueError: it is not JSON, or one of its strings could not be written (`is_text`).
+        ValueError: it is not JSON, or one of its strings could not be written in UTF-8 (`readable`).
     """
     text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     tree = json.loads(text)
@@ -250,7 +241,7 @@ def json_of(text: str | bytes) -> Any:
 def escaped(tree: Any) -> Any:
     """Return a tree of JSON whose strings can all be written (`readable`)."""
     if isinstance(tree, dict):
-        return {readable(name): escaped(value) for name, value in tree.items()}
+        return {escaped(name): escaped(value) for name, value in tree.items()}
     if isinstance(tree, list):
         return [escaped(value) for value in tree]
     return readable(tree) if isinstance(tree, str) else tree

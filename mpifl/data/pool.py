@@ -10,7 +10,7 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MULTI_HOT, NUMBERS, TOKENS, DataInfo
 from mpifl.core.rng import Key
-from mpifl.core.textfiles import is_text, readable
+from mpifl.core.textfiles import readable
 
 MAX_ORIGINS = 1 << 24
 IGNORED = -100  # a token of a label that does not count, as in PyTorch
@@ -207,9 +207,9 @@ def check_pool(pool: Pool, name: str) -> None:
         _check_tokens(inputs, pool.vocabulary, f"{name}: tokens")
     _check_columns(pool, name)
     _check_labels(pool, name)
-    for names in (pool.class_names, pool.origin_names):
-        odd = next((readable(called) for called in names if not is_text(called)), None)
-        require(odd is None, name, odd, "is a name that is no text in UTF-8: give it another")
+    for called in (*pool.class_names, *pool.origin_names):
+        shown = readable(called)
+        require(called == shown, name, shown, "is a name that is no text in UTF-8: give it another")
     if pool.origin is not None:
         require(len(pool.origin) == n, name, len(pool.origin), f"origins for {n} samples: give one for each")
         labels_of(pool.origin, f"{name}: origin", MAX_ORIGINS)

@@ -26,7 +26,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
-from mpifl.core.textfiles import json_file, readable
+from mpifl.core.textfiles import escaped, json_file
 from mpifl.kernels import bindings
 
 from .identity import PACKAGES as COMPUTING
@@ -272,19 +272,20 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of `environment.json`: where and with what a run was made.
 
     Args:
-        layout: what the caller knows of the ranks; added as it is.
+        layout: what the caller knows of the ranks.
     """
-    return {
+    found = {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "processor": processor(),
         "kernels": bindings.BUILD or bindings.PROBLEM,
         "packages": {name: v for name in PACKAGES if (v := version_of(name))},
         "git_commit": commit(),
-        "command": [*map(readable, sys.argv)],
-        "variables": {k: readable(v) for k, v in os.environ.items() if k.startswith(VARIABLES)},
+        "command": sys.argv,
+        "variables": {k: v for k, v in os.environ.items() if k.startswith(VARIABLES)},
         **layout,
     }
+    return dict(escaped(found))
 
 
 @cache  # of the code that this process has loaded: a run asks before its first round, too
