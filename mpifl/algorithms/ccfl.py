@@ -142,7 +142,8 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
             [loss, np.abs(server.algorithm_state["own"] - loss), notes["row_distance"][0]]
         )  # l, d1, d2
         u = self.estimate(scores)
-        ratio = np.where(u < u.mean(), 0.0, u / u.max())
+        below = u < u.mean() * (1 - 1e-12)  # rounding alone puts equal shares below their mean
+        ratio = np.where(below, 0.0, u / u.max())
         alpha = self.alpha0 * ratio * lateness(server.algorithm_state["changed"] - tau, self.a, self.b)
         history = np.concatenate([server.algorithm_state["history"], scores[None]])
         if self.adjust_from and t >= self.adjust_from:

@@ -156,6 +156,21 @@ def test_ccfl_moves_the_clusters_that_fit_and_not_those_changed_since():
     assert_array_equal(plan.assign, [0, 0, 0])
 
 
+@pytest.mark.parametrize("clusters", [3, 20, 45])
+def test_clusters_that_fit_alike_are_all_moved_by_ccfl(clusters):
+    """Equal shares are their mean, also where rounding puts the mean above them (K = 20, 45)."""
+    even = np.full((3, clusters), 1 / clusters)
+    algorithm_state = {
+        "u": even,
+        "changed": np.zeros(clusters),
+        "own": np.full(clusters, 9.0),
+        "history": np.zeros((0, 3, clusters)),
+    }
+    notes = notes_of([0], l=[[9.0] * clusters], row_distance=[[1.0] * clusters])
+    (mixing,) = CCFL().aggregate(server_of(clusters, 9, **algorithm_state), notes).mixings
+    assert_allclose(mixing.weights[:, 0], np.full(clusters, 0.025))
+
+
 @pytest.mark.parametrize(("lag", "refused"), [(2, False), (3, True)])
 def test_ccfl_refuses_uploads_older_than_the_number_of_clients(lag, refused):
     """N = 3: t - tau = (version + 1) - (version - lag) = lag + 1 may be 3. The stored mixture stays."""
