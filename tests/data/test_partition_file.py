@@ -122,6 +122,19 @@ def labels_of(source: str, root: Path) -> np.ndarray:
     return SOURCES[source]().load(root, root).labels
 
 
+@pytest.mark.parametrize("client", [-1, 3])
+def test_a_client_that_an_exported_partition_does_not_have_is_refused(cache, tmp_path, client):
+    file = tmp_path / "split.csv"
+    config = DataConfig(
+        str(tmp_path), str(cache), SOURCES["digits"](), SCENARIOS["dirichlet"](clients=3, validation=0.1)
+    )
+    export_partition(config, 3, file, "--export")
+    rows = file.read_text().splitlines()
+    file.write_text("\n".join([*rows[:2], ",".join([str(client), *rows[2].split(",")[1:]]), *rows[3:]]))
+    with pytest.raises(UserError, match="was altered"):
+        opened("digits", SCENARIOS["partition"](path=str(file)), tmp_path, cache)
+
+
 def test_the_csv_of_the_federated_vision_data_sets_is_read(small_root, cache, tmp_path):
     """Hsu, Qi and Brown, ECCV 2020: user_id, image_id, class; sorted by user here, as theirs are."""
     labels = labels_of("cifar10", small_root)
@@ -190,6 +203,41 @@ def test_a_client_whose_name_is_no_text_is_refused_in_a_line(cache, tmp_path):
     assert error.value.key == "data.scenario.path"
 
 
+CLIENTS = [
+    (["site#0", "site#1", "site#2"], ["site#0", "site#1", "site#2"]),
+    (["1", "01", "2"], ["01", "1", "2"]),  # not one client, as their numbers would be
+    (["02", "01", "11"], ["1", "2", "11"]),
+    (["10", "9", "8"], ["8", "9", "10"]),  # numbers in their order, not in that of texts
+    (["10.0", "9.0", "8.0"], ["8", "9", "10"]),
+    (["NA", "EU", "null"], ["EU", "NA", "null"]),
+    (["inf", "1", "2"], ["1", "2", "inf"]),
+    (["#a", "b", "#c"], ["#a", "#c", "b"]),
+    (["9007199254740993", "9007199254740992", "1"], ["1", "9007199254740992", "9007199254740993"]),
+]
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "parquet"])
+@pytest.mark.parametrize(("clients", "names"), CLIENTS)
+def test_clients_with_different_names_are_different_clients(cache, tmp_path, clients, names, ending):
+    file = tmp_path / f"split.{ending}"
+    rows = [(clients[i % 3], i) for i in range(30)]
+    if ending == "csv":
+        file.write_text("client,sample\n" + "".join(f"{k},{i}\n" for k, i in rows))
+    elif ending == "json":
+        file.write_text(json.dumps({client: [i for k, i in rows if k == client] for client in clients}))
+    else:
+        pytest.importorskip("pyarrow")
+        pd.DataFrame(rows, columns=["client", "sample"]).to_parquet(file)
+    federation = opened("digits", SCENARIOS["partition"](path=str(file), test="own"), tmp_path, cache)
+    assert federation.facts["clients"] == names
+    assert federation.sizes.sum(1).tolist() == [10, 10, 10]
+    numbers = [names.index(k) if k in names else names.index(str(int(float(k)))) for k in clients]
+    held = [federation.partition.of(k, part, 0).index for k in numbers for part in ("train", "val", "test")]
+    for i, k in enumerate(clients):
+        mine = np.concatenate([h for h in held[3 * i : 3 * i + 3] if h is not None])
+        assert sorted(mine.tolist()) == [sample for client, sample in rows if client == k]
+
+
 REFUSED = [
     ("client,sample\n", r"holds no row"),
     ("client,x\n0,1\n", r"no column for the sample: call it sample or sample_id"),
@@ -200,6 +248,8 @@ REFUSED = [
     ("client,part,sample\n0,train,1\n1,test,1\n", r"client 1 has no training samples"),
     ("client,sample,group\n0,1,0\n0,2,1\n", r"client 0 is in several groups"),
     ("client,sample,group\n0,1,a\n", r"group 'a' of row 1"),
+    ("client,sample\n0,1\n,2\n", r"no client in row 2: name one"),
+    ("client,part,sample\n0,train,1\n1, ,1\n", r"no part in row 2: name one"),
     ('"client,sample\n0,1', r"cannot be read as a partition"),
     ("# mpifl partition {\n", r"cannot be read as a partition"),
     ("# mpifl partition {}x\nclient,sample\n0,1\n", r"cannot be read as a partition"),

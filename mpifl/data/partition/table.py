@@ -112,8 +112,8 @@ def read(path: Path, key: str) -> PartitionTable:
     facts = facts_of(path, key)
     frame = _json_frame(path, key) if path.suffix == ".json" else _frame(path, key)
     require(len(frame) > 0, key, str(path), "holds no row: give client and sample of some")
-    client, clients = _numbered(frame["client"], facts)
-    part = np.array([PARTS.get(p, p) for p in _texts(frame["part"])]) if "part" in frame else None
+    client, clients = _numbered(frame, facts, path, key)
+    part = np.array([PARTS.get(p, p) for p in _texts(frame, "part", path, key)]) if "part" in frame else None
     return PartitionTable(
         client=client,
         part=np.full(len(frame), "train") if part is None else part,
@@ -176,15 +176,27 @@ def _frame(path: Path, key: str) -> pd.DataFrame:
     import pandas as pd
 
     with _reading(path, key):
-        if path.suffix == ".csv":
-            found = pd.read_csv(path, comment="#", skipinitialspace=True)
-        else:
-            found = pd.read_parquet(path, engine="pyarrow")
+        found = _csv(path) if path.suffix == ".csv" else pd.read_parquet(path, engine="pyarrow")
     chosen = {ours: old for ours, olds in COLUMNS.items() for old in olds[::-1] if old in found}
     for ours in ("client", "sample"):
         lacks = f"has no column for the {ours}: call it {' or '.join(COLUMNS[ours])}"
         require(ours in chosen, key, str(path), lacks)
     return pd.DataFrame({ours: found[old] for ours, old in chosen.items()})
+
+
+def _csv(path: Path) -> pd.DataFrame:
+    """Return a CSV whose first lines may begin with #; clients and parts as they are written."""
+    import pandas as pd
+
+    begin, head = 0, b""
+    with path.open("rb") as file:
+        while (line := file.readline()).startswith(b"#"):
+            begin, head = file.tell(), head + line
+        texts = () if f"# {MARK}".encode() in head else (*COLUMNS["client"], *COLUMNS["part"])
+        file.seek(begin)  # of ours, clients are numbers
+        return pd.read_csv(
+            file, dtype=dict.fromkeys(texts, str), keep_default_na=False, skipinitialspace=True
+        )
 
 
 def _json_frame(path: Path, key: str) -> pd.DataFrame:
@@ -201,21 +213,40 @@ def _json_frame(path: Path, key: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["client", "part", "sample"])
 
 
-def _numbered(column: pd.Series, facts: Mapping[str, Any]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the number of each row's client and the names of all; numbers keep their order, texts theirs."""
+def _numbered(
+    frame: pd.DataFrame, facts: Mapping[str, Any], path: Path, key: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the number of each row's client and the names of all.
+
+    Numbers keep their order and texts theirs; names that are different texts and one number, as 1 and 01, are
+    texts.
+    """
     import pandas as pd
 
-    numbers = pd.to_numeric(column, errors="coerce")
-    whole = bool(numbers.notna().all()) and bool((numbers == np.floor(numbers)).all())
-    values = numbers.to_numpy(np.int64) if whole else _texts(column)
-    if whole and facts.get("clients"):
+    column = frame["client"]
+    if not pd.api.types.is_integer_dtype(column):
+        texts, row = np.unique(_texts(frame, "client", path, key), return_inverse=True)
+        numbers = pd.to_numeric(pd.Series(texts), errors="coerce")
+        whole = bool((numbers == np.floor(numbers)).all()) and bool((numbers.abs() < 2**63).all())
+        if not whole or numbers.nunique() < len(texts):
+            return row.astype(np.int64), tuple(map(str, texts))
+        column = numbers.iloc[row]
+    values = column.to_numpy(np.int64)
+    if facts.get("clients"):
         return values, tuple(map(str, range(int(facts["clients"]))))
     names, number = np.unique(values, return_inverse=True)
     return number.astype(np.int64), tuple(map(str, names))
 
 
-def _texts(column: pd.Series) -> np.ndarray:
-    return np.array([str(value).strip() for value in column])
+def _texts(frame: pd.DataFrame, name: str, path: Path, key: str) -> np.ndarray:
+    """Return a column of texts, none of them empty."""
+    column = frame[name]
+    texts = np.array([str(value).strip() for value in column])
+    bare = column.isna().to_numpy() | (texts == "")
+    if bare.any():
+        row = int(np.flatnonzero(bare)[0]) + 1
+        raise UserError(key, str(path), f"has no {name} in row {row}: name one in each row")
+    return texts
 
 
 def _whole(frame: pd.DataFrame, name: str, path: Path, key: str) -> np.ndarray:

@@ -145,8 +145,8 @@ class PartitionFile(Scenario):
         most = int(table.sample.max())
         few = f"names sample {most}, and the source has {len(pool.labels)}: name the source that it is of"
         require(most < len(pool.labels), "path", self.path, few)
-        largest = int(table.client.max())
-        require(largest < len(table.clients), "path", self.path, ALTERED)
+        least, largest = int(table.client.min()), int(table.client.max())
+        require(least >= 0 and largest < len(table.clients), "path", self.path, ALTERED)
         known = (*SPLITS, *table.facts.get("split_ops", ()))
         for part in np.unique(table.part):
             require(
