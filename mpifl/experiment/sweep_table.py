@@ -32,7 +32,9 @@ DEVIATIONS = {SAMPLE: 1, "population": 0}  # -> degrees of freedom that the mean
 INTERVALS = ("t", "bootstrap", "percentile")
 CONFIDENCE = 0.95
 MAX_FIXED = 1e15  # beyond it a figure is that of a run that diverged
-NUMBER = re.compile(r"\s*(-?\d*\.?\d+)")  # what a published text begins with
+NUMBER = re.compile(
+    r"\s*(-?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d+)?)(?!,\d)"
+)  # a published text begins with it
 
 
 @dataclass(frozen=True)

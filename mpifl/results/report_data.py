@@ -64,7 +64,9 @@ TITLES = {  # column of metrics.csv -> its title
 MAX_CURVE_NUMBERS = 400_000  # of all curves; beyond it they are thinned
 MIN_POINTS = 20  # of a thinned curve
 MAX_DETAIL_NUMBERS = 500_000  # of all single runs; runs beyond it are left out of the sections on single runs
+RECORD_DIGITS = 12  # of what meets a target, and of the target
 MAX_MATRIX = 240  # rows of a drawn matrix; larger ones are averaged over neighbours
+CLIENT_NUMBERS = ("client", "cluster", "group", "train")  # of clients.csv, whole numbers
 MAX_STAGES = 10  # evaluations in the drawing of clusters over rounds
 MAX_LAGS = 60  # bars of a histogram of staleness
 PLAIN = ("name", "seed", "output", "system", "vary", "table", "checkpoint")
@@ -167,7 +169,7 @@ def _group_curves(group: Group, axes: Sequence[str], metrics: Sequence[str], thi
     keep = np.arange(count)
     if thin < 1 and count > MIN_POINTS:
         keep = np.unique(np.linspace(0, count - 1, max(MIN_POINTS, int(count * thin))).round().astype(int))
-    x = {a: _rounded(group.column(a).mean(0)[keep] * AXES[a][2], 5) for a in axes if group.has(a)}
+    x = {a: _along(a, group.column(a).mean(0)[keep]) for a in axes if group.has(a)}
     y = {}
     for name in metrics:
         if group.has(name):
@@ -191,11 +193,14 @@ def _records(group: Group, run: Run, axes: Sequence[str]) -> list[list[float | i
     values = alone.column(f"{metric.name}_mean")[0]
     better = np.where(np.isnan(values), -np.inf, metric.better * values)
     first = np.flatnonzero(better > np.concatenate([[-np.inf], np.maximum.accumulate(better)[:-1]]))
-    places = [alone.column(a)[0] * AXES[a][2] for a in axes]
-    return [
-        [rounded(metric.scale * float(values[i]), 12), *(rounded(float(p[i]), 5) for p in places)]
-        for i in first
-    ]
+    places = [_along(a, alone.column(a)[0][first]) for a in axes]
+    best = _rounded(metric.scale * values[first], RECORD_DIGITS)
+    return [list(row) for row in zip(best, *places, strict=True)]
+
+
+def _along(axis: str, values: np.ndarray) -> list[float | int | None]:
+    """Return values of an axis in its unit; rounds are not rounded."""
+    return _rounded(values * AXES[axis][2], RECORD_DIGITS if axis == "round" else 5)
 
 
 def seeds(comparison: Comparison) -> dict[str, Any]:
@@ -542,18 +547,17 @@ def _matrices(
             require(values.shape == (count, count), "RUN", str(run.folder), remedy)
             found.append((title, values.astype(float)))
     labels = [step for _, step in history] or [cluster]
-    together = sum((row[:, None] == row for row in labels), np.zeros((count, count))) / len(labels)
-    found.append(
-        ("share of evaluations in one cluster" if history else "in one cluster at the end", together)
-    )
     order = np.lexsort((np.arange(count), truth, cluster))
     edges = np.unique(np.linspace(0, count, min(count, MAX_MATRIX) + 1).round().astype(int))
+    title = "share of evaluations in one cluster" if history else "in one cluster at the end"
+    blocks = [(name, _averaged(values[np.ix_(order, order)], edges)) for name, values in found]
+    blocks.append((title, _together([row[order] for row in labels], edges)))
     return {
         "clients": [_range(order[a:b].tolist()) for a, b in pairwise(edges)],
         "cluster": cluster[order][edges[:-1]].tolist(),
         "group": truth[order][edges[:-1]].tolist() if (truth >= 0).all() else None,
         "averaged": len(edges) - 1 < count,
-        "drawn": [{"title": title, **_image(values[np.ix_(order, order)], edges)} for title, values in found],
+        "drawn": [{"title": name, **_image(values)} for name, values in blocks],
     }
 
 
@@ -561,14 +565,36 @@ def _range(clients: Sequence[int]) -> str:
     return f"client {clients[0]}" if len(clients) == 1 else f"clients {', '.join(map(str, clients))}"
 
 
-def _image(values: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
-    """Return a matrix in 255 shades, row by row in base64; shade 255 is NaN."""
+def _averaged(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return the means of the blocks of a matrix, NaN left out [len(edges) - 1, len(edges) - 1]."""
     clean = np.where(np.isfinite(values), values, np.nan)
-    if len(edges) - 1 < len(values):
-        there = np.isfinite(clean)
-        total = np.add.reduceat(np.add.reduceat(np.nan_to_num(clean), edges[:-1], 0), edges[:-1], 1)
-        number = np.add.reduceat(np.add.reduceat(there.astype(float), edges[:-1], 0), edges[:-1], 1)
-        clean = np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+    if len(edges) - 1 == len(values):
+        return clean
+    there = np.isfinite(clean)
+    total = np.add.reduceat(np.add.reduceat(np.nan_to_num(clean), edges[:-1], 0), edges[:-1], 1)
+    number = np.add.reduceat(np.add.reduceat(there.astype(float), edges[:-1], 0), edges[:-1], 1)
+    return np.asarray(np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0))
+
+
+def _together(labels: Sequence[np.ndarray], edges: np.ndarray) -> np.ndarray:
+    """Return the share of pairs in one cluster, over blocks of clients and evaluations.
+
+    Members of each cluster are counted block by block: the matrix over all pairs of clients is never there.
+    """
+    from scipy import sparse
+
+    sizes = np.diff(edges)
+    block = np.repeat(np.arange(len(sizes)), sizes)
+    total = np.zeros((len(sizes), len(sizes)))
+    for row in labels:
+        number = np.unique(row, return_inverse=True)[1]
+        members = sparse.csr_array((np.ones(len(row)), (block, number)))  # [blocks, clusters]
+        total += (members @ members.T).toarray()
+    return np.asarray(total / (len(labels) * np.outer(sizes, sizes)))
+
+
+def _image(clean: np.ndarray) -> dict[str, Any]:
+    """Return a matrix in 255 shades, row by row in base64; shade 255 is NaN."""
     low, high = float(np.nanmin(clean)), float(np.nanmax(clean))
     if low == high:  # nothing differs: one shade in the middle of a scale
         low, high = min(low, 0.0), max(high, 1.0)
@@ -584,14 +610,12 @@ def _clients(run: Run) -> dict[str, Any] | None:
     if not rows or not {"client", run.metric.name} <= {*rows[0]}:
         return None
     columns = {name: [_figure(run, row, name) for row in rows] for name in rows[0]}
+    columns.setdefault("cluster", [0.0] * len(rows))
     metrics = {name: m for name in columns if (m := metric_of_column(name)) is not None}
     metrics |= {name: run.metric for name in columns if run.metric.of(name)}
     scores = sorted(metrics, key=lambda name: not run.metric.of(name))
     return {
-        "client": _rounded(columns["client"]),
-        "cluster": _rounded(columns.get("cluster", [0.0] * len(rows))),
-        "group": _rounded(columns["group"]) if "group" in columns else None,
-        "train": _rounded(columns["train"]) if "train" in columns else None,
+        **{name: _rounded(columns[name], 17) if name in columns else None for name in CLIENT_NUMBERS},
         "scores": {name: _rounded([metrics[name].scale * v for v in columns[name]], 6) for name in scores},
         "titles": {name: _titled(name, metrics[name]) for name in scores},
     }

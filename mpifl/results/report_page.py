@@ -90,7 +90,7 @@ def page(
             "unit": metric.unit,
             "better": metric.better,
         },
-        "target": report_data.rounded(metric.scale * target, 6),
+        "target": report_data.rounded(metric.scale * target, report_data.RECORD_DIGITS),
         "curves": curves,
         "traffic": traffic,
         "seeds": seeds or {},

@@ -15,7 +15,7 @@ from mpifl.core.errors import UserError
 from mpifl.experiment import sweep as sweeping
 from mpifl.experiment.loader import from_tree
 from mpifl.experiment.sweep_cases import ALL, Part, cases
-from mpifl.experiment.sweep_table import Result, TableConfig, largest_difference, lines, markdown
+from mpifl.experiment.sweep_table import Cell, Result, TableConfig, largest_difference, lines, markdown
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 TABLE = {
@@ -104,6 +104,26 @@ def test_figures_of_seeds_stand_beside_the_published_ones():
     assert "| Local | 38.3 | 40.00 | 0 | 1.00 | 1 |" in text
     difference, where = largest_difference(lines(table, found), table)
     assert (round(difference, 2), where) == (1.8, "FedAvg avg")
+
+
+@pytest.mark.parametrize(
+    ("published", "number"),
+    [
+        ("47.7 (2.2)", 47.7),
+        (".840 (.008)", 0.84),
+        ("-0.01+-0.02", -0.01),
+        ("1e-05", 1e-5),
+        ("5E-4", 5e-4),
+        ("1e3 +- 2", 1000),
+        ("88.", 88),
+        ("3, in the text", 3),
+        ("1,234.5", None),  # a thousand or a fraction
+        ("12,345", None),
+        ("about 3", None),
+    ],
+)
+def test_a_published_text_begins_with_its_number(published, number):
+    assert Cell(published, (100.0,), 1).difference == (None if number is None else 100 - number)
 
 
 def test_a_figure_of_fewer_seeds_than_the_row_says_so():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support import chrome
 
+from mpifl.results.comparison import Choices
 from mpifl.results.report import report
 
 pytestmark = pytest.mark.skipif(chrome.PROGRAM is None, reason="no Chromium on the PATH")
@@ -267,6 +268,20 @@ def test_target_axis_scale_and_smoothing_act_on_the_figures(page):
     page("document.getElementById('logx').click()")
     assert page(f"{CURVES}.layout.xaxis.type") == "log"
     assert page.errors == []
+
+
+def test_a_target_that_the_page_shows_in_fewer_digits_is_met_as_in_tables(tmp_path):
+    end = 0.974285714
+    write_run(tmp_path / "run", 0.1, end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpifl.results.report.FIGURES", {})
+        path = report([str(tmp_path / "run")], str(tmp_path / "out"), Choices(target=end))
+    with chrome.Page(path, tmp_path / "profile") as found:
+        assert found("byId('target').value") == "97.43"
+        assert found("costs(chosen().target, 'round')[0].mean") == 10
+        found("byId('target').value = 97.44")
+        assert found("costs(chosen().target, 'round')[0].met") == 0
+        assert found.errors == []
 
 
 def test_behind_a_figure_is_its_table_and_the_theme_switches(page):

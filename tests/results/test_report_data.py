@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from support.runs import columns_of
 
 from mpifl import cli
@@ -104,6 +104,13 @@ def test_records_are_no_better_than_the_runs():
     """79.99996 % is no 80 %: the page tells from the records whether a target was met, as tables do."""
     (curve,) = report_data.curves([Group("a", (run_of(accuracy_mean=[0.25, 0.7999996, 0.5]),))])["groups"]
     assert curve["records"][0][1][0] == 79.99996
+
+
+def test_rounds_are_not_rounded():
+    run = run_of(round=[123_456, 123_457, 123_458])
+    (curve,) = report_data.curves([Group("a", (run,))])["groups"]
+    assert curve["x"]["round"] == [123_456, 123_457, 123_458]
+    assert [record[1] for record in curve["records"][0]] == [123_456, 123_457]
 
 
 def test_curves_of_a_users_own_metric_are_in_its_unit_and_direction():
@@ -271,6 +278,34 @@ def test_a_large_matrix_is_averaged_over_neighbours(monkeypatch, tmp_path):
     )
     shades = np.frombuffer(base64.b64decode(found["drawn"][0]["shades"]), np.uint8).reshape(2, 2)
     assert_array_equal(shades, ((means - 5) / (means.max() - 5) * 254).round())
+
+
+def test_the_blocks_of_a_large_matrix_are_the_means_over_pairs_of_clients():
+    rng = np.random.default_rng(0)
+    labels = [rng.integers(5, size=23) for _ in range(3)]
+    edges = np.array([0, 4, 9, 10, 23])
+    pairs = np.mean([row[:, None] == row for row in labels], axis=0)
+    expected = [[pairs[a:b, c:d].mean() for c, d in pairwise(edges)] for a, b in pairwise(edges)]
+    assert_allclose(report_data._together(labels, edges), expected)
+
+
+def test_a_page_of_a_hundred_thousand_clients_holds_no_matrix_over_their_pairs(tmp_path):
+    """Such a matrix takes 80 GB."""
+    count = 100_000
+    rows = "".join(f"{k},{k % 2},{k % 2},1\n" for k in range(count))
+    (tmp_path / "clusters.csv").write_text(f"client,cluster,group,placed\n{rows}")
+    ((found,), _) = report_data.details([Group("a", (run_of(tmp_path),))])
+    (together,) = found["matrices"]["drawn"]
+    shades = np.frombuffer(base64.b64decode(together["shades"]), np.uint8)
+    half = report_data.MAX_MATRIX // 2
+    assert_array_equal(shades.reshape(2 * half, -1), np.kron(np.eye(2), np.full((half, half), 254)))
+
+
+def test_numbers_of_clients_are_not_rounded(tmp_path):
+    rows = "123455,0,10001,0.123456789,65537"
+    found = detail_of(tmp_path, clients=f"client,cluster,group,accuracy,train\n{rows}\n")["clients"]
+    assert (found["client"], found["group"], found["train"]) == ([123_455], [10_001], [65_537])
+    assert found["scores"] == {"accuracy": [12.3457]}
 
 
 def test_clients_and_phases_by_hand(tmp_path):

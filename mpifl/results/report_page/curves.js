@@ -30,7 +30,8 @@ function smoothed(values, width) {
 function chosen() {
   const metric = D.curves.metrics.find((m) => m.id === byId("metric").value);
   const axis = D.curves.axes.find((a) => a.id === byId("axis").value);
-  const target = parseFloat(byId("target").value);
+  const typed = parseFloat(byId("target").value);
+  const target = typed === rounded(D.target) ? D.target : typed; // the field shows it in four digits
   return { metric, axis, target, width: Number(byId("smooth").value), logX: byId("logx").checked, logY: byId("logy").checked, bands: byId("bands").checked };
 }
 
