@@ -61,7 +61,8 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
 
     Attributes:
         num_groups: m.
-        alpha: clients per group that are clustered at first; under `emdcfl` everyone in round 1 is.
+        alpha: clients per group that are clustered at first; under `emdcfl` everyone in round 1 is, under
+            asynchronous policies before the first.
         iterations: mini-batches of the first training; under `emdcfl` it is a visit like all others.
         measure: `edc` or `madc`.
         eta_g: rate of the inter-group step; None: 0, under `emdcfl` 5.

@@ -20,7 +20,7 @@ from mpifl.aggregation.secure_sum import MaskedSums, SecureRounds
 from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm, Needs
-from mpifl.core.capabilities import RememberedUploads, ServerEvaluation, uses
+from mpifl.core.capabilities import NewClients, RememberedUploads, ServerEvaluation, hooks_of, uses
 from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, require, within_memory
 from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation, Split
@@ -426,6 +426,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     warn_of_ignored(config)
     check_client_sizes(config, parts.federation)
     warn_of_same_starts(config, parts.problem)
+    warn_of_statistics_of_all(config, parts.problem)
     check_evaluation(config, parts)
     n = parts.problem.num_clients
     num_sampled = cohort_size(config.participation, config.cohort_size, n)
@@ -503,6 +504,19 @@ def warn_of_same_starts(config: Config, problem: ProblemInfo) -> None:
         remedy = "draw the last layer (start.part body), or expect clusters that never differ"
         name = type(config.algorithm).__name__
         warn_once(f"{where}: all initial models of {name} are the same; {remedy}")
+
+
+def warn_of_statistics_of_all(config: Config, problem: ProblemInfo) -> None:
+    """Say that all clients give statistics before training where the method would begin with some."""
+    algorithm, everyone = config.algorithm, np.arange(problem.num_clients)
+    if config.policy.synchronous or not uses(algorithm, NewClients):
+        return
+    address = key(config.seed.training, "founders")
+    first = len(hooks_of(algorithm, NewClients).initial_clients(problem, everyone, address))
+    if first < len(everyone):
+        name = type(algorithm).__name__
+        remedy = f"{name} would begin with {first} and take the others as they join; policy rounds does that"
+        warn_once(f"policy: all {len(everyone)} clients give their statistics before training, {remedy}")
 
 
 def check_evaluation(config: Config, parts: Parts) -> None:

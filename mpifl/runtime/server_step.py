@@ -258,6 +258,8 @@ class ServerStep:
             round_plan: what else happens in the round; on rank 0. None: nothing.
         """
         if self._admits_new_clients:
+            if server is not None:
+                self.tables.publish(server.tables)  # instead of those that a repeated step had regrouped
             server = self._assign_new_clients(server, cohort)
         batches = self._train_batches(server, cohort, round_plan) if server is not None else None
         with self._counted("training", batches, main=True):

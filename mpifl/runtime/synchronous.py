@@ -113,6 +113,7 @@ class SynchronousEngine(Engine):
         elif command in (SAVE, STOP):
             save(server_step, server, self.checkpointer, self._state(), alone=False)
             if command == STOP:
+                server_step.transport.barrier()  # a rank that is lost until here makes all ranks repeat it
                 self.checkpointer.stop(server.version if server is not None else 0)
         elif command == END:
             server_step.transport.barrier()  # a rank that is lost until here makes all ranks repeat it

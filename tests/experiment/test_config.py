@@ -254,3 +254,19 @@ def test_what_a_method_ignores_of_local_is_said_once(options, line, capsys):
     assert [x for x in capsys.readouterr().err.splitlines() if "effect" in x] == (
         [f"mpifl: {line}"] if line else []
     )
+
+
+@pytest.mark.parametrize(
+    ("alpha", "policy", "said"),
+    [("2", "barrier", True), ("2", "rounds", False), ("4", "barrier", False)],
+)
+def test_statistics_of_all_clients_under_an_asynchronous_policy_are_said(alpha, policy, said, capsys):
+    """Of eight clients FlexCFL would begin with alpha m."""
+    warn_once.cache_clear()
+    method = f"{{name: flexcfl, num_groups: 2, alpha: {alpha}}}"
+    assert main(["plan", TINY, "--algorithm", method, "--policy", policy]) == 0
+    line = (
+        "mpifl: policy: all 8 clients give their statistics before training, FlexCFL would begin with 4 and "
+        "take the others as they join; policy rounds does that"
+    )
+    assert (line in capsys.readouterr().err.splitlines()) == said

@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 CONFIG = HERE.parent / "configs" / "tiny.yaml"
 VICTIM = HERE / "victim.py"
 FEW = ["--cohort_size", "5", "--rounds", "16", "--delay", "{name: exponential, mean_s: 2}"]
+JOINS = ["--rounds", "5", "--newcomers", "{share: 0.4, joins: 3}"]
 HALF = ["--participation", "0.5", "--rounds", "8"]
 CCFL = (
     "{name: ccfl, clusters: 2, clients: 8, smallest: 20, largest: 40, test_images: 20, public: 40, exam: 40}"
@@ -27,6 +28,7 @@ RUNS: dict[str, list[str]] = {
     "scaffold": ["--algorithm", "scaffold", *HALF, "--payload", CODED],
     "cfl": ["--algorithm", "{name: cfl, warmup: 1, eps1: 100, eps2: 0}", *HALF],
     "ucfl": ["--algorithm", "ucfl", *HALF],
+    "newcomers": ["--algorithm", "{name: pca_km_hc, components: 16}", *JOINS],
     "fedbuff": ["--algorithm", "fedbuff", "--policy", "{name: buffer, size: 3}", *FEW],
     "scaffold-events": ["--algorithm", "scaffold", "--policy", "{name: buffer, size: 2}", *FEW],
     "ccfl": [
@@ -34,7 +36,7 @@ RUNS: dict[str, list[str]] = {
         *("--data.scenario", CCFL),
     ],
 }
-SYNCHRONOUS = ("fedavg", "scaffold", "cfl", "ucfl")
+SYNCHRONOUS = ("fedavg", "scaffold", "cfl", "ucfl", "newcomers")
 ROUNDS_CALLS = ("scatter", "gather", "barrier", "Bcast", "Reduce", "train")
 EVENTS_CALLS = ("poll", "isend", "train", "gather")
 ULFM = ("--with-ft", "ulfm")

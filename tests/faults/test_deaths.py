@@ -80,6 +80,36 @@ def test_runs_outlive_their_workers(whole, mpirun, tmp_path):
     assert "was stopped for 2 s" in end.stderr
 
 
+def test_a_round_in_which_clients_join_is_repeated_from_its_beginning(whole, mpirun, tmp_path):
+    """Rank 1 dies in training, after the tables were regrouped: they are regrouped again, not twice."""
+    plan = [{"rank": 1, "call": "train", "nth": 3}]
+    end = deaths.launch(
+        mpirun, 4, plan, *deaths.arguments(tmp_path, "x", "newcomers", whole.cache), launcher=deaths.ULFM
+    )
+    if not has_ulfm(end.stderr):
+        pytest.skip("this MPI has no fault tolerance (Open MPI has)")
+    assert end.returncode == 0, end.stderr
+    assert [who.split(" on ")[0] for who in deaths.lost(tmp_path, "x")] == ["rank 1"]
+    assert_same_run(tmp_path / "tiny-x", whole("newcomers"))
+
+
+@pytest.mark.nightly
+def test_a_worker_that_dies_while_the_last_state_is_collected_makes_all_repeat_it(whole, mpirun, tmp_path):
+    """Rank 3 dies at its own rows, with which the other workers are done: the run is stopped and goes on."""
+    plan = [
+        {"rank": 0, "call": "scatter", "nth": 16, "signal": signal.SIGTERM},
+        {"rank": 3, "call": "Gatherv", "nth": 2},  # after that of the gradients
+    ]
+    asked = [*deaths.arguments(tmp_path, "x", "ucfl", whole.cache), "--checkpoint.minutes", "0"]
+    end = deaths.launch(mpirun, 4, plan, *asked, launcher=deaths.ULFM)
+    if not has_ulfm(end.stderr):
+        pytest.skip("this MPI has no fault tolerance (Open MPI has)")
+    assert end.returncode == 75, end.stderr
+    assert "ranks go on" in end.stderr
+    assert cli.main(["resume", str(tmp_path / "tiny-x"), "--quiet"]) == 0
+    assert_same_run(tmp_path / "tiny-x", whole("ucfl"))
+
+
 @pytest.mark.nightly
 def test_a_worker_that_dies_at_the_end_leaves_nobody_waiting(whole, mpirun, tmp_path):
     """Rank 1 has handed in its share of a matrix when rank 2 dies at its own."""
