@@ -188,8 +188,9 @@ class Federation(ABC):
         attackers: int64, the clients that attack (section `attack`), or None.
         targets: int64, the clients whose accuracy is reported by itself (those a backdoor is aimed at), or
             None.
-        content: what the data are, by name: digests of samples and of their split over clients, and how
-            samples are normalised. A run is resumed with the same ones only. Empty where it is not known.
+        content: what the data are, by name: digests of samples, of their split over clients and of the files
+            that a scenario reads, and how samples are normalised. A run is resumed with the same ones only.
+            Empty where it is not known.
     """
 
     num_clients: int

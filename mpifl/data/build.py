@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -112,12 +113,15 @@ def open_federation(
         read = [_file_state(path) for path in config.scenario.files()]
         tag = cache.digest(place.name, name, read, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
         folder = config.home / f"scenario-{tag}"
-        cache.ensure(folder, lambda to: _write_scenario(spec, pool, to, say), say, build, verify)
+        files = config.scenario.files()
+        cache.ensure(folder, lambda to: _write_scenario(spec, pool, to, say, files), say, build, verify)
     for line in cache.facts(folder)["remarks"]:
         say(line)
     parts = ("offsets", "index", "row")
     names = [f"{split}_{part}" for split in cache.facts(folder)["splits"] for part in parts]
     content = {**known, "split": cache.content(folder, "labels", *names)}
+    if digest := cache.facts(folder).get("files"):  # a cache of an older version does not say
+        content["files"] = digest
     return _open_scenario(config, spec, pool, folder, content, cache_bytes)
 
 
@@ -302,7 +306,9 @@ def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
-def _write_scenario(spec: ScenarioSpec, pool: Pool, to: Path, say: Progress) -> Mapping[str, Any]:
+def _write_scenario(
+    spec: ScenarioSpec, pool: Pool, to: Path, say: Progress, files: Sequence[Path]
+) -> Mapping[str, Any]:
     with doing("splitting the samples"):
         splits = spec.splits()
         remarks = list(spec.remarks(splits))
@@ -318,7 +324,8 @@ def _write_scenario(spec: ScenarioSpec, pool: Pool, to: Path, say: Progress) -> 
             if array is not None:
                 cache.save(to, f"{name}_{part}", array)
     noted = {"splits": list(splits), "materialized": materialized, "test_pool": table.test_pool}
-    return {**noted, "remarks": remarks}
+    read = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    return {**noted, "remarks": remarks, "files": cache.digest(read) if read else ""}
 
 
 def _materialize(federation: PoolFederation, splits: Mapping[str, Csr], to: Path) -> dict[str, Csr]:

@@ -643,6 +643,7 @@ def _summary(
         **({"class_names": list(names)} if (names := context.federation.class_names) else {}),
         "digest": sha,
         "identity": context.identity,
+        "data": dict(context.federation.content),
         **{name: last[name] for name in figures},
         **shown,
         **_data_facts(context.federation.info),

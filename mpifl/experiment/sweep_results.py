@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -21,7 +21,7 @@ from mpifl.core.files import write_atomically
 from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.results import run_folder as folders
-from mpifl.results.identity import describe_differences, of_machine
+from mpifl.results.identity import CODES, Origin, describe_origins, of_machine
 from mpifl.results.logging import warn, warn_once
 from mpifl.results.metrics import over_runs
 from mpifl.results.reader import Run, load
@@ -130,7 +130,7 @@ class Found:
         self.folder, self.every = folder, every
         self.table = None if tree.get("table") is None else table_of(tree)
         self._read: dict[str, tuple[dict[str, Any], Curve, Result]] = {}
-        self._machines: dict[str, dict[str, Any]] = {}  # run -> what computed it
+        self._origins: dict[str, Origin] = {}  # run -> what its numbers come from
         self._unreadable: set[str] = set()  # cases
         self._shown = 0  # cases in the figure
         self._last_drawn = time.monotonic()
@@ -167,7 +167,7 @@ class Found:
     def text(self) -> str:
         """Return what is printed in the end."""
         found, files = self._complete(), "sweep.md, sweep.csv, sweep.png"
-        unlike = [f"cases differ in {line}" for line in describe_differences(self._machines)]
+        unlike = [f"cases differ in {line}" for line in describe_origins(self._origins)]
         if self.table is None:
             shown = table(over_seeds([row for row, _, _ in found], self._labels))
         else:
@@ -190,7 +190,9 @@ class Found:
             try:
                 run = load(case.folder(self.folder))
                 self._read[case.slug] = (_row(case, run), _curve(case, run), result_of(case.labels, run))
-                self._machines[run.folder.name] = of_machine(run.summary.get("identity", {}))
+                identity = run.origin.identity
+                own = {name: identity[name] for name in CODES if name in identity}
+                self._origins[run.folder.name] = replace(run.origin, identity=of_machine(identity) | own)
             except UserError as error:  # the others count all the same
                 self._unreadable.add(case.slug)
                 warn_once(f"{case.title} is left out of the tables: {error}")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -113,7 +114,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 def describe_differences(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a line for each entry in which the identities of runs differ.
 
-    Classes of one's own are left out: runs that are compared differ in them as they differ in options.
+    Classes of one's own are left out: runs of several methods differ in them as they differ in options.
 
     Args:
         found: name of the run -> its identity; an empty one, of an older version, is left out.
@@ -122,6 +123,53 @@ def describe_differences(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     first = next(iter(known.values()), {})
     names = dict.fromkeys(name for one in known.values() for name in differences(first, one) if name != OWN)
     return [f"{name}: {_kinds((run, one.get(name)) for run, one in known.items())}" for name in names]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the numbers of a run come from.
+
+    Attributes:
+        configuration: its settings without seeds, as a text.
+        data: the settings of its data, as a text.
+        data_seed: the seed of its data, as a text.
+        identity: empty for a run of an older version.
+        content: digests of its data by name, see `Federation.content`; empty for a run of an older version.
+    """
+
+    configuration: str
+    data: str
+    data_seed: str
+    identity: Mapping[str, Any]
+    content: Mapping[str, Any]
+
+
+def describe_origins(found: Mapping[str, Origin]) -> list[str]:
+    """Return a line for each thing in which runs differ beside their configurations and seeds.
+
+    Runs of one configuration have one code of their user's; those with the same settings of data have the
+    same samples and the same files, and with the same seed the same split.
+
+    Args:
+        found: name of the run -> where its numbers come from.
+    """
+    lines = describe_differences({run: origin.identity for run, origin in found.items()})
+    alike = {
+        f"{OWN} (in one configuration)": [(o.configuration, r, o.identity.get(OWN)) for r, o in found.items()]
+    }
+    for name, kind in (("samples", "data"), ("files", "data"), ("split", "data and seed")):
+        rows = [
+            (f"{o.data} {o.data_seed if name == 'split' else ''}", run, o.content.get(name))
+            for run, o in found.items()
+        ]
+        alike[f"{name} of the data (under the same {kind})"] = rows
+    for name, rows in alike.items():
+        kinds: dict[str, list[tuple[str, Any]]] = {}
+        for settings, run, value in rows:
+            if value is not None:
+                kinds.setdefault(settings, []).append((run, value))
+        lines += [f"{name}: {_kinds(some)}" for some in kinds.values() if len({str(v) for _, v in some}) > 1]
+    return lines
 
 
 def _kinds(values: Iterable[tuple[str, Any]]) -> str:

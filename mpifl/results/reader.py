@@ -27,6 +27,7 @@ from mpifl.core.errors import UserError, require, shortened
 from mpifl.core.metric import ACCURACY, Metric
 from mpifl.core.textfiles import csv_file, json_file, yaml_file
 
+from .identity import Origin
 from .logging import warn_once
 from .run_folder import FORMAT
 
@@ -148,6 +149,18 @@ class Run:
         tree = old_keys.without_new(self.settings)
         tree |= {} if self.own_label is None else {"output.label": self.own_label}
         return json.dumps(tree, sort_keys=True, default=str)
+
+    @property
+    def origin(self) -> Origin:
+        """What the numbers come from beside the configuration."""
+        seed, content = self.config.get("seed"), self.summary.get("data")
+        return Origin(
+            self.label,
+            json.dumps(old_keys.without_new(self.settings).get("data"), sort_keys=True, default=str),
+            str(seed.get("data") if isinstance(seed, Mapping) else seed),
+            self.summary.get("identity", {}),
+            content if isinstance(content, Mapping) else {},
+        )
 
     @property
     def written(self) -> str:

@@ -19,7 +19,7 @@ from . import report_data, statistics_figures
 from .comparison import NO_TEST, Choices, Comparison, compare
 from .comparison_tables import final_table, numbers, rank_table, test_tables, title_of
 from .figures import FIGURES, said_of
-from .identity import describe_differences
+from .identity import describe_origins
 from .reader import Run
 from .report_page import page
 from .run_folder import write_csv
@@ -271,7 +271,7 @@ def write_files(
 
 
 def warnings(comparison: Comparison) -> list[str]:
-    """Return a line for each entry in which the identities of these runs differ."""
+    """Return a line for each thing in which these runs differ beside their configurations and seeds."""
     runs = [run for group in comparison.groups for run in group.runs] + [*comparison.rerun]
     names = short_names([run.folder for run in runs])
-    return describe_differences({n: r.summary.get("identity", {}) for n, r in zip(names, runs, strict=True)})
+    return describe_origins({name: run.origin for name, run in zip(names, runs, strict=True)})

@@ -332,6 +332,30 @@ def test_a_sweep_says_that_its_cases_were_computed_by_other_code(tmp_path, monke
     assert "mended (tiny-1)" in said[0]
 
 
+def test_a_sweep_says_that_its_cases_have_other_data(tmp_path, capsys):
+    """The file of the split was written again between two cases, or between two runs that are compared."""
+    file = tmp_path / "split.csv"
+    scenario = f"{{name: partition, path: {file}, test: own}}"
+    options = ["--output.folder", str(tmp_path), "--data.cache", str(tmp_path / "cache")]
+    options += ["--data.scenario", scenario, "--output.id", "x", "--vary"]
+
+    def deal(samples):
+        file.write_text("client,sample\n" + "".join(f"{i % 4},{i}\n" for i in range(samples)))
+
+    deal(80)
+    folder = sweep(TINY, [*options, "{seed: [0, 1]}"], Single())
+    assert "cases differ in" not in capsys.readouterr().out
+    deal(60)
+    sweep(TINY, [*options, "{seed: [0, 1, 2]}"], Single())
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cases differ in ")]
+    assert [line.split(":")[0] for line in said] == [
+        "cases differ in files of the data (under the same data)"
+    ]
+    assert "(tiny-0, tiny-1)" in said[0]
+    assert main(["compare", str(folder / "tiny-0"), str(folder / "tiny-2")]) == 0
+    assert "files of the data" in capsys.readouterr().err
+
+
 def test_a_case_that_another_process_runs_is_left_to_it(tmp_path, capsys):
     """That process has just made the case's folder, which looks like one that was given up."""
     place = ["--output.folder", str(tmp_path), "--output.id", "x"]

@@ -12,7 +12,14 @@ from mpifl import cli
 from mpifl.experiment import checkpoints
 from mpifl.kernels import bindings
 from mpifl.results import identity as identities
-from mpifl.results.identity import describe_differences, differences, identity, machine
+from mpifl.results.identity import (
+    Origin,
+    describe_differences,
+    describe_origins,
+    differences,
+    identity,
+    machine,
+)
 from mpifl.results.logging import warn_once
 from mpifl.runtime.run_state import STOP
 
@@ -161,6 +168,39 @@ def test_of_many_runs_three_are_named():
 def test_comparisons_do_not_name_code_of_ones_own():
     runs = {"a": {"own_code": "1", "code": "x"}, "b": {"code": "y"}}
     assert describe_differences(runs) == ["code: x (a); y (b)"]
+
+
+def origins(*rows) -> dict[str, Origin]:
+    """Return origins of runs a, b, ...: configuration, data, data seed, own code, digests of the data."""
+    return {
+        name: Origin(configuration, data, seed, {"own_code": own} if own else {}, content)
+        for name, (configuration, data, seed, own, content) in zip("abcd", rows, strict=False)
+    }
+
+
+def test_runs_that_differ_in_nothing_but_seeds_have_one_code_of_their_users():
+    one, other = ("x", "d", "0", "1", {}), ("x", "d", "1", "2", {})
+    assert describe_origins(origins(one, other)) == ["own_code (in one configuration): 1 (a); 2 (b)"]
+    assert describe_origins(origins(one, ("y", "d", "0", "2", {}), ("x", "d", "1", "", {}))) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([("d", "0", {"samples": "p"}), ("d", "1", {"samples": "q"})], ["samples"]),
+        ([("d", "0", {"samples": "p"}), ("e", "0", {"samples": "q"})], []),
+        ([("d", "0", {"files": "p"}), ("d", "1", {"files": "q"})], ["files"]),
+        ([("d", "0", {"split": "p"}), ("d", "1", {"split": "q"})], []),  # a seed draws a split
+        ([("d", "0", {"split": "p"}), ("d", "0", {"split": "q"})], ["split"]),
+        ([("d", "0", {"split": "p"}), ("d", "0", {})], []),  # an older version does not say
+        ([("d", "0", {"split": "p"}), ("d", "0", {"split": "p"})], []),
+    ],
+)
+def test_runs_with_the_same_settings_of_data_have_the_same_data(rows, said):
+    """Also runs of different methods, which are compared."""
+    found = describe_origins(origins(*((str(i), *row[:2], "", row[2]) for i, row in enumerate(rows))))
+    assert [line.split()[0] for line in found] == said
+    assert all(line.endswith(": p (a); q (b)") for line in found)
 
 
 def test_an_identity_that_is_no_mapping_is_refused(place, capsys):
