@@ -50,7 +50,7 @@ def digest(
     parts |= {"assign": np.ascontiguousarray(assign, np.int64)}
     parts |= {f"memo {k}": np.ascontiguousarray(v) for k, v in algorithm_state.items()}
     for name in sorted(parts):
-        assert parts[name].dtype != object, f"{name} holds no numbers"
+        assert parts[name].dtype != object, f"{name} holds no numbers"  # which hooks have checked
         sha.update(f"{name} {parts[name].dtype} {parts[name].shape}\n".encode())
         sha.update(parts[name].reshape(-1).view(np.uint8).data)  # no copy
     return sha.hexdigest()

@@ -91,6 +91,7 @@ class ServerHooks:
         own_row = self._reads_own_row and "model" in server.tables
         num_rows = len(server.tables["model"]) if own_row else None
         _check_assign(call, server.assign, self.problem.num_clients, num_rows)
+        _check_algorithm_state(call, server.algorithm_state, {} if known is None else known.algorithm_state)
 
     @property
     def shows_key(self) -> Key:
@@ -212,15 +213,16 @@ class ServerHooks:
     def server_update(self, old: Server, mixed: Server) -> Server:
         """Return the server after `server_update`; rows change only where that is declared."""
         with self._call("server_update", step=mixed.version) as call:
+            changes = {name: rows._version for name, rows in mixed.tables.items()}  # in place, so far
             new = self.algorithm.server_update(old, mixed)
-            if new is mixed:
-                return new
-            self._check_server(call, new, mixed)
-            others = [name for name, rows in new.tables.items() if rows is not mixed.tables.get(name)]
+            others = [name for name, rows in mixed.tables.items() if rows._version != changes[name]]
+            if new is not mixed:
+                self._check_server(call, new, mixed)
+                others += [name for name, rows in new.tables.items() if rows is not mixed.tables.get(name)]
             if others and not self.algorithm.needs.server_update:
                 remedy = "declare needs = Needs(server_update=True)"
                 raise call.error(f"changed table {others[0]!r}", remedy)
-        return replace(new, version=mixed.version)
+        return new if new is mixed else replace(new, version=mixed.version)
 
 
 class ClientHooks:
@@ -535,6 +537,25 @@ def _check_assign(call: HookCall, assign: Any, num_clients: int, num_rows: int |
         raise call.error(what, f"table 'model' has {rows}, counted from 0")
 
 
+def _check_algorithm_state(call: HookCall, state: Any, known: Mapping[str, Any]) -> None:
+    """Raise `MethodError` unless `state` maps names to arrays of numbers; `known` ones were checked."""
+    remedy = "it is a mapping from names to arrays of numbers"
+    if not isinstance(state, Mapping):
+        raise call.error(f"algorithm_state is {_kind(state)}", remedy)
+    for name, value in state.items():
+        if value is known.get(name, call):
+            continue
+        if not isinstance(name, str):
+            raise call.error(f"algorithm_state has an entry named {name!r}", remedy)
+        try:
+            good = not isinstance(value, torch.Tensor) and np.asarray(value).dtype.kind in "biufcUS"
+        except (TypeError, ValueError, RuntimeError):
+            good = False
+        if not good:
+            what = f"algorithm_state {name!r} is {_kind(value)}"
+            raise call.error(what, f"{remedy}: np.asarray(...), .numpy() of a tensor")
+
+
 def _check_plan(
     call: HookCall,
     plan: Any,
@@ -566,9 +587,8 @@ def _check_plan(
         if wrong:
             raise call.error(f"mixing {number} into {mixing.into!r}: {wrong[0]}", wrong[1])
         tables[mixing.into] = (mixing.num_rows, tables[mixing.into][1])
-    if plan.algorithm_state is not None and not isinstance(plan.algorithm_state, Mapping):
-        what = f"algorithm_state is {_kind(plan.algorithm_state)}"
-        raise call.error(what, "it is a mapping from names to arrays")
+    if plan.algorithm_state is not None:
+        _check_algorithm_state(call, plan.algorithm_state, server.algorithm_state)
     num_rows = tables["model"][0] if default_reads and "model" in tables else None
     fewer = num_rows is not None and num_rows < len(server.tables["model"])
     if plan.assign is not None or fewer:  # else it was checked before, and N numbers are many

@@ -22,7 +22,6 @@ from mpifl.comm.transport import Single
 from mpifl.core.algorithm import Algorithm, plain_visit
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.errors import CodeFailed, Stopped, UserError, require
-from mpifl.core.types import Message, Notes
 from mpifl.experiment import loader
 from mpifl.experiment.run import run
 from mpifl.experiment.schema import Config, check_sections
@@ -51,6 +50,11 @@ SERVER_SETS: Tree = {  # what methods that evaluate at the server need: labelled
     }
 }
 PARTIAL: Tree = {"cohort_size": CLIENTS // 2}
+ARGUMENTS = {  # of hooks, that they leave as they were
+    "local_update": ("message", "state"),
+    "aggregate": ("server", "notes"),
+    "server_update": ("old server", "new server"),
+}
 
 
 @dataclass(frozen=True)
@@ -267,8 +271,7 @@ def _changes(method: type[Algorithm]) -> Iterator[set[str]]:
 
     def watched(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Algorithm, *given: Any) -> Any:
-            held = {"message": Message, "state": dict, "notes": Notes}
-            mine = {word: value for word, of in held.items() for value in given if isinstance(value, of)}
+            mine = dict(zip(ARGUMENTS[name], given, strict=False))
             before = copy.deepcopy(mine)
             made = hook(self, *given)
             changed.update(
@@ -278,7 +281,7 @@ def _changes(method: type[Algorithm]) -> Iterator[set[str]]:
 
         return call
 
-    hooks = {name: watched(name, getattr(method, name)) for name in ("local_update", "aggregate")}
+    hooks = {name: watched(name, getattr(method, name)) for name in ARGUMENTS}
     with _own_hooks(method, hooks):
         yield changed
 

@@ -284,6 +284,10 @@ PLANS: dict[str, tuple[Callable[..., Any], str]] = {
     "float assign": (lambda s, n: Plan([], assign=s.assign + 0.5), "assign"),
     "negative assign": (lambda s, n: Plan([], assign=s.assign - 1), "row -1"),
     "state no mapping": (lambda s, n: Plan([], algorithm_state=np.ones(3)), "algorithm_state"),
+    "state of an object": (lambda s, n: Plan([], algorithm_state={"a": object()}), "'a' is an object"),
+    "state of a tensor": (lambda s, n: Plan([], algorithm_state={"a": torch.ones(2)}), "'a' is Tensor"),
+    "ragged state": (lambda s, n: Plan([], algorithm_state={"a": [[1], [1, 2]]}), "'a' is a list"),
+    "state without a name": (lambda s, n: Plan([], algorithm_state={3: np.ones(2)}), "named 3"),
     "missing need": (lambda s, n: Plan([average(n, n["gram"][0])]), "ComparedUploads"),
     "missing need by column": (lambda s, n: Plan([average(n, n.columns["gram"][0])]), "ComparedUploads"),
     "missing note": (lambda s, n: Plan([average(n, n["loss"])]), "'loss'"),
@@ -352,6 +356,8 @@ SERVERS = {
     "no rows": lambda s: replace(s, tables={"model": s.tables["model"][:0]}),
     "numpy": lambda s: replace(s, tables={"model": s.tables["model"].numpy()}),
     "short assign": lambda s: replace(s, assign=s.assign[:2]),
+    "state of objects": lambda s: replace(s, algorithm_state={"a": np.array([None])}),
+    "state no mapping": lambda s: replace(s, algorithm_state=np.ones(3)),
 }
 
 
@@ -369,6 +375,7 @@ UPDATES = {
     ),
     "nan": (lambda old, new: replace(new, tables={"model": new.tables["model"] / 0}), "not finite"),
     "gone": (lambda old, new: replace(new, tables={}), "gone"),
+    "state": (lambda old, new: replace(new, algorithm_state={"a": {1, 2}}), "'a' is a set"),
     "none": (lambda old, new: None, "None"),
 }
 

@@ -79,6 +79,31 @@ KEPT = """
 """
 
 
+IN_PLACE = """
+    needs = Needs(server_update=DECLARED)
+
+    def server_update(self, old, new):
+        new.tables["model"].mul_(0.5)
+        return new
+"""
+
+
+@pytest.mark.parametrize(
+    ("declared", "found"),
+    [
+        ("True", "FAIL server_update changed its new server"),
+        ("False", "FAIL a run: Mine.server_update: step 1: changed table 'model'"),
+    ],
+)
+def test_rows_that_are_changed_in_place_are_found(declared, found, tmp_path, monkeypatch, capsys):
+    text = HEAD.replace("import Algorithm\n", "import Algorithm, Needs\n")
+    monkeypatch.setitem(globals(), "HEAD", text + IN_PLACE.replace("DECLARED", declared))
+    code, lines = tried(tmp_path, monkeypatch, capsys, SOUND)
+    assert code == 1
+    (said,) = [line for line in lines if line.startswith("FAIL")]
+    assert said.startswith(found)
+
+
 def test_what_is_not_in_a_checkpoint_is_found(tmp_path, monkeypatch, capsys):
     """A counter in the object of a method begins again when the run goes on."""
     text = HEAD.replace("import dataclass\n", "import dataclass, replace\n") + KEPT
