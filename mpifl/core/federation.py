@@ -16,6 +16,7 @@ from .errors import UserError
 
 IMAGES, FEATURES, TOKENS = "images", "features", "tokens"
 CLASSES, MULTI_HOT, NUMBERS = "classes", "multi_hot", "numbers"
+SIZED = ("train", "val", "test")  # columns of `Federation.sizes`
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,23 @@ class Federation(ABC):
         Default: `sizes`, for data that do not change.
         """
         return int(self.sizes[k, 0])
+
+    def sizes_of(self, split: str, clients: np.ndarray, visits: np.ndarray) -> np.ndarray:
+        """Return how many samples clients hold in a set at some visits, int64 [m].
+
+        Default: `sizes` where data do not change; other sets are read and counted.
+
+        Args:
+            split: `train`, `val`, `test` or a further test set.
+            clients: int64 [m].
+            visits: of each client, int64 [m].
+        """
+        if split in SIZED and not self.changes:
+            return np.asarray(self.sizes[clients, SIZED.index(split)])
+        pairs = zip(clients.tolist(), visits.tolist(), strict=True)
+        if split == "train":
+            return np.array([self.num_samples(k, visit) for k, visit in pairs], np.int64)
+        return np.array([len(self.client(k, visit).split(split)) for k, visit in pairs], np.int64)
 
     def stored(self, clients: np.ndarray, visits: np.ndarray) -> StoredSamples | None:
         """Return where the training samples of some visits are stored.

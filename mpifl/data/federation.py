@@ -89,6 +89,12 @@ class PoolFederation(Federation):
         """Return the number of training samples of client `k` at its `visit`-th visit."""
         return self.partition.num_samples(k, 0 if self.partition.static else visit)
 
+    def sizes_of(self, split: str, clients: np.ndarray, visits: np.ndarray) -> np.ndarray:
+        """Return how many samples clients hold in a set at some visits, int64 [m], without reading them."""
+        if split in SPLITS and self.partition.static:
+            return super().sizes_of(split, clients, visits)
+        return self.partition.sizes_of(split, clients, visits)
+
     def attack(self, clients: Sequence[int], labels: np.ndarray | None) -> None:
         """Make clients attackers; call it before any data are read.
 
@@ -271,6 +277,10 @@ class PartitionUntilDrift(Partition):
     def num_samples(self, k: int, visit: int) -> int:
         """Return the number of training samples of client `k` at its visit."""
         return self.inner.num_samples(k, self.cycle(k, visit))
+
+    def num_held(self, k: int, split: str, visit: int) -> int:
+        """Return the number of samples of client `k` in `split` at its visit."""
+        return self.inner.num_held(k, split, self.cycle(k, visit))
 
     def mixture(self, k: int, visit: int) -> np.ndarray | None:
         """Return the group shares [groups] in the data of client `k` at its visit."""

@@ -69,6 +69,29 @@ class Partition(ABC):
         """Return the number of training samples of client `k` at a visit; by default always the same."""
         return int(self.sizes[k, 0])
 
+    def num_held(self, k: int, split: str, visit: int) -> int:
+        """Return the number of samples of client `k` in `split` at a visit.
+
+        Default: `num_samples` of training samples; others are counted in what `of` returns. Rank 0 asks at
+        each evaluation for the test samples of each evaluated client, unless the partition is static: where
+        `of` takes long, count them here without it.
+        """
+        if split == "train":
+            return self.num_samples(k, visit)
+        index = self.of(k, split, visit).index
+        return index.stop - index.start if isinstance(index, slice) else len(index)
+
+    def sizes_of(self, split: str, clients: np.ndarray, visits: np.ndarray) -> np.ndarray:
+        """Return the number of samples of several clients, int64 [m].
+
+        Args:
+            split: of all.
+            clients: int64 [m].
+            visits: of each client, int64 [m].
+        """
+        pairs = zip(clients.tolist(), visits.tolist(), strict=True)
+        return np.array([self.num_held(k, split, visit) for k, visit in pairs], np.int64)
+
     def mixture(self, k: int, visit: int) -> np.ndarray | None:
         """Return the true group shares [groups] of client `k`; None where each client has one group."""
         return None
@@ -109,6 +132,10 @@ class FixedPartition(Partition):
     def of_all(self, clients: np.ndarray, split: str, visits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what several clients hold, the same at every visit."""
         return self.splits[split].of_all(clients)
+
+    def sizes_of(self, split: str, clients: np.ndarray, visits: np.ndarray) -> np.ndarray:
+        """Return the number of samples of several clients, the same at every visit."""
+        return np.asarray(self.splits[split].sizes[clients], np.int64)
 
     @property
     def test_pool(self) -> int:

@@ -532,7 +532,6 @@ def finish(
         files if context.config.output.model else None,
         ledger=server_step.ledger.rows(),
         mpi_traffic=traffic,
-        sizes=context.federation.sizes,
         algorithm_state=server.algorithm_state,
         summary=summary,
         layout=context.problem.layout,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from mpifl.core.errors import require
-from mpifl.core.federation import Federation
+from mpifl.core.federation import SIZED, Federation
 from mpifl.core.metric import ACCURACY, Metric
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
@@ -65,9 +66,8 @@ def metrics_row(
     aimed: np.ndarray | None = None,
     before: np.ndarray | None = None,
     placed: np.ndarray | None = None,
-    samples: np.ndarray | None = None,
+    samples: Mapping[str, np.ndarray] = MappingProxyType({}),
     by: Mapping[str, np.ndarray] | None = None,
-    train_samples: np.ndarray | None = None,
     own: Sequence[str] = (),
     honest: np.ndarray | None = None,
     task: Task | None = None,
@@ -86,12 +86,11 @@ def metrics_row(
         before: `labels` at the evaluation before; None at the first.
         placed: whose cluster is known, bool [N]; None for all. The others do not count as members of their
             cluster, except in `ari_everyone`; `num_unplaced` is their number.
-        samples: test samples of each evaluated client [n], for `accuracy_pooled`, the accuracy on all of them
-            together; None for none.
+        samples: set (`test`, `train` or a further test set) -> samples of each evaluated client [n], for
+            `accuracy_pooled`, the accuracy on all of them together, and the binomial standard error of
+            `accuracy_train`; accuracies on other sets have neither.
         by: kind -> label of each evaluated client [n], -1 for none; `accuracy_KINDj_mean` is the mean over
             the clients of label j, `accuracy_KIND_NAME_mean` where labels are names.
-        train_samples: training samples of each evaluated client [n], for the pooled accuracy and the binomial
-            standard error of `accuracy_train`; None for none.
         own: names of the metrics of the user; their mean, standard deviation, least and largest value over
             the clients, and with `by` their means, are columns too.
         honest: which of the evaluated clients do not attack, bool [n]; None where nobody does.
@@ -109,7 +108,7 @@ def metrics_row(
                 row[f"{name}_{part}_mean"] = _weighted_mean(values, members)
         metric = next((m for m in metrics if m.of(name)), None)
         if metric is not None:
-            weights = train_samples if name == f"{metric.name}_train" else samples
+            weights = samples.get(measured_on(name, scores, samples))
             if weights is not None and metric == ACCURACY:
                 row[f"{name}_pooled"] = _weighted_mean(values, weights)
             for part, members in _parts(by):
@@ -140,6 +139,20 @@ def metrics_row(
     row["ari_everyone"] = ari(labels, groups) if groups is not None else float("nan")
     row["churn"] = churn(before, labels) if before is not None else float("nan")
     return row
+
+
+def measured_on(name: str, scores: Container[str], sets: Iterable[str]) -> str:
+    """Return the set that a score was measured on, by the end of its name: `train` of `accuracy_train`.
+
+    Args:
+        name: of the score.
+        scores: all names: without that end it is one of them, too.
+        sets: the sets that there are beside `train` and `test`, which has no end.
+    """
+    for end in sorted({*sets, "train"}, key=len, reverse=True):  # `very_hard` before `hard`
+        if name.endswith(f"_{end}") and name.removesuffix(f"_{end}") in scores:
+            return end
+    return "test"
 
 
 def _parts(by: Mapping[str, np.ndarray] | None) -> Iterator[tuple[str, np.ndarray]]:
@@ -312,6 +325,7 @@ class Recorder:
         self._labels: np.ndarray | None = None  # of the last evaluation [N]
         self._placed = np.zeros(0, bool)
         self._visit = np.zeros(0, np.int64)  # whose data each client was evaluated on last [N]
+        self._further = federation.client(0).further
         self._arrivals: list[Mapping[str, Any]] = []
         self.running = RunningFigures()
 
@@ -346,33 +360,28 @@ class Recorder:
             visits: that every client has made [N], which decide whose samples it is evaluated on where they
                 change; None for none.
         """
-        targets, sizes = self.federation.targets, self.federation.sizes
-        pool = min(self.federation.test_pool, int(sizes[clients, 2].sum()))
+        targets = self.federation.targets
         aimed = None if targets is None else np.isin(clients, targets)
         before = self._labels
         kinds = {"group": self.groups, "cluster": labels if placed is None else np.where(placed, labels, -1)}
         kinds["device"] = np.array(self.devices) if self.devices else None
         by = {kind: of[clients] for kind, of in kinds.items() if kind in self.by and of is not None}
-        samples = sizes[clients, 2]
-        self._visit = np.zeros(len(sizes), np.int64) if visits is None else np.maximum(visits - 1, 0)
-        trained = sizes[clients, 0]
-        if self.federation.changes:
-            trained = np.array(
-                [self.federation.num_samples(k, int(self._visit[k])) for k in map(int, clients)]
-            )
+        made = np.zeros(self.federation.num_clients, np.int64) if visits is None else visits
+        self._visit = np.maximum(made - 1, 0)
+        found = {measured_on(name, scores, self._further) for name in scores if ACCURACY.of(name)}
+        samples = {name: self._sizes(name, clients) for name in {"test"} | found}
         attackers = self.federation.attackers
         honest = None if attackers is None else ~np.isin(clients, attackers)
         self.last = metrics_row(
             scores,
             labels,
             self.groups,
-            pool=pool,
+            pool=self._different(int(samples["test"].sum())),
             aimed=aimed,
             before=before,
             placed=placed,
             samples=samples,
             by=by,
-            train_samples=trained,
             own=self.own,
             honest=honest,
             task=self.task,
@@ -395,6 +404,17 @@ class Recorder:
         self.assignments.append(*({"round": step, "client": k, "cluster": c} for k, c in pairs))
         self._labels = labels
         return row
+
+    def _sizes(self, split: str, clients: np.ndarray) -> np.ndarray:
+        """Return how many samples of a set clients were evaluated on last, int64 [n]."""
+        return self.federation.sizes_of(split, clients, self._visit[clients])
+
+    def _different(self, tested: int) -> int:
+        """Return how many of the test samples of evaluated clients are different ones, as far as is known."""
+        different = self.federation.test_pool
+        if self.federation.changes and different == self.federation.sizes[:, 2].sum():
+            return tested  # no two clients share one; there may be more than at the first visits
+        return min(different, tested)
 
     def _check_own(self, others: Mapping[str, Any]) -> None:
         """Raise `UserError` where a metric of the user has the name of a figure of the method."""
@@ -488,7 +508,6 @@ class Recorder:
         model: Mapping[str, torch.Tensor] | None,
         ledger: Sequence[Mapping[str, Any]],
         mpi_traffic: Sequence[Mapping[str, Any]],
-        sizes: np.ndarray,
         algorithm_state: Mapping[str, np.ndarray],
         summary: Mapping[str, Any],
         layout: Layout | None = None,
@@ -499,15 +518,16 @@ class Recorder:
             model: content of `model.safetensors`; None writes none.
             ledger: rows of `ledger.csv`.
             mpi_traffic: rows of `mpi_traffic.csv`.
-            sizes: training, validation and test samples of each client [N, 3], at its first visit.
             algorithm_state: content of `algorithm_state.npz`.
             summary: content of `summary.json`.
             layout: of the model, whose names and shapes `model.safetensors` says; None says none.
         """
         self._write_arrivals()
-        for row in self.clients:
+        clients = np.array([row["client"] for row in self.clients], np.int64)
+        held = np.stack([self._sizes(split, clients) for split in SIZED], axis=1)
+        for row, counts in zip(self.clients, held.tolist(), strict=True):
             k = row["client"]
-            row |= dict(zip(("train", "val", "test"), self._samples(k, sizes[k]), strict=True))
+            row |= dict(zip(SIZED, counts, strict=True))
             if self.groups is not None:
                 row["group"] = int(self.groups[k])
             if self.devices:
@@ -527,19 +547,6 @@ class Recorder:
             save_file(dict(model), self.folder / "model.safetensors", about)
         figures = {**self._distances(model or {}), **self._update_figures()}
         write_json(self.folder / "summary.json", without_infinity({**summary, **figures}))
-
-    def _samples(self, k: int, first: np.ndarray) -> tuple[int, int, int]:
-        """Return how many training, validation and test samples client `k` was evaluated on last.
-
-        Args:
-            k: the client.
-            first: those of its first visit [3].
-        """
-        train, val, test = map(int, first)
-        now = self.federation.num_samples(k, int(self._visit[k]))
-        if now != train and val:
-            val = len(self.federation.client(k, int(self._visit[k])).val)
-        return now, val, test
 
     def _distances(self, model: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Return the mean distance of the rows that two clients use: of one true group, and any two.

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from support.own_scenarios import FurtherScenario, TurningScenario
 from torch.testing import assert_close
 
 from mpifl.core.rng import Key, key
@@ -88,6 +89,24 @@ def test_what_is_kept_at_hand_are_the_data_of_each_visit(cache, static):
             draw = fresh.partition.of(k, "train", visit)
             labels = fresh.pool.labels[draw.index]
             np.testing.assert_array_equal(kept.client(k, visit).train.y, labels)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options"),
+    [*SCENARIO_OPTIONS, ("turning", {}), ("further", {}), ("emdcfl_backdoor_mnist", {})],
+)
+def test_sizes_of_sets_are_known_without_their_samples(cache, scenario, options):
+    own = {"turning": TurningScenario, "further": FurtherScenario}
+    config = DataConfig(cache=str(cache), scenario={**SCENARIOS, **own}[scenario](**options))
+    federation = open_federation(config, 0)
+    clients = np.array([3, 0, 2, 3])
+    for visit in (0, 1, 3):
+        visits = visit * np.array([1, 1, 0, 1])
+        data = [federation.client(k, v) for k, v in zip(clients, visits, strict=True)]
+        for name in ("train", "val", "test", *data[0].further):
+            found = federation.sizes_of(name, clients, visits)
+            assert found.dtype == np.int64
+            assert found.tolist() == [len(one.split(name)) for one in data]
 
 
 class Sudden(Partition):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from support import toy
+from support import own_scenarios, toy
 
 import mpifl
 from mpifl import cli
@@ -60,7 +61,7 @@ def test_accuracy_on_all_test_samples_and_by_group_by_hand():
         "accuracy_tuned": np.array([0.5, np.nan, 0.4]),
     }
     by = {"group": np.array([0, 0, 1]), "cluster": np.array([0, -1, 2])}
-    row = metrics_row(scores, np.zeros(3, int), None, samples=np.array([10, 30, 60]), by=by)
+    row = metrics_row(scores, np.zeros(3, int), None, samples={"test": np.array([10, 30, 60])}, by=by)
     assert_allclose(row["accuracy_pooled"], 0.78)
     assert_allclose([row["accuracy_group0_mean"], row["accuracy_group1_mean"]], [0.8, 0.8])
     assert_allclose([row["accuracy_cluster0_mean"], row["accuracy_cluster2_mean"]], [0.9, 0.8])
@@ -70,6 +71,25 @@ def test_accuracy_on_all_test_samples_and_by_group_by_hand():
     assert not any(
         "pooled" in name or "group" in name for name in metrics_row(scores, np.zeros(3, int), None)
     )
+
+
+def test_each_accuracy_is_weighted_by_the_samples_of_its_own_set_by_hand():
+    """Two clients with 10 and 30 test samples, 3 and 1 in `hard`, 1 and 4 in `very_hard`, 8 and 2 in `train`.
+
+    Accuracies 1 and 0: 10 of 40, 3 of 4, 1 of 5 and 8 of 10. `accuracy_so_hard` is no score on `hard`: there
+    is no `accuracy_so`.
+    """
+    sets = {"test": [10, 30], "hard": [3, 1], "very_hard": [1, 4], "train": [8, 2]}
+    stems, ends = (
+        ("accuracy", "accuracy_initial"),
+        {"": 1 / 4, "_hard": 3 / 4, "_very_hard": 1 / 5, "_train": 4 / 5},
+    )
+    expected = {f"{stem}{end}": value for stem in stems for end, value in ends.items()}
+    expected |= {"accuracy_finetuned": 1 / 4, "accuracy_so_hard": 1 / 4}
+    scores = {name: np.array([1.0, 0.0]) for name in (*expected, "loss")}
+    samples = {name: np.array(sizes) for name, sizes in sets.items()}
+    row = metrics_row(scores, np.zeros(2, int), None, samples=samples)
+    assert_allclose([row[f"{name}_pooled"] for name in expected], [*expected.values()])
 
 
 def test_a_recorder_averages_over_classes_of_devices(tmp_path):
@@ -128,7 +148,7 @@ def test_each_judged_client_has_its_own_cluster_samples_and_group_in_its_row(tmp
     federation = toy.Tiny()
     recorder = Recorder(tmp_path, federation)
     judged(recorder, 1, [0.25, 0.75], [1, 4], [9, 7, 9, 9, 3, 9])
-    recorder.close(None, [], [], federation.sizes, {}, {})
+    recorder.close(None, [], [], {}, {})
     assert table(tmp_path / "clients.csv") == [
         {"client": "1", "cluster": "7", "accuracy": "0.25", "loss": "0.75", **sizes(11), "group": "0"},
         {"client": "4", "cluster": "3", "accuracy": "0.75", "loss": "0.25", **sizes(8), "group": "1"},
@@ -137,7 +157,7 @@ def test_each_judged_client_has_its_own_cluster_samples_and_group_in_its_row(tmp
 
 
 class Growing(toy.Tiny):
-    """Clients with 10 training samples more, and a validation sample more, at each visit."""
+    """Clients with 10 training samples more at each visit, 1 validation, 30 test samples, and 2 in `hard`."""
 
     changes = True
 
@@ -147,15 +167,22 @@ class Growing(toy.Tiny):
 
     def client(self, k, visit=0):
         """Return the data of one visit."""
-        val = toy.draw("val", k, 6 + visit, 0)
-        return ClientData(toy.draw("train", k, self.num_samples(k, visit), 0), val, val)
+        train = toy.draw("train", k, self.num_samples(k, visit), 0)
+        val, test, hard = (toy.draw("val", k, n, 0) for n in (6 + visit, 9 + 30 * visit, 4 + 2 * visit))
+        return ClientData(train, val, test, {"hard": hard})
 
 
-def test_training_samples_are_those_of_the_visit_that_was_evaluated(tmp_path):
-    """Clients 1, 4, 5 made 3, 0, 1 visits: 11 + 20, 8 and 11 samples; hits 31 + 2 + 0 of 50."""
+def test_samples_are_those_of_the_visit_that_was_evaluated(tmp_path):
+    """Clients 1, 4, 5 made 3, 0, 1 visits.
+
+    Training: 11 + 20, 8 and 11 samples; hits 31 + 2 + 0 of 50. Tests: 9 + 60, 9 and 9; hits 69 + 9 / 4 of 87.
+    `hard`: 4 + 4, 4 and 4; hits 8 + 1 of 16. All test samples are taken for different ones: nothing says that
+    clients share some.
+    """
     federation = Growing()
     recorder = Recorder(tmp_path, federation)
-    scores = {name: np.array([1.0, 0.25, 0.0]) for name in ("accuracy", "accuracy_train", "loss")}
+    names = ("accuracy", "accuracy_train", "accuracy_hard", "loss")
+    scores = {name: np.array([1.0, 0.25, 0.0]) for name in names}
     row = recorder.record_evaluation(
         1,
         1.0,
@@ -169,13 +196,35 @@ def test_training_samples_are_those_of_the_visit_that_was_evaluated(tmp_path):
     )
     assert_allclose(row["accuracy_train_pooled"], 33 / 50)
     assert_allclose(row["accuracy_train_standard_error"], np.sqrt(5 / 12 * 7 / 12 / 50))
-    recorder.close(None, [], [], federation.sizes, {}, {})
+    assert_allclose(row["accuracy_pooled"], (69 + 9 / 4) / 87)
+    assert_allclose(row["accuracy_standard_error"], np.sqrt(5 / 12 * 7 / 12 / 87))
+    assert_allclose(row["accuracy_hard_pooled"], 9 / 16)
+    recorder.close(None, [], [], {}, {})
     rows = table(tmp_path / "clients.csv")
     assert [(r["train"], r["val"], r["test"]) for r in rows] == [
-        ("31", "8", "9"),
+        ("31", "8", "69"),
         ("8", "6", "9"),
         ("11", "6", "9"),
     ]
+
+
+def test_the_standard_error_counts_shared_samples_once_though_sizes_change(tmp_path):
+    """Six clients have 54 test samples at first, 50 of them different: there are no more of them later."""
+    shared = type("Shared", (Growing,), {"test_pool": 50})()
+    recorder = Recorder(tmp_path, shared)
+    scores = {name: np.array([0.4, 0.6]) for name in ("accuracy", "loss")}
+    row = recorder.record_evaluation(
+        1,
+        1.0,
+        scores=scores,
+        clients=np.array([1, 4]),
+        labels=np.zeros(6, int),
+        train={},
+        traffic={},
+        timing=[],
+        visits=np.full(6, 3),
+    )
+    assert_allclose(row["accuracy_standard_error"], np.sqrt(0.25 / 50))
 
 
 def test_a_run_on_data_that_drift_counts_the_samples_it_evaluated_on(tmp_path):
@@ -192,6 +241,44 @@ def test_a_run_on_data_that_drift_counts_the_samples_it_evaluated_on(tmp_path):
     hits = clients["accuracy_train"] * clients["train"]
     assert_allclose(hits, hits.round(), atol=1e-6)
     assert_allclose(last["accuracy_train_pooled"], hits.sum() / clients["train"].sum(), rtol=1e-6)
+
+
+HALF = {"participation": 0.5, "rounds": 3}
+WAYS = {
+    "rounds": {**HALF, "evaluation": {"every": 1, "train": True}},
+    "stacked": {**HALF, "system": {"stack": 2}},
+    "local": {"algorithm": "local", "rounds": 2},
+    "tuned": {
+        **HALF,
+        "algorithm": {"name": "fedcuau", "over": "fedper", "tune_epochs": 1},
+        "evaluation": {"every": 0, "train": True},
+    },
+    "buffer": {"algorithm": "fedbuff", "policy": {"name": "buffer", "size": 2}, "rounds": 3},
+    "mixture": {**HALF, "algorithm": "fedem"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scenario", ["TurningScenario", "FurtherScenario"])
+def test_pooled_accuracies_are_shares_of_the_samples_that_were_evaluated(way, scenario, tmp_path):
+    """Sizes follow from the visits; accuracies are whole numbers of hits among them. Some never trained."""
+    scenario = {"name": f"{own_scenarios.__file__}:{scenario}"}
+    run = mpifl.run(str(TINY), data={"scenario": scenario}, output={"folder": str(tmp_path)}, **WAYS[way])
+    rows, last = run.rows("clients.csv"), run.rows("metrics.csv")[-1]
+    made = run.rows("events.csv") or [row for row in run.rows("visits.csv") if row["trains"] == "True"]
+    visits = Counter(int(row["client"]) for row in made)
+    turns = [max(visits[k] - 1, 0) * ("Turning" in scenario["name"]) for k in range(4)]
+    assert way == "local" or len({visits[k] for k in range(4)}) > 1
+    known = {name: [of[(k + turns[k]) % 4] for k in range(4)] for name, of in own_scenarios.SIZES.items()}
+    assert [int(row["test"]) for row in rows] == known["test"]
+    pooled = [name.removesuffix("_pooled") for name in last if name.endswith("_pooled")]
+    assert {"accuracy", "accuracy_hard"} <= {*pooled}
+    for name in pooled:
+        which = name.rpartition("_")[2]
+        n = own_scenarios.SIZES["train"] if which == "train" else known["hard" if which == "hard" else "test"]
+        hits = np.array([float(row[name]) for row in rows]) * n
+        assert_allclose(hits, hits.round(), atol=1e-6)
+        assert_allclose(float(last[f"{name}_pooled"]), hits.sum() / sum(n))
 
 
 def sizes(train: int) -> dict[str, str]:
@@ -269,7 +356,7 @@ def test_updates_go_on_where_they_were_and_end_as_means(tmp_path):
         ("2", "1", "0", "2.0"),
         ("2", "4", "1", "2.0"),
     ]
-    again.close(None, [], [], toy.Tiny().sizes, {}, {})
+    again.close(None, [], [], {}, {})
     found = json.loads((tmp_path / "summary.json").read_text())["updates"]["head"]
     figures = {"size": 1.5, "cosine": 0.5, "distance": 4.0, "distance_group0": 2.5, "distance_group1": 5.5}
     assert found == figures
@@ -323,7 +410,7 @@ def test_training_accuracy_by_hand():
         labels,
         None,
         pool=10,
-        train_samples=np.array([50, 150]),
+        samples={"train": np.array([50, 150])},
     )
     plain = metrics_row(scores, labels, None, pool=10)
     added = {name: row[name] for name in row.keys() - plain.keys()}

@@ -83,6 +83,13 @@ def test_a_visit_meets_the_first_data_that_drifted_enough():
     assert PartitionUntilDrift(Shares(SHARES), 0.25, 100).cycle(0, 4) == 12  # asked out of turn
 
 
+def test_samples_are_counted_in_the_data_that_a_visit_meets():
+    """Ten times as many as the number of the data: 4 and 12 of client 0, 1 of client 1."""
+    counted = type("Counted", (Shares,), {"num_held": lambda self, k, split, visit: 10 * visit})
+    waiting = PartitionUntilDrift(counted(SHARES), 0.25, 100)
+    assert waiting.sizes_of("test", np.array([0, 0, 1]), np.array([2, 4, 1])).tolist() == [40, 120, 10]
+
+
 def test_without_a_threshold_clients_upload_in_every_cycle(tmp_path):
     """That is `every_arrival` with all clients under way, whatever the delays."""
     every = toy.events(

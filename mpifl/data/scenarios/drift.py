@@ -142,6 +142,14 @@ class MixturePartition(Partition):
         total = self._totals(0 if self.options.static else visit)[k]
         return int(total - self._held(total))
 
+    def num_held(self, k: int, split: str, visit: int) -> int:
+        """Return how many images client `k` holds in `split` at `visit`."""
+        if split == "test":
+            return self.options.test_images
+        if split == "train":
+            return self.num_samples(k, visit)
+        return int(self._held(self._totals(0 if self.options.static else visit)[k]))
+
     def mixture(self, k: int, visit: int) -> np.ndarray:
         """Return the share of each cluster in client `k`'s images at `visit`, float64 [K]."""
         visit = 0 if self.options.static else visit
