@@ -40,6 +40,7 @@ CONFIGURATIONS_FILE = "configurations.json"  # beside it: those that it varies, 
 OLD_STEM = "study"  # of the files in the folder of a sweep of mpifl 0.1
 FIGURES = ("{}_mean", "{}_worst", "{}_before", "{}_cluster", "mixture_kl", "ari")  # {}: the metric
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
+VIRTUAL = "virtual_seconds"  # of rounds, in simulated time
 DRAWING_SHARE = 10  # at most a tenth of the time is spent on figures that later ones replace
 FIRST_DRAWING_S = 0.5  # what the first one is thought to take
 TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
@@ -229,12 +230,14 @@ def figures_of(run: Run) -> dict[str, Any]:
         worst = min(late) if run.metric.better > 0 else max(late)
         found |= {"second_half_mean": mean(late), "second_half_lowest": worst}
     found |= {n: v for n in ASYNCHRONOUS if (v := summary.get("asynchronous", {}).get(n)) is not None}
+    if "clock_seconds" not in found and last.get(VIRTUAL) not in (None, ""):
+        found[VIRTUAL] = float(last[VIRTUAL])
     return found | {n: summary[n] for n in TOTALS}
 
 
 def _curve(case: Case, run: Run) -> Curve:
     metrics = run.rows("metrics.csv")
-    axis = "virtual_seconds" if "virtual_seconds" in metrics[0] else "round"
+    axis = VIRTUAL if VIRTUAL in metrics[0] else "round"
     staleness = [int(row["staleness"]) for row in run.rows("events.csv")]
     name = run.metric.name
     x, y = ([float(row[column]) for row in metrics] for column in (axis, f"{name}_mean"))

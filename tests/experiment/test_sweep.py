@@ -356,6 +356,17 @@ def test_a_sweep_says_that_its_cases_have_other_data(tmp_path, capsys):
     assert "files of the data" in capsys.readouterr().err
 
 
+def test_cases_under_several_networks_have_their_times_in_the_table(tmp_path):
+    """They differ in nothing else."""
+    place = ["--output.folder", str(tmp_path), "--output.id", "x"]
+    networks = "{network: {lte: {name: links, uplink_bytes_s: 1.0e+5}, wired: wired}}"
+    folder = sweep(TINY, ["--vary", networks, *place], Single(), quiet=True)
+    lte, wired = found_in(folder)
+    assert lte.pop("network") != wired.pop("network")
+    assert float(lte.pop("virtual_seconds")) != float(wired.pop("virtual_seconds"))
+    assert lte == wired
+
+
 def test_a_case_that_another_process_runs_is_left_to_it(tmp_path, capsys):
     """That process has just made the case's folder, which looks like one that was given up."""
     place = ["--output.folder", str(tmp_path), "--output.id", "x"]

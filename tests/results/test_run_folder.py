@@ -15,6 +15,7 @@ import pytest
 from support.runs import CONFIG
 
 import mpifl
+from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.results import run_folder
 from mpifl.results.run_folder import GrowingCsv, create, write_csv, write_json
@@ -90,6 +91,24 @@ def test_a_folder_that_is_there_is_never_used_again(tmp_path):
     create(str(tmp_path), "run", "one")
     with pytest.raises(UserError, match="never overwritten"):
         create(str(tmp_path), "run", "one")
+
+
+def test_a_folder_in_which_nothing_has_begun_says_how_to_begin_it(tmp_path, capsys):
+    """A start that was killed between the folder and `run.json` leaves it so."""
+    folder = create(str(tmp_path), "tiny", "one")
+    (folder / "config.yaml").write_text(CONFIG.read_text())
+    again = r"has not come to its first step; .* --resume begins it again"
+    with pytest.raises(UserError, match=again):
+        create(str(tmp_path), "tiny", "one")
+    with pytest.raises(UserError, match=again):
+        run_folder.check(str(tmp_path), "tiny", "one")
+    with pytest.raises(UserError, match=f"holds no run yet: .*{again}"):
+        run_folder.is_complete(folder)
+    place = ["--output.folder", str(tmp_path), "--output.id", "one"]
+    assert cli.main(["run", str(CONFIG), "-q", *place, "--resume"]) == 0
+    (folder / "config.yaml").unlink()
+    with pytest.raises(UserError, match=r"is no run folder: it has no config.yaml$"):
+        run_folder.is_complete(folder)
 
 
 def test_json_keeps_what_it_cannot_write_as_text(tmp_path):
