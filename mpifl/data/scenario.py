@@ -66,8 +66,12 @@ class Partition(ABC):
         return index.astype(np.int64), np.array([len(part) for part in parts], np.int64)
 
     def num_samples(self, k: int, visit: int) -> int:
-        """Return the number of training samples of client `k` at a visit; by default always the same."""
-        return int(self.sizes[k, 0])
+        """Return the number of training samples of client `k` at a visit.
+
+        Default: `sizes` at the first visit and where the partition is static, else what `of` returns is
+        counted. Every average over clients is weighted with it: where `of` takes long, count them here.
+        """
+        return int(self.sizes[k, 0]) if self.static or not visit else self._counted(k, "train", visit)
 
     def num_held(self, k: int, split: str, visit: int) -> int:
         """Return the number of samples of client `k` in `split` at a visit.
@@ -76,8 +80,9 @@ class Partition(ABC):
         each evaluation for the test samples of each evaluated client, unless the partition is static: where
         `of` takes long, count them here without it.
         """
-        if split == "train":
-            return self.num_samples(k, visit)
+        return self.num_samples(k, visit) if split == "train" else self._counted(k, split, visit)
+
+    def _counted(self, k: int, split: str, visit: int) -> int:
         index = self.of(k, split, visit).index
         return index.stop - index.start if isinstance(index, slice) else len(index)
 

@@ -124,10 +124,6 @@ class Sudden(Partition):
             row[1:] if late and self.what == "samples" else row, int(late and self.what == "angle")
         )
 
-    def num_samples(self, k: int, visit: int) -> int:
-        """Return the number of training samples."""
-        return len(np.r_[self.of(k, "train", visit).index])
-
 
 @dataclasses.dataclass(frozen=True)
 class SuddenScenario(Scenario):
