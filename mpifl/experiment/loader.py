@@ -2,7 +2,7 @@
 
 Command-line options win over the file, the file over its `base`, the base over the defaults. The key `name`
 of a section picks its class from the section's catalogue, or is `file.py:Class` or `package.module:Class`;
-the other keys are the fields of that class.
+the other keys are the fields of that class. A key that holds text takes a number as it was written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mpifl.comm.transport import Transport, on_server
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.imports import load_object
 from mpifl.core.old_keys import OLD_KEYS, renamed, without_new
-from mpifl.core.textfiles import MAX_DEPTH, yaml_file, yaml_of
+from mpifl.core.textfiles import MAX_DEPTH, plain, spelling, yaml_file, yaml_of
 from mpifl.core.units import quantity, unit_of
 from mpifl.results.logging import warn_once
 
@@ -33,6 +33,7 @@ SHIPPED = Path(__file__).parents[1] / "configs"  # the configurations that trave
 EXCLUSIVE = ("participation", "cohort_size")  # of a run: the one that is given last counts
 MAX_BASES = 32  # length of a chain of bases
 MAX_INTEGER = 2**63 - 1
+NULLS = ("", "~", "null", "Null", "NULL")  # in YAML
 
 Section = TypeVar("Section")
 
@@ -112,7 +113,7 @@ def read(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = find(name)
     require(path.resolve() not in above, "base", str(path), "is its own base; take another or none")
     require(len(above) <= MAX_BASES, "base", str(path), f"has more than {MAX_BASES} above it; join some")
-    tree = yaml_file(path, "CONFIG") or {}
+    tree = yaml_file(path, "CONFIG", written=True) or {}
     require(isinstance(tree, dict), "CONFIG", str(path), "must hold a mapping of keys to values")
     told: list[str] = []
     tree = renamed(tree, told.append)
@@ -131,7 +132,9 @@ def _base(path: Path, name: str) -> str:
 
 
 def overrides(words: Sequence[str]) -> dict[str, Any]:
-    """Return the tree of `--key.path value` or `--key.path=value` options; values are YAML.
+    """Return the tree of `--key.path value` or `--key.path=value` options.
+
+    Values are YAML, but for keys that hold text: there they stand for themselves, unless `null` or in quotes.
 
     Raises:
         UserError: a word that is no option, an option without a value, a value that is not YAML.
@@ -145,9 +148,29 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
         text, *words = words
         keys = option[2:].split(".")
         require(len(keys) <= MAX_DEPTH, "option", option, f"has more than {MAX_DEPTH} parts")
-        value = yaml_of(text, option, text) if text else text
+        value = _of_option(tuple(keys), option, text)
         tree = merged(tree, renamed(nested(keys, value), warn_once))
     return tree
+
+
+def _of_option(keys: tuple[str, ...], option: str, text: str) -> Any:
+    """Return the value of an option."""
+    bare = text.strip()
+    quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\""
+    as_it_stands = not text or (_holds_text(keys) and bare not in NULLS and not quoted)
+    return bare if as_it_stands else yaml_of(text, option, text, written=True)
+
+
+@cache
+def _holds_text(keys: tuple[str, ...]) -> bool:
+    """Return whether a path of keys holds text; False below a section of whose class only its name tells."""
+    hint: Any = Config
+    for name in keys:
+        known = dataclasses.is_dataclass(hint) and (hint, name) not in CHOICES
+        if not known or name not in keys_of(hint):
+            return False
+        hint = types_of(hint)[name]
+    return hint in (str, str | None) or get_origin(hint) is Literal
 
 
 def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
@@ -346,19 +369,21 @@ def converted(hint: Any, value: Any, path: str) -> Any:
     if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         return _number(value, path)
     if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
+        return spelling(value)
     if origin is dict and args and dataclasses.is_dataclass(args[1]):
         require(isinstance(value, Mapping), path, value, "must be a mapping from names to sections")
         return {str(key): from_tree(args[1], one, _below(path, key)) for key, one in value.items()}  # type: ignore[arg-type]
     kind = origin or hint
     wrong = isinstance(kind, type) and not isinstance(value, kind)
     wrong = wrong or (hint is int and isinstance(value, bool))
-    require(not wrong, path, value, f"must be of type {getattr(hint, '__name__', hint)}")
+    remedy = f"must be of type {getattr(hint, '__name__', hint)}"
+    remedy += "; in YAML, quote it" if hint is str and isinstance(value, bool) else ""
+    require(not wrong, path, value, remedy)
     if isinstance(value, int):
         require(abs(value) <= MAX_INTEGER, path, value, f"is too large; take at most {MAX_INTEGER}")
     if isinstance(value, str):
         require(value.isprintable(), path, value, "holds characters that cannot be printed; leave them out")
-    return value
+    return plain(value)
 
 
 def _number(value: float | str, path: str) -> float:

@@ -1,13 +1,15 @@
-"""JSON of users and of other programs: every string that is read can be written and printed."""
+"""Texts of users and of other programs: every string of JSON can be written, numbers of YAML are spelt."""
 
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
+import yaml
 
 from mpifl.core.errors import UserError
-from mpifl.core.textfiles import json_file, json_of
+from mpifl.core.textfiles import json_file, json_of, plain, spelling, yaml_of
 
 LONE = {  # texts in which a string holds half of a pair of surrogates
     "high": r'{"a": ["\ud800"]}',
@@ -48,3 +50,19 @@ def test_a_json_file_with_half_a_pair_is_refused_by_its_key(tmp_path):
     file.write_text('{"\\udcff": {"n": 1, "t": "\\ud83d\\ude00", "l": ["x", null, "\\udcff"]}}')
     whole = {"n": 1, "t": "\U0001f600", "l": ["x", None, r"\udcff"]}
     assert json_file(file, "RUN", escapes=True) == {r"\udcff": whole}
+
+
+def test_numbers_that_remember_how_they_were_written_are_numbers_all_the_same():
+    """Also on other ranks, in JSON and in YAML; `plain` makes ordinary ones of them."""
+    text = "- 1.10\n- 0x10\n- 1_000: -.50\n- 7\n- 0.5\n"
+    tree, usual = yaml_of(text, "k", text, written=True), yaml_of(text, "k", text)
+    assert tree == usual == [1.1, 16, {1000: -0.5}, 7, 0.5]
+    assert json.dumps(tree) == json.dumps(usual)
+    again = yaml_of(yaml.safe_dump(tree), "k", text, written=True)
+    for same in (tree, pickle.loads(pickle.dumps(tree)), again):
+        (key, value), *_ = same[2].items()
+        spelt = [spelling(one) for one in (same[0], same[1], key, value, *same[3:])]
+        assert spelt == ["1.10", "0x10", "1_000", "-.50", "7", "0.5"]
+    (key, value), *_ = plain(tree)[2].items()
+    assert [type(one) for one in (*plain(tree)[:2], key, value)] == [float, int, int, float]
+    assert plain(tree) == usual

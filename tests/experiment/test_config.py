@@ -218,6 +218,41 @@ def test_numbers_are_taken_as_their_field_wants_them():
         load(TINY, ["--local.milestones", "[2.5]"])
 
 
+WRITTEN = ["7", "1.10", "1_000", "0x10", "0b11", "+7", "1.0", ".5", "1.50e+3", "-0", "010", "2024-05-01"]
+
+
+@pytest.mark.parametrize(
+    "text", [*WRITTEN, "true", "on", "#3", "a #3", "a: b", "[draft]", "it's", '"a" or b']
+)
+def test_options_that_are_text_stand_as_they_are_written(text):
+    for given in (["--output.label", text], [f"--output.label={text}"], ["--output.label", json.dumps(text)]):
+        assert load(TINY, given).output.label == text
+    assert load(TINY, ["--output.label", "x", "--output.label", "null"]).output.label is None
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_files_keep_the_spelling_of_numbers_where_text_is_asked(text, tmp_path):
+    """In lists and below `name`, too; where numbers are asked they are numbers."""
+    source = f"{{name: table, path: x.csv, target: [{text}], client: {text}}}"
+    (tmp_path / "whole.yaml").write_text(f"output: {{id: {text}}}\ndata: {{source: {source}}}\nseed: 1_0\n")
+    (tmp_path / "top.yaml").write_text("base: whole.yaml\nlocal: {lr: 1.0e-2}\n")
+    whole = loader.merged(loader.read(TINY), loader.read(str(tmp_path / "top.yaml")))
+    by_option = overrides(
+        ["--output", f"{{id: {text}}}", "--data.source", source, "--data.source.client", text]
+    )
+    for tree in (whole, merged(loader.read(TINY), by_option)):
+        found = from_tree(Config, tree)
+        assert (found.output.id, found.data.source.client, found.data.source.target) == (text, text, (text,))
+        assert from_tree(Config, yaml.safe_load(dump(found))) == found
+    assert {type(value) for value in dataclasses.astuple(from_tree(Config, whole).seed)} == {int}
+    assert f"{from_tree(Config, whole).local.lr!r} {from_tree(Config, whole).seed.data}" == "0.01 10"
+
+
+def test_a_truth_for_a_text_in_a_file_is_refused():
+    with pytest.raises(UserError, match=r"output.label = False: must be of type str; in YAML, quote it"):
+        load(TINY, ["--output", "{label: no}"])
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [

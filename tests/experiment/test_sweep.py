@@ -590,6 +590,20 @@ def test_labels_of_the_users_own_stand_in_tables_and_reports(tmp_path):
     assert plain[0].placed(tmp_path).output.label is None
 
 
+def test_a_sweep_that_has_begun_keeps_the_spelling_of_numbers(tmp_path):
+    """In its configuration; labels of its cases, and so names of their folders, are of the numbers."""
+    labels = "{A: {output: {label: 1.10}}, B: {output: {label: 1_0}, rounds: 0x3}}"
+    options = ["--vary", f"{{rows: {labels}, local.lr: [1.0e-1, 0.20], seed: [0, 1_0]}}", "--name", "1.10"]
+    tree = sweeping.read(TINY, options)
+    sweep_results.keep(tree, tmp_path)
+    for found in (cases(tree), cases(sweep_results.started_with(tmp_path))):
+        configs = [case.placed(tmp_path) for case in found]
+        assert {config.output.label for config in configs} == {"1.10, A", "1_0, B"}
+        assert {config.name for config in configs} == {"1.10"}
+        assert [case.slug for case in found[:4]] == ["A-0.1-0", "A-0.1-10", "A-0.2-0", "A-0.2-10"]
+        assert {(config.rounds, config.local.lr) for config in configs[4:]} == {(3, 0.1), (3, 0.2)}
+
+
 def test_a_sweep_in_python_has_runs_by_their_labels_and_a_table(tmp_path):
     place = {"folder": str(tmp_path), "id": "x"}
     vary = {"algorithm": {"mine": "fedavg", "theirs": "local"}, "local.lr": [0.1, 1], "seed": [3]}
