@@ -11,6 +11,7 @@ import torch
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, label_distance, open_federation
+from mpifl.data.pool import Pool
 from mpifl.data.scenarios.relations import _orders
 from mpifl.data.scenarios.ucfl import label_permutations
 from mpifl.data.transforms import PermuteLabels, rotated
@@ -320,6 +321,190 @@ def test_groups_never_have_the_same_labels(seed):
     assert mixed.compose(ten, key(seed, "data")).ops == (PermuteLabels(tables),)
     with pytest.raises(UserError, match=r"groups = 3: there are only 2 orders of 2 classes, .* fewer"):
         mixed.compose(pool, key(seed, "data"))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_users_of_ucfl_c_never_have_the_labels_of_another_group(classes):
+    """Draws that repeat none are what they were; of two classes, one seed in two repeated the first."""
+    count = min(classes, 4)
+    for seed in range(50):
+        draws = [key(seed, "data").of("labels", g).numpy().permutation(classes) for g in range(count)]
+        tables = label_permutations(classes, count, key(seed, "data"))
+        assert len(set(tables)) == count
+        for g, draw in enumerate(map(tuple, draws)):
+            assert (tables[g] == draw) == (draw not in tables[:g])
+    with pytest.raises(
+        UserError, match=r"permutations = 3: there are only 2 orders of 2 classes; take fewer"
+    ):
+        label_permutations(2, 3, key(0, "data"))
+
+
+def images(side: int, classes: np.ndarray, num_classes: int) -> Pool:
+    """Return black images of some classes."""
+    return Pool(np.zeros((len(classes), 1, side, side), np.uint8), classes, len(classes), num_classes)
+
+
+@pytest.mark.parametrize("scenario", ["ucfl_c", "composed", "mixed"])
+def test_labels_of_groups_differ_in_the_classes_that_have_samples(scenario):
+    """Of eight classes two have: of the 8! orders, 56 can be told apart."""
+    pool = images(4, np.tile([1, 7], 20), 8)
+    options = {
+        "ucfl_c": {"clients": 12, "permutations": 12, "test_images": 0},
+        "composed": {"clients": 12, "permutations": 12},
+        "mixed": {"groups": ({"clients": 1, "permute_labels": True},) * 12},
+    }[scenario]
+    for seed in range(5):
+        (op,) = SCENARIOS[scenario](**options).compose(pool, key(seed, "data")).ops
+        assert len({(table[1], table[7]) for table in op.tables}) == 12
+
+
+def test_composed_groups_of_a_subset_never_have_the_same_labels():
+    """A permutation of ten classes leaves one or more as they are for 63 % of all seeds."""
+    pool = images(4, np.arange(400) % 10, 10)
+    for seed in range(20):
+        for subsets, permutations in ((10, 3), (5, 3), (2, 4)):
+            scenario = SCENARIOS["composed"](
+                clients=subsets * permutations, permutations=permutations, subsets=subsets
+            )
+            facts = scenario.compose(pool, key(seed, "data")).facts
+            for part in facts["classes"]:
+                assert len({tuple(np.array(table)[part]) for table in facts["labels"]}) == permutations
+    for permutations, few in (
+        (11, "there are only 10 orders of 1 of 10"),
+        (10, "20000 draws gave no further"),
+    ):
+        scenario = SCENARIOS["composed"](clients=10 * permutations, permutations=permutations, subsets=10)
+        with pytest.raises(UserError, match=rf"permutations = {permutations}: {few} .*; take fewer"):
+            scenario.compose(pool, key(0, "data"))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "groups", "moved"), [(4, 4, 1.0), (3, 3, 1.0), (65, 8, 0.03), (4, 7, 0.1), (49, 4, 1.0)]
+)
+def test_alphabets_of_groups_differ(vocabulary, groups, moved):
+    """Draws that repeat none are what they were; 4 groups of 4 tokens were equal for 87 of 200 seeds."""
+    tokens = np.arange(vocabulary * 8).reshape(-1, 4) % vocabulary
+    pool = Pool(tokens, tokens, len(tokens), vocabulary, vocabulary=vocabulary)
+    scenario = SCENARIOS["alphabets"](clients=groups, groups=groups, moved=moved)
+    for seed in range(100):
+        (op,) = scenario.compose(pool, key(seed, "data")).ops
+        tables = list(map(tuple, op.orders.tolist()))
+        assert len(set(tables)) == groups
+        for g in range(1, groups):
+            table, rng = np.arange(vocabulary), key(seed, "data").of("alphabet", g).numpy()
+            chosen = rng.choice(vocabulary, max(2, round(moved * vocabulary)), replace=False)
+            table[chosen] = np.roll(chosen, 1)
+            assert (tables[g] == tuple(table)) == (tuple(table) not in tables[:g])
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "groups", "moved", "count"), [(4, 8, 1.0, 7), (3, 5, 0.1, 4), (1, 2, 1.0, 1)]
+)
+def test_more_alphabets_than_there_are_are_refused(vocabulary, groups, moved, count):
+    tokens = np.zeros((20, 4), np.int64)
+    pool = Pool(tokens, tokens, len(tokens), vocabulary, vocabulary=vocabulary)
+    scenario = SCENARIOS["alphabets"](clients=groups, groups=groups, moved=moved)
+    with pytest.raises(UserError, match=rf"groups = {groups}: there are only {count} alphabets of .*; take"):
+        scenario.compose(pool, key(0, "data"))
+
+
+def truth(scenario: str, pool: Pool, **options) -> tuple[list[int], tuple[str, ...]]:
+    """Return true groups, and what they are called."""
+    spec = SCENARIOS[scenario](**options).compose(pool, key(0, "data"))
+    assert spec.groups is not None
+    assert len(spec.names) == spec.groups.max() + 1
+    return spec.groups.tolist(), spec.names
+
+
+TURNED = {
+    "rotated": {},
+    "composed": {},
+    "ucfl_b": {"points": 200},
+    "ucfl_batch": {"points": 200},
+}
+
+
+@pytest.mark.parametrize(("scenario", "options"), TURNED.items())
+def test_groups_that_are_turned_alike_are_one(scenario, options):
+    """Angles that leave every pixel where it is, too: 7 degrees move none of 8 x 8, and some of 28 x 28."""
+    small, large = images(8, np.arange(400) % 10, 10), images(28, np.arange(400) % 10, 10)
+    for pool, angles, groups, names in (
+        (large, (0, 360, 0), [0, 0, 0], ["0, 360 degrees"]),
+        (large, (90, 0, -270, 180), [0, 1, 0, 2], ["90, -270 degrees", "0 degrees", "180 degrees"]),
+        (small, (0, 7), [0, 0], ["0, 7 degrees"]),
+        (small, (0, 90, 97), [0, 1, 1], ["0 degrees", "90, 97 degrees"]),
+        (large, (0, 7), [0, 1], ["0 degrees", "7 degrees"]),
+    ):
+        found = truth(scenario, pool, clients=len(angles), angles=tuple(map(float, angles)), **options)
+        assert found == (groups, tuple(names))
+
+
+def test_composed_groups_that_differ_in_an_angle_of_none_keep_their_other_differences(cache):
+    """Angles 0 and 360, two permutations, five subsets: ten true groups, of two blocks of two clients."""
+    options = {"clients": 40, "angles": (0.0, 360.0), "permutations": 2, "subsets": 5}
+    federation = opened(cache, "composed", **options)
+    np.testing.assert_array_equal(federation.groups, np.tile(np.repeat(np.arange(10), 2), 2))
+    assert federation.names[0].startswith("0, 360 degrees, permutation 0 of the labels, classes ")
+    for k in range(20):
+        assert set(federation.labels(k)) == set(federation.labels(k + 20))
+
+
+def test_mixed_groups_that_are_equal_in_everything_are_one():
+    pool = images(8, np.arange(400) % 10, 10)
+    skewed, turned = {"name": "dirichlet", "clients": 2}, {"clients": 1, "angle": 90}
+    for groups, expected, names in (
+        (({"clients": 1}, {"clients": 2}, {"clients": 1, "angle": 360}), [0, 0, 0, 0], ["iid"]),
+        ((skewed, {"clients": 1}, skewed), [0, 0, 1, 0, 0], ["dirichlet", "iid"]),
+        (({"clients": 1}, turned, {**turned, "angle": -270.0}), [0, 1, 1], ["iid", "iid, 90 degrees"]),
+        (({**turned, "noise": 0.1}, turned), [0, 1], ["iid, 90 degrees, noise 0.1", "iid, 90 degrees"]),
+        (({"clients": 1, "permute_labels": True},) * 2, [0, 1], ["iid, labels permuted"] * 2),
+        ((skewed, {**skewed, "alpha": 0.1}), [0, 0, 1, 1], ["dirichlet", "dirichlet, alpha 0.1"]),
+    ):
+        assert truth("mixed", pool, groups=groups) == (expected, tuple(names))
+    sizes = ({"clients": 1}, {"clients": 2})
+    assert truth("mixed", pool, groups=sizes, copies=True)[0] == [0, 1, 1], "half as many samples each"
+
+
+def test_groups_of_one_concentration_are_one():
+    pool = images(4, np.arange(800) % 10, 10)
+    pool = Pool(pool.inputs, pool.labels, 600, 10)
+    options = {"clients": 6, "alphas": (0.5, 10.0, 0.5), "samples": 20, "test_images": 5}
+    assert truth("fedcuau", pool, **options) == ([0, 0, 1, 1, 0, 0], ("alpha 0.5", "alpha 10"))
+
+
+def test_groups_without_noise_are_one():
+    pool = images(4, np.arange(100) % 10, 10)
+    assert truth("feature_noise", pool, clients=4, groups=2, sigma=0.0) == ([0] * 4, ("noise 0",))
+    assert truth("feature_noise", pool, clients=4, groups=2, sigma=0.1)[0] == [0, 0, 1, 1]
+    numbers = np.arange(40, dtype=np.float32).reshape(20, 2) % 3
+    table = Pool(numbers, np.arange(20) % 2, 20, 2, categories=(3, 3))
+    with pytest.raises(UserError, match=r"sigma = 0.1: all columns are categories"):
+        truth("feature_noise", table, clients=4, groups=2, sigma=0.1)
+
+
+def test_ranges_of_one_value_are_one_group_and_so_are_all_that_nothing_sorts():
+    """Half of 80 labels are 0: two of four ranges hold nothing else, of five the third holds 0 and 1."""
+    pool = images(4, np.repeat([0, 1], 40), 2)
+    zero, one = "target 0 to 0", "target 1 to 1"
+    halves = ("target 0 to 0.5", "target 0.5 to 1")
+    assert truth("quantile", pool, clients=4, groups=2) == ([0, 0, 1, 1], halves)
+    assert truth("quantile", pool, clients=4, groups=4)[0] == [0, 0, 1, 1]
+    groups, names = truth("quantile", pool, clients=5, groups=5)
+    assert (groups, names) == ([0, 0, 1, 2, 2], (zero, "target 0 to 1", one))
+    assert truth("quantile", pool, clients=4, groups=4, strictness=0.5)[0] == [0, 1, 2, 3]
+    assert truth("quantile", pool, clients=4, groups=4, strictness=0.0) == ([0] * 4, ("target 0 to 1",))
+    same = images(4, np.zeros(80, np.int64), 1)
+    assert truth("quantile", same, clients=4, groups=4, strictness=0.5)[0] == [0] * 4
+
+
+def test_clusters_of_ccfl_that_are_turned_alike_are_refused():
+    pool = Pool(np.zeros((400, 1, 8, 8), np.uint8), np.arange(400) % 10, 300, 10)
+    options = {"clients": 60, "smallest": 5, "largest": 10, "public": 5, "test_images": 5}
+    SCENARIOS["ccfl"](clusters=24, **options).compose(pool, key(0, "data"))
+    with pytest.raises(
+        UserError, match=r"clusters = 60: angles 6 degrees apart leave all pixels .*; take fewer"
+    ):
+        SCENARIOS["ccfl"](clusters=60, **options).compose(pool, key(0, "data"))
 
 
 @pytest.mark.parametrize("name", ["digits", "npz"])

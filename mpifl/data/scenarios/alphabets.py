@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from math import comb, factorial
 from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.errors import require
+from mpifl.core.errors import UserError, require
 from mpifl.core.federation import TOKENS
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, check_part, grouped
-from mpifl.data.scenarios.relations import PermuteTokens
+from mpifl.data.scenarios.relations import MOST_DRAWS, PermuteTokens, first_new
 from mpifl.data.scenarios.usual import parts_of_copies
 
 
@@ -23,7 +25,7 @@ class Alphabets(Scenario):
     """Sequences of tokens; every group of clients renames some of the tokens by a permutation of its own.
 
     Group 0 keeps the alphabet; in another one, each renamed token has the name of the next in a random
-    cycle. Labels that are tokens are renamed alike.
+    cycle. No two groups have the same alphabet. Labels that are tokens are renamed alike.
 
     Attributes:
         clients: N, a multiple of the number of groups.
@@ -57,7 +59,7 @@ class Alphabets(Scenario):
         remedy = f"needs sequences of tokens, but the samples of this source are {pool.kind}; take text"
         require(pool.kind == TOKENS, "data.source.name", pool.kind, remedy)
         same = pool.num_classes == pool.vocabulary
-        orders = [self._alphabet(pool.vocabulary, g, key.of("alphabet", g)) for g in range(self.groups)]
+        orders = self._alphabets(pool.vocabulary, key.of("alphabet"))
         return ScenarioSpec(
             splits=lambda: self._splits(pool, key),
             groups=grouped(self.clients, self.groups),
@@ -65,13 +67,23 @@ class Alphabets(Scenario):
             names=tuple(f"alphabet {g}" for g in range(self.groups)),
         )
 
-    def _alphabet(self, size: int, group: int, key: Key) -> np.ndarray:
-        """Return the new name of each token."""
-        table, rng = np.arange(size), key.numpy()
-        if group:
-            chosen = rng.choice(size, max(2, round(self.moved * size)), replace=False)
-            table[chosen] = np.roll(chosen, 1)  # one cycle: none keeps its name
-        return table
+    def _alphabets(self, size: int, key: Key) -> list[np.ndarray]:
+        """Return the new name of each token, for each group."""
+        moved = max(2, round(self.moved * size))
+        few = min(moved, 20)  # of 20 there are enough
+        count = 1 + comb(size, few) * factorial(few - 1)
+        remedy = f"there are only {count} alphabets of {size} tokens that rename none of them or {moved}; "
+        remedy += "take fewer groups, or move another share"
+        require(self.groups <= count, "groups", self.groups, remedy)
+        tables = [np.arange(size)]
+        for group in range(1, self.groups):
+            rng = key.of(group).numpy()
+            found = first_new(partial(_renamed, size, moved, rng), tables, [np.arange(size)])
+            if found is None:
+                remedy = f"{MOST_DRAWS} draws gave no further alphabet; take fewer groups"
+                raise UserError("groups", self.groups, remedy)
+            tables.append(found)
+        return tables
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         copies = self.groups if self.copies else 1
@@ -92,3 +104,11 @@ class Alphabets(Scenario):
         check_clients(parts, len(samples))
         shuffled = (key.of(copy).numpy().permutation(samples) for copy in range(copies))
         return from_lists([row for mixed in shuffled for row in cut(mixed, parts)])
+
+
+def _renamed(size: int, moved: int, rng: np.random.Generator) -> np.ndarray:
+    """Return an alphabet, int64 [size], in which so many tokens have the names of each other."""
+    table = np.arange(size)
+    chosen = rng.choice(size, moved, replace=False)
+    table[chosen] = np.roll(chosen, 1)  # one cycle: none keeps its name
+    return table

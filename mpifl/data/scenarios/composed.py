@@ -14,6 +14,7 @@ from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_lik
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
 from mpifl.data.scenarios.relations import different_orders
+from mpifl.data.scenarios.rotated import angle_names, same_angle
 from mpifl.data.scenarios.usual import parts_of_copies
 from mpifl.data.transforms import Op, PermuteLabels, Rotate
 
@@ -23,12 +24,14 @@ class Composed(Scenario):
     """Groups that differ in angle, in the permutation of their labels, and in their classes.
 
     There are len(angles) * permutations * subsets groups; group (a, p, s) is numbered (a * permutations + p)
-    * subsets + s, and clients are ordered by group.
+    * subsets + s, and clients are ordered by group. Groups of equal angles (0 and 360) are one in the ground
+    truth, where a counts different angles.
 
     Attributes:
         clients: N, a multiple of the number of groups.
         angles: degrees counter-clockwise.
-        permutations: label permutations, all different; the first is the identity, so 1 leaves labels alone.
+        permutations: label permutations, all different, in each subset, too; the first is the identity, so 1
+            leaves labels alone.
         subsets: disjoint random sets of classes of equal size; 1 leaves every group all classes.
         alpha: concentration of a Dirichlet split over users inside each group, None for IID.
         copies: whether every group draws from the whole source, or all groups partition it.
@@ -65,8 +68,9 @@ class Composed(Scenario):
         remedy = f"does not divide the {pool.num_classes} classes"
         require(pool.num_classes % self.subsets == 0, "subsets", self.subsets, remedy)
         check_clients(self.clients // (self._num_groups if self.copies else 1), pool.num_train)
+        classes = key.of("classes").numpy().permutation(pool.num_classes).reshape(self.subsets, -1)
         permuted = [p > 0 for p in range(self.permutations)]
-        names = different_permutations(pool.num_classes, permuted, key, "permutations")
+        names = different_permutations(pool, permuted, key, "permutations", classes)
         per_angle = self.permutations * self.subsets
         ops: list[Op] = []
         if any(angle % 360 for angle in self.angles):
@@ -77,28 +81,28 @@ class Composed(Scenario):
                     tuple(names[g // self.subsets % self.permutations] for g in range(self._num_groups))
                 )
             )
-        classes = key.of("classes").numpy().permutation(pool.num_classes).reshape(self.subsets, -1)
         facts = {"labels": names, "classes": classes.tolist()}
-        groups = grouped(self.clients, self._num_groups)
+        blocks = grouped(self.clients, self._num_groups)
+        turn = same_angle(self.angles, 0.0, pool.shape)
+        group_of = (turn[:, None] * per_angle + np.arange(per_angle)).reshape(-1)
+        turns = angle_names(self.angles, turn)
         return ScenarioSpec(
             lambda: self._splits(pool, classes, key),
-            groups,
+            group_of[blocks],
+            blocks,
             ops=tuple(ops),
             materialize=bool(ops),
-            names=tuple(self._name(g, classes) for g in range(self._num_groups)),
+            names=tuple(self._name(g, turns, classes) for g in range(len(turns) * per_angle)),
             facts=facts,
         )
 
-    def _name(self, group: int, classes: np.ndarray) -> str:
-        """Return what distinguishes group number `group`, in words."""
+    def _name(self, group: int, turns: tuple[str, ...], classes: np.ndarray) -> str:
+        """Return what distinguishes a true group, in words."""
         permutation, subset = group // self.subsets % self.permutations, group % self.subsets
         return ", ".join(
             text
             for text, shown in (
-                (
-                    f"{self.angles[group // (self.permutations * self.subsets)]:g} degrees",
-                    len(self.angles) > 1,
-                ),
+                (turns[group // (self.permutations * self.subsets)], len(self.angles) > 1),
                 (f"permutation {permutation} of the labels", self.permutations > 1),
                 (f"classes {', '.join(map(str, sorted(classes[subset])))}", self.subsets > 1),
             )
@@ -141,16 +145,22 @@ class Composed(Scenario):
 
 
 def different_permutations(
-    num_classes: int, permuted: Sequence[bool], key: Key, name: str
+    pool: Pool, permuted: Sequence[bool], key: Key, name: str, subsets: np.ndarray | None = None
 ) -> tuple[tuple[int, ...], ...]:
     """Return a permutation of the labels for each group: entry [g][y] is the name of class y in group g.
 
     Args:
-        num_classes: L.
+        pool: the samples.
         permuted: whether the labels of each group are permuted; see `different_orders`.
         key: addresses the draws.
         name: the key that says how many there are, for messages.
+        subsets: of the classes, int64 [subsets, L / subsets]; permutations differ in each. None: one.
     """
-    of = f"{num_classes} classes, one of them as they are; take fewer"
-    orders = different_orders(key.of("labels"), num_classes, permuted, name, of)
+    count, present = pool.num_classes, np.unique(pool.labels)
+    found = (np.intersect1d(part, present) for part in (subsets if subsets is not None else [present]))
+    parts = [part for part in found if len(part)]  # one without samples has no clients
+    few = min(map(len, parts))
+    of = f"{count} classes" if few == count else f"{few} of {count} classes"
+    of += ", one of them as they are; take fewer"
+    orders = different_orders(key.of("labels"), count, permuted, name, of, parts)
     return tuple(map(tuple, orders.tolist()))

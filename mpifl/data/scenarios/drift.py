@@ -12,6 +12,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.dirichlet import dirichlet, take_by_mixture
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Partition, SampleIndex, Scenario, ScenarioSpec, check_fraction
+from mpifl.data.scenarios.rotated import same_angle
 from mpifl.data.transforms import Rotate
 
 
@@ -88,6 +89,9 @@ class Ccfl(Scenario):
         require(self.public + self.test_images <= len(order), "public", self.public, few)
         groups = np.arange(self.clients) * self.clusters // self.clients  # in blocks
         angles = tuple(i * 360.0 / self.clusters for i in range(self.clusters))
+        few = f"angles {360.0 / self.clusters:.2g} degrees apart leave all pixels where they are; take fewer"
+        different = len(np.unique(same_angle(angles, 0.0, pool.shape)))
+        require(different == self.clusters, "clusters", self.clusters, few)
         return ScenarioSpec(
             groups=groups,
             names=tuple(f"{angle:g} degrees" for angle in angles),

@@ -26,7 +26,7 @@ class FedCuau(Scenario):
 
     Attributes:
         clients: N, a multiple of the number of alphas.
-        alphas: concentration of each group.
+        alphas: concentration of each group; groups of equal ones are one in the ground truth.
         samples: training samples of each client.
         test_images: test samples of each client.
         validation: share of each client's training samples set aside.
@@ -58,10 +58,11 @@ class FedCuau(Scenario):
             have = len(part) // len(self.alphas)
             remedy = f"{size} clients share the {have} samples of a group; take at most {have // size}"
             require(count * size <= have, name, count, remedy)
-        names = tuple(f"alpha {alpha:g}" for alpha in self.alphas)
-        return ScenarioSpec(
-            lambda: self._splits(pool, key), grouped(self.clients, len(self.alphas)), names=names
-        )
+        different = list(dict.fromkeys(self.alphas))
+        group_of = np.array([different.index(alpha) for alpha in self.alphas])
+        names = tuple(f"alpha {alpha:g}" for alpha in different)
+        groups = group_of[grouped(self.clients, len(self.alphas))]
+        return ScenarioSpec(lambda: self._splits(pool, key), groups, names=names)
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         groups = len(self.alphas)

@@ -14,6 +14,7 @@ from mpifl.data.partition.csr import Csr, from_lists
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction
 from mpifl.data.scenarios.composed import different_permutations
+from mpifl.data.scenarios.rotated import same_angle
 from mpifl.data.scenarios.skewed import LabelQuantity, Quantile, noise_of
 from mpifl.data.scenarios.usual import (
     TESTS,
@@ -47,7 +48,8 @@ class Mixed(Scenario):
     A group is a mapping: `name` (iid, dirichlet, shards, lognormal, powerlaw, label_quantity or quantile),
     `clients` and the other keys of that scenario, and what is done to its samples: `angle` (degrees
     counter-clockwise), `permute_labels: true` (a permutation of its own), `noise` (standard deviation of
-    Gaussian noise, of pixels in [0, 1] or of features in units of their own).
+    Gaussian noise, of pixels in [0, 1] or of features in units of their own). Groups that are equal in
+    everything are one in the ground truth.
 
     Attributes:
         groups: the groups, in the order of their clients.
@@ -91,13 +93,33 @@ class Mixed(Scenario):
             require(fits, f"groups[{g}].angle", changes[g]["angle"], remedy)
         check_clients(max(p.clients for p in inner) if self.copies else self._clients, pool.num_train)
         ops = self._ops(pool, changes, key)
+        blocks = np.repeat(np.arange(len(inner)), [partition.clients for partition in inner])
+        group_of, first = self._truth(pool, changes)
         return ScenarioSpec(
             lambda: self._splits(pool, key),
-            np.repeat(np.arange(len(inner)), [partition.clients for partition in inner]),
+            group_of[blocks],
+            blocks,
             ops=ops,
             materialize=bool(ops),
-            names=tuple(self._name(g) for g in range(len(inner))),
+            names=tuple(self._name(g) for g in first),
         )
+
+    def _truth(self, pool: Pool, changes: list[dict[str, Any]]) -> tuple[np.ndarray, list[int]]:
+        """Return the true group of each group, int64, and the first of each true one."""
+        angles = tuple(float(change["angle"]) for change in changes)
+        turn = same_angle(angles, 0.0, pool.shape if pool.kind == IMAGES else ())
+        kinds = [
+            (
+                replace(p, clients=1) if isinstance(p, Iid) and not self.copies else p,
+                turn[g],
+                g if changes[g]["permute_labels"] else None,
+                changes[g]["noise"],
+            )
+            for g, p in enumerate(self._partitions)
+        ]
+        first = [kinds.index(kind) for kind in kinds]
+        known = sorted(set(first))
+        return np.array([known.index(g) for g in first]), known
 
     @property
     def _partitions(self) -> list[PartitionedScenario]:
@@ -144,7 +166,7 @@ class Mixed(Scenario):
             ops.append(Rotate(tuple(float(change["angle"]) for change in changes)))
         if any(change["permute_labels"] for change in changes):
             permuted = [change["permute_labels"] for change in changes]
-            ops.append(PermuteLabels(different_permutations(pool.num_classes, permuted, key, "groups")))
+            ops.append(PermuteLabels(different_permutations(pool, permuted, key, "groups")))
         if any(change["noise"] for change in changes):
             ops.append(noise_of(pool, tuple(float(change["noise"]) for change in changes), key))
         return tuple(ops)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import factorial
+from functools import partial
+from math import perm
 from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.errors import require
+from mpifl.core.errors import UserError, require
 from mpifl.core.federation import CLASSES, IMAGES, NUMBERS, TOKENS
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out
@@ -18,6 +19,7 @@ from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fra
 from mpifl.data.transforms import Op
 
 WHAT = ("inputs", "labels")
+MOST_DRAWS = 20_000  # of a group, until it differs from all others
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Relations(Scenario):
         if self.permutes == "labels":
             width = pool.num_classes  # of numbers, signs are what differs
             kept = np.tile(np.arange(width), (self.groups, 1))
-            return PermuteTargets(kept if numbers else _orders(key, self.groups, width))
+            parts = [np.unique(pool.labels)] if pool.label_kind == CLASSES else None
+            return PermuteTargets(kept if numbers else _orders(key, self.groups, width, parts))
         if pool.kind == TOKENS:
             same = pool.label_kind in (CLASSES, TOKENS) and pool.num_classes == pool.vocabulary
             return PermuteTokens(_orders(key, self.groups, pool.vocabulary), same)
@@ -86,16 +89,25 @@ class Relations(Scenario):
         return {"train": kept, "val": held, "test": test}
 
 
-def _orders(key: Key, groups: int, width: int) -> np.ndarray:
+def _orders(key: Key, groups: int, width: int, parts: Sequence[np.ndarray] | None = None) -> np.ndarray:
     """Return a different permutation for each group, int64 [groups, width]; the first changes nothing."""
     permuted = [g > 0 for g in range(groups)]
-    return different_orders(key.of("order"), width, permuted, "groups", f"{width}; take fewer groups")
+    of = f"{width}; take fewer groups"
+    return different_orders(key.of("order"), width, permuted, "groups", of, parts)
 
 
-def different_orders(key: Key, width: int, permuted: Sequence[bool], name: str, of: str) -> np.ndarray:
+def different_orders(
+    key: Key,
+    width: int,
+    permuted: Sequence[bool],
+    name: str,
+    of: str,
+    parts: Sequence[np.ndarray] | None = None,
+    as_is: bool = False,
+) -> np.ndarray:
     """Return a permutation for each group, int64 [groups, width]; of those not permuted, as it is.
 
-    No two permuted groups have the same, and none has everything as it is; a draw is repeated until then.
+    Those of any two groups differ in every part, unless neither is permuted; a draw is repeated until then.
 
     Args:
         key: addresses the draws, by group.
@@ -103,20 +115,45 @@ def different_orders(key: Key, width: int, permuted: Sequence[bool], name: str, 
         permuted: whether each group is permuted.
         name: the key that says how many groups there are, for messages.
         of: what there are too few orders of, and the remedy.
+        parts: places of which some groups hold no others, each int64 [m]; None: all places are one part.
+        as_is: whether the draw of a group may have everything as it is.
 
     Raises:
-        UserError: there are not so many permutations.
+        UserError: there are not so many permutations, or none was found among `MOST_DRAWS`.
     """
-    remedy = f"there are only {factorial(min(width, 20))} orders of {of}"
-    require(width > 20 or sum(permuted) < factorial(width), name, len(permuted), remedy)
-    same = list(range(width))
-    orders: list[list[int]] = []
+    parts = [np.arange(width)] if parts is None else parts
+    fewest = perm(width, min(20, *map(len, parts)))  # 20: of more there are enough
+    fits = sum(permuted) + (not as_is) <= fewest or fewest > MOST_DRAWS
+    require(fits, name, len(permuted), f"there are only {fewest} orders of {of}")
+    same = np.arange(width)
+    orders, known = [], [] if as_is else [same]
     for g, is_permuted in enumerate(permuted):
-        rng, order = key.of(g).numpy(), same
-        while is_permuted and order in (same, *orders):  # of two classes, every second draw
-            order = rng.permutation(width).tolist()
-        orders.append(order)
+        if is_permuted:
+            rng = key.of(g).numpy()
+            found = first_new(partial(rng.permutation, width), known, parts)
+            if found is None:
+                raise UserError(name, len(permuted), f"{MOST_DRAWS} draws gave no further order of {of}")
+            known.append(found)
+        orders.append(known[-1] if is_permuted else same)
     return np.array(orders, np.int64)
+
+
+def first_new(
+    draw: Callable[[], np.ndarray], known: Sequence[np.ndarray], parts: Sequence[np.ndarray]
+) -> np.ndarray | None:
+    """Return the first of `MOST_DRAWS` draws that differs from each known one in every part; None: none does.
+
+    Args:
+        draw: returns int64 [width], from a stream of its own.
+        known: of others, each int64 [width].
+        parts: of the places, each int64 [m].
+    """
+    for _ in range(MOST_DRAWS):
+        order = draw()
+        equal = np.equal(known, order) if known else np.zeros((0, len(order)), bool)  # [known, width]
+        if not any(equal[:, part].all(axis=1).any() for part in parts):
+            return order
+    return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from mpifl.data.scenario import (
     grouped,
 )
 from mpifl.data.scenarios.usual import parts_of_copies
-from mpifl.data.transforms import Border, Op, Rotate
+from mpifl.data.transforms import Border, Op, Rotate, rotated
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Rotated(Scenario):
     Attributes:
         clients: N, a multiple of the number of angles.
         angles: degrees counter-clockwise, one for each block of clients.
-        tolerance: angles no further apart than this are one group in the ground truth, in degrees.
+        tolerance: angles no further apart than this are one group in the ground truth, in degrees; so are
+            angles that move no pixel to another place.
         copies: whether every block holds the whole data set, or all blocks partition it.
         balance: keep the first n_min images of each class and give every client the same class histogram.
         validation: share of each client's training samples set aside.
@@ -81,7 +82,8 @@ class Rotated(Scenario):
         require(self.border <= side, "border", self.border, remedy)
         blocks = grouped(self.clients, len(self.angles))
         border: tuple[Op, ...] = (Border(self.border),) if self.border else ()
-        group_of = same_angle(self.angles, self.tolerance)
+        shape = tuple(length + 2 * self.border for length in pool.shape[-2:])
+        group_of = same_angle(self.angles, self.tolerance, shape, self.expand)
         return ScenarioSpec(
             splits=lambda: self._splits(pool, key),
             groups=group_of[blocks],
@@ -129,19 +131,36 @@ def angle_names(angles: tuple[float, ...], group_of: np.ndarray) -> tuple[str, .
     """Return the angles of each group in words: ("-3, 3 degrees", "177, 183 degrees")."""
     turns = [
         dict.fromkeys(f"{a:g}" for a, g in zip(angles, group_of, strict=True) if g == group)
-        for group in range(int(group_of.max()) + 1)
+        for group in range(int(group_of.max(initial=-1)) + 1)
     ]
     return tuple(f"{', '.join(turn)} degrees" for turn in turns)
 
 
-def same_angle(angles: tuple[float, ...], tolerance: float) -> np.ndarray:
+def same_angle(
+    angles: tuple[float, ...], tolerance: float, shape: tuple[int, ...] = (), expand: bool = False
+) -> np.ndarray:
     """Return the true group of each angle, int64: a chain of angles within `tolerance` is one group.
 
-    EMD-CFL's "two" (-3, 3, 177, 183 with tolerance 6) has the groups 0, 0, 1, 1.
+    EMD-CFL's "two" (-3, 3, 177, 183 with tolerance 6) has the groups 0, 0, 1, 1. So is a chain of angles that
+    leave all pixels in the same places: 0 and 5 degrees of an image of 8 x 8 pixels.
+
+    Args:
+        angles: in degrees.
+        tolerance: in degrees.
+        shape: of the images, [..., H, W]; empty: whatever it is.
+        expand: as in `Rotate`.
     """
     turns = np.asarray(angles, np.float64)
     apart = np.abs((turns[:, None] - turns[None, :] + 180.0) % 360.0 - 180.0)
+    alike = apart <= tolerance + 1e-9
+    if len(shape) > 1:
+        height, width = shape[-2:]
+        near = np.degrees(3.0 / min(height, width))  # further apart, pixels at the edge are apart, too
+        for i, j in np.argwhere(~alike & (apart <= near)):
+            places = np.arange(1, height * width + 1).reshape(1, 1, height, width)  # 0: black
+            one, other = (rotated(places, angles[k], expand) for k in (i, j))
+            alike[i, j] = np.array_equal(one, other)
     label = np.arange(len(turns))
     for _ in turns:  # labels propagate along chains
-        label = np.where(apart <= tolerance + 1e-9, label[None, :], len(turns)).min(axis=1)
+        label = np.where(alike, label[None, :], len(turns)).min(axis=1)
     return np.unique(label, return_inverse=True)[1]

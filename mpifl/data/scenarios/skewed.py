@@ -62,7 +62,8 @@ class Quantile(PartitionedScenario):
         by: target (the first number to predict, or the label), brightness (the mean of a sample), or the
             number of a feature, from 0.
         groups: contiguous blocks of clients, each of which has one range and divides it at random: the ground
-            truth; null: every client has a range of its own.
+            truth, in which ranges of one and the same value are one group, and so are all where nothing sorts
+            them (strictness 0); null: every client has a range of its own.
         strictness: in [0, 1].
     """
 
@@ -87,8 +88,22 @@ class Quantile(PartitionedScenario):
         if self.groups is None:
             return spec
         ends = np.quantile(values[: pool.num_train], np.linspace(0, 1, self.groups + 1))
-        names = tuple(f"{self._what} {a:.4g} to {b:.4g}" for a, b in pairwise(ends))
-        return ScenarioSpec(spec.splits, grouped(self.clients, self.groups), names=names)
+        new = self._differs(values[: pool.num_train], self.groups)
+        ranges = pairwise([*ends[:-1][new], ends[-1]])
+        names = tuple(f"{self._what} {a:.4g} to {b:.4g}" for a, b in ranges)
+        group_of = np.cumsum(new) - 1
+        return ScenarioSpec(spec.splits, group_of[grouped(self.clients, self.groups)], names=names)
+
+    def _differs(self, values: np.ndarray, groups: int) -> np.ndarray:
+        """Return whether each group differs from the one before, bool [groups]; the first does."""
+        new: np.ndarray = np.arange(groups) == 0
+        if self.strictness == 0 or values.min() == values.max():
+            return new
+        ends = bounds(len(values), groups, spread=True)
+        ordered = np.sort(values)
+        low, high = ordered[ends[:-1]], ordered[ends[1:] - 1]
+        new[1:] = (self.strictness < 1) | (low[:-1] < high[1:])  # else both hold one value alone
+        return new
 
     @property
     def _what(self) -> str:
@@ -162,7 +177,8 @@ class FeatureNoise(Iid):
 
     Attributes:
         sigma: the largest standard deviation, of pixels in [0, 1], or of features in units of their own.
-        groups: contiguous blocks of clients with one level each: the ground truth; null: a level for each.
+        groups: contiguous blocks of clients with one level each: the ground truth, of which there is one
+            group without noise (sigma 0); null: a level for each.
     """
 
     of_images: ClassVar[bool] = False
@@ -186,8 +202,10 @@ class FeatureNoise(Iid):
             groups, blocks = None, np.arange(self.clients)
         else:
             levels = tuple(self.sigma * g / (self.groups - 1) for g in range(self.groups))
-            groups, blocks = grouped(self.clients, self.groups), None
-        names = tuple(f"noise {level:.3g}" for level in levels) if self.groups else ()
+            blocks = grouped(self.clients, self.groups)
+            groups = blocks if self.sigma else np.zeros_like(blocks)
+        different = levels if self.sigma else levels[:1]
+        names = tuple(f"noise {level:.3g}" for level in different) if self.groups else ()
         return ScenarioSpec(
             spec.splits, groups, blocks, (noise_of(pool, levels, key),), materialize=True, names=names
         )
@@ -207,4 +225,6 @@ def noise_of(pool: Pool, levels: tuple[float, ...], key: Key) -> Noise:
     scale = standardised(pool).std
     assert scale is not None
     scale = np.where(np.array(pool.categories) > 0, 0.0, scale) if pool.categories else scale
+    remedy = "all columns are categories: noise is for images and for columns of numbers"
+    require(bool(np.any(scale)) or max(levels) == 0, "sigma", max(levels), remedy)
     return Noise(levels, seed, tuple(np.asarray(scale, np.float64).ravel().tolist()))

@@ -20,6 +20,8 @@ from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_by_
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
+from mpifl.data.scenarios.relations import different_orders
+from mpifl.data.scenarios.rotated import angle_names, same_angle
 from mpifl.data.transforms import PermuteLabels, Rotate
 
 TEST_SHARE = 0.2
@@ -71,7 +73,7 @@ class UcflB(Scenario):
             user, whose share for testing is rounded up.
         drawn: the other reading of the paper: `points` counts drawn images, of which 80 % train.
         alpha: concentration.
-        angles: degrees, one for each block.
+        angles: degrees, one for each block; of equal ones, blocks are one group.
         validation: share of each client's training samples set aside.
         test_share: share of each user's images that tests.
     """
@@ -94,13 +96,16 @@ class UcflB(Scenario):
         """Compose partition and rotation."""
         count = _count(pool, self.points, self.drawn, self.clients, self.test_share)
         owners = _dirichlet(self.clients, self.alpha)
+        blocks = grouped(self.clients, len(self.angles))
+        group_of = same_angle(self.angles, 0.0, pool.shape)
         return ScenarioSpec(
             lambda: _splits(pool, key, count, owners, self.clients, self.validation, self.test_share),
-            grouped(self.clients, len(self.angles)),
+            group_of[blocks],
+            blocks,
             ops=(Rotate(self.angles),),
             materialize=True,
             normalise="unit",
-            names=tuple(f"{angle:g} degrees" for angle in self.angles),
+            names=angle_names(self.angles, group_of),
         )
 
 
@@ -108,9 +113,11 @@ class UcflB(Scenario):
 class UcflC(Scenario):
     """Concept shift: IID images, but each group of users has its own random permutation of the labels.
 
+    No two groups have the same: a draw is repeated until then.
+
     Attributes:
         clients: N, a multiple of `permutations`.
-        permutations: number of groups.
+        permutations: number of groups, at most that of the permutations there are.
         test_images: every user is tested on the first so many test images, with its group's labels.
         validation: share of each client's training samples set aside.
     """
@@ -133,7 +140,8 @@ class UcflC(Scenario):
         check_clients(self.clients, pool.num_train)
         few = f"the test part has {len(pool.test)} images; take fewer"
         require(self.test_images <= len(pool.test), "test_images", self.test_images, few)
-        tables = label_permutations(pool.num_classes, self.permutations, key)
+        present = np.unique(pool.labels)
+        tables = label_permutations(pool.num_classes, self.permutations, key, present)
         groups = grouped(self.clients, self.permutations)
         return ScenarioSpec(
             lambda: self._splits(pool, key),
@@ -161,7 +169,8 @@ class UcflBatch(Scenario):
         clients: N, a multiple of the number of angles.
         points: training images of all users together.
         alpha: concentration of the label shift; null: none.
-        angles: degrees, one for each block of users; []: no covariate shift.
+        angles: degrees, one for each block of users; of equal ones, blocks are one group; []: no covariate
+            shift.
         validation: share of each client's training samples set aside.
         test_share: share of each user's images that tests.
     """
@@ -181,13 +190,16 @@ class UcflBatch(Scenario):
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and rotation."""
         count = _count(pool, self.points, False, self.clients, self.test_share)
+        blocks = grouped(self.clients, len(self.angles)) if self.angles else None
+        group_of = same_angle(self.angles, 0.0, pool.shape)
         return ScenarioSpec(
             lambda: _splits(pool, key, count, self._owners, self.clients, self.validation, self.test_share),
-            grouped(self.clients, len(self.angles)) if self.angles else None,
+            None if blocks is None else group_of[blocks],
+            blocks,
             ops=(Rotate(self.angles),) if self.angles else (),
             materialize=bool(self.angles),
             normalise="unit",
-            names=tuple(f"{angle:g} degrees" for angle in self.angles),
+            names=angle_names(self.angles, group_of),
         )
 
     def _owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -199,9 +211,25 @@ class UcflBatch(Scenario):
         return owners_by_shares(labels, sizes, self.alpha, rng)
 
 
-def label_permutations(num_classes: int, count: int, key: Key) -> tuple[tuple[int, ...], ...]:
-    """Return `count` random permutations of the labels: entry [g][y] is the name of class y in group g."""
-    return tuple(tuple(key.of("labels", g).numpy().permutation(num_classes).tolist()) for g in range(count))
+def label_permutations(
+    num_classes: int, count: int, key: Key, present: np.ndarray | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """Return different random permutations of the labels: entry [g][y] is the name of class y in group g.
+
+    Args:
+        num_classes: L.
+        count: of the permutations.
+        key: addresses the draws.
+        present: the classes that have samples, whose names differ; None: all.
+
+    Raises:
+        UserError: there are not so many.
+    """
+    parts = None if present is None else [present]
+    of = f"{num_classes} classes; take fewer"
+    permuted = [True] * count
+    orders = different_orders(key.of("labels"), num_classes, permuted, "permutations", of, parts, as_is=True)
+    return tuple(map(tuple, orders.tolist()))
 
 
 def _dirichlet(clients: int, alpha: float) -> Owners:
