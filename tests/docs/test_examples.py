@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_allclose
 
 import mpifl
@@ -16,6 +17,7 @@ from mpifl import cli
 from mpifl.core import capabilities
 from mpifl.core.capabilities import Capability
 from mpifl.core.imports import load_object
+from mpifl.core.types import Server
 
 ROOT = Path(mpifl.__file__).parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -72,6 +74,26 @@ def test_the_clustered_method_with_one_cluster_is_fedavg(tmp_path):
         "docs/examples/clustered.yaml", tmp_path / "fedavg", "--rounds", "4", "--algorithm", "fedavg"
     )
     assert summary(one)["digest"] == summary(fedavg)["digest"]
+
+
+def test_feddyn_gives_equal_digests(capsys):
+    assert cli.main(["check", "docs/examples/feddyn_method.py:FedDyn", "--ranks", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "ok   the same run again: the same digest" in said
+    assert "resumed: the same digest" in said
+
+
+def test_feddyn_takes_its_server_step_by_hand():
+    """alpha 1/2, two of four clients: h <- [0, 0, 1] - 1/4 (mean - x), x <- mean - 2 h."""
+    method = load_object("docs/examples/feddyn_method.py:FedDyn", "example")(alpha=0.5)
+    nobody = np.zeros(4, np.int64)
+    h = torch.tensor([[0.0, 0.0, 1.0]])
+    old = Server({"model": torch.tensor([[1.0, 2.0, 3.0, 8.0]]), "h": h}, nobody)  # the last one: a buffer
+    mean = torch.tensor([[3.0, 2.0, 1.0, 9.0]])
+    new = Server({"model": mean, "h": h}, nobody, {"share": np.array(0.5)}, version=1)
+    done = method.server_update(old, new)
+    assert_allclose(done.tables["h"], [[-0.5, 0.0, 1.5]])
+    assert_allclose(done.tables["model"], [[4.0, 2.0, -2.0, 9.0]])
 
 
 SKEWED = ("--data.scenario", "{name: dirichlet, clients: 8, alpha: 0.5}", "--participation", "0.5")
