@@ -218,7 +218,10 @@ def prepare(
         remedy = "say where to put the files: --data.root DIR, or set MPIFL_DATA"
         require(root is not None, "data.root", None, remedy)
         assert root is not None
-        if any(not os.path.exists(path) for path in _files(source, root)):
+        missing = [path for path in _files(source, root) if not os.path.exists(path)]
+        if missing and not _is_offered(source):
+            raise _not_there(source, root, missing[0])
+        if missing:
             say(f"fetching {source.name} into {root}")
             with doing(f"fetching {source.name}"):
                 source.download(root)
@@ -242,22 +245,40 @@ FileState = tuple[str, int, int]  # absolute name, bytes, time of the last chang
 def _states(config: DataConfig) -> list[FileState]:
     """Return the states of the files that the source reads; refuse a root that lacks one."""
     source, root = config.source, config.folder
-    how = (
-        "fetch them with `mpifl prepare CONFIG --data.root DIR`, "
-        "or name the folder that holds them (--data.root or MPIFL_DATA)"
-    )
     if source.needs_root:
-        require(root is not None, "data.root", None, f"source {source.name} needs files: {how}")
+        require(root is not None, "data.root", None, f"source {source.name} needs files: {_how(source)}")
     states = []
     for path in _files(source, root or Path()):
         try:
             states.append(_file_state(path))
         except (OSError, ValueError) as error:  # a name may be none
             if source.needs_root:
-                raise UserError("data.root", str(root), f"{path} is not there: {how}") from error
+                raise _not_there(source, root or Path(), path) from error
             remedy = "no such file; give its path, absolute, below data.root or in the working folder"
             raise UserError("data.source.path", str(path), remedy) from error
     return states
+
+
+def _is_offered(source: Source) -> bool:
+    """Return whether the files of a source can be downloaded."""
+    return type(source).download is not Source.download
+
+
+def _how(source: Source) -> str:
+    """Say how to have the files of a source below data.root."""
+    named = "name the folder that holds them (--data.root or MPIFL_DATA)"
+    if _is_offered(source):
+        return f"fetch them with `mpifl prepare CONFIG --data.root DIR`, or {named}"
+    return f"{source.name} cannot be downloaded; put them there by hand, or {named}"
+
+
+def _not_there(source: Source, root: Path, path: Path) -> UserError:
+    """Return the error of a source that lacks a file; the key is what the user named."""
+    named = getattr(source, "path", None)
+    if named is None:
+        return UserError("data.root", str(root), f"{path} is not there: {_how(source)}")
+    remedy = f"{path} is not there; give a path that holds such files, absolute or below data.root ({root})"
+    return UserError("data.source.path", named, remedy)
 
 
 def _file_state(path: Path) -> FileState:

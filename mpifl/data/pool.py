@@ -120,12 +120,13 @@ class Pool:
         return self.inputs.shape[1:]
 
 
-def images_of(array: np.ndarray, name: str) -> np.ndarray:
+def images_of(array: np.ndarray, name: str, otherwise: str = "") -> np.ndarray:
     """Return images as uint8 [n, C, H, W].
 
     Args:
         array: [n, H, W], [n, H, W, C] or [n, C, H, W] with C = 1 or 3; uint8, or floats in [0, 1].
         name: where they come from, for error messages.
+        otherwise: what to do where they are no images, for error messages.
 
     Raises:
         UserError: another shape, type or range.
@@ -139,6 +140,7 @@ def images_of(array: np.ndarray, name: str) -> np.ndarray:
     )
     if array.dtype != np.uint8:
         remedy = "images must be uint8, or floats between 0 and 1"
+        remedy += f"; {otherwise}" if otherwise else ""
         require(np.issubdtype(array.dtype, np.floating), name, str(array.dtype), remedy)
         low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
         require(low >= 0.0 and high <= 1.0, name, f"{array.dtype} in [{low:g}, {high:g}]", remedy)  # no NaN

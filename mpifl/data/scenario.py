@@ -221,14 +221,20 @@ class Scenario(ABC):
         """Return the specification for `pool`; all randomness is addressed below `key`."""
 
 
-def check_clients(num_clients: int, samples: int) -> None:
-    """Refuse more clients than samples."""
-    require(
-        num_clients <= samples,
-        "clients",
-        num_clients,
-        f"more clients than the {samples} samples there are; take fewer clients or a larger source",
-    )
+def check_clients(num_clients: int, samples: int, share: int | None = None) -> None:
+    """Refuse more clients than samples.
+
+    Args:
+        num_clients: as the user gave them.
+        samples: that they divide.
+        share: how many samples these clients need, where it is not one for each: some divide a copy of their
+            own, or want several.
+    """
+    needed = num_clients if share is None else share
+    remedy = f"more clients than the {samples} samples there are"
+    if needed != num_clients:
+        remedy = f"{needed} samples are needed, and there are {samples}"
+    require(needed <= samples, "clients", num_clients, f"{remedy}; take fewer clients or a larger source")
 
 
 def check_part(samples: np.ndarray) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from mpifl.core.errors import UserError
@@ -93,8 +94,6 @@ def test_a_source_without_a_test_part_is_refused_where_it_is_cut(cache, scenario
 
 
 def test_a_missing_class_is_named(tmp_path):
-    import numpy as np
-
     x, y = np.zeros((40, 4, 4), np.uint8), np.array([0, 1, 3, 4] * 10)
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     source = SOURCES["npz"](path=str(tmp_path / "a.npz"))
@@ -193,3 +192,36 @@ def test_a_test_share_that_the_paper_decides_is_answered_with_what_it_is():
         from_tree(SCENARIOS["flt1"], {"test_share": 0.1})
     with pytest.raises(UserError, match=r"shares = 0.1: unknown key; did you mean"):
         from_tree(SCENARIOS["flt1"], {"shares": 0.1})
+
+
+def test_an_archive_without_an_array_is_answered_with_those_that_are_there(tmp_path):
+    np.savez(tmp_path / "a.npz", X=np.zeros((4, 8, 8), np.uint8), y=np.arange(4))
+    for name, array in (("npz", "x_train"), ("medmnist", "train_images")):
+        config = DataConfig(str(tmp_path), str(tmp_path / "cache"), SOURCES[name](path="a.npz"))
+        with pytest.raises(
+            UserError, match=f"'a.npz': lacks the array {array}; .*a.npz holds X, y$"
+        ) as error:
+            open_federation(config, 0)
+        assert error.value.key == "data.source.path"
+
+
+def test_floats_that_are_no_images_are_told_of_features(tmp_path):
+    x, y = np.linspace(0, 3, 40 * 64, dtype=np.float32).reshape(40, 8, 8), np.arange(40) % 2
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y)
+    for options in ({}, {"inputs": "features"}):
+        source = SOURCES["npz"](path="a.npz", **options)
+        config = DataConfig(str(tmp_path), str(tmp_path / "cache"), source, SCENARIOS["iid"](clients=2))
+        if options:
+            assert open_federation(config, 0).shape == (8, 8)
+            continue
+        with pytest.raises(UserError, match=r"floats between 0 and 1; .*: data\.source\.inputs features"):
+            open_federation(config, 0)
+
+
+@pytest.mark.parametrize("name", ["folder", "leaf", "tff"])
+def test_own_files_that_are_not_there_are_not_said_to_be_offered(name, tmp_path):
+    config = DataConfig(str(tmp_path), str(tmp_path / "cache"), SOURCES[name](path="nope"))
+    for ask in (open_federation, prepare):
+        with pytest.raises(UserError, match="is not there; give a path that holds such files") as error:
+            ask(config, 0)
+        assert (error.value.key, error.value.value) == ("data.source.path", "nope")

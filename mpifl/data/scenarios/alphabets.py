@@ -101,7 +101,7 @@ class Alphabets(Scenario):
         check_part(samples)
         copies = self.groups if self.copies else 1
         parts = self.clients // copies
-        check_clients(parts, len(samples))
+        check_clients(self.clients, len(samples), parts)
         shuffled = (key.of(copy).numpy().permutation(samples) for copy in range(copies))
         return from_lists([row for mixed in shuffled for row in cut(mixed, parts)])
 

@@ -67,7 +67,7 @@ class Composed(Scenario):
         """Compose partition, rotation and label permutation."""
         remedy = f"does not divide the {pool.num_classes} classes"
         require(pool.num_classes % self.subsets == 0, "subsets", self.subsets, remedy)
-        check_clients(self.clients // (self._num_groups if self.copies else 1), pool.num_train)
+        check_clients(self.clients, pool.num_train, self.clients // (self._num_groups if self.copies else 1))
         classes = key.of("classes").numpy().permutation(pool.num_classes).reshape(self.subsets, -1)
         permuted = [p > 0 for p in range(self.permutations)]
         names = different_permutations(pool, permuted, key, "permutations", classes)
@@ -125,7 +125,7 @@ class Composed(Scenario):
         """Return (train, test) of one group, of the two parts that all groups draw from."""
         size, rng = self.clients // self._num_groups, key.of("group", group).numpy()
         train, test = (self._share(pool, part, group, classes, key.of(i)) for i, part in enumerate(parts))
-        check_clients(size, len(train))
+        check_clients(self.clients, len(train), size)
         labels, test_labels = np.asarray(pool.labels)[train], np.asarray(pool.labels)[test]
         if self.alpha is None:
             owner = rng.permutation(np.arange(len(train)) % size)

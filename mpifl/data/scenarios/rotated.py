@@ -115,7 +115,7 @@ class Rotated(Scenario):
         parts = parts if copies else self.clients
         check_part(samples)
         chosen = balanced(pool, samples) if self.balance else samples
-        check_clients(parts, len(chosen))
+        check_clients(self.clients, len(chosen), parts)
         rows: list[np.ndarray] = []
         for block in range(copied):
             rng = key.of(block).numpy()

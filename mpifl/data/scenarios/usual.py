@@ -52,7 +52,7 @@ class PartitionedScenario(Scenario):
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition; nothing is done to the pixels."""
-        check_clients(self.clients * max(self.min_samples, 1), pool.num_train)
+        check_clients(self.clients, pool.num_train, self.clients * max(self.min_samples, 1))
         return ScenarioSpec(splits=lambda: self._splits(pool, key))
 
     @abstractmethod
@@ -77,7 +77,7 @@ class PartitionedScenario(Scenario):
         rng = key.of("train").numpy()
         owner = self.train_owners(pool, key, rng)
         given = owner >= 0
-        check_clients(self.clients * max(self.min_samples, 1), int(given.sum()))
+        check_clients(self.clients, int(given.sum()), self.clients * max(self.min_samples, 1))
         owner[given] = at_least(owner[given], self.clients, self.min_samples, rng)
         whole = from_owner(owner, pool.train, self.clients, rng)
         if self.test == "own":

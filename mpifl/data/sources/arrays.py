@@ -15,11 +15,12 @@ from mpifl.data.pool import Pool, count_classes, images_of, labels_of, stratifie
 
 KINDS = (IMAGES, FEATURES, TOKENS)
 PADDING, UNKNOWN = 0, 1  # tokens of sequences of words
+AS_FEATURES = "numbers of any size are features: data.source.inputs features"  # of sources with that key
 WORD = re.compile(r"\w+|[^\w\s]")
 BINS = 8  # of a number to predict, each of which gives its share to the test part
 
 
-def inputs_of(array: np.ndarray, name: str, kind: str | None = None) -> np.ndarray:
+def inputs_of(array: np.ndarray, name: str, kind: str | None = None, otherwise: str = "") -> np.ndarray:
     """Return samples as a pool stores them.
 
     Args:
@@ -27,6 +28,7 @@ def inputs_of(array: np.ndarray, name: str, kind: str | None = None) -> np.ndarr
         name: where they come from, for error messages.
         kind: `images`, `features` or `tokens`. None: floats [n, F] are features, integers [n, T] of more than
             a byte are tokens, all others images.
+        otherwise: what to do where numbers are no images, for error messages.
 
     Raises:
         UserError: another shape or type than this kind has.
@@ -43,7 +45,7 @@ def inputs_of(array: np.ndarray, name: str, kind: str | None = None) -> np.ndarr
         remedy = "tokens must be whole numbers, [n, T]"
         require(whole and array.ndim == 2, name, f"{array.dtype} {list(array.shape)}", remedy)
         return array.astype(np.int32) if array.dtype.itemsize < 2 or array.dtype.kind == "u" else array
-    return images_of(array, name)
+    return images_of(array, name, otherwise)
 
 
 def any_labels_of(array: np.ndarray, name: str) -> np.ndarray:

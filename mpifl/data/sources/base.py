@@ -54,6 +54,7 @@ class Source(ABC):
     name: ClassVar[str]
     needs_root: ClassVar[bool] = True
     published: ClassVar[Statistics | None] = None  # None: computed from the training part
+    readable_labels: ClassVar[tuple[str, ...]] = ()  # kinds that its key `labels` reads them as; none: no key
 
     normalise: str | None = None
     mean: Channels | None = None

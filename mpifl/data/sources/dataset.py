@@ -17,7 +17,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.imports import imported_from, load_object, root_of
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
-from mpifl.data.sources.arrays import KINDS, any_labels_of, inputs_of, pool_of
+from mpifl.data.sources.arrays import AS_FEATURES, KINDS, any_labels_of, inputs_of, pool_of
 from mpifl.data.sources.base import Source, in_one_line
 
 
@@ -131,7 +131,7 @@ class Dataset(Source):
             remedy = f"every item must be (sample, label), all samples of one shape ({in_one_line(error)})"
             raise UserError("data.source.path", self.path, remedy) from error
         key = "data.source.path"
-        return inputs_of(images, key, self.inputs), any_labels_of(labels, key)
+        return inputs_of(images, key, self.inputs, AS_FEATURES), any_labels_of(labels, key)
 
 
 def _names(items: Any) -> tuple[str, ...]:

@@ -16,12 +16,13 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.federation import FEATURES
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
+from mpifl.data.sources.arrays import AS_FEATURES, any_labels_of, inputs_of, pool_of
 from mpifl.data.sources.arrays import KINDS as INPUT_KINDS
-from mpifl.data.sources.arrays import any_labels_of, inputs_of, pool_of
 from mpifl.data.sources.base import Source, broken, check_unpacked, place_of, reading
 
 KINDS = ("x", "y", "origin")
 NAMES = "class_names"
+SHOWN = 12  # arrays that an error names
 MEDMNIST = {
     "pathmnist": (
         *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle"),
@@ -82,12 +83,12 @@ class Npz(Source):
         kinds = KINDS if "origin_train" in arrays else KINDS[:2]
         wanted = {f"{kind}_{part}" for part in {"train", *parts} for kind in kinds}
         for name in sorted(wanted - arrays.keys()):
-            raise UserError(str(path), sorted(arrays), f"lacks the array {name}")
+            raise lacks(self.path, path, name)
         for name in sorted(arrays.keys() - wanted):
             raise UserError(str(path), name, "stands alone: images, labels and origins belong together")
         read = [
             (
-                inputs_of(arrays[f"x_{part}"], f"{path}: x_{part}", self.inputs),
+                inputs_of(arrays[f"x_{part}"], f"{path}: x_{part}", self.inputs, AS_FEATURES),
                 any_labels_of(arrays[f"y_{part}"], f"{path}: y_{part}"),
             )
             for part in parts
@@ -137,8 +138,8 @@ class MedMnist(Source):
         parts = ("train", "val", "test")
         arrays = read_npz(path, [f"{part}_{kind}" for part in parts for kind in ("images", "labels")])
         for name in (f"{part}_{kind}" for part in parts[::2] for kind in ("images", "labels")):
-            remedy = f"lacks the array {name}: no archive of MedMNIST has"
-            require(name in arrays, str(path), sorted(arrays), remedy)
+            if name not in arrays:
+                raise lacks(self.path, path, name)
         if self.validation == "train" and "val_images" in arrays and "val_labels" in arrays:
             for kind in ("images", "labels"):
                 arrays[f"train_{kind}"] = np.concatenate([arrays[f"{p}_{kind}"] for p in parts[:2]])
@@ -156,6 +157,21 @@ class MedMnist(Source):
         if not volume:
             return inputs_of(array, str(path))
         return inputs_of((array / 255.0).astype(np.float32)[:, None], str(path), FEATURES)
+
+
+def lacks(named: str, path: Path, name: str) -> UserError:
+    """Return the error of an archive without an array; it says which ones are there.
+
+    Args:
+        named: the archive as the user wrote it.
+        path: where it was found.
+        name: of the array.
+    """
+    with reading(path, "an .npz"), zipfile.ZipFile(path) as archive:
+        there = [entry.removesuffix(".npy") for entry in archive.namelist()]
+    more = ", ..." if len(there) > SHOWN else ""
+    found = f"{path} holds {', '.join(there[:SHOWN]) or 'none'}{more}"
+    return UserError("data.source.path", named, f"lacks the array {name}; {found}")
 
 
 def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:

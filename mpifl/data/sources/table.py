@@ -44,6 +44,7 @@ class Table(Source):
 
     name: ClassVar[str] = "table"
     needs_root: ClassVar[bool] = False
+    readable_labels: ClassVar[tuple[str, ...]] = LABELS
 
     path: str = "data.csv"
     test_path: str | None = None
