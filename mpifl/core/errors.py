@@ -171,7 +171,7 @@ def nearest(word: str, known: list[str]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(set(known)))}"
 
 
 class Stopped(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -125,7 +126,7 @@ def _imports(file: Path, text: bytes, root: Path) -> Iterator[Path]:
         yield from (path.resolve() for path in found if path.is_file())
 
 
-def load_object(path: str, key: str) -> Any:
+def load_object(path: str, key: str, kind: type = object) -> Any:
     """Return the object at `package.module:Name` or `file.py:Name`.
 
     A class keeps `path` as its attribute `imported_as`, for the resolved configuration.
@@ -133,6 +134,7 @@ def load_object(path: str, key: str) -> Any:
     Args:
         path: module or file, and name.
         key: configuration key that holds it, for messages.
+        kind: the class that it usually is derived from, for messages.
 
     Raises:
         UserError: there is no such module, file or name, or the import fails.
@@ -144,13 +146,34 @@ def load_object(path: str, key: str) -> Any:
         else _import(place, path, key)
     )
     if not name or not hasattr(module, name):
-        known = [n for n in vars(module) if not n.startswith("_")]
-        raise UserError(key, path, f"{place} has no {name!r}; {nearest(name, known)}")
+        known = _offered(module, kind)
+        meant = nearest(name, known) if known else "it defines nothing that could be meant"
+        raise UserError(key, path, f"{place} has no {name!r}; {meant}")
     found = getattr(module, name)
     if isinstance(found, type):
         with suppress(TypeError):  # built-in classes take no attributes
             found.imported_as = path  # type: ignore[attr-defined]
     return found
+
+
+def _offered(module: ModuleType, kind: type) -> list[str]:
+    """Return the names in a module that may be meant: classes of a kind, of which imported ones are complete.
+
+    Where there are none, all classes and functions that the module itself defines; else what it imports.
+
+    Args:
+        module: as it is loaded.
+        kind: the class that they are derived from; object where any thing will do.
+    """
+    things = {name: thing for name, thing in vars(module).items() if not name.startswith("_")}
+    things = {name: thing for name, thing in things.items() if not inspect.ismodule(thing)}
+    own = {name for name, thing in things.items() if getattr(thing, "__module__", "") == module.__name__}
+    if kind is not object:
+        classes = {n: c for n, c in things.items() if isinstance(c, type) and issubclass(c, kind)}
+        found = [n for n, c in classes.items() if n in own or not (c is kind or inspect.isabstract(c))]
+        if found:
+            return found
+    return sorted(own) or [*things]
 
 
 def _import(place: str, path: str, key: str) -> ModuleType:
@@ -172,13 +195,13 @@ def _from_file(file: Path, path: str, key: str) -> ModuleType:
     except OSError as error:
         raise UserError(key, path, f"cannot be read ({error.strerror})") from error
     helpers = imported_from(file)
-    if known is not None and (known.source, known.helpers) == (text, helpers):
+    if known is not None and (known._source, known._helpers) == (text, helpers):
         return known  # an unchanged file keeps its classes
     _forget_changed({file.resolve().parent / other: content for other, content in helpers.items()})
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    module.source, module.helpers = text, helpers  # type: ignore[attr-defined]  # ours
+    module._source, module._helpers = text, helpers  # type: ignore[attr-defined]  # ours
     sys.modules[name] = module
     try:
         # from source: bytecode is matched to its source by seconds only

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import os
 import types
+from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -74,11 +75,13 @@ def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()
 # -- files and options ---------------------------------------------------------------------------------------
 
 
-def find(name: str) -> Path:
+def find(name: str, key: str = "CONFIG", given: str | None = None) -> Path:
     """Return the file of a configuration.
 
     Args:
         name: a path, or the name of a configuration that travels with mpifl; `.yaml` may be left out.
+        key: where it is named, for messages.
+        given: how it is written there; None: as `name`.
 
     Raises:
         UserError: there is none; names the nearest ones.
@@ -90,27 +93,29 @@ def find(name: str) -> Path:
                     if known != name:
                         warn_once(f"{name} is now {known}")
                     return path
-    require(not os.path.exists(name), "CONFIG", name, "is no file; name a YAML file")
+    given = name if given is None else given
+    require(not os.path.exists(name), key, given, "is no file; name a YAML file")
     shipped = sorted(path.relative_to(SHIPPED).as_posix() for path in SHIPPED.rglob("*.yaml"))
-    near = get_close_matches(name, shipped, n=3, cutoff=0.5)
+    near = get_close_matches(given, shipped, n=3, cutoff=0.5)
     places = sorted({f"{folder}/" if (folder := p.rpartition("/")[0]) else p for p in shipped})
     also = f"do you mean {' or '.join(near)}?" if near else f"there are {', '.join(places) or 'none'}"
-    raise UserError("CONFIG", name, f"no such file; {also}")
+    raise UserError(key, given, f"no such file; {also}")
 
 
-def read(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read(name: str, above: tuple[Path, ...] = (), given: str | None = None) -> dict[str, Any]:
     """Return the tree in a configuration file, laid over that of its `base`.
 
     A base is a path relative to the file, or the name of a configuration that travels with mpifl.
 
     Args:
         name: of a file, see `find`.
-        above: the files of which it is the base.
+        above: the files of which it is the base, that which names it last.
+        given: how that one writes it; None: as `name`.
 
     Raises:
         UserError: no such file, no YAML, no mapping, or a chain of bases without end.
     """
-    path = find(name)
+    path = find(name, f"{_shown(above[-1])}: base" if above else "CONFIG", given)
     require(path.resolve() not in above, "base", str(path), "is its own base; take another or none")
     require(len(above) <= MAX_BASES, "base", str(path), f"has more than {MAX_BASES} above it; join some")
     tree = yaml_file(path, "CONFIG", written=True) or {}
@@ -120,7 +125,15 @@ def read(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if told:
         warn_once(f"{path}: {', '.join(told)}")
     base = tree.pop("base", None)
-    return merged(read(_base(path, str(base)), (*above, path.resolve())), tree) if base else tree
+    if not base:
+        return tree
+    return merged(read(_base(path, str(base)), (*above, path.resolve()), str(base)), tree)
+
+
+def _shown(path: Path) -> str:
+    """Return a file as it is shown: relative, where it is in the working folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _base(path: Path, name: str) -> str:
@@ -335,15 +348,27 @@ def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
     name, rest = tree["name"], {k: v for k, v in tree.items() if k != "name"}
     require(isinstance(name, str), f"{path}.name", name, names)
     if ":" in name:
-        cls = load_object(name, f"{path}.name")
+        cls = load_object(name, f"{path}.name", _kind(catalogue))
         remedy = "is not a dataclass; its fields are the options"
         require(isinstance(cls, type) and dataclasses.is_dataclass(cls), f"{path}.name", name, remedy)
         missing = ", ".join(f"`{hook}`" for hook in sorted(getattr(cls, "__abstractmethods__", ())))
         require(not missing, f"{path}.name", name, f"does not define {missing}, which it needs; add it")
-        return from_tree(cls, rest, path)
-    if name not in catalogue:
+    elif name in catalogue:
+        cls = catalogue[name]
+    else:
         raise UserError(f"{path}.name", name, f"unknown name; {nearest(name, list(catalogue))}")
-    return from_tree(catalogue[name], rest, path)
+    for option in rest if not keys_of(cls) else ():
+        others = [other for other, of in catalogue.items() if option in keys_of(of)]
+        have = f", or take one that has it: {', '.join(others)}" if others else ""
+        remedy = f"unknown key; {name} has no options: leave it out{have}"
+        raise UserError(_below(path, option), rest[option], remedy)
+    return from_tree(cls, rest, path)
+
+
+def _kind(catalogue: Mapping[str, type]) -> type:
+    """Return the first class that all of a catalogue are derived from; object where there is none."""
+    first, *others = catalogue.values()
+    return next(cls for cls in first.__mro__ if cls is not ABC and all(issubclass(o, cls) for o in others))
 
 
 def converted(hint: Any, value: Any, path: str) -> Any:

@@ -360,6 +360,13 @@ def test_what_does_not_fit_these_runs_is_refused(groups, choices, message):
         _ = Comparison(tuple(groups), Choices(ranks=True, **choices)).methods
 
 
+def test_each_known_column_is_named_once():
+    with pytest.raises(UserError, match="no such column; known: accuracy, ") as error:
+        Comparison((group_of("a", BAD),), Choices(columns=("xyz",)))
+    known = str(error.value.remedy).partition("known: ")[2].split(", ")
+    assert sorted(set(known)) == known
+
+
 def test_worlds_that_differ_in_more_than_data_are_worlds_where_that_is_said():
     groups = [
         group_of(m, x, w, rounds=len(w))
