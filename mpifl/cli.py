@@ -656,6 +656,12 @@ def option_of(argument: str) -> str:
     return argument if argument.isupper() else f"--{argument.replace('_', '-')}"
 
 
+RETIMED = """Give what shall change: keys of network, delay, availability and devices, as in
+--network.name wired, --delay.value_s 2 or --network.uplink_bytes_s 1Mbit/s; `mpifl show network` prints those of a section.
+output.folder, output.id and output.label say where the copy stands and what tables call it."""
+EPILOGS = {"retime": RETIMED}  # of commands whose options are some keys of a configuration
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises `UserError`, which is said once for all ranks."""
 
@@ -681,7 +687,7 @@ def parser() -> argparse.ArgumentParser:
             name,
             help=text,
             description=text,
-            epilog=KEYS if "CONFIG" in arguments else None,
+            epilog=KEYS if "CONFIG" in arguments else EPILOGS.get(name),
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

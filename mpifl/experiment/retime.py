@@ -28,9 +28,12 @@ from .schema import Config, check_sections
 from .sweep_cases import Case, cases, samples_change
 from .sweep_results import Found, is_complete, is_sweep, keep, started_with
 
-SECTIONS = ("network", "delay", "availability", "devices", "output")  # that `retime` may change
 OF_OUTPUT = ("folder", "id", "label")
 ASYNCHRONOUS = "which upload comes first depends on the network: run it again under the new one"
+TIMED = ("network", "delay", "availability", "devices")
+SECTIONS = (*TIMED, "output")  # that `retime` may change
+UNCHANGED = "its times stay as they are; give another network, delay, availability or devices, as in "
+UNCHANGED += "--network.name wired"
 SOME_VISITS = "lacks visits (output.clients), from which the times are computed; run it again with all"
 NO_VISITS = "has no visits.csv, from which the times are computed; run it again"
 BY_DEVICE = "averages its metrics by devices, which change: run it again, or leave `devices` as they are"
@@ -59,7 +62,7 @@ def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
 
     Raises:
         UserError: the run is asynchronous or has no `visits.csv`; an option is invalid, of another section
-            or without effect.
+            or without effect; no option changes any time.
     """
     asked = loader.overrides(options)
     for section in asked:
@@ -68,6 +71,7 @@ def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
     for key_of_output, value in output.items() if isinstance(output, Mapping) else ():
         remedy = f"a copy has the files of its run; of output, re-timing changes only {', '.join(OF_OUTPUT)}"
         require(key_of_output in OF_OUTPUT, f"output.{key_of_output}", value, remedy)
+    require(not asked.keys() <= {"output"}, "RUN", name, UNCHANGED)
     if is_sweep(Path(name)):
         return _retime_sweep(Path(name), asked)
     run = load(name)
@@ -77,6 +81,7 @@ def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
     config = loader.from_tree(Config, loader.merged(loader.merged(run.config, place), asked))
     check_sections(config)
     check(run, config)
+    require(not _keeps_times(run, config), "RUN", name, UNCHANGED)
     folder = write_retimed(run, config)
     return folder, f"results: {folder}"
 
@@ -97,6 +102,8 @@ def _retime_sweep(old: Path, asked: Mapping[str, Any]) -> tuple[Path, str]:
     require(bool(ready), "RUN", str(old), "has no complete case" if timed else ASYNCHRONOUS)
     for run, new in ready:
         check(run, new.config)
+    alike = all(_keeps_times(run, new.config) for run, new in ready)
+    require(not alike, "RUN", str(old), UNCHANGED)
     name, output = after[0].config.name, after[0].config.output
     chosen = output.id or folders.unused_id(
         Path(output.folder), name, _new_name(old.name, after[0].config, asked)
@@ -160,6 +167,18 @@ def check(run: Run, config: Config) -> None:
         require(known, "devices", devices, SOME_SAMPLES)
         may_change = run.summary.get("samples_change", samples_change(old))  # not in release 0.2
         require(not may_change, "devices", devices, CHANGING)
+
+
+def _keeps_times(run: Run, config: Config) -> bool:
+    """Return whether a run has the same times under a configuration whose sections are its own.
+
+    They need not be the same: a file that a section names may have changed since.
+    """
+    old = loader.from_tree(Config, run.config)
+    if any(getattr(old, section) != getattr(config, section) for section in TIMED):
+        return False
+    times = dict(_round_ends(run, _visit_duration(run, config)))
+    return all(float(row["virtual_seconds"]) == times[int(row["round"])] for row in run.rows("metrics.csv"))
 
 
 def can_retime(run: Run, config: Config) -> bool:

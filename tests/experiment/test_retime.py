@@ -12,6 +12,7 @@ from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader
 from mpifl.experiment.retime import retime as retimed
+from mpifl.simulation.delays import _durations
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 UCFL = ["--algorithm", "{name: ucfl, streams: 3}", "--participation", "0.5", "--evaluation.every", "1"]
@@ -173,3 +174,40 @@ def test_an_asynchronous_run_is_not_retimed(runs):
     assert cli.main(["run", str(TINY), *options, *place]) == 0
     with pytest.raises(UserError, match="which upload comes first depends on the network"):
         retime(str(runs / "tiny-async"), NETWORKS["slow"])
+
+
+@pytest.mark.parametrize("options", [[], ["--output.label", "x"], ["--network", "links"]])
+@pytest.mark.parametrize("which", ["run", "sweep"])
+def test_a_copy_with_equal_times_is_refused(which, options, runs, tmp_path):
+    folder = runs / "tiny-plain"
+    if which == "sweep":
+        place = ["--output.folder", str(tmp_path), "--output.id", "s", "--rounds", "1", "-q"]
+        assert cli.main(["sweep", str(TINY), "--vary", "{seed: [0]}", *place]) == 0
+        folder = tmp_path / "tiny-s"
+    before = sorted(folder.parent.iterdir())
+    with pytest.raises(UserError, match=r"RUN = .*: its times stay as they are; give another network, delay"):
+        retime(str(folder), options)
+    assert sorted(folder.parent.iterdir()) == before
+
+
+def test_a_file_of_the_same_name_that_has_changed_since_is_another_delay(tmp_path):
+    file = tmp_path / "delays.csv"
+    for seconds in ("1", "2"):
+        file.write_text("client,seconds\n" + "".join(f"{k},{seconds}\n" for k in range(8)))
+        delay = ["--delay", f"{{name: measured, file: {file}}}"]
+        _durations.cache_clear()
+        if seconds == "1":
+            place = ["--output.folder", str(tmp_path), "--output.id", "a", "-q"]
+            assert cli.main(["run", str(TINY), *delay, *place]) == 0
+    again = retime(str(tmp_path / "tiny-a"), delay)
+    assert (column(tmp_path / "tiny-a", "virtual_seconds")[-1], column(again, "virtual_seconds")[-1]) == (
+        "2.0",
+        "4.0",
+    )
+
+
+def test_the_help_names_the_keys(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["retime", "--help"])
+    said = capsys.readouterr().out
+    assert all(key in said for key in ("network", "delay", "availability", "devices", "output.label"))
