@@ -44,6 +44,7 @@ from mpifl.models import (
     starts_alike,
 )
 from mpifl.models.pretrained import ASSIGN, read_state
+from mpifl.models.user_module import returned
 from mpifl.results.logging import warn_once
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
@@ -436,7 +437,8 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
         parts.duration.end(k, 0, 0.0)
     system = key(config.seed.system)
-    clock_parts = ClockParts(config.clock, parts.duration, parts.federation, num_sampled, system)
+    duration, rounds = parts.duration, config.rounds
+    clock_parts = ClockParts(config.clock, duration, parts.federation, num_sampled, system, rounds)
     clock = config.policy.open_clock(clock_parts)
     stack = stack_of(config, parts, num_sampled, num_ranks)
     base = checksum(parts.learner.flat.module)
@@ -448,8 +450,21 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
 def check_model(config: Config, parts: Parts) -> None:
     """Raise `UserError` where the model is not that of earlier runs or cannot take the samples."""
     check_earlier(config, parts.federation.info, parts.problem.layout)
-    config.task.check(parts.federation.info)
+    check_labels(config, parts.federation.info)
     check_outputs(config, parts.federation)
+
+
+def check_labels(config: Config, info: DataInfo) -> None:
+    """Raise `UserError` where the labels are none of the task's; names the key that reads them as such."""
+    task, readable = config.task, config.data.source.readable_labels
+    try:
+        task.check(info)
+    except UserError as error:
+        other = next((kind for kind in task.labels if kind in readable and kind != info.labels), None)
+        if other is None:
+            raise
+        remedy = f"{error.remedy}; data.source.labels {other} reads these as {other}"
+        raise UserError(error.key, error.value, remedy) from None
 
 
 def check_method(config: Config, parts: Parts) -> None:
@@ -521,7 +536,9 @@ def warn_of_statistics_of_all(config: Config, problem: ProblemInfo) -> None:
 
 def check_evaluation(config: Config, parts: Parts) -> None:
     """Raise `UserError` for means over groups or devices that clients do not have."""
-    by = config.evaluation.by
+    by, wanted, n = config.evaluation.by, config.evaluation.clients, parts.problem.num_clients
+    if wanted is not None and wanted > n:
+        warn_once(f"evaluation.clients = {wanted}: there are no more than {n} clients, all are evaluated")
     remedy = "this scenario has no true groups to average over; take cluster, or leave it out"
     require("group" not in by or parts.federation.groups is not None, "evaluation.by", list(by), remedy)
     remedy = "all clients are on one kind of device; name classes in `devices`, or leave it out"
@@ -649,7 +666,7 @@ def check_augmentation(config: Config, info: DataInfo) -> None:
 
 
 def warn_of_ignored(config: Config) -> None:
-    """Name the keys of local training that are set and change nothing under the method."""
+    """Name the keys of local training that are set and change nothing, under the method or at all."""
     ignores, default = config.algorithm.needs.ignores, LocalConfig()
     if config.evaluation.finetune_epochs:  # which trains by `local`, but for its length
         ignores = {name: own for name, own in ignores.items() if name in ("epochs", "steps")}
@@ -659,6 +676,8 @@ def warn_of_ignored(config: Config) -> None:
     for clients, changes in config.per_client.items():
         given = {name for name, value in asdict(changes).items() if value is not None}
         found |= {f"{SECTION}.{clients}.{name}": name for name in ignores if name in given}
+    if config.local.gamma != default.gamma and not config.local.milestones:
+        warn_once("local.gamma: without effect while there are no milestones; set local.milestones")
     if not found:
         return
     own = [text for text in dict.fromkeys(ignores[name] for name in found.values()) if text]
@@ -669,18 +688,20 @@ def warn_of_ignored(config: Config) -> None:
 def check_outputs(config: Config, federation: Federation) -> None:
     """Raise `UserError` where the model cannot take the samples, or the task not what it makes of them."""
     module, few = build_model(config.model, federation.info), federation.client(0).train
+    name = getattr(type(config.model), "imported_as", type(config.model).__name__)
     if federation.info.inputs == IMAGES and federation.info.labels == CLASSES:
         with torch.no_grad():
-            module.eval()(few.x[:2])
+            output = module.eval()(few.x[:2])
+        require(isinstance(output, torch.Tensor), "model.name", name, returned(output))
         check_adapted(module, few.x[:2])
         return
-    name = getattr(type(config.model), "imported_as", type(config.model).__name__)
     try:
         with torch.no_grad():
             output = module.eval()(few.x[:2])
     except Exception as error:
         remedy = f"does not take samples of shape {list(federation.shape)} ({type(error).__name__}: {error})"
         raise UserError("model.name", name, f"{remedy}; take another model") from error
+    require(isinstance(output, torch.Tensor), "model.name", name, returned(output))
     check_adapted(module, few.x[:2])
     try:
         losses = config.task.losses(output, few.y[:2])

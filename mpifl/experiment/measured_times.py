@@ -582,7 +582,7 @@ def _arrivals(
     steps *= repeats
     evaluated = _judged(context)
     evaluation = replace(context.config.evaluation, every=0, at_start=False, clients=len(evaluated))
-    parts = ClockParts(context.config.clock, context.duration, context.federation, m, context.system_key)
+    parts = ClockParts(context.config.clock, context.duration, context.federation, m, context.system_key, 0)
     small = replace(
         context,
         config=replace(context.config, rounds=steps, evaluation=evaluation),

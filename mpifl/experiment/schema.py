@@ -8,7 +8,7 @@ the classes that it may be of. The docstring of a class says under `Attributes:`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from mpifl.aggregation.collective_choice import COSTS, ByBytes
@@ -415,6 +415,7 @@ def check_sections(config: Config) -> None:
     if not policy.synchronous:
         check_without_rounds(config)
     remedy = "has no effect: this network brings computing times of its own; leave it out"
+    remedy += f" ({_option_for('delay', config.delay, Constant())})"
     require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
     away = config.availability
     remedy = "has no effect while off_s is 0 (always there); leave it out, or give off_s"
@@ -437,16 +438,37 @@ def check_sections(config: Config) -> None:
     fits = isinstance(rule, NoRule) or not isinstance(config.privacy, CentralPrivacy)
     require(fits, "robust.name", name_of(rule), remedy)
     if why := clock.ignores_delays(policy.in_seconds):
-        require(not config.devices.is_timed, "devices", config.devices, f"has no effect: {why}")
+        remedy = f"has no effect: {why}; --devices alike leaves it out"
+        require(not config.devices.is_timed, "devices", config.devices, remedy)
         for name, plain in (("delay", Constant()), ("network", Links()), ("availability", Availability())):
             value = getattr(config, name)
-            require(value == plain, name, value, f"has no effect: {why}")
+            remedy = f"has no effect: {why}; {_option_for(name, value, plain)} leaves it out"
+            require(value == plain, name, value, remedy)
     check_local(config, [config.local])
     check_output(config)
     late = config.newcomers.share or list(config.newcomers.groups)
     once = uses(config.algorithm, OneShotStatistics) and not uses(config.algorithm, NewClients)
     remedy = "this method looks at its clients once, before training, and takes in nobody later; leave it out"
     require(not (once and late), "newcomers", late, remedy)
+
+
+def _option_for(name: str, value: Any, plain: Any) -> str:
+    """Return the options that make of a section what it is by default: a base file may have it.
+
+    Args:
+        name: of the section.
+        value: its object.
+        plain: its object by default.
+    """
+    if type(value) is not type(plain):
+        called = next(key for key, of in CHOICES[Config, name].items() if of is type(plain))
+        return f"--{name} {called}"
+    differing = [f.name for f in fields(value) if getattr(value, f.name) != getattr(plain, f.name)]
+    return " ".join(f"--{name}.{key} {_as_yaml(getattr(plain, key))}" for key in differing)
+
+
+def _as_yaml(value: Any) -> Any:
+    return "null" if value is None else value
 
 
 def check_without_rounds(config: Config) -> None:

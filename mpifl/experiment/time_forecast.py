@@ -454,7 +454,7 @@ def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[
     config, policy, sampler = context.config, context.config.policy, context.sampler
     assert isinstance(policy, AsynchronousPolicy)
     m = context.decisions.num_sampled
-    parts = ClockParts(config.clock, context.duration, context.federation, m, context.system_key)
+    parts = ClockParts(config.clock, context.duration, context.federation, m, context.system_key, 0)
     clock = policy.open_clock(parts)
     if isinstance(clock, WallClock):  # arrivals are real: when they are due, or in the order of the starts
         clock = _HeldBack(clock) if clock.scale else DrawnClock()

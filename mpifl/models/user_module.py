@@ -101,12 +101,18 @@ class Custom(ShapeModel):
         try:
             with torch.no_grad():
                 logits: torch.Tensor = module.eval()(probe)
-                return logits
         except Exception as error:
             remedy = (
                 f"does not take images of shape {list(probe.shape[1:])} ({type(error).__name__}: {error})"
             )
             raise UserError("model.path", self.path, remedy) from error
+        require(isinstance(logits, torch.Tensor), "model.path", self.path, returned(logits))
+        return logits
+
+
+def returned(output: object) -> str:
+    """Say what is wrong with an output of a network that is no tensor."""
+    return f"its forward returns a {type(output).__name__}; return one tensor of outputs, [n, classes]"
 
 
 def _has(module: nn.Module, name: str) -> bool:

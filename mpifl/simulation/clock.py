@@ -205,6 +205,15 @@ class Clock(ABC):
             until: a time; where nothing arrives before or at it, the time is set to it, and None returned.
         """
 
+    def check_length(self, steps: int, uploads: int) -> None:
+        """Raise `UserError` where it is known that a run will not come to its end. Default: it will.
+
+        Args:
+            steps: of the server.
+            uploads: that each of them takes at least.
+        """
+        return
+
     @abstractmethod
     def is_tied(self) -> bool:
         """Return whether another visit arrives at this very instant; new ones start after the last."""
@@ -461,6 +470,13 @@ class ReplayClock(Clock):
         self._version = 0  # of the server when visits started last
         self._visits: dict[tuple[int, int], Visit] = {}  # by client and visit
 
+    def check_length(self, steps: int, uploads: int) -> None:
+        """Refuse more steps than the trace has arrivals for."""
+        there, needed = len(self.trace.rows), steps * uploads
+        fewer = f"take {there // uploads} rounds at most" if uploads and there >= uploads else "take another"
+        remedy = f"the trace ends before the run: it has {there} arrivals, and {steps} rounds take {needed}"
+        require(needed <= there, "clock.trace", self.trace.path, f"{remedy}; {fewer}")
+
     def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
         """Go on to the first start."""
         if len(moved) and self.trace.rows:
@@ -524,5 +540,6 @@ class ReplayClock(Clock):
     def advance(self, num_clients: int, pool: TrainingPool) -> None:
         """Go on to the next start in the trace."""
         start = self.trace.next_start()
-        require(start < inf, "clock.trace", "its end", "the trace ends before the run; take fewer rounds")
+        if start == inf:
+            raise self.trace.ended()
         self.now = start

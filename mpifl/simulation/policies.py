@@ -50,6 +50,7 @@ class ClockParts:
         federation: the clients.
         num_sampled: clients of a cohort, by `participation`.
         key: of the system's draws.
+        rounds: server steps of the run.
     """
 
     clock: ClockConfig
@@ -57,6 +58,7 @@ class ClockParts:
     federation: Federation
     num_sampled: int
     key: Key
+    rounds: int
 
 
 class Policy(ABC):
@@ -381,7 +383,17 @@ class AsynchronousPolicy(Policy):
         require(not network.shared, "network.cast", network.cast, remedy)
         self.concurrency(num_clients, given.num_sampled)  # checks its numbers
         duration = self.upload_interval(given.duration, given.federation)
-        return given.clock.open(self, duration, num_clients, given.key)
+        clock = given.clock.open(self, duration, num_clients, given.key)
+        clock.check_length(given.rounds, self.waits_for(given.num_sampled))
+        return clock
+
+    def waits_for(self, num_sampled: int) -> int:
+        """Return how many uploads a step waits for, whoever is there and whatever fails. Default: 0, unknown.
+
+        Args:
+            num_sampled: m, the size of a cohort.
+        """
+        return 0
 
     def upload_interval(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
         """Return how long a client takes from a download to its upload.
@@ -431,6 +443,10 @@ class OneUploadPolicy(AsynchronousPolicy):
         return True
 
     def uploads_per_step(self, num_sampled: int) -> int:
+        """Return 1."""
+        return 1
+
+    def waits_for(self, num_sampled: int) -> int:
         """Return 1."""
         return 1
 
@@ -517,6 +533,10 @@ class Buffer(AsynchronousPolicy):
         return num_sampled
 
     def uploads_per_step(self, num_sampled: int) -> int:
+        """Return `size`."""
+        return self.size
+
+    def waits_for(self, num_sampled: int) -> int:
         """Return `size`."""
         return self.size
 

@@ -51,6 +51,7 @@ class Trace:
     """
 
     def __init__(self, path: str, num_clients: int) -> None:
+        self.path = path
         require(os.path.isfile(path), "clock.trace", path, "there is no such file; give an events.csv")
         self.rows = [_row(row, place) for place, row in csv_file(Path(path), "clock.trace", COLUMNS)]
         self.at = 0
@@ -90,9 +91,14 @@ class Trace:
             UserError: the trace has ended.
         """
         if self.at == len(self.rows):
-            raise UserError("clock.trace", "its end", "the trace ends before the run; take fewer rounds")
+            raise self.ended()
         self.at += 1
         return self.rows[self.at - 1]
+
+    def ended(self) -> UserError:
+        """Return the error of a run that goes on behind the end."""
+        remedy = f"the trace ends before the run, after {len(self.rows)} arrivals; take fewer rounds"
+        return UserError("clock.trace", self.path, remedy)
 
     def starting(self, now: float, version: int, busy: Collection[int]) -> list[Start]:
         """Return the clients that start at an instant and the version that each reads; each start once.

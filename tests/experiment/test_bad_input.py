@@ -53,6 +53,14 @@ OPTIONS = {
     "unknown key": (["--round", "3"], ["round = 3", "did you mean 'rounds'"]),
     "unknown key of a section": (["--local.epoch", "3"], ["local.epoch = 3", "did you mean 'epochs'"]),
     "unknown key of a method": (["--algorithm", "{name: fedprox, nu: 1}"], ["algorithm.nu = 1", "mu"]),
+    "a key of a method without options": (
+        ["--algorithm", "{name: fedavg, foo: 1}"],
+        ["algorithm.foo = 1: unknown key; fedavg has no options: leave it out\n"],
+    ),
+    "a key of a policy without options": (
+        ["--policy.size", "3"],
+        ["policy.size = 3: unknown key; rounds has no options: leave it out", "has it: buffer, waves\n"],
+    ),
     "unknown section": (["--training.lr", "1"], ["training", "known:"]),
     "unknown key deep down": (
         ["--data.scenario.angle", "[0]"],
@@ -106,6 +114,14 @@ OPTIONS = {
     "more clients than memory": (
         ["--data.scenario", "{name: population, clients: 1000000000000000}"],
         ["data.scenario.clients = 1000000000000000", "bytes"],
+    ),
+    "more clients than samples, of whom each group has copies": (
+        ["--data.scenario", "{name: rotated, clients: 100000, angles: [0, 90, 180, 270]}"],
+        ["data.scenario.clients = 100000: 25000 samples are needed, and there are 1"],
+    ),
+    "more samples of each client than there are": (
+        ["--data.scenario", "{name: iid, clients: 8, min_samples: 1000}"],
+        ["data.scenario.clients = 8: 8000 samples are needed"],
     ),
     "more groups of clients than memory": (
         ["--data.scenario", ROTATED % (4 * 10**11)],
@@ -185,6 +201,36 @@ OPTIONS = {
     ),
     "images too small": (["--model", "lenet5"], ["model.name = 'lenet5'", "pixels"]),
     "no data root": (["--data.source", "mnist"], ["data.root = None", "mpifl prepare"]),
+    "a folder of pictures that is not there": (
+        ["--data.source", "{name: folder, path: nope}", "--data.root", "."],
+        ["data.source.path = 'nope': nope/<class>/*.jpg is not there; give a path", "data.root (.)"],
+    ),
+    "a folder of pictures below nothing": (
+        ["--data.source", "{name: folder, path: nope}"],
+        ["data.root = None: source folder needs files: folder cannot be downloaded", "--data.root"],
+    ),
+    "classes for a regression": (
+        [
+            *("--data.source", "{name: table, path: FILE.csv}", "--data.scenario", "{name: iid, clients: 2}"),
+            *("--algorithm", "fedavg", "--model", "mlp", "--task", "regression"),
+        ],
+        ["task.name = 'regression': labels of this source are classes", "data.source.labels numbers reads"],
+    ),
+    "steps under a delay of the base": (
+        ["--policy", "drawn_staleness", "--algorithm", "fedasync", "--delay", "tiers"],
+        ["delay = Tiers", "has no effect", "; --delay constant leaves it out\n"],
+    ),
+    "steps under another constant": (
+        ["--policy", "client_decides", "--algorithm", "fedasync", "--delay.value_s", "3"],
+        ["delay = Constant", "; --delay.value_s 1.0 leaves it out\n"],
+    ),
+    "steps under links": (
+        [
+            *("--policy", "client_decides", "--algorithm", "fedasync"),
+            *("--network", "{uplink_bytes_s: 5, latency_s: 1}"),
+        ],
+        ["network = Links", "; --network.uplink_bytes_s null --network.latency_s 0.0 leaves it out\n"],
+    ),
     "an empty data root": (["--data.source", "mnist", "--data.root", "."], ["data.root", "is not there"]),
     "output under a file": (["--output.folder", "/dev/null/runs"], ["output.folder", "cannot be written"]),
     "output where nobody may": (["--output.folder", "/proc/runs"], ["output.folder", "cannot be written"]),
@@ -332,6 +378,7 @@ OPTIONS = {
 @pytest.mark.parametrize("case", OPTIONS)
 def test_options_are_refused_in_one_line(case, refused):
     options, words = OPTIONS[case]
+    Path("FILE.csv").write_text("a,target\n" + "0.5,3\n0.25,1\n" * 20)
     line = refused("run", str(CONFIG), "-q", *options)
     assert all(word in line for word in words), line
 
@@ -373,7 +420,14 @@ FILES = {
     "a tag": ("name: !!python/object:os.getcwd {}\n", ["is not YAML", "tags"]),
     "a date by its tag": ("name: !!timestamp x\n", ["is not YAML", "tags"]),
     "nothing chosen": ("rounds: 3\n", ["algorithm", "is missing", "fedavg"]),
-    "a base that is not there": ("base: nowhere.yaml\n", ["nowhere.yaml", "no such file"]),
+    "a base that is not there": (
+        "base: nowhere.yaml\n",
+        ["mpifl: wrong.yaml: base = 'nowhere.yaml': no such file; "],
+    ),
+    "a base that is nearly there": (
+        "base: quickstar\n",
+        ["wrong.yaml: base = 'quickstar'", "quickstart.yaml?"],
+    ),
     "a base that is itself": ("base: wrong.yaml\n", ["wrong.yaml", "base"]),
     "a base that is a number": ("base: 5\n", ["5", "no such file"]),
     "a cohort twice": (
@@ -449,6 +503,83 @@ def test_a_corrupt_data_file_is_named(content, refused, tmp_path):
 def test_a_method_that_cannot_be_imported_is_refused(text, refused, tmp_path):
     (tmp_path / "mine.py").write_text(text)
     assert "cannot be imported" in refused("run", str(CONFIG), "--algorithm.name", f"{tmp_path}/mine.py:Mine")
+
+
+OWN = """
+from dataclasses import dataclass
+import numpy as np
+from mpifl.algorithms.fedavg import FedAvg
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.mixing import Plan
+
+number = 3
+
+@dataclass(frozen=True)
+class Median(Algorithm):
+    pass
+
+@dataclass(frozen=True)
+class Kept:
+    pass
+
+def mean(): pass
+"""
+
+
+def test_a_wrong_name_in_a_file_is_answered_with_its_classes_of_that_kind(refused, tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    line = refused("run", str(CONFIG), "--algorithm", "mine.py:Xyzzyx")
+    assert line.endswith("mine.py has no 'Xyzzyx'; known: FedAvg, Median\n")
+    line = refused("run", str(CONFIG), "--model", "mine.py:Xyzzyx")
+    assert line.endswith("known: Kept, Median, mean\n"), "a model need not be derived from one of ours"
+    (tmp_path / "empty.py").write_text("import numpy as np\n")
+    line = refused("run", str(CONFIG), "--algorithm", "empty.py:Xyzzyx")
+    assert line.endswith("empty.py has no 'Xyzzyx'; it defines nothing that could be meant\n")
+
+
+PAIR = """
+from dataclasses import dataclass
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.fc = nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1)), x
+
+@dataclass(frozen=True)
+class Own:
+    def build(self, shape, num_classes):
+        return Net(shape, num_classes)
+"""
+
+
+@pytest.mark.parametrize("model", ["{name: custom, path: 'net.py:Net', head: fc}", "net.py:Own"])
+def test_a_network_that_returns_a_tuple_is_refused(model, refused, tmp_path):
+    (tmp_path / "net.py").write_text(PAIR)
+    line = refused("run", str(CONFIG), "--model", model)
+    assert "its forward returns a tuple; return one tensor of outputs, [n, classes]" in line
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps", "taken"),
+    [
+        ("every_arrival", 7, 7),
+        ("client_decides", 7, 7),
+        ("drawn_staleness", 7, 7),
+        ("{name: buffer, size: 2}", 4, 8),
+    ],
+)
+def test_a_trace_that_is_too_short_is_refused_before_training(policy, steps, taken, refused, tmp_path):
+    rows = [f"{1 + i},{i},0,0,0" for i in range(6)]
+    (tmp_path / "short.csv").write_text("\n".join(["time,client,visit,start,read_version", *rows]) + "\n")
+    options = ["--algorithm", "fedbuff" if "buffer" in policy else "fedasync", "--policy", policy]
+    options += ["--clock", "{name: replay, trace: short.csv}", "--rounds", str(steps)]
+    line = refused("run", str(CONFIG), *options)
+    assert "clock.trace = 'short.csv': the trace ends before the run: it has 6 arrivals" in line
+    assert f"{steps} rounds take {taken}; take {6 * steps // taken} rounds at most" in line
 
 
 # -- from all ranks ------------------------------------------------------------------------------------------

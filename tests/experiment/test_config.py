@@ -278,6 +278,11 @@ def test_a_truth_for_a_text_in_a_file_is_refused():
             ["--algorithm", "cflgp", "--local.epochs", "2"],
             "local.epochs: without effect on how CFLGP trains; set algorithm.protocol gap",
         ),
+        (
+            ["--local.gamma", "0.5"],
+            "local.gamma: without effect while there are no milestones; set local.milestones",
+        ),
+        (["--local.gamma", "0.5", "--local.milestones", "[1]"], ""),
         (["--algorithm", "ifca", "--local.momentum", "0.9"], ""),
         (["--algorithm", "pfedme", "--local.lr", "0.01"], ""),
     ],
@@ -304,4 +309,12 @@ def test_statistics_of_all_clients_under_an_asynchronous_policy_are_said(alpha, 
         "mpifl: policy: all 8 clients give their statistics before training, FlexCFL would begin with 4 and "
         "take the others as they join; policy rounds does that"
     )
+    assert (line in capsys.readouterr().err.splitlines()) == said
+
+
+@pytest.mark.parametrize(("wanted", "said"), [("50", True), ("8", False), ("3", False)])
+def test_more_evaluated_clients_than_there_are_are_said(wanted, said, capsys):
+    warn_once.cache_clear()
+    assert main(["plan", TINY, "--evaluation.clients", wanted]) == 0
+    line = f"mpifl: evaluation.clients = {wanted}: there are no more than 8 clients, all are evaluated"
     assert (line in capsys.readouterr().err.splitlines()) == said
