@@ -657,8 +657,9 @@ def option_of(argument: str) -> str:
 
 
 RETIMED = """Give what shall change: keys of network, delay, availability and devices, as in
---network.name wired, --delay.value_s 2 or --network.uplink_bytes_s 1Mbit/s; `mpifl show network` prints those of a section.
-output.folder, output.id and output.label say where the copy stands and what tables call it."""
+--network.name wired, --delay.value_s 2 or --network.uplink_bytes_s 1Mbit/s; `mpifl show network` prints
+those of a section. output.folder, output.id and output.label say where the copy stands and what tables
+call it."""
 EPILOGS = {"retime": RETIMED}  # of commands whose options are some keys of a configuration
 
 
