@@ -75,7 +75,9 @@ def replayed(name: str, trace: str | Path) -> list[str]:
 
 
 AGAIN = {name: replayed(name.removeprefix("real-"), f"FOLDER/tiny-{name}/events.csv") for name in REAL}
-REFUSED = {"refused": replayed("fedbuff", "FOLDER/tiny-fedasync/events.csv")}  # the trace of another run
+REFUSED = {  # the trace of another run, long enough
+    "refused": [*replayed("fedbuff", "FOLDER/tiny-fedasync/events.csv"), "--rounds", "4"]
+}
 RANKS = {  # number of ranks -> the runs of its only start
     3: RUNS | REAL | {f"again-{name}": options for name, options in AGAIN.items()} | REFUSED,
     2: RUNS,
