@@ -16,7 +16,7 @@ from .errors import UserError
 
 IMAGES, FEATURES, TOKENS = "images", "features", "tokens"
 CLASSES, MULTI_HOT, NUMBERS = "classes", "multi_hot", "numbers"
-SIZED = ("train", "val", "test")  # columns of `Federation.sizes`
+SPLITS = ("train", "val", "test")  # columns of `Federation.sizes`
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,8 @@ class Federation(ABC):
             clients: int64 [m].
             visits: of each client, int64 [m].
         """
-        if split in SIZED and not self.changes:
-            return np.asarray(self.sizes[clients, SIZED.index(split)])
+        if split in SPLITS and not self.changes:
+            return np.asarray(self.sizes[clients, SPLITS.index(split)])
         pairs = zip(clients.tolist(), visits.tolist(), strict=True)
         if split == "train":
             return np.array([self.num_samples(k, visit) for k, visit in pairs], np.int64)

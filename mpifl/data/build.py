@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -110,17 +109,18 @@ def open_federation(
             return PoolFederation(pool, spec, spec.drift, to_tensor, known, cache_bytes)
         name = type(config.scenario).__name__
         code = cache.code_digest(type(config.scenario))
-        read = [_file_state(path) for path in config.scenario.files()]
+        files = config.scenario.files()
+        read = [_file_state(path) for path in files]
         tag = cache.digest(place.name, name, read, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
         folder = config.home / f"scenario-{tag}"
-        files = config.scenario.files()
         cache.ensure(folder, lambda to: _write_scenario(spec, pool, to, say, files), say, build, verify)
-    for line in cache.facts(folder)["remarks"]:
+    facts = cache.facts(folder)
+    for line in facts["remarks"]:
         say(line)
     parts = ("offsets", "index", "row")
-    names = [f"{split}_{part}" for split in cache.facts(folder)["splits"] for part in parts]
+    names = [f"{split}_{part}" for split in facts["splits"] for part in parts]
     content = {**known, "split": cache.content(folder, "labels", *names)}
-    if digest := cache.facts(folder).get("files"):  # a cache of an older version does not say
+    if digest := facts.get("files"):  # a cache of an older version does not say
         content["files"] = digest
     return _open_scenario(config, spec, pool, folder, content, cache_bytes)
 
@@ -345,7 +345,7 @@ def _write_scenario(
             if array is not None:
                 cache.save(to, f"{name}_{part}", array)
     noted = {"splits": list(splits), "materialized": materialized, "test_pool": table.test_pool}
-    read = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    read = [cache.sha256_of(path) for path in files]
     return {**noted, "remarks": remarks, "files": cache.digest(read) if read else ""}
 
 

@@ -15,6 +15,7 @@ from mpifl.core.errors import UserError
 from mpifl.core.federation import (
     CLASSES,
     IMAGES,
+    SPLITS,
     ClientData,
     DataInfo,
     Federation,
@@ -25,7 +26,7 @@ from mpifl.core.federation import (
 
 from .pool import Pool
 from .sample_cache import SampleCache
-from .scenario import SPLITS, Partition, SampleIndex, ScenarioSpec
+from .scenario import Partition, SampleIndex, ScenarioSpec
 from .transforms import Op, ToInputs, labels_as_tensor
 
 MIN_CACHED_SHARE = 8  # the cache must hold one in so many of all training samples

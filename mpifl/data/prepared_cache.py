@@ -165,7 +165,7 @@ def _file_flaw(path: Path, expected: Mapping[str, Any], verify: bool) -> str:
     size = path.stat().st_size if path.is_file() else -1
     if size != expected["bytes"]:
         return f"is corrupt ({path.name} has {max(size, 0)} bytes instead of {expected['bytes']}: truncated)"
-    if verify and _sha256(path) != expected["sha256"]:
+    if verify and sha256_of(path) != expected["sha256"]:
         return f"is corrupt ({path.name} was altered: its SHA-256 differs)"
     return ""
 
@@ -254,9 +254,10 @@ def _publish(temporary: Path, folder: Path) -> None:
 
 def _checksums(folder: Path) -> dict[str, dict[str, Any]]:
     files = each(sorted(folder.glob("*.npy")), "checksums of prepared data", "files")
-    return {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
+    return {p.name: {"bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in files}
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 sum of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.federation import SPLITS
 from mpifl.core.process import check_memory
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr
@@ -20,8 +21,6 @@ from .transforms import Op
 
 LONGEST_SIDE = 10_000  # pixels of an image
 CLIENT_BYTES = 50  # of a registered client at rank 0, about (docs/performance.md)
-
-SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -221,16 +220,16 @@ class Scenario(ABC):
         """Return the specification for `pool`; all randomness is addressed below `key`."""
 
 
-def check_clients(num_clients: int, samples: int, share: int | None = None) -> None:
+def check_clients(num_clients: int, samples: int, needed: int | None = None) -> None:
     """Refuse more clients than samples.
 
     Args:
         num_clients: as the user gave them.
         samples: that they divide.
-        share: how many samples these clients need, where it is not one for each: some divide a copy of their
+        needed: how many samples these clients need, where it is not one for each: some divide a copy of their
             own, or want several.
     """
-    needed = num_clients if share is None else share
+    needed = num_clients if needed is None else needed
     remedy = f"more clients than the {samples} samples there are"
     if needed != num_clients:
         remedy = f"{needed} samples are needed, and there are {samples}"

@@ -21,7 +21,7 @@ from mpifl.core.files import write_atomically
 from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.results import run_folder as folders
-from mpifl.results.identity import CODES, Origin, describe_origins, of_machine
+from mpifl.results.identity import Origin, describe_origins, of_machine
 from mpifl.results.logging import warn, warn_once
 from mpifl.results.metrics import over_runs
 from mpifl.results.reader import Run, load
@@ -191,9 +191,8 @@ class Found:
             try:
                 run = load(case.folder(self.folder))
                 self._read[case.slug] = (_row(case, run), _curve(case, run), result_of(case.labels, run))
-                identity = run.origin.identity
-                own = {name: identity[name] for name in CODES if name in identity}
-                self._origins[run.folder.name] = replace(run.origin, identity=of_machine(identity) | own)
+                origin = run.origin
+                self._origins[run.folder.name] = replace(origin, identity=of_machine(origin.identity))
             except UserError as error:  # the others count all the same
                 self._unreadable.add(case.slug)
                 warn_once(f"{case.title} is left out of the tables: {error}")

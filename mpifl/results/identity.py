@@ -87,8 +87,8 @@ def machine(gpu: str | None = None) -> dict[str, str]:
 
 
 def of_machine(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an identity that no option decides."""
-    return {name: found[name] for name in MACHINE if name in found}
+    """Return the part of an identity that no option decides, and the code of one's own."""
+    return {name: found[name] for name in (*MACHINE, OWN) if name in found}
 
 
 def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -153,23 +153,30 @@ def describe_origins(found: Mapping[str, Origin]) -> list[str]:
     Args:
         found: name of the run -> where its numbers come from.
     """
-    lines = describe_differences({run: origin.identity for run, origin in found.items()})
-    alike = {
-        f"{OWN} (in one configuration)": [(o.configuration, r, o.identity.get(OWN)) for r, o in found.items()]
-    }
-    for name, kind in (("samples", "data"), ("files", "data"), ("split", "data and seed")):
-        rows = [
-            (f"{o.data} {o.data_seed if name == 'split' else ''}", run, o.content.get(name))
-            for run, o in found.items()
-        ]
-        alike[f"{name} of the data (under the same {kind})"] = rows
-    for name, rows in alike.items():
-        kinds: dict[str, list[tuple[str, Any]]] = {}
-        for settings, run, value in rows:
-            if value is not None:
-                kinds.setdefault(settings, []).append((run, value))
-        lines += [f"{name}: {_kinds(some)}" for some in kinds.values() if len({str(v) for _, v in some}) > 1]
-    return lines
+    runs = found.items()
+    lines = describe_differences({run: o.identity for run, o in runs})
+    lines += _unlike(
+        f"{OWN} (in one configuration)", ((o.configuration, run, o.identity.get(OWN)) for run, o in runs)
+    )
+    for name in ("samples", "files"):
+        values = [(o.data, run, o.content.get(name)) for run, o in runs]
+        lines += _unlike(f"{name} of the data (under the same data)", values)
+    splits = ((f"{o.data} {o.data_seed}", run, o.content.get("split")) for run, o in runs)
+    return lines + _unlike("split of the data (under the same data and seed)", splits)
+
+
+def _unlike(name: str, values: Iterable[tuple[str, str, Any]]) -> list[str]:
+    """Return a line for each set of settings under which runs differ in a value.
+
+    Args:
+        name: of the value.
+        values: settings, run, value; None where it is not known.
+    """
+    alike: dict[str, list[tuple[str, Any]]] = {}
+    for settings, run, value in values:
+        if value is not None:
+            alike.setdefault(settings, []).append((run, value))
+    return [f"{name}: {_kinds(some)}" for some in alike.values() if len({str(v) for _, v in some}) > 1]
 
 
 def _kinds(values: Iterable[tuple[str, Any]]) -> str:

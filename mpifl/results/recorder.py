@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from mpifl.core.errors import require
-from mpifl.core.federation import SIZED, Federation
+from mpifl.core.federation import SPLITS, Federation
 from mpifl.core.metric import ACCURACY, Metric
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
@@ -524,10 +524,10 @@ class Recorder:
         """
         self._write_arrivals()
         clients = np.array([row["client"] for row in self.clients], np.int64)
-        held = np.stack([self._sizes(split, clients) for split in SIZED], axis=1)
+        held = np.stack([self._sizes(split, clients) for split in SPLITS], axis=1)
         for row, counts in zip(self.clients, held.tolist(), strict=True):
             k = row["client"]
-            row |= dict(zip(SIZED, counts, strict=True))
+            row |= dict(zip(SPLITS, counts, strict=True))
             if self.groups is not None:
                 row["group"] = int(self.groups[k])
             if self.devices:

@@ -543,7 +543,7 @@ def _check_algorithm_state(call: HookCall, state: Any, known: Mapping[str, Any])
     if not isinstance(state, Mapping):
         raise call.error(f"algorithm_state is {_kind(state)}", remedy)
     for name, value in state.items():
-        if value is known.get(name, call):
+        if name in known and value is known[name]:
             continue
         if not isinstance(name, str):
             raise call.error(f"algorithm_state has an entry named {name!r}", remedy)

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from mpifl.core.errors import UserError
-from mpifl.core.federation import Split
+from mpifl.core.federation import SPLITS, Split
 from mpifl.core.rng import key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, PoolFederation, open_federation
-from mpifl.data.scenario import SPLITS
 
 TRAIN, TEST, CLASSES, ORIGINS, BITS = 1200, 600, 10, 6, 16
 CCFL = {"clients": 8, "smallest": 40, "largest": 80, "public": 100, "test_images": 50, "exam": 300}

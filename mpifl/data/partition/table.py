@@ -110,7 +110,7 @@ def read(path: Path, key: str) -> PartitionTable:
         UserError: the file cannot be read, lacks a column, or holds something else than samples in it.
     """
     facts = facts_of(path, key)
-    frame = _json_frame(path, key) if path.suffix == ".json" else _frame(path, key)
+    frame = _json_frame(path, key) if path.suffix == ".json" else _frame(path, key, facts)
     require(len(frame) > 0, key, str(path), "holds no row: give client and sample of some")
     client, clients = _numbered(frame, facts, path, key)
     part = np.array([PARTS.get(p, p) for p in _texts(frame, "part", path, key)]) if "part" in frame else None
@@ -171,12 +171,12 @@ class _reading:
             raise UserError(self.key, str(self.path), remedy) from error
 
 
-def _frame(path: Path, key: str) -> pd.DataFrame:
+def _frame(path: Path, key: str, facts: Mapping[str, Any]) -> pd.DataFrame:
     """Return the columns that `COLUMNS` knows, under our names."""
     import pandas as pd
 
     with _reading(path, key):
-        found = _csv(path) if path.suffix == ".csv" else pd.read_parquet(path, engine="pyarrow")
+        found = _csv(path, facts) if path.suffix == ".csv" else pd.read_parquet(path, engine="pyarrow")
     chosen = {ours: old for ours, olds in COLUMNS.items() for old in olds[::-1] if old in found}
     for ours in ("client", "sample"):
         lacks = f"has no column for the {ours}: call it {' or '.join(COLUMNS[ours])}"
@@ -184,16 +184,16 @@ def _frame(path: Path, key: str) -> pd.DataFrame:
     return pd.DataFrame({ours: found[old] for ours, old in chosen.items()})
 
 
-def _csv(path: Path) -> pd.DataFrame:
+def _csv(path: Path, facts: Mapping[str, Any]) -> pd.DataFrame:
     """Return a CSV whose first lines may begin with #; clients and parts as they are written."""
     import pandas as pd
 
-    begin, head = 0, b""
+    texts = () if facts else (*COLUMNS["client"], *COLUMNS["part"])  # in files of ours, clients are numbers
+    begin = 0
     with path.open("rb") as file:
-        while (line := file.readline()).startswith(b"#"):
-            begin, head = file.tell(), head + line
-        texts = () if f"# {MARK}".encode() in head else (*COLUMNS["client"], *COLUMNS["part"])
-        file.seek(begin)  # of ours, clients are numbers
+        while file.readline().startswith(b"#"):
+            begin = file.tell()
+        file.seek(begin)
         return pd.read_csv(
             file, dtype=dict.fromkeys(texts, str), keep_default_na=False, skipinitialspace=True
         )

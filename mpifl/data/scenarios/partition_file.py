@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.federation import CLASSES
+from mpifl.core.federation import CLASSES, SPLITS
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, hold_out
 from mpifl.data.partition.table import PartitionTable, facts_of, read
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import SPLITS, Scenario, ScenarioSpec, check_fraction
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction
 from mpifl.data.scenarios.relations import PermuteFeatures, PermuteTargets, PermuteTokens
 from mpifl.data.scenarios.usual import TESTS, strata, test_like
 from mpifl.data.transforms import Border, Colour, Noise, Op, Patch, PermuteLabels, Rotate
