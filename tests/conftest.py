@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,10 @@ ONE_MACHINE = {  # for Open MPI (MPICH needs none of it): as root, more ranks th
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+NOT_STARTED = (
+    "The PMIx server's listener thread failed to start"  # by mpirun, for want of a port to listen on
+)
+TRIES = 3  # of such an mpirun
 SLOWEST = ("test_digests.py", "test_deaths.py", "test_async.py", "test_catalogue.py", "test_mpi_bodies.py")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -138,6 +144,7 @@ def mpirun() -> Run:
 
     `run(3, "-m", "mpifl", "run", config)` or `run(2, "-c", program)`. Keywords: `timeout` in seconds, `env`
     (added), `cwd`, `launcher` (options of mpirun), `python` (an interpreter; the mpirun beside it is taken).
+    An mpirun that ends before it has started a rank, because it finds no port to listen on, is tried again.
     """
 
     def run(
@@ -156,6 +163,13 @@ def mpirun() -> Run:
             if executable is None:
                 pytest.skip("no mpirun beside the interpreter or on the PATH")
             command = [executable, "-n", str(ranks), *launcher, *command]
+        for _ in range(TRIES - 1):
+            end = finish(command, timeout, env=mpi_environment(env), cwd=cwd)
+            if NOT_STARTED not in end.stderr:
+                return end
+            said = f"{end.stdout}\n{end.stderr}"
+            warnings.warn(f"mpirun could not start, and is tried again: {said}", stacklevel=2)
+            time.sleep(1)
         return finish(command, timeout, env=mpi_environment(env), cwd=cwd)
 
     return run

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -17,6 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from mpifl.core.devices import CPU
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
 from mpifl.core.textfiles import json_file
@@ -40,8 +44,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "reproductions"  # of a checkout
 SAME_KEYS = (*OF_A_MACHINE, "evaluation.at_start")  # beside whole sections
 EVERY = "evaluation.every"  # the same, too, but for figures that are means over the evaluations
 OVER_EVALUATIONS = "_all"  # what the names of these figures hold
-MADE_BY = ("commit", "instructions")  # of a record: what decides the last bits of its figures
-NOT_RECORDED = "not recorded"  # instructions of cases of earlier versions
+NOT_RECORDED = "not recorded"  # what cases of earlier versions were computed with
 MOST_LEFT_OUT = 30  # rows that a page names as not run
 SHOWN_LABELS = 4  # of rows that a list names
 
@@ -301,10 +304,22 @@ def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
             "settings": sweep.settings(case, changed),
             "date": f"{ended:%Y-%m-%d}",
             "commit": commit[:10] + "+" * commit.endswith("+"),
-            "instructions": run.summary.get("identity", {}).get("instructions", ""),
+            **_hardware(run.summary.get("identity", {})),
             "digest": run.summary["digest"][:16],
             "seconds": round(run.summary["wall_seconds"]),
         }
+
+
+def _hardware(identity: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a case was computed with: instructions of processors, and the GPU if there was one."""
+    device = identity.get("device", CPU.type)
+    gpu = {} if device == CPU.type else {"device": device}
+    return {"instructions": identity.get("instructions", ""), **gpu}
+
+
+def _computed_with(record: Mapping[str, Any]) -> str:
+    """Return the kind of hardware that decides the last bits of a record's figures; empty if unknown."""
+    return str(record.get("device") or record.get("instructions", ""))
 
 
 def _kept(value: float) -> float:
@@ -387,7 +402,9 @@ def _other_figures(sweep: Sweep, found: Sequence[Sweep]) -> list[str]:
             if any(one["values"][name] != again["values"][name] for name in shared):
                 labels, there = one["labels"], _row(again["labels"])
                 seed = f", seed {labels[SEED]}" if SEED in labels else ""
-                by, by_other = (" on ".join(filter(None, map(case.get, MADE_BY))) for case in (one, again))
+                by, by_other = (
+                    " on ".join(filter(None, (case["commit"], _computed_with(case)))) for case in (one, again)
+                )
                 out.append(
                     f"{_row(labels)}{seed} was run in {other.stem}, too ({there}), by commit {by_other}"
                     f" instead of {by}, and has other figures there. Version or processor differ:"
@@ -406,14 +423,14 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
     table, ran = sweep.table, sweep.measured
     dates, commits = (sorted({one[key] for one in ran}) for key in ("date", "commit"))
     seeds = sorted({one["labels"].get(SEED, "0") for one in ran})
-    options = "".join(f" --{key} {json.dumps(v)!r}" for key, v in _common_changes(sweep).items())
+    options = "".join(f" --{key} {_word(value)}" for key, value in _common_changes(sweep).items())
     facts = [
         f"{len(ran)} of {len(sweep.labels)} cases",
         f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
         *([sweep.outdated_text] if sweep.outdated else []),
         f"{sweep.hours:.1f} hours of wall time in all",
         f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}",
-        *_instructions(ran),
+        *_kinds_of_hardware(ran),
         f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
         + " (+: with changes that were not committed)" * any(commit.endswith("+") for commit in commits),
     ]
@@ -429,25 +446,33 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
         here = f"sample standard deviation over the seeds{more}"
         parts.append(f'Published "+-": {table.spread}. Here: {here}.\n')
     if mixed := _few(_mixed_rows(ran), MOST_LEFT_OUT):
-        what = "Seeds of these rows were computed with different instructions of the processor"
+        what = "Seeds of these rows were computed with different instructions of the processor or on a GPU"
         parts.append(f"{what}: {mixed}.\n")
     parts += [f"Not run: {left_out}.\n"] if (left_out := sweep.left_out) else []
     parts += [f"{text}\n" for text in (table.differences, table.notes, *others, *table.findings) if text]
     return "\n".join(parts)
 
 
-def _instructions(ran: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return which instructions how many records were made with, as one text; nothing where none says it."""
-    counts = Counter(one.get("instructions") or NOT_RECORDED for one in ran)
+def _word(value: Any) -> str:
+    """Return a value of a key as a word of a shell's command line, which is read as YAML."""
+    plain = isinstance(value, str) and yaml.safe_load(value) == value
+    return shlex.quote(value if plain else json.dumps(value))
+
+
+def _kinds_of_hardware(ran: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what how many records were computed with, as one text; nothing where none says it."""
+    counts = Counter(_computed_with(one) or NOT_RECORDED for one in ran)
     known = [f"{kind} ({n} case{'s' * (n > 1)})" for kind, n in sorted(counts.items())]
     return [f"computed with {', '.join(known)}"] if {*counts} != {NOT_RECORDED} else []
 
 
 def _mixed_rows(ran: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the rows whose seeds are known to have been computed with different instructions."""
+    """Return the rows whose seeds are known to have been computed with different hardware."""
     kinds: dict[str, set[str]] = {}
     for one in ran:
-        kind = one.get("instructions", "").partition(" ")[0]  # a limit stands behind what it limits to
+        kind = _computed_with(one)
+        if "device" not in one:
+            kind = kind.partition(" ")[0]  # a limit stands behind what it limits to
         kinds.setdefault(_row(one["labels"]), set()).update([kind] if kind else [])
     return [row for row, found in kinds.items() if len(found) > 1]
 

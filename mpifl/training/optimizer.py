@@ -60,7 +60,7 @@ def fused_sgd(
         dampening=0.0,
         nesterov=False,
         maximize=False,
-        is_first_step=first,
+        is_first_step=first and bool(config.momentum),  # without momentum PyTorch warns of it on a GPU
     )
 
 

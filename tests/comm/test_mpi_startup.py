@@ -72,3 +72,28 @@ def test_a_rank_that_is_stopped_before_mpi_is_up_ends_the_job(mpirun, tmp_path):
     assert "is stopped and keeps MPI from coming up" in end.stderr
     assert "Traceback" not in end.stderr
     assert time.monotonic() - begin < 60
+
+
+def test_an_mpirun_of_the_tests_that_finds_no_port_is_tried_again(mpirun, tmp_path):
+    """It fails before it starts a rank, on machines where much runs: once in thousands of starts."""
+    launcher, tried = tmp_path / "mpirun", tmp_path / "tried"
+    failure = (
+        'echo bind failed; echo "The PMIx server\'s listener thread failed to start. We cannot" >&2; exit 213'
+    )
+    launcher.write_text(f'#!/bin/sh\n[ -e {tried} ] && exec echo ranks "$2"\ntouch {tried}; {failure}\n')
+    launcher.chmod(0o755)
+    with pytest.warns(UserWarning, match="(?s)tried again: bind failed.*listener"):
+        end = mpirun(3, "-c", "", python=str(tmp_path / "python"))
+    assert (end.returncode, end.stdout) == (0, "ranks 3\n")
+
+
+def test_an_mpirun_of_the_tests_that_never_finds_a_port_has_failed(mpirun, tmp_path):
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(
+        '#!/bin/sh\necho "The PMIx server\'s listener thread failed to start" >&2; exit 213\n'
+    )
+    launcher.chmod(0o755)
+    with pytest.warns(UserWarning, match="tried again") as said:
+        end = mpirun(1, "-c", "", python=str(tmp_path / "python"))
+    assert end.returncode == 213
+    assert len(said) == 2

@@ -281,7 +281,7 @@ def test_a_page_names_instructions_and_rows_whose_seeds_mix_them(paper, tmp_path
         record.write_text(json.dumps(kept))
         return papers.pages()[page]
 
-    mixed = "Seeds of these rows were computed with different instructions of the processor"
+    mixed = "Seeds of these rows were computed with different instructions of the processor or on a GPU"
     text = text_with("AVX2", "AVX512", "AVX512", "AVX512")
     assert "; computed with AVX2 (1 case), AVX512 (3 cases); commit" in text
     assert f"\n{mixed}: FedAvg.\n" in text
@@ -292,6 +292,40 @@ def test_a_page_names_instructions_and_rows_whose_seeds_mix_them(paper, tmp_path
     assert "computed with" not in text
     text = text_with("AVX2", "AVX2", "AVX2 (MPIFL_INSTRUCTIONS)", "AVX512")
     assert f"\n{mixed}: Local.\n" in text, "a limit is the kind that it names"
+
+
+def test_a_record_and_a_page_name_the_gpu_that_cases_were_computed_with(paper, tmp_path):
+    """Its processor's instructions decide few last bits then. Two GPUs of one maker are two kinds."""
+    folder = sweep_with(paper, tmp_path, "a", "--only", "rows=FedAvg")
+    for seed, gpu in enumerate(("NVIDIA H200", "NVIDIA H100")):
+        file = folder / f"ucfl-table1-FedAvg-{seed}" / "summary.json"
+        summary = json.loads(file.read_text())
+        file.write_text(json.dumps({**summary, "identity": {**summary["identity"], "device": gpu}}))
+    papers.record([str(folder)])
+    kept = json.loads((paper / "measured" / "table1.json").read_text())["cases"]
+    assert [one["device"] for one in kept] == ["NVIDIA H200", "NVIDIA H100"]
+    text = papers.pages()[papers.PAGES / "ucfl.md"]
+    assert "; computed with NVIDIA H100 (1 case), NVIDIA H200 (1 case); commit" in text
+    assert "computed with different instructions of the processor or on a GPU: FedAvg.\n" in text
+
+
+def test_a_page_writes_changes_as_words_of_a_command_line(paper, tmp_path):
+    changes = (
+        "--rounds",
+        "3",
+        "--local.momentum",
+        "0.5",
+        "--local.precision",
+        "float32",
+        "--name",
+        "ucfl-table1",
+    )
+    papers.record([str(sweep_with(paper, tmp_path, "a", *changes))])
+    page = papers.pages()[papers.PAGES / "ucfl.md"]
+    assert "--data.root DIR --rounds 3 --local.momentum 0.5\n" in page
+    assert papers._word("tf32") == "tf32"
+    assert papers._word("12") == "'\"12\"'", "a text, to YAML"
+    assert papers._word({"name": "iid"}) == '\'{"name": "iid"}\''
 
 
 def test_a_case_with_other_figures_in_another_sweep_is_named(paper, tmp_path):

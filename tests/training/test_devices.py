@@ -36,6 +36,7 @@ from mpifl.models import MODELS
 from mpifl.training.client import LocalClient, public_clients
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
+from mpifl.training.optimizer import fused_sgd
 
 META = torch.device("meta")  # a device without memory: where a tensor is said to be is all there is to it
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -160,6 +161,14 @@ def test_float32_on_a_gpu_is_float32_unless_tf32_is_asked_for(precision, least, 
     apart = float((found[1] - found[0]).norm() / found[0].norm())
     assert least <= apart < most
     assert not torch.backends.cudnn.allow_tf32, "nor where nothing trains"
+
+
+@pytest.mark.parametrize(("momentum", "first"), [(0.0, False), (0.9, True)])
+def test_a_first_step_is_one_of_momentum_of_which_pytorch_warns_on_a_gpu(momentum, first, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "_fused_sgd_", lambda *given, **options: seen.append(options["is_first_step"]))
+    fused_sgd([torch.ones(1)], [torch.ones(1)], [torch.ones(1)], LocalConfig(momentum=momentum), 0.1, True)
+    assert seen == [first]
 
 
 @gpu
