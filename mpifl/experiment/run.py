@@ -88,13 +88,14 @@ def run(
     start = perf_counter()
     if transport.is_server:
         folders.commit()  # while the checkout is still what was loaded
-    bar = Progress(config.rounds, config.name, quiet or not transport.is_server)
+    silent = quiet or not transport.is_server
+    bar = Progress(config.rounds, config.name, silent)
     lock: IO[str] | None = None
     if resumed:  # before data and model are opened: who watches sees that it goes on
         lock = on_server(transport, lambda: locked(resumed), everywhere=False)
     transport.begin_run()
     transport.watch_stopped(config.system.stopped_timeout_s)
-    with lock or nullcontext(), bar as progress, Signals(asked_to_stop) as signals:
+    with lock or nullcontext(), bar as progress, Signals(asked_to_stop, not silent) as signals:
         with doing("opening data and model"):
             context = build(config, transport, progress.say)
             if compares_uploads(config):

@@ -329,7 +329,8 @@ class _Work:
     def one_by_one(self, transport: Transport) -> None:
         """Run the cases one after the other, each over all ranks; write table and figure after each."""
         display, every = Progress(title=self.folder.name, quiet=self.quiet), len(self.mine)
-        with Signals() as signals, display as progress, doing("case", every) as stage:
+        answers = transport.is_server and not self.quiet
+        with Signals(answers=answers) as signals, display as progress, doing("case", every) as stage:
             for number, case in enumerate(self.mine, 1):
                 stage.done = number - 1
                 progress.say(f"case {number}/{every}: {case.title}")
@@ -499,7 +500,7 @@ class _SideBySide:
         """Run cases until none is left; return what ended the group before that."""
         out = sys.stdout
         try:
-            with Signals() as signals:
+            with Signals(answers=self.transport.is_server and not self.quiet) as signals:
                 while (unit := on_server(self.group, lambda: self._next(signals))) >= 0:
                     for case in self.units[unit]:
                         self.case = case

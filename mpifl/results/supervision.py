@@ -22,6 +22,8 @@ REPEAT_SECONDS = (
     1.0  # a scheduler may signal the job and its launcher, which forwards it: that is one request
 )
 
+ANSWER = b"mpifl: stops after this step, its state written; Ctrl-C or SIGTERM once more ends it at once\n"
+
 
 class Signals:
     """Remembers requests to save or to stop, as a context manager.
@@ -32,6 +34,8 @@ class Signals:
 
     Args:
         asked: returns whether to stop though no signal came; called between steps.
+        answers: whether to say at once, on standard error, that a request to stop has come, for a step can be
+            long; within a sweep the sweep decides.
 
     Attributes:
         folder: of the run, for the message where it ends before its first step.
@@ -40,8 +44,8 @@ class Signals:
         StoppedEarly: from the first request to stop, in a stage that ends at once.
     """
 
-    def __init__(self, asked: Callable[[], bool] = lambda: False) -> None:
-        self.asked = asked
+    def __init__(self, asked: Callable[[], bool] = lambda: False, answers: bool = False) -> None:
+        self.asked, self.answers = asked, answers
         self.folder = "RUN"
         self.save = False
         self.stop = False
@@ -52,15 +56,23 @@ class Signals:
         if threading.current_thread() is threading.main_thread():  # Python takes signals nowhere else
             for number in (*SAVE_SIGNALS, *STOP_SIGNALS):
                 self._previous[number] = signal.signal(number, self._handle)
+        if self._around is not None:
+            self.answers = self._around.answers
         return self
+
+    @property
+    def _around(self) -> Signals | None:
+        """The signals of the sweep that a run belongs to."""
+        outer = getattr(self._previous.get(STOP_SIGNALS[0]), "__self__", None)
+        return outer if isinstance(outer, Signals) else None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        outer = getattr(self._previous.get(STOP_SIGNALS[0]), "__self__", None)
-        if self.stop and error is None and isinstance(outer, Signals):
+        outer = self._around
+        if self.stop and error is None and outer is not None:
             outer.stop, outer._stopped_at = True, self._stopped_at
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -70,6 +82,8 @@ class Signals:
             self.stop, self._stopped_at = True, time.monotonic()
             if any(stage.ends_at_once for stage in stages()):
                 raise StoppedEarly(f"mpifl resume {self.folder} --from-start")
+            if self.answers:
+                os.write(sys.stderr.fileno(), ANSWER)  # what was interrupted may be a print
         elif number != signal.SIGUSR2 and time.monotonic() > self._stopped_at + REPEAT_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
