@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LABELS = ("classes", "numbers", "multi_hot")
+FEW_ROWS = 10  # of a class, below which whole numbers are likely to be values
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,16 @@ class Table(Source):
             std = part.std(0)
             scaled = (pool.labels - part.mean(0)) / np.where(std > 0, std, 1.0)
             pool = replace(pool, labels=scaled.astype(np.float32))
-        return replace(pool, categories=tuple(kinds) if any(kinds) else ())
+        remarks = self._guessed(frame, len(classes)) if y.ndim == 1 else ()
+        return replace(pool, categories=tuple(kinds) if any(kinds) else (), remarks=remarks)
+
+    def _guessed(self, frame: pd.DataFrame, classes: int) -> tuple[str, ...]:
+        """Return a line for the user where whole numbers were taken for classes that have few rows each."""
+        numbers = self.labels is None and frame[self.target[0]].dtype.kind in "iu"
+        if not numbers or classes * FEW_ROWS <= len(frame):
+            return ()
+        say = f"its {classes} whole numbers are taken for classes of {len(frame)} rows"
+        return (f"data.source.target = {self.target[0]}: {say}; labels: numbers predicts their values",)
 
     def _feature(self, frame: pd.DataFrame, name: str) -> tuple[np.ndarray, int]:
         """Return a column as numbers [n], and the number of its categories, 0 for none."""
