@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import mpifl
 from mpifl.core import instructions
 from mpifl.kernels import bindings
 
@@ -38,7 +39,9 @@ MOST_NAMES = 3  # of runs in a line
 
 @cache  # a package in use keeps its version, and to look it up takes milliseconds
 def version_of(package: str) -> str | None:
-    """Return the version of a package, None where it is not installed."""
+    """Return the version of a package, None where it is not installed; that of mpifl is the sources' own."""
+    if package == mpifl.__name__:
+        return mpifl.__version__
     try:
         return version(package)
     except PackageNotFoundError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 from support.runs import CONFIG
 
+import mpifl
 from mpifl import cli
 from mpifl.experiment import checkpoints
 from mpifl.kernels import bindings
@@ -83,6 +85,19 @@ def run(place: Path, run_id: str, *more: str) -> dict:
     where = ["--output.folder", str(place), "--output.id", run_id, "--data.cache", str(place / "cache")]
     assert cli.main(["run", str(CONFIG), *where, *more]) == 0
     return json.loads((place / f"tiny-{run_id}" / "summary.json").read_text())
+
+
+def test_the_version_of_mpifl_is_known_where_it_is_not_installed(monkeypatch):
+    """On a path to a checkout it was `None`, and a run another one than where it is installed."""
+
+    def none(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(identities, "version", none)
+    identities.version_of.cache_clear()
+    assert identities.version_of("mpifl") == mpifl.__version__
+    assert identities.version_of("torch") is None
+    identities.version_of.cache_clear()
 
 
 @pytest.mark.skipif(not bindings.TRAINING_AVAILABLE, reason=bindings.PROBLEM or "kernels")
