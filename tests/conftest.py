@@ -35,9 +35,7 @@ ONE_MACHINE = {  # for Open MPI (MPICH needs none of it): as root, more ranks th
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
-NOT_STARTED = (
-    "The PMIx server's listener thread failed to start"  # by mpirun, for want of a port to listen on
-)
+NOT_STARTED = "The PMIx server's listener thread failed to start"  # says an mpirun that finds no port
 TRIES = 3  # of such an mpirun
 SLOWEST = ("test_digests.py", "test_deaths.py", "test_async.py", "test_catalogue.py", "test_mpi_bodies.py")
 

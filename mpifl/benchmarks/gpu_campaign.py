@@ -53,7 +53,7 @@ TESTS = (
     "tests/mpi/test_gpu.py",
 )
 WAYS = {  # of training on a GPU -> options
-    "one by one": ["--system.stack", "1"],
+    "one by one": ["--system.stack", "1", "--system.cuda_graphs", "false"],
     "graphs": ["--system.stack", "1", "--system.cuda_graphs", "true"],
     "stacked": ["--system.stack", "0"],
     "stacked graphs": ["--system.stack", "0", "--system.cuda_graphs", "true"],

@@ -33,6 +33,7 @@ from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
 from mpifl.models import (
     AUTOENCODERS,
+    REPLAYED,
     LoRA,
     ModelOptions,
     build_model,
@@ -68,7 +69,7 @@ from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner, pick_stack
 from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import SECTION, local_configs
-from mpifl.training.precision import check_precision
+from mpifl.training.precision import FLOAT32, TF32, check_precision
 
 from . import loader
 from .context import Decisions, Parts, RunContext
@@ -162,6 +163,21 @@ def take_resources(config: Config, transport: Transport) -> Resources:
     ranks = transport.gather((place(transport, device, own), fault), "start") or []
     places, faults = (tuple(rank[i] for rank in ranks) for i in (0, 1))
     return Resources(device, transport.size, places, faults)
+
+
+def replays_steps(config: Config, device: str) -> bool:
+    """Return whether steps of SGD are replayed as CUDA graphs.
+
+    Args:
+        config: the run's; where it does not say, they are if that changes no bit.
+        device: of the model, `cpu` or `cuda:i`.
+    """
+    system, model = config.system, config.model
+    if system.cuda_graphs is not None:
+        return system.cuda_graphs
+    one_by_one = system.stack == 1 and not config.per_client  # a graph for each size of batches
+    exact = system.deterministic and config.local.precision in (FLOAT32, TF32)
+    return device != CPU and one_by_one and exact and type(model) in REPLAYED and not model.lora.rank
 
 
 def device_of(system: SystemConfig, number: int) -> str:
@@ -287,7 +303,7 @@ def build_parts(
         module,
         device,
         kernels=config.system.kernels,
-        graphs=config.system.cuda_graphs,
+        graphs=replays_steps(config, device),
         init=init(0),
         auxiliary=auxiliary_learner(config.algorithm, seed.model, info, device),
         task=config.task,

@@ -149,7 +149,7 @@ class RunContext:
         if on_cpu:
             options["compiled"] = system.kernels and self.learner.task.for_kernels
         else:
-            options |= {"graphs": system.cuda_graphs, "deterministic": system.deterministic}
+            options |= {"graphs": self.learner.replays, "deterministic": system.deterministic}
         if system.sums != "exact":
             options |= {"ranks": self.transport.size, "collective": system.collective}
         options |= {"stack": self.decisions.stack, "threads": torch.get_num_threads()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ OVER_EVALUATIONS = "_all"  # what the names of these figures hold
 NOT_RECORDED = "not recorded"  # what cases of earlier versions were computed with
 MOST_LEFT_OUT = 30  # rows that a page names as not run
 SHOWN_LABELS = 4  # of rows that a list names
+NAME = re.compile(r"[\w./-]+")
 
 
 @dataclass(frozen=True)
@@ -455,7 +457,7 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
 
 def _word(value: Any) -> str:
     """Return a value of a key as a word of a shell's command line, which is read as YAML."""
-    plain = isinstance(value, str) and yaml.safe_load(value) == value
+    plain = isinstance(value, str) and NAME.fullmatch(value) and yaml.safe_load(value) == value
     return shlex.quote(value if plain else json.dumps(value))
 
 

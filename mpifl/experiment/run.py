@@ -193,9 +193,11 @@ def announce(context: RunContext, say: Say, bind_report: bool) -> None:
         warn_once(differing)
     on_gpus = all(place["device"] != CPU for place in context.places)
     if on_gpus and not config.system.cuda_graphs and config.local.optimizer == "sgd":
-        stacks = config.policy.synchronous and stackable(context.parts.learner.flat.module)
+        learner = context.parts.learner
+        stacks = config.policy.synchronous and stackable(learner.flat.module)
         faster = "--system.stack 0 --system.cuda_graphs true" if stacks else "--system.cuda_graphs true"
-        say(f"hint: on a GPU, small networks train several times as fast with {faster}")
+        if stacks or not learner.replays:
+            say(f"hint: on a GPU, small networks train several times as fast with {faster}")
     if bindings.PROBLEM and config.system.kernels and config.system.device != "cuda":
         warn_once(
             f"{bindings.PROBLEM}; PyTorch trains instead: slower, with other last bits and another digest"

@@ -45,11 +45,15 @@ MODELS: dict[str, type] = {
     "custom": Custom,
 }
 
+REPLAYED = (MLP, IfcaMLP, LeNet5)
+"""Models whose replayed steps have the bits of ordinary ones on a GPU (`tests/mpi/test_gpu.py`)."""
+
 AUTOENCODERS: dict[str, type] = {"flt_ae": FltAE, "flt_ae_cifar": FltAECifar}
 
 __all__ = [
     "AUTOENCODERS",
     "MODELS",
+    "REPLAYED",
     "LoRA",
     "ModelOptions",
     "Net",

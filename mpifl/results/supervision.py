@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -83,7 +84,8 @@ class Signals:
             if any(stage.ends_at_once for stage in stages()):
                 raise StoppedEarly(f"mpifl resume {self.folder} --from-start")
             if self.answers:
-                os.write(sys.stderr.fileno(), ANSWER)  # what was interrupted may be a print
+                with suppress(OSError):
+                    os.write(2, ANSWER)  # standard error itself: what was interrupted may be a print
         elif number != signal.SIGUSR2 and time.monotonic() > self._stopped_at + REPEAT_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

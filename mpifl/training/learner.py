@@ -96,6 +96,11 @@ class Learner:
         return self.context.drop_single
 
     @property
+    def replays(self) -> bool:
+        """Whether steps are captured and replayed, where nothing but the batch changes."""
+        return self.stacks is not None
+
+    @property
     def trains_visits(self) -> bool:
         """Whether a backend may train many visits in one call."""
         return self.kernels is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,8 @@ from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import build as experiment
 from mpifl.experiment import placement
+from mpifl.experiment.build import replays_steps
+from mpifl.experiment.loader import load
 from mpifl.experiment.run import announce
 from mpifl.experiment.schema import Config, SystemConfig
 from mpifl.models.cnn import LeNet5
@@ -62,10 +65,11 @@ def test_workers_that_share_a_gpu_are_told_of_mps():
 @pytest.mark.parametrize(
     ("device", "graphs", "optimizer", "told"),
     [
+        ("cuda:0", None, "sgd", True),
         ("cuda:0", False, "sgd", True),
-        ("cpu", False, "sgd", False),
+        ("cpu", None, "sgd", False),
         ("cuda:0", True, "sgd", False),
-        ("cuda:0", False, "adam", False),
+        ("cuda:0", None, "adam", False),
     ],
 )
 def test_on_a_gpu_graphs_are_named_where_they_would_help(device, graphs, optimizer, told, monkeypatch):
@@ -79,6 +83,28 @@ def test_on_a_gpu_graphs_are_named_where_they_would_help(device, graphs, optimiz
     )
     announce(replace(context, config=changed, places=(rank() | {"device": device},)), said.append, False)
     assert any("--system.cuda_graphs true" in text for text in said) == told
+
+
+OPTIONS_OF_GRAPHS = {
+    "": True,
+    "--model lenet5 --local.precision tf32": True,
+    "--model emdcnn": False,
+    "--model.lora.rank 2": False,
+    "--system.stack 0": False,
+    "--system.stack 3 --system.cuda_graphs true": True,
+    "--system.cuda_graphs false": False,
+    "--system.deterministic false": False,
+    "--local.precision bfloat16": False,
+    "--per_client {0-1: {batch_size: 8}}": False,
+}
+
+
+@pytest.mark.parametrize(("options", "replayed"), OPTIONS_OF_GRAPHS.items())
+def test_steps_are_replayed_on_a_gpu_where_that_changes_no_bit(options, replayed):
+    words = [word for pair in re.findall(r"(--\S+) ({.*}|\S+)", options) for word in pair]
+    config = load(str(CONFIG), words)
+    assert replays_steps(config, "cuda:0") == replayed
+    assert replays_steps(config, "cpu") == (config.system.cuda_graphs is True)
 
 
 def test_a_gpu_without_a_worker_is_seen():

@@ -16,12 +16,15 @@ from mpifl.training.precision import has_bfloat16
 DEVICE = "cuda"
 EIGHT = ["--data.scenario", "{name: iid, clients: 8, validation: 0.2}"]
 SAMPLED = ["--cohort_size", "4", "--rounds", "3", *EIGHT, "--evaluation.clients", "4"]
+LENET = ["--model", "lenet5", "--data.source", "{name: synthetic, train: 400, test: 100}", *HALF]
 RUNS = {
     "fedavg": HALF,
     "scaffold": ["--algorithm", "scaffold", *HALF],
     "ucfl": ["--algorithm", "ucfl", *HALF],
     "graphs": ["--system.cuda_graphs", "true", *HALF],
-    "lenet": ["--model", "lenet5", "--data.source", "{name: synthetic, train: 400, test: 100}", *HALF],
+    "lenet": LENET,
+    "fedavg-ordinary": [*HALF, "--system.cuda_graphs", "false"],
+    "lenet-ordinary": [*LENET, "--system.cuda_graphs", "false"],
     "fedavg-auto": [*HALF, "--system.mpi_memory", "auto"],
     "ucfl-auto": ["--algorithm", "ucfl", *HALF, "--system.mpi_memory", "auto"],
     "captured": [*HALF, "--system.stack", "3", "--system.cuda_graphs", "true"],
@@ -78,6 +81,14 @@ def test_mpi_that_is_given_gpu_memory_leads_to_the_digest_of_staged_copies(folde
     if used["mpi_memory"] == "main":
         pytest.skip("this MPI is not CUDA-aware")
     assert runs.summary(name)["digest"] == runs.summary(f"{name}-auto")["digest"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "lenet"])
+def test_steps_are_replayed_by_default_and_have_the_bits_of_ordinary_ones(folders, name):
+    runs = Runs(folders[2])
+    one, other = (runs.summary(n) for n in (name, f"{name}-ordinary"))
+    assert (one["identity"]["graphs"], other["identity"]["graphs"]) == (True, False)
+    assert one["digest"] == other["digest"]
 
 
 @pytest.mark.nightly
