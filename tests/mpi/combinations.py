@@ -2,7 +2,8 @@
 
 A combination is a configuration for eight or nine clients of the digits, in rounds, asynchronous, or with
 data that drift: any method, with any mixture of policy, delays, network, availability, devices, optimiser,
-payload, privacy, attack, defence and evaluation. Many are refused, which is to be told in one line.
+payload, privacy, attack, defence and evaluation, and clients that diverge. Many are refused, which is to be
+told in one line.
 
 FOLDER/drawn.json holds a list of them. WHAT is `run`, `stop` (each ends after a few steps, its state written)
 or `resume`. FOLDER/WHAT.json gets what became of each: `ok`, `stopped`, or the message of a refusal.
@@ -133,6 +134,9 @@ class Drawn:
         ]
         if self.chance(0.4):
             self.tree["data"] = {"scenario": self.random.choice(scenarios)}
+        elif self.chance(0.15):
+            self.tree["data"] = {"scenario": {"resize": 16}}
+            self.tree["model"] = {"name": "lenet5", "lora": {"rank": 2}}
 
     def times(self) -> None:
         """Say how long clients take, and when they can be reached."""
@@ -157,6 +161,8 @@ class Drawn:
         local |= {"lr_decay": 0.9} if self.chance(0.15) else {}
         self.tree["local"] = local
         self.some(0.2, per_client=[{"0-1": {"epochs": 2}, "2": {"batch_size": 8, "lr": 0.05}}])
+        if self.chance(0.15):  # client 2 diverges, and is left out
+            self.tree |= {"on_client_error": "drop", "per_client": {"2": {"lr": 1e30}}}
         system = {"stack": self.random.choice((2, 3))} if self.rounds and self.chance(0.25) else {}
         system |= {"collective": self.random.choice(("reduce", "gather"))} if self.chance(0.15) else {}
         self.tree["system"] = system
@@ -184,7 +190,7 @@ class Drawn:
         choices = {"clients": 3, "train": True, "finetune_epochs": 1, "distances": self.rounds}
         judged |= {key: value for key, value in choices.items() if self.chance(0.1)}
         self.tree["evaluation"] = judged
-        written = {"updates": self.rounds, "client_models": True}
+        written = {"updates": self.rounds, "client_models": True, "clients": "none"}
         self.tree["output"] = {key: value for key, value in written.items() if self.chance(0.15)}
 
 
