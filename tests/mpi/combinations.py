@@ -214,6 +214,7 @@ def main(folder: Path, what: str) -> None:
     from mpifl.experiment import loader
     from mpifl.experiment.run import run
     from mpifl.experiment.schema import Config, check_sections
+    from mpifl.runtime.hook_errors import ClientError
     from mpifl.runtime.script import connected, on_all_ranks
 
     ended: dict[str, str] = {}
@@ -239,7 +240,7 @@ def main(folder: Path, what: str) -> None:
         try:
             on_all_ranks(f"combination {number}", partial(work, number=number))
             end = "ok"
-        except UserError as error:
+        except (UserError, ClientError) as error:  # the latter: every client fails
             end = str(error)
         except Stopped:
             end = "stopped"
