@@ -190,7 +190,7 @@ class Drawn:
         choices = {"clients": 3, "train": True, "finetune_epochs": 1, "distances": self.rounds}
         judged |= {key: value for key, value in choices.items() if self.chance(0.1)}
         self.tree["evaluation"] = judged
-        written = {"updates": self.rounds, "client_models": True, "clients": "none"}
+        written = {"updates": self.rounds, "client_models": True}
         self.tree["output"] = {key: value for key, value in written.items() if self.chance(0.15)}
 
 
