@@ -42,7 +42,7 @@ class FullBatchStep(ABC):
     """What takes the steps on full batches in place of the loop.
 
     Attributes:
-        total: sum of the losses of its steps, a scalar.
+        total: sum of the losses of its steps, a scalar; the loop adds those of its own.
     """
 
     total: torch.Tensor
@@ -106,6 +106,7 @@ def train_by_steps(
         replacement = None if full_batch is None else full_batch()
         if replacement is not None:
             update.load()  # what takes the steps has cleared it
+            total = replacement.total  # in the order of the steps, whoever takes them
         for number, index in enumerate(context.batches(split, config, request.key)):
             if request.stage is not None:
                 request.stage.done = number
@@ -120,8 +121,6 @@ def train_by_steps(
                 value = loss(module, x, y, index)
             update(value)
             total += value.detach()
-    if replacement is not None:
-        total += replacement.total
     steps = update.steps
     context.flat.check_buffers()
     update.save()
