@@ -316,7 +316,8 @@ def _round_seconds(campaign: Campaign, workers: int, variables: dict[str, str], 
     """Return seconds per round of W1 with some workers."""
     folder = campaign.folder / f"sharing-{workers}-{'mps' if mps else 'plain'}"
     folder.mkdir()
-    words = ["mpifl.benchmarks.job", "SOCKET", WORKLOADS["W1"].config, *campaign.options]
+    options = [*campaign.options, *WAYS["one by one"]]
+    words = ["mpifl.benchmarks.job", "SOCKET", WORKLOADS["W1"].config, *options]
     limit = max(LEAST_S, campaign.left * 0.3)
     job = Job("job", [*mpirun(workers + 1), *words], variables, folder, limit)
     try:

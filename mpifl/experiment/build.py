@@ -69,7 +69,8 @@ from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner, pick_stack
 from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import SECTION, local_configs
-from mpifl.training.precision import FLOAT32, TF32, check_precision
+from mpifl.training.precision import FLOAT32, check_precision
+from mpifl.training.tasks import Classification
 
 from . import loader
 from .context import Decisions, Parts, RunContext
@@ -165,19 +166,19 @@ def take_resources(config: Config, transport: Transport) -> Resources:
     return Resources(device, transport.size, places, faults)
 
 
-def replays_steps(config: Config, device: str) -> bool:
-    """Return whether steps of SGD are replayed as CUDA graphs.
+def replayed_steps(config: Config, device: str) -> bool | LocalConfig:
+    """Return which steps of SGD are replayed as CUDA graphs: all, none, or those with certain options.
 
     Args:
-        config: the run's; where it does not say, they are if that changes no bit.
+        config: the run's; where it does not say, steps of `local` are replayed if that changes no bit.
         device: of the model, `cpu` or `cuda:i`.
     """
     system, model = config.system, config.model
     if system.cuda_graphs is not None:
         return system.cuda_graphs
-    one_by_one = system.stack == 1 and not config.per_client  # a graph for each size of batches
-    exact = system.deterministic and config.local.precision in (FLOAT32, TF32)
-    return device != CPU and one_by_one and exact and type(model) in REPLAYED and not model.lora.rank
+    known = type(model) in REPLAYED and not model.lora.rank and type(config.task) is Classification
+    exact = system.deterministic and system.stack == 1 and config.local.precision == FLOAT32
+    return config.local if device != CPU and known and exact else False
 
 
 def device_of(system: SystemConfig, number: int) -> str:
@@ -303,7 +304,7 @@ def build_parts(
         module,
         device,
         kernels=config.system.kernels,
-        graphs=replays_steps(config, device),
+        graphs=replayed_steps(config, device),
         init=init(0),
         auxiliary=auxiliary_learner(config.algorithm, seed.model, info, device),
         task=config.task,

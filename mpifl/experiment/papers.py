@@ -448,7 +448,10 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
         here = f"sample standard deviation over the seeds{more}"
         parts.append(f'Published "+-": {table.spread}. Here: {here}.\n')
     if mixed := _few(_mixed_rows(ran), MOST_LEFT_OUT):
-        what = "Seeds of these rows were computed with different instructions of the processor or on a GPU"
+        gpus = any("device" in one for one in ran)
+        what = "Seeds of these rows were computed " + (
+            "on different GPUs or processors" if gpus else "with different instructions of the processor"
+        )
         parts.append(f"{what}: {mixed}.\n")
     parts += [f"Not run: {left_out}.\n"] if (left_out := sweep.left_out) else []
     parts += [f"{text}\n" for text in (table.differences, table.notes, *others, *table.findings) if text]

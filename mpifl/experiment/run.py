@@ -196,8 +196,9 @@ def announce(context: RunContext, say: Say, bind_report: bool) -> None:
         learner = context.parts.learner
         stacks = config.policy.synchronous and stackable(learner.flat.module)
         faster = "--system.stack 0 --system.cuda_graphs true" if stacks else "--system.cuda_graphs true"
+        times = "about twice" if learner.replays else "several times"
         if stacks or not learner.replays:
-            say(f"hint: on a GPU, small networks train several times as fast with {faster}")
+            say(f"hint: on a GPU, small networks train {times} as fast with {faster}")
     if bindings.PROBLEM and config.system.kernels and config.system.device != "cuda":
         warn_once(
             f"{bindings.PROBLEM}; PyTorch trains instead: slower, with other last bits and another digest"

@@ -158,7 +158,7 @@ class SystemConfig:
             kernels in C, and compute wide convolutions (3x3, 5x5) of any model with them (CPU only): several
             times faster than PyTorch, other last bits (`docs/performance.md`).
         cuda_graphs: replay the steps of SGD as CUDA graphs (GPU only; `docs/performance.md`); null does so
-            where that is known to change no bit: with mlp, ifca_mlp and lenet5, one client after the other.
+            where that is known to change no bit: mlp, ifca_mlp and lenet5 on classes, in float32.
         deterministic: make a GPU give the same bits each time; costs some speed.
         mpi_memory: memory from which MPI reads sums that a GPU made: `main`, a copy in page-locked main
             memory; `device`, the GPU's own, refused where MPI is not CUDA-aware; `auto`, `device` where

@@ -250,6 +250,7 @@ def _check_same(old: Sequence[Case], new: Sequence[Case], there: Path) -> None:
 def _settings(config: Config) -> dict[str, Any]:
     """Return the keys that decide the numbers of a case: dotted key -> value."""
     tree = loader.to_tree(config)
+    tree["system"]["cuda_graphs"] = bool(config.system.cuda_graphs)  # null changes no bit
     return {
         key: value
         for key, value in flat(tree)

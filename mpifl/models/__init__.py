@@ -46,7 +46,7 @@ MODELS: dict[str, type] = {
 }
 
 REPLAYED = (MLP, IfcaMLP, LeNet5)
-"""Models whose replayed steps have the bits of ordinary ones on a GPU (`tests/mpi/test_gpu.py`)."""
+"""Models whose replayed steps are known to have the bits of ordinary ones on a GPU (`test_cuda_graph.py`)."""
 
 AUTOENCODERS: dict[str, type] = {"flt_ae": FltAE, "flt_ae_cifar": FltAECifar}
 

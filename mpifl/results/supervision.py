@@ -23,7 +23,7 @@ REPEAT_SECONDS = (
     1.0  # a scheduler may signal the job and its launcher, which forwards it: that is one request
 )
 
-ANSWER = b"mpifl: stops after this step, its state written; Ctrl-C or SIGTERM once more ends it at once\n"
+ANSWER = b"mpifl: asked to stop: ends after this step; Ctrl-C or SIGTERM once more ends it at once\n"
 
 
 class Signals:
@@ -85,7 +85,8 @@ class Signals:
                 raise StoppedEarly(f"mpifl resume {self.folder} --from-start")
             if self.answers:
                 with suppress(OSError):
-                    os.write(2, ANSWER)  # standard error itself: what was interrupted may be a print
+                    # standard error itself: what was interrupted may be a print, or a bar in its line
+                    os.write(2, b"\n" * os.isatty(2) + ANSWER)
         elif number != signal.SIGUSR2 and time.monotonic() > self._stopped_at + REPEAT_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

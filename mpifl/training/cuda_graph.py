@@ -68,25 +68,28 @@ class CudaGraphBackend(Backend):
 
     Args:
         context: the model; on a CPU the same step is taken without a graph.
+        like: the only batch size, momentum, weight decay and format of steps that are captured; None for any.
 
     Attributes:
-        captured: the steps captured so far, by momentum, weight decay, precision, part and shape of a batch.
+        captured: the steps captured so far, by what they were captured with.
     """
 
-    def __init__(self, context: ModelContext) -> None:
+    def __init__(self, context: ModelContext, like: LocalConfig | None = None) -> None:
         self.context = context
+        self.like = None if like is None else _fixed(like)
         self.captured: dict[tuple[object, ...], CapturedStep] = {}
 
     def accepts(self, request: Request) -> bool:
         """Return whether the request is plain SGD on at least one full batch.
 
-        The model must have no hooks and draw no random numbers.
+        The model must have no hooks and draw no random numbers, and the visit no autocast of its own.
         """
         config = request.config
         plain = request.loss is None and request.direction is None
         plain = plain and config.optimizer == "sgd" and config.augment == "none"
-        full = len(request.split) >= config.batch_size
-        return plain and full and not self.context.draws and self.context.untouched()
+        plain = plain and not any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        wanted = self.like in (None, _fixed(config)) and len(request.split) >= config.batch_size
+        return plain and wanted and not self.context.draws and self.context.untouched()
 
     def train(self, request: Request) -> Trained:
         """Train; a batch that is not full is a step of the ordinary loop."""
@@ -95,13 +98,18 @@ class CudaGraphBackend(Backend):
     def _step(self, request: Request) -> CapturedStep:
         """Return the captured step at the start of a visit; a new one is captured first."""
         config, split = request.config, request.split
-        shape = config.batch_size, *split.x.shape[1:]
-        address = config.momentum, config.weight_decay, config.precision, bounds(request.part), shape
+        x, y = split.x, split.y
+        address = *_fixed(config), bounds(request.part), x.shape[1:], x.dtype, y.shape[1:], y.dtype
         if address not in self.captured:
             self.captured[address] = CapturedStep(self.context, config, request.part, split)
             self.context.flat.load(request.start)
         self.captured[address].begin(config.lr_at(request.step))
         return self.captured[address]
+
+
+def _fixed(config: LocalConfig) -> tuple[object, ...]:
+    """Return what a captured step keeps of how a client trains."""
+    return config.batch_size, config.momentum, config.weight_decay, config.precision
 
 
 class CapturedStep(FullBatchStep):

@@ -39,7 +39,7 @@ class Learner:
         device: where it computes.
         kernels: train by kernels in C what they know, on a CPU where they were built.
         graphs: replay captured steps, of one client and of stacks, where nothing but the batch changes;
-            leaves the kernels out.
+            leaves the kernels out. With a configuration, those of one client that trains so.
         init: the common initial vector [d]; None: the one the model came with.
         auxiliary: the learner of the network beside the model (`Algorithm.auxiliary`).
         task: what the model is trained for; None: classification. Kernels know cross-entropy only.
@@ -68,7 +68,7 @@ class Learner:
         device: str | torch.device = "cpu",
         *,
         kernels: bool = True,
-        graphs: bool = False,
+        graphs: bool | LocalConfig = False,
         init: torch.Tensor | None = None,
         auxiliary: Learner | None = None,
         task: Task | None = None,
@@ -80,13 +80,13 @@ class Learner:
         self.init = self.flat.vector.clone() if init is None else init.to(self.device)
         self.auxiliary, self.dry_run = auxiliary, False
         self.kernels = KernelBackend(context) if known and self.device.type == "cpu" else None
-        self.stacks = CapturedStacks() if graphs else None
+        self.stacks = CapturedStacks() if graphs is True else None
         stacked = LockstepBackend(context, self.stacks or train_stack)
         self.lockstep: LockstepRunner = stacked.runner
         self.backends: tuple[Backend, ...] = (
             stacked,
             *([self.kernels] if self.kernels is not None else []),
-            *([CudaGraphBackend(context)] if graphs else []),
+            *([CudaGraphBackend(context, None if graphs is True else graphs)] if graphs else []),
             PyTorchBackend(context),
         )
 
@@ -98,7 +98,7 @@ class Learner:
     @property
     def replays(self) -> bool:
         """Whether steps are captured and replayed, where nothing but the batch changes."""
-        return self.stacks is not None
+        return any(isinstance(backend, CudaGraphBackend) for backend in self.backends)
 
     @property
     def trains_visits(self) -> bool:

@@ -96,8 +96,9 @@ def test_targets_of_a_table_are_numbers_or_several_labels(tmp_path):
 def test_whole_numbers_of_many_values_are_classes_and_a_line_says_so(tmp_path, labels, values, told):
     a_table().assign(age=[20 + i % values for i in range(40)]).to_csv(tmp_path / "t.csv", index=False)
     pool = load("table", tmp_path, path="t.csv", target=("age",), features=("a", "b"), labels=labels)
-    line = "data.source.target = age: its 10 whole numbers are taken for classes of 40 rows"
-    assert pool.remarks == ((f"{line}; labels: numbers predicts their values",) if told else ())
+    line = "data.source.target = age: 10 different whole numbers in 40 rows are taken for classes"
+    remedy = "labels: numbers predicts their values, labels: classes leaves out this line"
+    assert pool.remarks == ((f"{line}; {remedy}",) if told else ())
 
 
 def test_the_test_part_of_a_table_is_a_file_or_a_column(tmp_path):

@@ -281,7 +281,7 @@ def test_a_page_names_instructions_and_rows_whose_seeds_mix_them(paper, tmp_path
         record.write_text(json.dumps(kept))
         return papers.pages()[page]
 
-    mixed = "Seeds of these rows were computed with different instructions of the processor or on a GPU"
+    mixed = "Seeds of these rows were computed with different instructions of the processor"
     text = text_with("AVX2", "AVX512", "AVX512", "AVX512")
     assert "; computed with AVX2 (1 case), AVX512 (3 cases); commit" in text
     assert f"\n{mixed}: FedAvg.\n" in text
@@ -306,7 +306,7 @@ def test_a_record_and_a_page_name_the_gpu_that_cases_were_computed_with(paper, t
     assert [one["device"] for one in kept] == ["NVIDIA H200", "NVIDIA H100"]
     text = papers.pages()[papers.PAGES / "ucfl.md"]
     assert "; computed with NVIDIA H100 (1 case), NVIDIA H200 (1 case); commit" in text
-    assert "computed with different instructions of the processor or on a GPU: FedAvg.\n" in text
+    assert "\nSeeds of these rows were computed on different GPUs or processors: FedAvg.\n" in text
 
 
 def test_a_page_writes_changes_as_words_of_a_command_line(paper, tmp_path):

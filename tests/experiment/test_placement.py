@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,7 @@ from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import build as experiment
 from mpifl.experiment import placement
-from mpifl.experiment.build import replays_steps
+from mpifl.experiment.build import replayed_steps
 from mpifl.experiment.loader import load
 from mpifl.experiment.run import announce
 from mpifl.experiment.schema import Config, SystemConfig
@@ -87,24 +86,42 @@ def test_on_a_gpu_graphs_are_named_where_they_would_help(device, graphs, optimiz
 
 OPTIONS_OF_GRAPHS = {
     "": True,
-    "--model lenet5 --local.precision tf32": True,
+    "--model lenet5": True,
+    "--model ifca_mlp": True,
     "--model emdcnn": False,
     "--model.lora.rank 2": False,
+    "--task regression": False,
     "--system.stack 0": False,
     "--system.stack 3 --system.cuda_graphs true": True,
     "--system.cuda_graphs false": False,
     "--system.deterministic false": False,
+    "--local.precision tf32": False,
     "--local.precision bfloat16": False,
-    "--per_client {0-1: {batch_size: 8}}": False,
 }
 
 
 @pytest.mark.parametrize(("options", "replayed"), OPTIONS_OF_GRAPHS.items())
 def test_steps_are_replayed_on_a_gpu_where_that_changes_no_bit(options, replayed):
-    words = [word for pair in re.findall(r"(--\S+) ({.*}|\S+)", options) for word in pair]
-    config = load(str(CONFIG), words)
-    assert replays_steps(config, "cuda:0") == replayed
-    assert replays_steps(config, "cpu") == (config.system.cuda_graphs is True)
+    config = load(str(CONFIG), options.split())
+    assert bool(replayed_steps(config, "cuda:0")) == replayed
+    assert replayed_steps(config, "cpu") is (config.system.cuda_graphs is True)
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_what_is_replayed_is_what_the_learner_does_and_the_run_says(replays, monkeypatch):
+    monkeypatch.setattr(experiment, "replayed_steps", lambda config, device: replays and config.local)
+    context = toy.context_of(toy.config_of(FedAvg()), toy.Tiny())
+    assert context.learner.replays == replays
+    context.learner.device = torch.device("cuda:0")
+    place = rank() | {"device": "cuda:0"}
+    context = replace(context, places=(place,))
+    assert context.identity["graphs"] == replays
+    said: list[str] = []
+    monkeypatch.setattr("mpifl.experiment.run.line", lambda identity: "")
+    announce(context, said.append, False)
+    (hint,) = [text for text in said if text.startswith("hint: ")]
+    assert ("about twice as fast" in hint, "several times as fast" in hint) == (replays, not replays)
+    assert hint.endswith("--system.stack 0 --system.cuda_graphs true")
 
 
 def test_a_gpu_without_a_worker_is_seen():

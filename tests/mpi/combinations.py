@@ -237,6 +237,8 @@ def main(folder: Path, what: str) -> None:
     for number in range(len(drawn)):
         if before.get(str(number), "stopped") != "stopped":
             continue
+        if connected().is_server:
+            print(f"combination {number}: {json.dumps(drawn[number])}", flush=True)
         try:
             on_all_ranks(f"combination {number}", partial(work, number=number))
             end = "ok"

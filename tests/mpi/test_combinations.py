@@ -28,8 +28,8 @@ def test_what_is_drawn_is_refused_in_one_line_or_has_one_digest(mpirun, tmp_path
         folder.mkdir(exist_ok=True)
         (folder / "drawn.json").write_text(json.dumps(drawn))
         end = mpirun(ranks, PROGRAM, folder, what, timeout=1800, env=toy.PYTHONPATH)
+        assert end.returncode == 0, f"{place}: {end.stdout}\n{end.stderr}"
         found[place] = json.loads((folder / f"{what}.json").read_text())
-        assert end.returncode == 0, f"{place}, {drawn[len(found[place])]}\n{end.stderr}"
     wrong, ran = [], [number for number, end in found["one"].items() if end == "ok"]
     for number, end in found["one"].items():
         tree = json.dumps(drawn[int(number)])

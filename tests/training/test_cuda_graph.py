@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,6 +75,43 @@ def test_a_step_is_captured_once_for_all_clients_and_rounds():
 
 def test_a_method_that_changes_gradients_trains_step_by_step():
     _, learner = trained(True, CONFIGS["plain"], "mlp", direction=lambda g, w: g)
+    assert not captured(learner)
+
+
+LIKE = CONFIGS["momentum and decay"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "kept"),
+    [
+        ({}, True),
+        ({"epochs": 3, "lr": 0.2}, True),
+        ({"batch_size": 4}, False),
+        ({"momentum": 0.5}, False),
+        ({"weight_decay": 0.0}, False),
+    ],
+)
+def test_with_a_configuration_steps_like_its_own_are_captured(changed, kept):
+    learner = Learner(MODELS["mlp"]().build((1, 4, 4), 3), graphs=LIKE)
+    learner.sgd(learner.init, SPLITS[0], replace(LIKE, **changed), key(1))
+    assert bool(captured(learner)) == kept
+
+
+def test_a_step_is_captured_for_labels_of_one_kind():
+    """A method may train on classes, and then on what another model says of them."""
+    learner = Learner(MODELS["mlp"]().build((1, 4, 4), 3), graphs=True)
+    plain = Learner(MODELS["mlp"]().build((1, 4, 4), 3), kernels=False)
+    soft = Split(SPLITS[0].x, nn.functional.one_hot(SPLITS[0].y, 3).float())
+    for split in (SPLITS[0], soft, SPLITS[0]):
+        found, expected = (one.sgd(plain.init, split, LIKE, key(1)) for one in (learner, plain))
+        assert torch.equal(found.vector, expected.vector)
+    assert len(captured(learner)) == 2
+
+
+def test_under_an_autocast_of_the_visits_own_steps_are_not_captured():
+    learner = Learner(MODELS["mlp"]().build((1, 4, 4), 3), graphs=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        learner.sgd(learner.init, SPLITS[0], LIKE, key(1))
     assert not captured(learner)
 
 
@@ -209,7 +247,7 @@ def deterministic() -> Iterator[None]:
 
 @gpu
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet18"])
+@pytest.mark.parametrize("name", ["mlp", "ifca_mlp", "lenet5", "resnet18"])
 def test_graphs_on_a_gpu_give_the_bits_of_ordinary_steps(name):
     config = LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.9, weight_decay=0.01)
     found = []

@@ -126,8 +126,9 @@ class Table(Source):
         numbers = self.labels is None and frame[self.target[0]].dtype.kind in "iu"
         if not numbers or classes * FEW_ROWS <= len(frame):
             return ()
-        say = f"its {classes} whole numbers are taken for classes of {len(frame)} rows"
-        return (f"data.source.target = {self.target[0]}: {say}; labels: numbers predicts their values",)
+        say = f"{classes} different whole numbers in {len(frame)} rows are taken for classes"
+        remedy = "labels: numbers predicts their values, labels: classes leaves out this line"
+        return (f"data.source.target = {self.target[0]}: {say}; {remedy}",)
 
     def _feature(self, frame: pd.DataFrame, name: str) -> tuple[np.ndarray, int]:
         """Return a column as numbers [n], and the number of its categories, 0 for none."""
