@@ -122,6 +122,11 @@ def test_what_is_replayed_is_what_the_learner_does_and_the_run_says(replays, mon
     (hint,) = [text for text in said if text.startswith("hint: ")]
     assert ("about twice as fast" in hint, "several times as fast" in hint) == (replays, not replays)
     assert hint.endswith("--system.stack 0 --system.cuda_graphs true")
+    monkeypatch.setattr("mpifl.experiment.run.stackable", lambda module: False)
+    said.clear()
+    announce(context, said.append, False)
+    hints = [text.partition(" with ")[2] for text in said if text.startswith("hint: ")]
+    assert hints == ([] if replays else ["--system.cuda_graphs true"])
 
 
 def test_a_gpu_without_a_worker_is_seen():
