@@ -161,13 +161,13 @@ def mpirun() -> Run:
             if executable is None:
                 pytest.skip("no mpirun beside the interpreter or on the PATH")
             command = [executable, "-n", str(ranks), *launcher, *command]
-        for _ in range(TRIES - 1):
+        for left in reversed(range(TRIES)):
             end = finish(command, timeout, env=mpi_environment(env), cwd=cwd)
-            if NOT_STARTED not in end.stderr:
-                return end
+            if NOT_STARTED not in end.stderr or not left:
+                break
             said = f"{end.stdout}\n{end.stderr}"
             warnings.warn(f"mpirun could not start, and is tried again: {said}", stacklevel=2)
             time.sleep(1)
-        return finish(command, timeout, env=mpi_environment(env), cwd=cwd)
+        return end
 
     return run

@@ -19,12 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mpifl.core.devices import CPU
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
-from mpifl.core.textfiles import json_file
+from mpifl.core.textfiles import json_file, yaml_of
 from mpifl.results.reader import OF_A_MACHINE, SAME, load
 from mpifl.results.seed_groups import flat
 
@@ -48,7 +46,7 @@ OVER_EVALUATIONS = "_all"  # what the names of these figures hold
 NOT_RECORDED = "not recorded"  # what cases of earlier versions were computed with
 MOST_LEFT_OUT = 30  # rows that a page names as not run
 SHOWN_LABELS = 4  # of rows that a list names
-NAME = re.compile(r"[\w./-]+")
+PLAIN = re.compile(r"[\w./-]+")  # texts that YAML may read without quotes
 
 
 @dataclass(frozen=True)
@@ -460,7 +458,7 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
 
 def _word(value: Any) -> str:
     """Return a value of a key as a word of a shell's command line, which is read as YAML."""
-    plain = isinstance(value, str) and NAME.fullmatch(value) and yaml.safe_load(value) == value
+    plain = isinstance(value, str) and PLAIN.fullmatch(value) and yaml_of(value, "", value) == value
     return shlex.quote(value if plain else json.dumps(value))
 
 
@@ -475,9 +473,10 @@ def _mixed_rows(ran: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the rows whose seeds are known to have been computed with different hardware."""
     kinds: dict[str, set[str]] = {}
     for one in ran:
-        kind = _computed_with(one)
-        if "device" not in one:
-            kind = kind.partition(" ")[0]  # a limit stands behind what it limits to
+        instructions = one.get("instructions", "").partition(" ")[
+            0
+        ]  # a limit stands behind what it limits to
+        kind = one.get("device") or instructions
         kinds.setdefault(_row(one["labels"]), set()).update([kind] if kind else [])
     return [row for row, found in kinds.items() if len(found) > 1]
 

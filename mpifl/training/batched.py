@@ -32,7 +32,7 @@ from .augmentation import AUGMENTATIONS
 from .backend import Backend, Request
 from .model_context import ModelContext, is_random
 from .optimizer import adam, fused_sgd
-from .precision import FLOAT32, forward_pass, training_in
+from .precision import FLOAT32, forward_pass, training_in, under_autocast
 from .tasks import IGNORED, Classification, NextToken
 
 STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.RNNBase)
@@ -386,8 +386,7 @@ class LockstepBackend(Backend):
         Nothing is accepted where the task has no `sample_weights`, or under an autocast of the visit's own.
         """
         fits = self._known_mean and request.loss is None and self.runner.listening
-        fits = fits and not any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-        return fits and self.context.untouched()
+        return fits and not under_autocast() and self.context.untouched()
 
     def train(self, request: Request) -> Trained:
         """Wait until all other visits have asked; return this one's outcome."""

@@ -30,7 +30,7 @@ from .batched import (
 from .config import LocalConfig
 from .model_context import ModelContext
 from .optimizer import OptimizerStep, fused_sgd
-from .precision import forward_pass, training_in
+from .precision import forward_pass, training_in, under_autocast
 from .pytorch_backend import FullBatchStep, train_by_steps
 
 WARM_UP = 3  # steps before capture, as PyTorch asks for: libraries allocate and choose in them
@@ -87,7 +87,7 @@ class CudaGraphBackend(Backend):
         config = request.config
         plain = request.loss is None and request.direction is None
         plain = plain and config.optimizer == "sgd" and config.augment == "none"
-        plain = plain and not any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        plain = plain and not under_autocast()
         wanted = self.like in (None, _fixed(config)) and len(request.split) >= config.batch_size
         return plain and wanted and not self.context.draws and self.context.untouched()
 

@@ -72,6 +72,11 @@ def training_in(precision: str, device: torch.device) -> Iterator[None]:
         set_tf32(device, False)
 
 
+def under_autocast() -> bool:
+    """Return whether the code around has turned autocast on, for processors or GPUs."""
+    return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
 def forward_pass(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Return what the loss of a training step is computed in; the backward pass follows its formats.
 

@@ -310,16 +310,8 @@ def test_a_record_and_a_page_name_the_gpu_that_cases_were_computed_with(paper, t
 
 
 def test_a_page_writes_changes_as_words_of_a_command_line(paper, tmp_path):
-    changes = (
-        "--rounds",
-        "3",
-        "--local.momentum",
-        "0.5",
-        "--local.precision",
-        "float32",
-        "--name",
-        "ucfl-table1",
-    )
+    changes = ["--rounds", "3", "--local.momentum", "0.5"]
+    changes += ["--local.precision", "float32", "--name", "ucfl-table1"]  # as they are
     papers.record([str(sweep_with(paper, tmp_path, "a", *changes))])
     page = papers.pages()[papers.PAGES / "ucfl.md"]
     assert "--data.root DIR --rounds 3 --local.momentum 0.5\n" in page

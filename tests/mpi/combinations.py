@@ -223,11 +223,12 @@ def main(folder: Path, what: str) -> None:
 
     def work(transport: Any, number: int) -> None:
         options: dict[str, Any] = {}
-        tree = whole(drawn[number], folder, str(number))
         if what == "resume":
             options["resumed"] = folder / f"tiny-{number}"
             tree = yaml.safe_load((options["resumed"] / "config.yaml").read_text())
-        elif what == "stop":
+        else:
+            tree = whole(drawn[number], folder, str(number))
+        if what == "stop":
             polls = iter(range(2 + number % 3))
             options["asked_to_stop"] = lambda: next(polls, None) is None
         config = loader.from_tree(Config, tree)
@@ -246,9 +247,9 @@ def main(folder: Path, what: str) -> None:
             end = str(error)
         except Stopped:
             end = "stopped"
-        if connected().is_server:
-            ended[str(number)] = end
-            (folder / f"{what}.json").write_text(json.dumps(ended))
+        ended[str(number)] = end
+    if connected().is_server:
+        (folder / f"{what}.json").write_text(json.dumps(ended))
 
 
 if __name__ == "__main__":

@@ -64,13 +64,8 @@ class Stopper:
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("command", ["run", "sweep"])
 def test_runs_and_sweeps_answer_once_unless_they_are_to_be_quiet(command, quiet, tmp_path, capfd):
-    options = [
-        "--output.folder",
-        str(tmp_path),
-        "--output.callbacks",
-        f"[{__file__}:Stopper]",
-        *["-q"] * quiet,
-    ]
+    options = ["--output.folder", str(tmp_path), "--output.callbacks", f"[{__file__}:Stopper]"]
+    options += ["-q"] if quiet else []
     options += ["--vary", "{seed: [0, 1]}"] if command == "sweep" else []
     assert cli.main([command, str(CONFIG), *options]) == 75
     assert capfd.readouterr().err.count("asked to stop: ends after this step") == (not quiet)
