@@ -66,6 +66,7 @@ from mpifl.traffic.privacy import CentralPrivacy
 from mpifl.training.batched import sample_weights, stackable
 from mpifl.training.client import LocalClients, public_clients
 from mpifl.training.config import LocalConfig
+from mpifl.training.cuda_graph import Replayed
 from mpifl.training.learner import Learner, pick_stack
 from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import SECTION, local_configs
@@ -166,8 +167,8 @@ def take_resources(config: Config, transport: Transport) -> Resources:
     return Resources(device, transport.size, places, faults)
 
 
-def replayed_steps(config: Config, device: str) -> bool | LocalConfig:
-    """Return which steps of SGD are replayed as CUDA graphs: all, none, or those with certain options.
+def replayed_steps(config: Config, device: str) -> Replayed | None:
+    """Return which steps of SGD are replayed as CUDA graphs; None for none.
 
     Args:
         config: the run's; where it does not say, steps of `local` are replayed if that changes no bit.
@@ -175,10 +176,10 @@ def replayed_steps(config: Config, device: str) -> bool | LocalConfig:
     """
     system, model = config.system, config.model
     if system.cuda_graphs is not None:
-        return system.cuda_graphs
+        return Replayed() if system.cuda_graphs else None
     known = type(model) in REPLAYED and not model.lora.rank and type(config.task) is Classification
     exact = system.deterministic and system.stack == 1 and config.local.precision == FLOAT32
-    return config.local if device != CPU and known and exact else False
+    return Replayed(config.local) if device != CPU and known and exact else None
 
 
 def device_of(system: SystemConfig, number: int) -> str:

@@ -8,6 +8,7 @@ a graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -34,6 +35,18 @@ from .precision import forward_pass, training_in, under_autocast
 from .pytorch_backend import FullBatchStep, train_by_steps
 
 WARM_UP = 3  # steps before capture, as PyTorch asks for: libraries allocate and choose in them
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Which steps of SGD are replayed.
+
+    Attributes:
+        like: only those of one client that trains with this batch size, momentum, weight decay and
+            precision; None: any, those of stacks, too.
+    """
+
+    like: LocalConfig | None = None
 
 
 def captured(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph | None:
@@ -68,15 +81,15 @@ class CudaGraphBackend(Backend):
 
     Args:
         context: the model; on a CPU the same step is taken without a graph.
-        like: the only batch size, momentum, weight decay and format of steps that are captured; None for any.
+        replayed: which steps.
 
     Attributes:
         captured: the steps captured so far, by what they were captured with.
     """
 
-    def __init__(self, context: ModelContext, like: LocalConfig | None = None) -> None:
+    def __init__(self, context: ModelContext, replayed: Replayed) -> None:
         self.context = context
-        self.like = None if like is None else _fixed(like)
+        self.like = None if replayed.like is None else _fixed(replayed.like)
         self.captured: dict[tuple[object, ...], CapturedStep] = {}
 
     def accepts(self, request: Request) -> bool:

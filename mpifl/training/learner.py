@@ -21,7 +21,7 @@ from mpifl.core.task import Task
 from .backend import Backend, Request
 from .batched import LockstepBackend, LockstepRunner, sample_weights, stackable, train_stack
 from .config import LocalConfig
-from .cuda_graph import CapturedStacks, CudaGraphBackend
+from .cuda_graph import CapturedStacks, CudaGraphBackend, Replayed
 from .kernel_backend import KernelBackend
 from .model_context import ModelContext
 from .pytorch_backend import NoTraining, PyTorchBackend, mean_gradient, outputs
@@ -38,8 +38,8 @@ class Learner:
         model: the module; its parameters become views of one flat vector.
         device: where it computes.
         kernels: train by kernels in C what they know, on a CPU where they were built.
-        graphs: replay captured steps, of one client and of stacks, where nothing but the batch changes;
-            leaves the kernels out. With a configuration, those of one client that trains so.
+        graphs: the steps that are captured and replayed, where nothing but the batch changes; leaves the
+            kernels out. None for none.
         init: the common initial vector [d]; None: the one the model came with.
         auxiliary: the learner of the network beside the model (`Algorithm.auxiliary`).
         task: what the model is trained for; None: classification. Kernels know cross-entropy only.
@@ -49,7 +49,7 @@ class Learner:
         backends: asked in this order; the first that accepts a request trains it.
         kernels: the backend of the kernels, which also evaluates; None where PyTorch does everything.
         lockstep: runs visits side by side, so that their requests are trained in one stack.
-        stacks: trains stacks by captured steps; None without graphs.
+        stacks: trains stacks by captured steps; None where those of stacks are not replayed.
         device: where the model computes.
         layout: where each named tensor lies in the vector.
         flat: the module and its flat vector.
@@ -68,25 +68,25 @@ class Learner:
         device: str | torch.device = "cpu",
         *,
         kernels: bool = True,
-        graphs: bool | LocalConfig = False,
+        graphs: Replayed | None = None,
         init: torch.Tensor | None = None,
         auxiliary: Learner | None = None,
         task: Task | None = None,
     ) -> None:
         self.task = task or Classification()
-        known = kernels and not graphs and self.task.for_kernels
+        known = kernels and graphs is None and self.task.for_kernels
         self.context = context = ModelContext(model, device, self.task, known)
         self.device, self.layout, self.flat = context.device, context.layout, context.flat
         self.init = self.flat.vector.clone() if init is None else init.to(self.device)
         self.auxiliary, self.dry_run = auxiliary, False
         self.kernels = KernelBackend(context) if known and self.device.type == "cpu" else None
-        self.stacks = CapturedStacks() if graphs is True else None
+        self.stacks = CapturedStacks() if graphs == Replayed() else None
         stacked = LockstepBackend(context, self.stacks or train_stack)
         self.lockstep: LockstepRunner = stacked.runner
         self.backends: tuple[Backend, ...] = (
             stacked,
             *([self.kernels] if self.kernels is not None else []),
-            *([CudaGraphBackend(context, None if graphs is True else graphs)] if graphs else []),
+            *([] if graphs is None else [CudaGraphBackend(context, graphs)]),
             PyTorchBackend(context),
         )
 

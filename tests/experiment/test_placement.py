@@ -21,6 +21,7 @@ from mpifl.experiment.run import announce
 from mpifl.experiment.schema import Config, SystemConfig
 from mpifl.models.cnn import LeNet5
 from mpifl.results.identity import machine
+from mpifl.training.cuda_graph import Replayed
 
 
 def rank(
@@ -103,13 +104,15 @@ OPTIONS_OF_GRAPHS = {
 @pytest.mark.parametrize(("options", "replayed"), OPTIONS_OF_GRAPHS.items())
 def test_steps_are_replayed_on_a_gpu_where_that_changes_no_bit(options, replayed):
     config = load(str(CONFIG), options.split())
-    assert bool(replayed_steps(config, "cuda:0")) == replayed
-    assert replayed_steps(config, "cpu") is (config.system.cuda_graphs is True)
+    assert (replayed_steps(config, "cuda:0") is not None) == replayed
+    assert (replayed_steps(config, "cpu") is not None) == (config.system.cuda_graphs is True)
 
 
 @pytest.mark.parametrize("replays", [True, False])
 def test_what_is_replayed_is_what_the_learner_does_and_the_run_says(replays, monkeypatch):
-    monkeypatch.setattr(experiment, "replayed_steps", lambda config, device: replays and config.local)
+    monkeypatch.setattr(
+        experiment, "replayed_steps", lambda config, device: Replayed(config.local) if replays else None
+    )
     context = toy.context_of(toy.config_of(FedAvg()), toy.Tiny())
     assert context.learner.replays == replays
     context.learner.device = torch.device("cuda:0")

@@ -18,9 +18,10 @@ from mpifl.core.rng import key
 from mpifl.models import MODELS
 from mpifl.training.backend import Request
 from mpifl.training.config import LocalConfig
-from mpifl.training.cuda_graph import CapturedStack, CudaGraphBackend
+from mpifl.training.cuda_graph import CapturedStack, CudaGraphBackend, Replayed
 from mpifl.training.learner import Learner, pick_stack
 
+EVERY = Replayed()
 SPLITS = [toy.draw("train", k, n, 0) for k, n in enumerate((23, 10, 4))]  # of 5: with, without, only a rest
 CONFIGS = {
     "plain": LocalConfig(epochs=2, batch_size=5, lr=0.1),
@@ -40,7 +41,12 @@ def captured(learner: Learner) -> dict:
 
 
 def trained(
-    graphs: bool, config: LocalConfig, name: str, device: str = "cpu", part: str | None = None, **more
+    graphs: Replayed | None,
+    config: LocalConfig,
+    name: str,
+    device: str = "cpu",
+    part: str | None = None,
+    **more,
 ):
     """Return what clients make in two rounds with one learner, and the learner."""
     torch.manual_seed(3)
@@ -60,8 +66,8 @@ def trained(
 @pytest.mark.parametrize("part", [None, "head"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_replayed_steps_give_the_bits_of_ordinary_ones(config, part):
-    plain, _ = trained(False, config, "mlp", part=part)
-    replayed, learner = trained(True, config, "mlp", part=part)
+    plain, _ = trained(None, config, "mlp", part=part)
+    replayed, learner = trained(EVERY, config, "mlp", part=part)
     for a, b in zip(plain, replayed, strict=True):
         assert torch.equal(a.vector, b.vector)
         assert (a.steps, a.lr, a.loss) == (b.steps, b.lr, b.loss)
@@ -69,12 +75,12 @@ def test_replayed_steps_give_the_bits_of_ordinary_ones(config, part):
 
 
 def test_a_step_is_captured_once_for_all_clients_and_rounds():
-    _, learner = trained(True, CONFIGS["momentum and decay"], "mlp")
+    _, learner = trained(EVERY, CONFIGS["momentum and decay"], "mlp")
     assert len(captured(learner)) == 1
 
 
 def test_a_method_that_changes_gradients_trains_step_by_step():
-    _, learner = trained(True, CONFIGS["plain"], "mlp", direction=lambda g, w: g)
+    _, learner = trained(EVERY, CONFIGS["plain"], "mlp", direction=lambda g, w: g)
     assert not captured(learner)
 
 
@@ -92,14 +98,14 @@ LIKE = CONFIGS["momentum and decay"]
     ],
 )
 def test_with_a_configuration_steps_like_its_own_are_captured(changed, kept):
-    learner = Learner(MODELS["mlp"]().build((1, 4, 4), 3), graphs=LIKE)
+    learner = Learner(MODELS["mlp"]().build((1, 4, 4), 3), graphs=Replayed(LIKE))
     learner.sgd(learner.init, SPLITS[0], replace(LIKE, **changed), key(1))
     assert bool(captured(learner)) == kept
 
 
 def test_a_step_is_captured_for_labels_of_one_kind():
     """A method may train on classes, and then on what another model says of them."""
-    learner = Learner(MODELS["mlp"]().build((1, 4, 4), 3), graphs=True)
+    learner = Learner(MODELS["mlp"]().build((1, 4, 4), 3), graphs=EVERY)
     plain = Learner(MODELS["mlp"]().build((1, 4, 4), 3), kernels=False)
     soft = Split(SPLITS[0].x, nn.functional.one_hot(SPLITS[0].y, 3).float())
     for split in (SPLITS[0], soft, SPLITS[0]):
@@ -109,14 +115,14 @@ def test_a_step_is_captured_for_labels_of_one_kind():
 
 
 def test_under_an_autocast_of_the_visits_own_steps_are_not_captured():
-    learner = Learner(MODELS["mlp"]().build((1, 4, 4), 3), graphs=True)
+    learner = Learner(MODELS["mlp"]().build((1, 4, 4), 3), graphs=EVERY)
     with torch.autocast("cpu", torch.bfloat16):
         learner.sgd(learner.init, SPLITS[0], LIKE, key(1))
     assert not captured(learner)
 
 
 def test_a_model_that_draws_numbers_trains_step_by_step():
-    learner = Learner(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)), graphs=True)
+    learner = Learner(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)), graphs=EVERY)
     learner.sgd(learner.init, SPLITS[0], CONFIGS["plain"], key(1))
     assert not captured(learner)
     assert isinstance(learner.flat, FlatModel)
@@ -125,7 +131,7 @@ def test_a_model_that_draws_numbers_trains_step_by_step():
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
 def test_a_model_with_hooks_trains_step_by_step(register):
     """A captured step would call the hook once and never again."""
-    learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)), graphs=True)
+    learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)), graphs=EVERY)
     calls = []
     handle = getattr(learner.flat.module[2], register)(lambda *given: calls.append(1))
     trained = learner.sgd(learner.init, SPLITS[0], CONFIGS["plain"], key(1))
@@ -143,7 +149,7 @@ STACKED = {
 SIZES = (23, 5, 0, 1, 23)  # batches of 5: 5, 1, 0, 1 and 5 steps
 
 
-def stack(device: str, config: LocalConfig, graphs: bool, name: str = "mlp", **more):
+def stack(device: str, config: LocalConfig, graphs: Replayed | None, name: str = "mlp", **more):
     """Return requests of five clients, what a stack makes of them, and the learner."""
     torch.manual_seed(11)
     shape = (1, 4, 4) if name == "mlp" else (1, 28, 28)
@@ -161,9 +167,9 @@ def compare(config: LocalConfig, device: str, name: str = "mlp", part: str | Non
     largest change on a CPU, and 1e-3 on a GPU, whose libraries compute a stack by other algorithms.
     """
     rounding = 1e-4 if device == "cpu" else 1e-3
-    _, _, learner = stack(device, config, True, name)
+    _, _, learner = stack(device, config, EVERY, name)
     more = {"part": learner.layout.part(part)} if part else {}
-    asked, found, learner = stack(device, config, True, name, **more)
+    asked, found, learner = stack(device, config, EVERY, name, **more)
     kept = learner.stacks.captured
     assert len(kept) == 1, "it was a captured stack"
     again = learner.lockstep.train_requests(asked)
@@ -189,13 +195,13 @@ def test_batches_are_padded_to_what_the_largest_client_has():
     """A batch of everybody's samples, however few these are, costs no more than they do."""
     config = LocalConfig(batch_size=20000, lr=0.1)
     compare(config, "cpu")
-    *_, learner = stack("cpu", config, True)
+    *_, learner = stack("cpu", config, EVERY)
     (kept,) = learner.stacks.captured.values()
     assert kept.x.shape[:2] == (5, 32)
 
 
 def test_a_stack_that_fails_is_not_kept(monkeypatch):
-    asked, _, learner = stack("cpu", CONFIGS["plain"], True)
+    asked, _, learner = stack("cpu", CONFIGS["plain"], EVERY)
     learner.stacks.captured.clear()
 
     def too_large(self, requests):
@@ -208,7 +214,7 @@ def test_a_stack_that_fails_is_not_kept(monkeypatch):
 
 
 def test_sizes_of_stacks_that_were_measured_are_not_kept():
-    _, _, learner = stack("cpu", CONFIGS["plain"], True)
+    _, _, learner = stack("cpu", CONFIGS["plain"], EVERY)
     pick_stack(learner, Split(torch.randn(9, 1, 4, 4), torch.arange(9) % 3), CONFIGS["plain"], 4)
     assert not learner.stacks.captured
 
@@ -224,13 +230,13 @@ def test_on_a_gpu_too(config, name):
 def test_a_stack_of_what_is_no_plain_sgd_is_not_captured(change):
     config = CONFIGS["adam" if change == "adam" else "plain"]
     more = {} if change == "adam" else {"direction": lambda g, w: 2 * g}
-    plain, captured = (stack("cpu", config, graphs, **more)[1] for graphs in (False, True))
+    plain, captured = (stack("cpu", config, graphs, **more)[1] for graphs in (None, EVERY))
     for one, other in zip(plain, captured, strict=True):
         assert torch.equal(one.vector, other.vector)
 
 
 def test_graphs_of_a_few_sizes_of_stacks_are_kept():
-    asked, _, learner = stack("cpu", CONFIGS["plain"], True)
+    asked, _, learner = stack("cpu", CONFIGS["plain"], EVERY)
     learner.stacks.MOST = 2
     for count in (2, 3, 5, 4):
         learner.lockstep.train_requests(asked[:count])
@@ -251,7 +257,7 @@ def deterministic() -> Iterator[None]:
 def test_graphs_on_a_gpu_give_the_bits_of_ordinary_steps(name):
     config = LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.9, weight_decay=0.01)
     found = []
-    for graphs in (False, True):
+    for graphs in (None, EVERY):
         torch.manual_seed(3)
         learner = Learner(MODELS[name]().build((3, 32, 32), 3), "cuda", kernels=False, graphs=graphs)
         split = toy.draw("train", 0, 23, 0)
