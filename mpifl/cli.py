@@ -534,7 +534,7 @@ def list(transport: Transport, args: argparse.Namespace) -> None:
         print(text)
 
 
-NAME = {"help": "a section or key (run, network, local.lr), or a method, model, source, policy, ..."}
+NAME = {"help": "a section or key (run, network, local.lr), a method, model, source, ..., or file.py:Class"}
 
 
 @command(NAME=NAME)

@@ -18,6 +18,7 @@ from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import COMMANDS, main
 from mpifl.comm.transport import Single
+from mpifl.core.errors import UserError
 from mpifl.core.textfiles import yaml_file
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.experiment import reference
@@ -90,6 +91,20 @@ def test_everything_can_be_shown(name, said):
     assert "Fields and defaults:" in shown
     if name in CATALOGUE:
         assert re.search(r"@(article|inproceedings|misc){", shown)
+
+
+def test_a_class_of_ones_own_can_be_shown(said, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        '"""Mine."""\nfrom dataclasses import dataclass\nfrom mpifl.algorithms.fedavg import FedAvg\n\n'
+        '@dataclass(frozen=True)\nclass Mine(FedAvg):\n    """What it does."""\n\n    power: float = 0.5\n'
+    )
+    page = said("show", f"{file}:Mine")
+    assert page.startswith(f"{file}:Mine\n====")
+    for words in ("\nMine.\n", "What it does.", "\n  power: float = 0.5\n"):
+        assert words in page
+    with pytest.raises(UserError, match=r"mine\.py:dataclass': is no component: those are"):
+        reference.shown(f"{file}:dataclass")
 
 
 def test_a_configuration_is_cited(said):

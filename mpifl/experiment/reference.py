@@ -22,7 +22,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mpifl.algorithms.registry import CATALOGUE, citation
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.errors import UserError, nearest
+from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.imports import load_object
 from mpifl.core.units import Unit, unit_of
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.models import MODELS
@@ -237,11 +238,17 @@ def shown(name: str) -> str:
     """Return the page of `mpifl show`.
 
     Args:
-        name: a key, a section, `run` for the keys in no section, or the name of a component.
+        name: a key, a section, `run` for the keys in no section, the name of a component, or the import
+            path of one of the user's own.
 
     Raises:
         UserError: there is none of that name; names the nearest one.
     """
+    if ":" in name:
+        cls = load_object(name, "show")
+        remedy = "is no component: those are dataclasses, whose fields are their options"
+        require(isinstance(cls, type) and dataclasses.is_dataclass(cls), "show", name, remedy)
+        return describe(name, cls)
     everything, components = keys(), _components()
     pages = [describe(name, cls) for cls in components.get(name, [])]
     at = [key for key in everything if key.path == name]
