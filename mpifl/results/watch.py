@@ -36,6 +36,7 @@ QUIET_SECONDS = 30.0  # without a new progress.json, which is written every 2 s,
 OLD_QUIET_SECONDS = 120.0  # the same, of a run of mpifl 0.2, whose only signs of life are its tables
 LOG_LINES, LAST_EVALUATIONS, MOST_RANKS, MOST_CASES = 3, 8, 16, 40
 BARS = "▁▂▃▄▅▆▇█"
+UNBROKEN = 100_000  # columns of what is written into a file or a pipe, where a line is never broken
 COLUMNS = {  # of metrics.csv -> what they are called here
     "round": "round",
     "seconds": "seconds",
@@ -525,6 +526,8 @@ def watch(
         return found
 
     console, seen = Console(file=out or sys.stdout, highlight=False), shown()
+    if not console.is_terminal:
+        console.width = UNBROKEN
     try:
         if once:
             console.print(picture(seen))

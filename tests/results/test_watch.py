@@ -311,6 +311,14 @@ def test_a_sweep_shows_the_cases_that_have_not_begun_and_reads_complete_ones_onc
     assert watched.see("seed 9") is None
 
 
+def test_into_a_pipe_every_case_is_one_line_however_long_its_labels_are(tmp_path):
+    title = ", ".join(f"key{i} value{i}" for i in range(40))
+    out = StringIO()
+    seen = SeenCases(str(tmp_path), True, {title: Seen(str(tmp_path))})
+    assert watch.watch(lambda: seen, once=True, out=out) == 0
+    assert re.search(rf"^{title} +waiting *$", out.getvalue(), re.MULTILINE)
+
+
 @pytest.mark.parametrize("end", ["stopped", "failed", ""])
 def test_a_sweep_that_was_stopped_or_killed_is_over_and_its_own_resume_is_named(tmp_path, end):
     """Cases that wait are none that come, once nothing was written for a while and no process holds one."""
