@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,11 +59,19 @@ class Custom(ShapeModel):
         method = self.embed or "forward"
         require(hasattr(module, method), "model.embed", method, "the network has no such method")
         probe = torch.linspace(-1, 1, 2 * shape[0] * shape[1] * shape[2]).reshape(2, *shape)
-        expected = self._run(module, probe)
+        module.eval()
+        fails = f"does not take images of shape {list(shape)}"
+        expected = _tried(module, probe, "model.path", self.path, fails)
+        require(isinstance(expected, torch.Tensor), "model.path", self.path, returned(expected))
         module.set_submodule(self.head, nn.Identity())
+        fails = f"its `{method}` fails where `{self.head}` is left out"
+        embedding = _tried(getattr(module, method), probe, "model.embed", self.embed, fails)
+        remedy = f"its `{method}` returns a {type(embedding).__name__}; return one tensor, [n, width]"
+        require(isinstance(embedding, torch.Tensor), "model.embed", self.embed, remedy)
         net = Net(Embedder(module, method), head, [f"net.{name}" for name in self.block])
         remedy = "the network is not its last layer applied to its embedding; name the method that embeds"
-        require(_same(expected, self._run(net, probe)), "model.embed", self.embed, remedy)
+        logits = _tried(head, embedding.flatten(1), "model.embed", self.embed, remedy)
+        require(_same(expected, logits), "model.embed", self.embed, remedy)
         return net.train()
 
     def published(self) -> dict[str, str]:
@@ -96,18 +105,22 @@ class Custom(ShapeModel):
         require(head.out_features == num_classes, "model.head", self.head, remedy)
         return head
 
-    def _run(self, module: nn.Module, probe: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the probe images, in evaluation mode."""
-        try:
-            with torch.no_grad():
-                logits: torch.Tensor = module.eval()(probe)
-        except Exception as error:
-            remedy = (
-                f"does not take images of shape {list(probe.shape[1:])} ({type(error).__name__}: {error})"
-            )
-            raise UserError("model.path", self.path, remedy) from error
-        require(isinstance(logits, torch.Tensor), "model.path", self.path, returned(logits))
-        return logits
+
+def _tried(call: Callable[[torch.Tensor], Any], x: torch.Tensor, key: str, value: str, fails: str) -> Any:
+    """Return what a network, or a part of it, makes of a few images.
+
+    Args:
+        call: the network or the part.
+        x: what it takes.
+        key: that names it, for messages.
+        value: of that key.
+        fails: what to say where it fails.
+    """
+    try:
+        with torch.no_grad():
+            return call(x)
+    except Exception as error:
+        raise UserError(key, value, f"{fails} ({type(error).__name__}: {error})") from error
 
 
 def returned(output: object) -> str:

@@ -39,6 +39,17 @@ class Softmaxed(Good):
         return torch.log_softmax(super().forward(x), dim=1)
 
 
+class Odd(Good):
+    def pair(self, x):
+        return self.features(x), x
+
+    def by_weight(self, x):
+        return self.features(x) @ self.classifier[1].weight.T
+
+    def part(self, x):
+        return nn.functional.linear(x.flatten(2), torch.ones(3, 7))
+
+
 class Fixed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -104,6 +115,9 @@ def test_embedding_can_be_a_method(place):
         ("Good", {"head": "classifier.1", "block": ("layer4",)}, "model.block", "no such module"),
         ("Scaled", {"head": "classifier.1", "embed": "features"}, "model.embed", "not its last layer"),
         ("Softmaxed", {"head": "classifier.1"}, "model.embed", "not its last layer"),
+        ("Odd", {"head": "classifier.1", "embed": "pair"}, "model.embed", "its `pair` returns a tuple"),
+        ("Odd", {"head": "classifier.1", "embed": "by_weight"}, "model.embed", "`by_weight` fails .*weight"),
+        ("Odd", {"head": "classifier.1", "embed": "part"}, "model.embed", "its `part` fails .*2x16 and 7x3"),
         ("Good", {"head": "features.1"}, "model.head", "6 logits"),
         ("Fixed", {"head": "fc", "num_classes": 3}, "model.head", "10 logits, but the data has 3"),
         ("Fixed", {"head": "fc", "shape": (1, 5, 5)}, "model.path", "does not take images"),
