@@ -1,1 +1,1 @@
-"""What a run leaves behind: metrics, tables, figures."""
+"""The results of runs: run folders, metrics, tables, figures and reports."""

@@ -1,15 +1,15 @@
-"""Callbacks: objects of users that are told what a run does, on rank 0.
+"""Callbacks: user objects whose methods are called on rank 0 as a run proceeds.
 
-A callback is any object that has some of the methods of `HOOKS`:
+A callback is any object that has at least one of the methods in `HOOKS`:
 
-    on_start(info: RunInfo)            before the first step, or before the first after a resume
+    on_start(info: RunInfo)            before the first step, or the first step after a resume
     on_round(done: Round)              after each server step
     on_evaluation(found: Evaluation)   after each evaluation
     on_end(run: Run)                   once the run folder is complete
-    on_stop(reason: str)               instead of on_end, where the run ends before, or the callback failed
+    on_stop(reason: str)               instead of on_end, if the run ends early or the callback failed
 
-The values are those of `run_events`, read-only. A callback decides nothing: digests, identity and labels of a
-run do not know of it. An exception in one ends the run after the step, its state written.
+The arguments are the read-only values of `run_events`. Callbacks do not affect the digest, the identity or
+the label of a run. If a callback raises an exception, the run saves its state and ends after that step.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ HOOKS = ("on_start", "on_round", "on_evaluation", "on_end", "on_stop")
 class Callbacks:
     """Calls the callbacks of a run; on rank 0.
 
-    One that has raised an exception is called no more, but for its `on_stop`; the others are, to the end.
+    After a callback has raised an exception, only its `on_stop` is still called. The other callbacks are
+    called until the run ends.
 
     Args:
-        named: name for messages -> object.
+        named: pairs of the name used in messages and the callback object.
 
     Attributes:
-        failure: the first exception of a callback, with its place; None while there is none.
+        failure: the first exception that a callback raised, and where; None while there is none.
     """
 
     def __init__(self, named: Sequence[tuple[str, Any]]) -> None:
         self.named = tuple(named)
         self.failure: UserError | CodeFailed | None = None
-        self._broken: set[int] = set()  # places in `named`
+        self._broken: set[int] = set()  # indices in `named`
         self._ended: set[int] = set()
 
     def call(self, hook: str, value: Any, when: str) -> None:
-        """Call a hook of all callbacks that work.
+        """Call a hook of every callback that has not failed.
 
         Args:
             hook: one of `HOOKS`.
             value: its argument.
-            when: for the message, as `after step 3`.
+            when: time of the call for error messages, such as `after step 3`.
         """
         for place, (name, callback) in enumerate(self.named):
             method = getattr(callback, hook, None)
@@ -74,10 +75,14 @@ class Callbacks:
                 self._broken.add(place)
 
     def check(self, state: str) -> None:
-        """Raise what a callback has raised.
+        """Raise the first exception of a callback, if any.
 
         Args:
-            state: what became of the run, added to the message.
+            state: text on what happened to the run, appended to the message.
+
+        Raises:
+            UserError: the callback raised a `UserError`.
+            CodeFailed: the callback raised any other exception.
         """
         if isinstance(self.failure, CodeFailed):
             raise CodeFailed(f"{self.failure.text}; {state}", self.failure.trace)
@@ -85,7 +90,7 @@ class Callbacks:
             raise UserError(self.failure.key, self.failure.value, f"{self.failure.remedy}; {state}")
 
     def stop(self, reason: str) -> None:
-        """Tell all that were not told of its end why the run ends; an exception of theirs is a warning."""
+        """Call `on_stop` of all callbacks that have not completed `on_end`; exceptions become warnings."""
         for place, (name, callback) in enumerate(self.named):
             if place in self._ended:
                 continue
@@ -99,17 +104,17 @@ class Callbacks:
 
 
 def check_entries(entries: Sequence[Any]) -> None:
-    """Check the entries of `output.callbacks`, without making any callback.
+    """Check the entries of `output.callbacks` without constructing callbacks of the user's classes.
 
     Raises:
-        UserError: an entry is neither a name nor a mapping with one, it is unknown, it has none of the hooks,
-            its options do not fit, or a package is missing.
+        UserError: an entry is neither a name nor a mapping with a name, the name is unknown, the callback has
+            none of the hooks, its options do not fit, or a package is missing.
     """
     for entry in entries:
         name, found, options = _found(entry)
         if name in TRACKERS:
             _make(name, found, options)
-        elif isinstance(found, type) or not options:  # what a function makes is known when it is called
+        elif isinstance(found, type) or not options:  # what a function returns is known only after the call
             _check_hooks(name, found)
 
 
@@ -117,11 +122,13 @@ def made(entries: Sequence[Any], given: Sequence[Any] = ()) -> Callbacks:
     """Return the callbacks of a run.
 
     Args:
-        entries: of `output.callbacks`.
-        given: further objects.
+        entries: the entries of `output.callbacks`.
+        given: further callback objects.
 
     Raises:
-        UserError: as in `check_entries`; or an object has none of the hooks.
+        UserError: as in `check_entries`; or a callback is a class instead of an object, or has none of the
+            hooks.
+        CodeFailed: the constructor of a callback raised an exception.
     """
     named = []
     for entry in entries:
@@ -156,7 +163,7 @@ def _title(callback: Any) -> str:
 
 
 def _found(entry: Any) -> tuple[str, Any, dict[str, Any]]:
-    """Return name, class or object, and options of an entry."""
+    """Return the name of an entry, its class or object, and its options."""
     known = f"name one of {', '.join(TRACKERS)}, or package.module:Name, or a mapping with name and options"
     tree = {"name": entry} if isinstance(entry, str) else entry
     require(isinstance(tree, Mapping) and isinstance(tree.get("name"), str), KEY, entry, known)

@@ -2,13 +2,13 @@
 
     RUN/run.json                      the identifier of the run
     RUN/checkpoints/step-000000040/   tensors.safetensors, arrays.npz, values.json, metrics.csv
-        manifest.json                 the run, the step, bytes and SHA-256 of every file that belongs to it
-        manifest.sha256               of the manifest, as `sha256sum -c` reads it
-    RUN/checkpoints/clients/          client state, a file each; shared by the checkpoints
+        manifest.json                 the run, the step, size and SHA-256 of every file of the checkpoint
+        manifest.sha256               checksum of the manifest, in the format of `sha256sum -c`
+    RUN/checkpoints/clients/          client state, one file per client; shared by the checkpoints
 
-A checkpoint is written to a temporary folder, forced to disk and renamed, so it is complete or absent. Files
-of clients, and the part of `events.csv` that existed, belong to a checkpoint by its manifest; they are not
-copied. A checkpoint is used only after every byte of it was checked.
+A checkpoint is written to a temporary folder, forced to disk and renamed, so it is either complete or absent.
+Client files and the rows of `events.csv` written so far are not copied: the manifest lists them as parts of
+the checkpoint. A checkpoint is used only after every byte of it has been verified.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class Content:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
         step: server steps taken.
         run: identifier of the run.
         tensors: tensors of the engine, by name; see `runtime.run_state.Saved`.
-        arrays: its arrays, by name.
-        values: its other values; what JSON can hold.
+        arrays: arrays of the engine, by name.
+        values: other values of the engine; serialisable as JSON.
         metrics: the content of `metrics.csv`.
-        events: bytes and SHA-256 of the part of `events.csv` that belongs to the checkpoint.
-        clients: files of `checkpoints/clients` that belong to it.
+        events: size in bytes and SHA-256 of the part of `events.csv` that belongs to the checkpoint.
+        clients: files of `checkpoints/clients` that belong to the checkpoint, by name.
         about: further entries of the manifest.
     """
 
@@ -77,7 +77,7 @@ def sum_of(path: Path, size: int | None = None) -> FileSum:
 
 
 def steps(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, the newest first."""
+    """Return the steps of the checkpoints in a folder, newest first."""
     names = [path.name for path in folder.glob("step-*")]
     return sorted((int(n[5:]) for n in names if n[5:].isdigit()), reverse=True)
 
@@ -95,20 +95,20 @@ def write(folder: Path, content: Content) -> Path:
 
     Args:
         folder: `RUN/checkpoints`.
-        content: what it holds.
+        content: its content.
 
     Returns:
         The folder of the checkpoint.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: it cannot be written; its partial files are removed.
     """
     path = path_of(folder, content.step)
     remove_partial(folder)
     partial = path.with_name(f".{path.name}.tmp")
     try:
         _fill(partial, content)
-        if path.exists():  # it is damaged: a resumed run takes a step again only after a damaged checkpoint
+        if path.exists():  # it is damaged: only then does a resumed run repeat its step
             shutil.rmtree(path)
         partial.rename(path)
         force_to_disk(folder)
@@ -156,11 +156,11 @@ def _checksum_line(manifest: Path) -> str:
 
 
 def prune(folder: Path, keep: int, run: str) -> None:
-    """Remove old checkpoints, and the files of clients that no remaining one names.
+    """Remove old checkpoints, and the client files to which no remaining checkpoint refers.
 
     Args:
         folder: `RUN/checkpoints`.
-        keep: how many checkpoints stay.
+        keep: number of checkpoints to keep.
         run: identifier of the run.
     """
     for step in steps(folder)[keep:]:
@@ -181,15 +181,15 @@ def prune(folder: Path, keep: int, run: str) -> None:
 
 
 def latest(folder: Path, run: str, say: Callable[[str], None]) -> Content | None:
-    """Return the newest undamaged checkpoint, None where there is no checkpoint.
+    """Return the newest undamaged checkpoint, or None if there is no checkpoint.
 
     Args:
         folder: `RUN/checkpoints`.
         run: identifier of the run.
-        say: called with a line for each damaged checkpoint.
+        say: called with a line of text for each damaged checkpoint.
 
     Raises:
-        Damaged: there are checkpoints, and all are damaged.
+        Damaged: there are checkpoints, but all are damaged.
     """
     found = steps(folder)
     for step in found:
@@ -203,7 +203,7 @@ def latest(folder: Path, run: str, say: Callable[[str], None]) -> Content | None
 
 
 def read(folder: Path, step: int, run: str) -> Content:
-    """Return the checkpoint of a step, after checking every byte.
+    """Return the checkpoint of a step, after verifying every byte.
 
     Args:
         folder: `RUN/checkpoints`.
@@ -211,7 +211,7 @@ def read(folder: Path, step: int, run: str) -> Content:
         run: identifier of the run.
 
     Raises:
-        Damaged: a file is missing or altered, or belongs to another run or step.
+        Damaged: a file is missing or altered, or the checkpoint belongs to another run, step or format.
     """
     path = path_of(folder, step)
     try:
@@ -240,7 +240,7 @@ def read(folder: Path, step: int, run: str) -> Content:
 
 
 def _manifest(path: Path, step: int, run: str) -> dict[str, Any]:
-    """Return the manifest of a checkpoint, checked."""
+    """Return the verified manifest of a checkpoint."""
     if (
         not (path / CHECKSUM).is_file()
         or (path / CHECKSUM).read_bytes() != _checksum_line(path / MANIFEST).encode()
@@ -261,9 +261,9 @@ def _check(path: Path, size: int, sha: str, growing: bool = False) -> None:
 
     Args:
         path: the file.
-        size: its bytes.
-        sha: their SHA-256.
-        growing: it may have grown since; only its first part is compared.
+        size: its recorded size in bytes.
+        sha: SHA-256 of these bytes.
+        growing: whether the file may have grown since; only its first `size` bytes are compared.
     """
     if growing and not size and not path.exists():
         return

@@ -1,9 +1,9 @@
 """Compares groups of runs over seeds and problems: figures with intervals, tests against the best, ranks.
 
-A *problem* is what the methods are compared on: by default the section `data`. On a problem, each column that
-has a better and a worse direction is tested: the best group against every other, under equal seeds and data,
-with Holm's correction. What it takes to reach a target is censored data (`survival`) and is compared by
-log-rank tests.
+A *problem* is what the methods are compared on, by default the settings of the section `data`. Within a
+problem, each column that has a better and a worse direction is tested: the best group against every other
+group, under equal seeds and data, with Holm's correction. The cost of reaching a target is censored data
+(`survival`), which is compared by log-rank tests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .tables import BEST, TIED, first_of
 STD, NO_TEST = "std", "none"
 KNOWN_TESTS, KNOWN_INTERVALS = (*TESTS, NO_TEST), (STD, *statistics.INTERVALS)
 SPREADS = ("std", "variance", "standard_error")
-HIGHER = ("ari", "nmi", "purity")  # columns that are no metric's, and what others begin with
+HIGHER = ("ari", "nmi", "purity")  # columns of no metric, and prefixes of such columns
 LOWER = (
     *("loss", "train_loss", "federation_bytes", "seconds", "virtual_seconds", "churn", "refusal_rate"),
     *("mixture_kl", "client_distance", "head_distance", "staleness"),
@@ -44,14 +44,14 @@ class Column:
     """A figure of a run, as a column of tables.
 
     Attributes:
-        title: of the column; what follows the last comma is the unit.
-        of: column of `metrics.csv` at the last evaluation; for what a target takes, one of `AXES`.
-        scale: factor to the unit of the title.
-        form: of a number.
-        better: 1 where more is better, -1 where less is, 0 where neither is.
+        title: column title; the text after the last comma is the unit.
+        of: column of `metrics.csv`, read at the last evaluation; for the cost of a target, one of `AXES`.
+        scale: factor that converts values to the unit of the title.
+        form: number format, a key of `comparison_tables.FORMS`.
+        better: 1 if higher is better, -1 if lower is better, 0 if neither is.
         spread: whether the standard deviation is shown beside the mean.
-        target: whether it is what reaching the target takes.
-        restricted: whether that is the restricted mean instead of the median.
+        target: whether the column is the cost of reaching the target.
+        restricted: whether that cost is the restricted mean instead of the median.
     """
 
     title: str
@@ -87,25 +87,25 @@ COLUMNS: dict[str, Column] = {
         for name, (axis, scale) in TO_TARGET.items()
     },
 }
-NAMES = ("run", "seeds", "rounds", "unreached")  # columns of a table that are no figure of a run
+NAMES = ("run", "seeds", "rounds", "unreached")  # table columns that are not figures of a run
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What a comparison computes.
+    """The options of a comparison.
 
     Attributes:
-        target: mean accuracy whose cost is wanted, in [0, 1], or mean of the runs' other metric; None for
-            95 % of the best.
-        test: `t`, `wilcoxon` or `none`; None for `t` where seeds pair.
-        interval: `std` (none, the standard deviation), or one of `statistics.INTERVALS`.
-        confidence: of intervals; tests have the level 1 - confidence.
-        metric: the column whose tests and ranks are shown: a key of `COLUMNS` (`accuracy` is the metric of
-            the runs, whatever it is), the name of that metric, or a column of `metrics.csv`.
+        target: target value of the mean accuracy, in [0, 1], or of the mean of the runs' other metric, whose
+            cost is computed; None takes 95 % of the best, see `seed_groups.default_target`.
+        test: `t`, `wilcoxon` or `none`; None takes `t` if seeds pair.
+        interval: `std` (no interval but the standard deviation), or one of `statistics.INTERVALS`.
+        confidence: confidence level of intervals; tests have the level 1 - confidence.
+        metric: the column whose tests and ranks are shown: a key of `COLUMNS` (`accuracy` stands for the
+            runs' metric, whatever it is), the name of that metric, or a column of `metrics.csv`.
         ranks: whether methods are ranked over problems.
-        problem: sections or dotted keys of the configuration that make a problem.
-        columns: of the table, keys as of `metric`, and `run`, `seeds`, `rounds`, `unreached`; empty for the
-            usual ones that are not empty.
+        problem: sections or dotted keys of the configuration that define a problem.
+        columns: columns of the table: keys as in `metric`, and `run`, `seeds`, `rounds`, `unreached`; empty
+            takes the default columns that hold any value.
     """
 
     target: float | None = None
@@ -129,10 +129,11 @@ class Choices:
         problem: str | None = None,
         columns: str | None = None,
     ) -> Choices:
-        """Return the choices that the options of a command make.
+        """Return the choices that correspond to the options of a command.
 
         Raises:
-            UserError: a number is none or outside of its range, or an option has no effect.
+            UserError: a value is not a number or is out of range, a list of keys has an empty or repeated
+                entry, or an option has no effect.
         """
         sure = _number("--confidence", confidence or "0.95", "take a share in (0.5, 1), as in 0.95")
         require(0.5 < sure < 1, "--confidence", confidence, "take a share in (0.5, 1), as in 0.95")
@@ -152,10 +153,10 @@ class Choices:
 
 
 def target_of(text: str | None) -> float | None:
-    """Return the value of the metric that --target names, None for none.
+    """Return the value of the metric given by --target, or None if it is not given.
 
     Raises:
-        UserError: it is no finite number.
+        UserError: the value is not a finite number.
     """
     if text is None:
         return None
@@ -172,7 +173,7 @@ def check_target(target: float | None, metric: Metric) -> None:
 
 
 def _keys(option: str, text: str | None) -> tuple[str, ...]:
-    """Return the keys that an option names, with commas between them; empty where it is not given."""
+    """Return the comma-separated keys of an option; empty if the option is not given."""
     keys = tuple(key.strip() for key in text.split(",")) if text is not None else ()
     require(all(keys), option, text, "name keys, with commas between them")
     twice = [key for key in keys if keys.count(key) > 1]
@@ -189,18 +190,19 @@ def _number(option: str, text: str, remedy: str) -> float:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A group against the best of its problem, in one column.
+    """A comparison of a group with the best group of its problem, in one column.
 
     Attributes:
-        group: number of the group.
-        best: number of the best.
+        group: index of the group.
+        best: index of the best group.
         difference: group minus best under each seed that both ran, in the unit of the column [pairs]; None
-            for a log-rank test, which pairs nothing.
-        p: of the two-sided test; NaN where none could be made.
-        side: -1 where the group is worse by what was tested, 1 where it is better: the best has the best mean
-            or median over all of its seeds, and a test takes the common ones, or weighs runs in another way.
-            0 where a test and the mean of what it takes disagree.
-        adjusted: by Holm, over the groups of the problem.
+            for a log-rank test, which is unpaired.
+        p: p value of the two-sided test; NaN if no test could be made.
+        side: -1 if the group is worse in the tested data, 1 if it is better. It can be better because the
+            best group has the best mean or median over all of its seeds, whereas a test uses only the common
+            seeds, or weighs runs differently. 0 if there is no difference, or if the test and the mean of
+            its data disagree on the direction.
+        adjusted: p value with Holm's correction over the groups of the problem.
     """
 
     group: int
@@ -212,25 +214,25 @@ class Contrast:
 
     @property
     def pairs(self) -> int:
-        """Number of seeds that both ran."""
+        """Number of seeds that both groups ran."""
         return 0 if self.difference is None else len(self.difference)
 
     def shown(self, alpha: float) -> bool:
-        """Return whether the group is worse, beyond chance at a level."""
+        """Return whether the group is significantly worse at level `alpha`."""
         return self.side < 0 and self.adjusted <= alpha
 
     def contradicts(self, alpha: float) -> bool:
-        """Return whether the test finds a difference at a level, but not that the group is worse."""
+        """Return whether the test finds a difference at level `alpha`, but the group is not worse."""
         return self.side >= 0 and self.adjusted <= alpha
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Groups that met the same.
+    """A problem, and the groups that ran on it.
 
     Attributes:
-        name: the values in which it differs from the others; empty where there is one only.
-        members: numbers of its groups.
+        name: the values in which it differs from the other problems; empty if it is the only one.
+        members: indices of its groups.
     """
 
     name: str
@@ -238,7 +240,7 @@ class Problem:
 
 
 def adapted(column: Column, metric: Metric) -> Column:
-    """Return a column of accuracies as that of another metric; other columns as they are."""
+    """Return an accuracy column converted to another metric; other columns are returned unchanged."""
     stem, _, what = column.of.partition("_")
     if metric == ACCURACY or stem != ACCURACY.name:
         return column
@@ -254,14 +256,14 @@ def adapted(column: Column, metric: Metric) -> Column:
 
 
 def column_of(key: str, runs: Sequence[Run]) -> Column:
-    """Return a column of tables.
+    """Return a table column.
 
     Args:
-        key: of `COLUMNS`, or a column of `metrics.csv`.
-        runs: of which one must have it.
+        key: a key of `COLUMNS`, the name of the runs' metric, or a column of `metrics.csv`.
+        runs: the runs, of which at least one must have the column.
 
     Raises:
-        UserError: none has.
+        UserError: no run has the column.
     """
     metric = runs[0].metric
     if key in COLUMNS:
@@ -275,7 +277,7 @@ def column_of(key: str, runs: Sequence[Run]) -> Column:
 
 
 def _direction(key: str, metric: Metric, runs: Sequence[Run]) -> int:
-    """Return 1 where more of a column of `metrics.csv` is better, -1 where less is, 0 where neither is."""
+    """Return 1 if higher is better in a column of `metrics.csv`, -1 if lower is, 0 if neither is."""
     own = own_figure(key, runs)
     found = metric if metric.of(key) else None if own else metric_of_column(key)
     if found is None and own is None:
@@ -291,11 +293,11 @@ def _begins(key: str, names: Sequence[str]) -> bool:
 
 
 def own_figure(key: str, runs: Sequence[Run]) -> tuple[str, int] | None:
-    """Return the figure of the user's that a column belongs to, of `evaluation.metrics` or of a task.
+    """Return the user-defined figure that a column belongs to, from `evaluation.metrics` or from a task.
 
     Returns:
-        Its name, and 1 where higher is better, -1 where lower is, 0 where a run does not say or two disagree;
-        None where the column is no user's.
+        Its name, and 1 if higher is better, -1 if lower is better, 0 if a run does not say or two runs
+        disagree; None if the column belongs to no user-defined figure.
     """
     found: dict[str, set[int]] = {}
     for run in runs:
@@ -311,13 +313,13 @@ def own_figure(key: str, runs: Sequence[Run]) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs, and what is computed of them.
+    """A comparison of groups of runs; see `independent` for the runs that are left out.
 
     Attributes:
-        groups: runs that differ in their seeds only; a run with the seeds of another one is left out.
-        choices: what is computed.
-        repeated: names of folders that were left out, with the digest of another run.
-        rerun: runs that were left out, with the seeds of another run and another digest.
+        groups: groups of runs that differ only in their seeds, with one run for each choice of seeds.
+        choices: the options of the comparison.
+        repeated: folders of runs left out because they repeat the seeds and the digest of another run.
+        rerun: runs left out because they repeat the seeds of another run, with a different digest.
     """
 
     groups: tuple[Group, ...]
@@ -348,7 +350,7 @@ class Comparison:
             self._check_test(metric)
 
     def _check_test(self, metric: Column) -> None:
-        """Raise `UserError` where a test that was asked for cannot be made for any group."""
+        """Raise `UserError` if the requested test cannot be made for any group."""
         test = self.choices.test
         found = [c for problem in self.problems for c in self.contrasts(problem, metric)]
         problems = ", ".join(self.choices.problem)
@@ -362,13 +364,13 @@ class Comparison:
 
     @cached_property
     def target(self) -> float:
-        """The mean accuracy, or mean of another metric, whose cost is wanted."""
+        """The target value of the mean accuracy, or of the mean of another metric."""
         given = self.choices.target
         return default_target(self.groups) if given is None else given
 
     @property
     def alpha(self) -> float:
-        """The level of tests."""
+        """The significance level of tests."""
         return 1 - self.choices.confidence
 
     def column(self, key: str) -> Column:
@@ -378,7 +380,7 @@ class Comparison:
     # -- figures of a group --------------------------------------------------------------------------------
 
     def values(self, group: int, column: Column) -> np.ndarray:
-        """Return a column of a group in its unit [runs]; infinite for a target that was not met."""
+        """Return a column of a group, in the column's unit [runs]; infinite for a target that was not met."""
         if not column.target:
             return column.scale * self.groups[group].final(column.of)
         found = self.reached(group, column)
@@ -392,20 +394,20 @@ class Comparison:
         return Reached(column.scale * found.position, found.met)
 
     def horizon(self, problem: Problem, column: Column) -> float:
-        """Return how far the restricted means of a problem go, in the column's unit."""
+        """Return the horizon of the restricted means of a problem, in the column's unit."""
         return survival.horizon([self.reached(i, column) for i in problem.members if self.has(i, column)])
 
     def estimate(self, group: int, column: Column) -> Estimate:
-        """Return mean, standard deviation and interval of a column."""
+        """Return the mean, standard deviation and interval of a column."""
         kind = "t" if self.choices.interval == STD else self.choices.interval
         return statistics.estimate(self.values(group, column), kind, self.choices.confidence)
 
     def median(self, group: int, column: Column) -> Median:
-        """Return the Kaplan-Meier median of what the target takes."""
+        """Return the Kaplan-Meier median of the cost of the target."""
         return survival.median(self.reached(group, column), self.choices.interval, self.choices.confidence)
 
     def has(self, group: int, column: Column) -> bool:
-        """Return whether all runs of a group have a column."""
+        """Return whether all runs of a group have a finite value in a column."""
         if column.target:
             return bool(np.isfinite(self.reached(group, column).position).all())
         return bool(np.isfinite(self.groups[group].final(column.of)).all())
@@ -429,7 +431,7 @@ class Comparison:
 
     @cached_property
     def stepped(self) -> tuple[int, ...]:
-        """The groups whose rounds are steps of an asynchronous server."""
+        """Indices of the groups whose rounds are steps of an asynchronous server."""
         return tuple(i for i, group in enumerate(self.groups) if group.stepped)
 
     def _mixes(self, problem: Problem, column: Column) -> bool:
@@ -443,7 +445,7 @@ class Comparison:
     # -- tests over seeds ----------------------------------------------------------------------------------
 
     def best(self, problem: Problem, column: Column) -> int:
-        """Return the group of a problem with the best mean, or the least median of what the target takes."""
+        """Return the group of a problem with the best mean, or with the lowest median cost of the target."""
         if not column.target:
             return min(problem.members, key=lambda i: -column.better * _mean(self.values(i, column)))
         found = {i: self.reached(i, column) for i in problem.members}
@@ -453,7 +455,7 @@ class Comparison:
         return min(problem.members, key=lambda i: (medians[i], means[i]))
 
     def contrasts(self, problem: Problem, column: Column) -> list[Contrast]:
-        """Return each group of a problem against the best; empty where there is nothing to compare."""
+        """Return the contrast of each group of a problem with the best; empty if there is none to compare."""
         if (problem, column) not in self._contrasts:
             self._contrasts[problem, column] = self._compare(problem, column)
         return self._contrasts[problem, column]
@@ -479,9 +481,9 @@ class Comparison:
         return Contrast(group, best, difference, statistics.paired_p(difference, test), side)
 
     def paired(self, group: int, best: int, column: Column) -> np.ndarray:
-        """Return a column of one group minus that of another, under equal seeds and data [pairs].
+        """Return a column of a group minus that of the best, under equal seeds and data [pairs].
 
-        It is 0 where they differ by rounding only.
+        A difference that is only due to rounding is 0.
         """
         a, b = (self._by_seed(i, column) for i in (group, best))
         common = [key for key in a if key in b]
@@ -503,8 +505,9 @@ class Comparison:
         """Return which groups of a problem are the best, by the tests.
 
         Returns:
-            `BEST` for the only best: every other is worse, by its test. Otherwise `TIED` for the best and
-            each that is not distinguishable from it. Empty where no test could be made, or all values agree.
+            `BEST` for a single best group, if the tests find every other group worse. Otherwise `TIED` for
+            the best and each group not distinguishable from it. Empty if no test could be made, or if all
+            values agree.
         """
         found = self.contrasts(problem, column) if column.better else []
         tested = [c for c in found if not np.isnan(c.adjusted)]
@@ -526,7 +529,8 @@ class Comparison:
         """The methods that have runs in each problem: names, and their groups in the order of the problems.
 
         Raises:
-            UserError: there are fewer than two problems or three methods, or one has no runs in a problem.
+            UserError: there are fewer than two problems or three methods, or a method has no runs in a
+                problem.
         """
         many = len(self.problems)
         remedy = "name runs of at least two problems; --problem KEY,... says which keys make a problem"
@@ -541,19 +545,20 @@ class Comparison:
         return tuple((name, tuple(places[w] for w in range(many))) for name, places in found)
 
     def _placed(self, labels: bool) -> list[tuple[str, dict[int, int]]]:
-        """Return name, and group in each problem, of the methods: groups that agree in all but the problem.
+        """Return each method's name and its group in each problem.
 
-        Where several of one problem do, the names of their configurations tell them apart, too.
+        Groups belong to one method if their settings agree in everything but the problem. If this holds for
+        several groups of the same problem, the names of their configurations distinguish them.
 
         Args:
-            labels: whether they agree in their user's labels, too.
+            labels: whether the groups of a method must also agree in their user's labels.
         """
         runs = [group.runs[0] for group in self.groups]
         rests = [{k: v for k, v in tree_of(r).items() if not _within(k, self.choices.problem)} for r in runs]
         given = [run.own_label if labels else None for run in runs]
         keys = [_key(label, rest) for label, rest in zip(given, rests, strict=True)]
         many = Counter((problem, keys[i]) for problem in self.problems for i in problem.members)
-        named = {key for (_, key), number in many.items() if number > 1}  # `gather` has told them apart
+        named = {key for (_, key), number in many.items() if number > 1}  # `gather` has separated them
         heads, trees = dict[str, str](), dict[str, dict[str, Any]]()
         found: dict[str, dict[int, int]] = {}
         for w, problem in enumerate(self.problems):
@@ -567,7 +572,7 @@ class Comparison:
         return [*zip(titles([*trees.values()], [*heads.values()]), found.values(), strict=True)]
 
     def _hint(self) -> str:
-        """Return which sections besides those of `--problem` differ between runs of one algorithm."""
+        """Return a hint naming the sections outside `--problem` that differ between runs of one algorithm."""
         sections: dict[str, None] = {}
         trees = [tree_of(group.runs[0]) for group in self.groups]
         for tree in trees:
@@ -580,13 +585,13 @@ class Comparison:
 
     @cached_property
     def ranking(self) -> Ranking:
-        """The ranks of `methods` over the problems, in the column `metric`: means over seeds, or medians."""
+        """The ranks of `methods` over the problems in the column `metric`, by means or medians over seeds."""
         column = self.column(self.choices.metric)
         scores = [[self._score(i, column) for i in groups] for _, groups in self.methods]
         return statistics.rank(np.array(scores).T, column.better > 0, self.alpha)
 
     def _score(self, group: int, column: Column) -> float:
-        """Return what a group is ranked by."""
+        """Return the score by which a group is ranked."""
         where = self.groups[group].name
         infinite = not column.target and not np.isnan(self.values(group, column)).any()  # ranked last
         there = self.has(group, column) or infinite
@@ -597,7 +602,7 @@ class Comparison:
 
 
 def _mean(values: np.ndarray) -> float:
-    """Return the mean of values [seeds], to the last bit in any order of the seeds."""
+    """Return the mean of values [seeds], bit for bit the same in any order of the seeds."""
     return float(np.sort(values).mean())
 
 
@@ -606,18 +611,18 @@ def _within(key: str, sections: Sequence[str]) -> bool:
 
 
 def _key(label: str | None, tree: Mapping[str, Any]) -> str:
-    """Return a label of the user's and settings as a text."""
+    """Return a user's label and settings as one string."""
     return json.dumps([label, tree], sort_keys=True, default=str)
 
 
 def seeds_and_data(run: Run) -> str:
-    """Return what two runs must share to be a pair: their seeds and their data."""
-    data = without_new(run.settings).get("data")  # a run of 0.1 is a pair of one of today
+    """Return the seeds and data of a run as a string; two runs with equal ones form a pair."""
+    data = without_new(run.settings).get("data")  # so that runs of mpifl 0.1 pair with runs of today
     return json.dumps([run.config.get("seed"), data], sort_keys=True, default=str)
 
 
 def seed_of(run: Run) -> str:
-    """Return the seeds of a run in a word: one number where all are equal."""
+    """Return the seeds of a run as short text: one number if all are equal."""
     seeds = run.config.get("seed")
     values = list(seeds.values()) if isinstance(seeds, Mapping) else [seeds]
     return str(values[0]) if len(set(map(str, values))) == 1 else "/".join(map(str, values))
@@ -628,11 +633,12 @@ def independent(
 ) -> tuple[tuple[Group, ...], tuple[str, ...], tuple[Run, ...]]:
     """Return groups in which seeds and data occur once, and the runs that are left out.
 
-    A run with the seeds and data of another one of its group is no further evidence, even where its last bits
-    differ, as on another machine or without the kernels: the first of them stays.
+    A run with the seeds and data of another run of its group is not independent evidence, even if its last
+    bits differ, as on another machine or without the kernels. Only the first of such runs is kept.
 
     Returns:
-        The groups; the folders of runs with the digest of the one that stays; the others.
+        The groups; the folders of left-out runs with the same digest as the kept run; the other left-out
+        runs.
     """
     out = list[Group]()
     repeated, rerun = list[str](), list[Run]()
@@ -657,11 +663,11 @@ def compare(names: Sequence[str], choices: Choices | None = None, finished_only:
 
     Args:
         names: run folders, folders that hold run folders (such as those of sweeps), and patterns of them.
-        choices: what to compute; None for the usual.
-        finished_only: whether runs that are not finished are left out, which a line says.
+        choices: what to compute; None takes the defaults.
+        finished_only: whether to leave out unfinished runs, with a warning.
 
     Raises:
-        UserError: a folder is no finished run, or a choice does not fit these runs.
+        UserError: a folder is not a finished run, or a choice does not fit these runs.
     """
     groups, repeated, rerun = independent(gather(names, finished_only))
     return Comparison(groups, choices or Choices(), repeated, rerun)

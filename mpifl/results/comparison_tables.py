@@ -17,7 +17,7 @@ USUAL = ("run", "seeds", "rounds", *(k for k in COLUMNS if not k.endswith("_mean
 
 
 def final_table(comparison: Comparison) -> Table:
-    """Return the final figures of each group, marked where tests say which is best, with notes."""
+    """Return the final figures of each group, with the marks of the tests and notes."""
     chosen = comparison.choices.columns
     keys = [k for k in chosen or USUAL]
     cells = {key: _cells(comparison, key) for key in keys}
@@ -29,7 +29,7 @@ def final_table(comparison: Comparison) -> Table:
 
 
 def _gaps(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
-    """Yield which columns are empty because runs lack the figure or diverged: all, or some."""
+    """Yield a note for each column with empty cells because runs lack the figure or diverged."""
     for key in keys:
         if key in NAMES or (column := comparison.column(key)).target:
             continue
@@ -54,7 +54,7 @@ def title_of(comparison: Comparison, key: str) -> str:
 
 
 def _cells(comparison: Comparison, key: str) -> list[Cell]:
-    """Return the cells of a column of the table of final figures; empty texts where a figure is missing."""
+    """Return the cells of a column of the table of final figures; a missing figure gives empty text."""
     groups = comparison.groups
     if key == "run":
         return [Cell(group.name) for group in groups]
@@ -98,7 +98,7 @@ def _text(comparison: Comparison, group: int, column: Column) -> str:
 
 
 def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
-    """Yield what is said below the table of final figures."""
+    """Yield the notes below the table of final figures."""
     choices, groups = comparison.choices, comparison.groups
     columns = {key: comparison.column(key) for key in keys if key not in NAMES}
     percent = f"{100 * choices.confidence:g} %"
@@ -146,7 +146,7 @@ def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
 
 
 def _test_notes(comparison: Comparison, columns: Mapping[str, Column]) -> Iterator[str]:
-    """Yield what was tested, and what could not be."""
+    """Yield notes on what was tested, and on what could not be tested."""
     kind = comparison.choices.test or "t"
     logrank = {
         column.target and not column.restricted
@@ -186,7 +186,7 @@ def _test_notes(comparison: Comparison, columns: Mapping[str, Column]) -> Iterat
 
 
 def _contradictions(comparison: Comparison, columns: Mapping[str, Column]) -> Iterator[str]:
-    """Yield where a test finds a difference that does not say that a group is worse than the best."""
+    """Yield a note for each difference found by a test in which the group is not worse than the best."""
     paired = statistics.TEST_NAMES[comparison.choices.test or "t"]
     keys = dict[Column, str]()
     for key, column in columns.items():
@@ -205,7 +205,7 @@ def _contradictions(comparison: Comparison, columns: Mapping[str, Column]) -> It
 
 
 def _interval_name(kind: str, medians: Container[bool]) -> str:
-    """Return how intervals are made; `medians` says whether there are any of medians, and of others."""
+    """Return how intervals are computed; `medians` holds True for those of medians, False for the others."""
     generator = f"{statistics.GENERATOR} seeded {statistics.BOOTSTRAP_SEED}"
     resamples = f", {statistics.RESAMPLES} resamples by {generator}"
     of_means = {"t": "Student's t", "bootstrap": "BCa bootstrap", "percentile": "percentile bootstrap"}[kind]
@@ -245,7 +245,7 @@ def _tests(comparison: Comparison, problem: Problem) -> Table:
 
 
 def _difference(values: np.ndarray, comparison: Comparison) -> tuple[str, str]:
-    """Return the mean of paired differences, and its interval, as texts."""
+    """Return the mean of paired differences and its interval, as text."""
     if not len(values):
         return "", ""
     kind = "t" if comparison.choices.interval == STD else comparison.choices.interval
@@ -254,7 +254,7 @@ def _difference(values: np.ndarray, comparison: Comparison) -> tuple[str, str]:
 
 
 def _wins(values: np.ndarray, column: Column) -> str:
-    """Return in how many pairs a group is better than the best."""
+    """Return, as text, in how many pairs a group is better than the best."""
     return f"{int((column.better * values > 0).sum())} of {len(values)}"
 
 
@@ -307,10 +307,10 @@ def rank_table(comparison: Comparison) -> Table:
 
 
 def numbers(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the table of final figures as numbers: a row a group, None where there is none.
+    """Return the table of final figures as numbers: one row per group; a figure that is not finite is None.
 
-    Costs of a target are medians, with the ends of their interval; infinite ones are None, and `unreached`
-    counts the runs that never met it.
+    Costs of a target are medians, with the ends of their intervals; infinite costs are None, and `unreached`
+    counts the runs that never met the target.
     """
     chosen = comparison.choices.columns
     keys = [k for k in (chosen or USUAL) if k not in NAMES]

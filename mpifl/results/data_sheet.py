@@ -16,9 +16,9 @@ SPLITS = (  # colours of Okabe and Ito, with dashes for greyscale
     ("validation", "#D55E00", "--"),
     ("test", "#000000", ":"),
 )
-COUNT_COLOURS = "Blues"  # white is none; lightness falls steadily, for greyscale
+COUNT_COLOURS = "Blues"  # white means none; lightness decreases steadily, for greyscale
 SHARE_STYLES = (("#0072B2", ""), ("#E69F00", "//"))
-INCH_WIDE, INCH_CELL, INCH_MARGIN, GAP = 10.0, 0.66, 2.6, 0.08  # the gap is a share of a cell
+INCH_WIDE, INCH_CELL, INCH_MARGIN, GAP = 10.0, 0.66, 2.6, 0.08  # the gap is a fraction of a cell
 MAX_TICKS = 20
 
 
@@ -28,7 +28,7 @@ class Strip:
 
     Attributes:
         title: whose images they are.
-        images: uint8 [C, H, W]; None for an empty place.
+        images: images, uint8 [C, H, W]; None for an empty place.
         captions: text below each image.
     """
 
@@ -43,14 +43,14 @@ class Sheet:
 
     Attributes:
         title: the title.
-        when: the visit that the counts are of; empty where all visits have the same data.
-        strips: rows of sample images; none for samples that are no images.
-        columns: headings above the images; empty where every image has its own caption.
+        when: text that names the visit to which the counts refer; empty if all visits have the same data.
+        strips: rows of sample images; empty if samples are not images.
+        columns: headings above the images; empty if every image has its own caption.
         clients: the clients shown below the images, in ascending order, int64 [n].
-        groups: their groups, int64 [n]; None where there are none.
-        counts: their training images of each class, int64 [n, L].
-        sizes: their training, validation and test images, int64 [n, 3].
-        shares: shares of the groups in the data of one client at two visits, float64 [2, K]; None where all
+        groups: their groups, int64 [n]; None if there are none.
+        counts: their number of training images of each class, int64 [n, L].
+        sizes: their number of training, validation and test images, int64 [n, 3].
+        shares: shares of the groups in the data of one client at two visits, float64 [2, K]; None if all
             visits have the same data.
         share_title: title of the panel of shares.
     """
@@ -123,7 +123,7 @@ def _images(axis: Any, sheet: Sheet) -> None:
 
 
 def _rgb(image: np.ndarray) -> np.ndarray:
-    """Return uint8 [H, W, 3] of an image [1 or 3, H, W]."""
+    """Return an image [1 or 3, H, W] as uint8 [H, W, 3]."""
     return np.ascontiguousarray(np.broadcast_to(image, (3, *image.shape[1:])).transpose(1, 2, 0))
 
 
@@ -149,7 +149,7 @@ def _counts(axis: Any, sheet: Sheet) -> None:
 
     n, classes = sheet.counts.shape
     held = sheet.counts[sheet.counts > 0]
-    uneven = bool(len(held)) and held.max() > 8 * np.median(held)  # small counts would look like none
+    uneven = bool(len(held)) and held.max() > 8 * np.median(held)  # small counts would look like zero
     image = axis.imshow(
         sheet.counts.T,
         aspect="auto",
@@ -190,7 +190,7 @@ def _sizes(axis: Any, sheet: Sheet) -> None:
 
 
 def _number_groups(axis: Any, sheet: Sheet) -> bool:
-    """Label the blocks of clients of one group, where they are few; return whether they are labelled."""
+    """Label the blocks of clients of one group if they are few; return whether they are labelled."""
     groups = sheet.groups
     if groups is None or np.count_nonzero(np.diff(groups)) >= MAX_TICKS:
         return False

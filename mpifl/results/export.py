@@ -1,9 +1,9 @@
-"""Tidy tables of runs, as CSV and Parquet: numbers are numbers, a column is one thing, a row one observation.
+"""Tidy tables of runs, as CSV and Parquet: typed numbers, one variable per column, one observation per row.
 
-Each row begins with the run it belongs to: its folder, with as much of its path as tells it apart, its name
-in tables, its method, and a column for every key of the configuration in which the runs differ, seeds
-included. Rounds of synchronous runs (`round`) and steps of the server of asynchronous ones (`server_step`,
-with the `arrivals` until then) are columns of their own: they are not the same thing.
+Each row begins with its run: the folder, with as much of its path as makes it unique, the name in tables, the
+method, and a column for every key of the configuration in which the runs differ, seeds included. Rounds of
+synchronous runs (`round`) and server steps of asynchronous runs (`server_step`, with the `arrivals` so far)
+are different things and have separate columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TABLES = ("metrics", "final", "clients")
 FORMATS = (".csv", ".parquet")
 SUMMARY = ("ranks", "clients", "model_parameters", "mpi_bytes", "wall_seconds")  # numbers of summary.json
-HIDDEN = ("name", "output", "system", "vary", "table")  # sections that are no varied key
+HIDDEN = ("name", "output", "system", "vary", "table")  # sections that get no columns
 Row = dict[str, Any]
 
 
@@ -45,15 +45,16 @@ def export(
     Args:
         names: run folders, folders that hold run folders, and patterns of them.
         table: one of `TABLES`.
-        file: `.csv` or `.parquet`; None returns CSV.
-        target: of the table `final`, see `final_frame`; None for 95 % of the best.
-        finished_only: whether runs that are not finished are left out, which a line says.
+        file: file to write, `.csv` or `.parquet`; None returns CSV.
+        target: target of the table `final`, see `final_frame`; None takes 95 % of the best.
+        finished_only: whether to leave out unfinished runs, with a warning.
 
     Returns:
-        What is to be said, a line; the CSV where there is no file.
+        A line of text about the written file; the CSV text if there is no file.
 
     Raises:
-        UserError: a folder is no finished run, or the file has another ending or cannot be written.
+        UserError: a folder is not a finished run, a target is given for another table, pyarrow is missing, or
+            the file has another ending or cannot be written.
     """
     remedy = "has no effect: only --table final says what a target took"
     require(target is None or table == "final", "--target", target, remedy)
@@ -88,9 +89,12 @@ def frame(groups: Sequence[Group], table: str) -> pd.DataFrame:
     """Return a tidy table of groups of runs.
 
     Args:
-        groups: of runs.
+        groups: groups of runs.
         table: `metrics`: a row for each run and evaluation, with the columns of `metrics.csv`. `clients`: a
-            row for each run and client, with those of `clients.csv` and `client_traffic.csv`.
+            row for each run and client, with the columns of `clients.csv` and `client_traffic.csv`.
+
+    Raises:
+        UserError: no run has such a table.
     """
     rows_of = {"metrics": _metrics, "clients": _clients}[table]
     heads = _heads(groups)
@@ -108,18 +112,22 @@ def frame(groups: Sequence[Group], table: str) -> pd.DataFrame:
 
 
 def final_frame(groups: Sequence[Group], target: float | None = None) -> pd.DataFrame:
-    """Return a row for each run: its last evaluation, totals, and what a target took.
+    """Return a row for each run: its last evaluation, totals, and the cost of a target.
 
     `reached` says whether the run met the target. `round_to_target`, `bytes_to_target` and
-    `virtual_seconds_to_target` are where it did, and otherwise where the run ended without it: the time and
-    event of survival analysis.
+    `virtual_seconds_to_target` say at what cost it met the target, or else at what cost the run ended without
+    it. In terms of survival analysis these are the event and the times.
 
     Args:
-        groups: of runs.
-        target: mean accuracy, in [0, 1], or of another metric; None for 95 % of the best.
+        groups: groups of runs.
+        target: target value of the mean accuracy, in [0, 1], or of the mean of another metric; None takes
+            95 % of the best.
+
+    Raises:
+        UserError: the groups have different metrics, or their metric cannot have this value.
     """
     check_target(target, metric_of(groups))
-    goal = default_target(independent(groups)[0]) if target is None else target  # as comparisons have it
+    goal = default_target(independent(groups)[0]) if target is None else target  # as in comparisons
     heads = _heads(groups)
     rows = []
     for group in groups:
@@ -133,7 +141,7 @@ def final_frame(groups: Sequence[Group], target: float | None = None) -> pd.Data
 
 
 def _heads(groups: Sequence[Group]) -> dict[int, Row]:
-    """Return what each run's rows begin with, by the identity of the run."""
+    """Return the leading columns of each run's rows, by `id` of the run."""
     runs = [(group, run) for group in groups for run in group.runs]
     leaves = [dict(flat({k: v for k, v in run.config.items() if k not in HIDDEN})) for _, run in runs]
     keys = list(dict.fromkeys(key for tree in leaves for key in tree))
@@ -155,7 +163,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of the configuration as one of a column: lists and mappings become JSON."""
+    """Return a value of the configuration as a value of a column: lists and mappings become JSON."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else _text(value)
 
 
@@ -171,7 +179,7 @@ def _metrics(run: Run) -> list[Row]:
 
 
 def _clients(run: Run) -> list[Row]:
-    """Return the clients of a run at its end, with the bytes of each."""
+    """Return the final rows of the clients of a run, with the traffic of each."""
     traffic = {row["client"]: row for row in run.rows("client_traffic.csv")}
     rows = []
     for row in run.rows("clients.csv"):
@@ -181,7 +189,7 @@ def _clients(run: Run) -> list[Row]:
 
 
 def _of_file(text: str) -> Any:
-    """Return a value of a CSV file: a number, None where there is none, otherwise the text."""
+    """Return a value of a CSV file: a number, None if the field is empty or NaN, otherwise the text."""
     if INTEGER.fullmatch(text):
         return int(text)
     try:
@@ -192,7 +200,7 @@ def _of_file(text: str) -> Any:
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return rows as a table whose columns have one type each, missing values included."""
+    """Return rows as a table whose columns have one type each, with missing values."""
     import pandas as pd  # heavy: only when something is exported
 
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -201,7 +209,7 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def _column(values: Sequence[Any]) -> pd.Series[Any]:
-    """Return a column: whole numbers, numbers, truth values or texts."""
+    """Return a column of integers, floats, booleans or strings."""
     import pandas as pd
 
     given = [value for value in values if value is not None]

@@ -1,6 +1,6 @@
 """The figures of a report.
 
-Colours are safe for colour-blind readers; lines and bars differ in dashes and hatches too, so that they can
+Colours are safe for colour-blind readers. Lines and bars also differ in dashes and hatches, so that they can
 be distinguished in greyscale.
 """
 
@@ -39,7 +39,7 @@ COMPARED = {  # array [N, N] of matrices.npz -> title, colour map
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of that many inches."""
+    """Return an empty figure; width and height are in inches."""
     from matplotlib.figure import Figure  # heavy: only when something is drawn
 
     return Figure((width, height), dpi=110, layout="constrained")
@@ -57,7 +57,7 @@ def _bar(i: int) -> dict[str, Any]:
 
 
 def plain(axis: Any) -> None:
-    """Give an axis a faint grid and no frame above and on the right."""
+    """Give an axis a faint grid and remove its frame at the top and on the right."""
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(labelsize=8)
@@ -79,17 +79,17 @@ def curves(
 ) -> Figure | None:
     """Draw a column of `metrics.csv` against rounds, bytes and virtual time.
 
-    Lines are means over seeds, bands their range.
+    Lines show means over seeds, bands the range.
 
     Args:
         groups: the groups of runs.
         name: the column.
         title: label of its axis.
-        dashed: a second column, in dashes of the same colours; the lines of the first are then solid.
-        width: in inches; panels are then below one another. None puts them side by side.
+        dashed: a second column, drawn dashed in the same colours; the lines of the first are then solid.
+        width: width in inches of a figure with panels below one another; None puts them side by side.
 
     Returns:
-        None where no group has the column.
+        The figure; None if no group has the column.
     """
     axes_of = [a for a in AXES if any(g.has(a) and np.ptp(g.column(a)) > 0 for g in groups)] or ["round"]
     shown = [g for g in groups if g.has(name)]
@@ -156,12 +156,12 @@ def _unit(most: float) -> tuple[float, str]:
 def matrices(groups: Sequence[Group], width: float | None = None) -> Figure | None:
     """Draw the matrices over pairs of clients, ordered by cluster and true group.
 
-    Of each group the one that its algorithm keeps, and those of `evaluation.matrices`.
+    These are, for each group, the matrix that its algorithm keeps and those of `evaluation.matrices`.
     """
     found = []
     for group in groups:
         run = group.runs[0]
-        if run.written != "all":  # the labels by which clients are ordered are not there
+        if run.written != "all":  # the labels that order the clients are missing
             continue
         kept = next(
             (n for n in MATRICES if n in run.algorithm_state and run.algorithm_state[n].ndim == 2), None
@@ -209,7 +209,7 @@ def _matrix(figure: Figure, axis: Any, group: Group, title: str, colours: str, v
 
 
 def silhouettes(groups: Sequence[Group], width: float | None = None) -> Figure | None:
-    """Draw the mean silhouette against the number of clusters, for algorithms that choose by it."""
+    """Draw the mean silhouette against the number of clusters, for algorithms that use it to choose."""
     kept = [(g, g.runs[0].algorithm_state.get("silhouette")) for g in groups]
     found = [(g, scores) for g, scores in kept if scores is not None and scores.ndim == 2 and scores.size]
     if not found:
@@ -274,14 +274,14 @@ def timings(groups: Sequence[Group], width: float | None = None) -> Figure | Non
 def _metric_curves(
     groups: Sequence[Group], what: str, title: str, dashed: str = "", width: float | None = None
 ) -> Figure | None:
-    """Draw a column of the runs' metric: accuracy, for classes."""
+    """Draw a column of the runs' metric, which is accuracy for classification."""
     metric = metric_of(groups)
     more = f"{metric.name}_{dashed}" if dashed else ""
     return curves(groups, f"{metric.name}_{what}", title.format(metric.title), more, width)
 
 
 def said_of(text: str, groups: Sequence[Group]) -> str:
-    """Return the title or caption of a figure, said of the runs' metric in place of accuracy."""
+    """Return the title or caption of a figure, with the runs' metric in place of accuracy."""
     metric = metric_of(groups)
     first = f"{metric.title[0].upper()}{metric.title[1:]}"
     return text.replace("Accuracy", first).replace("accuracy", metric.title)

@@ -1,4 +1,4 @@
-"""The CSV tables of run folders as pandas DataFrames: numbers are numbers, what is empty is NaN or NA."""
+"""The CSV tables of run folders as pandas DataFrames: columns are typed, and empty fields are NaN or NA."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 EMPTY = ("", "nan")  # fields without a value
-FLAGS = ("accepted", "placed")  # columns of 0 and 1 that answer yes or no
-NO_GROUP = "group"  # column of true groups, -1 where the scenario has none
+FLAGS = ("accepted", "placed")  # columns of 0 and 1 that are booleans
+NO_GROUP = "group"  # column of true groups, -1 if the scenario has none
 INTEGER = r"-?[0-9]+"
 
 
 def frame_of(path: Path, required: Collection[str], names: Mapping[str, str] | None = None) -> DataFrame:
-    """Return a CSV file of a run folder; an empty frame of the required columns where there is no file.
+    """Return a CSV file of a run folder; if there is no file, an empty frame with the required columns.
 
     Args:
         path: the file.
         required: columns that it must have.
-        names: old name of a column -> its name now.
+        names: old name of a column -> its present name.
 
     Returns:
-        Columns of int64, float64, bool or text as they are written; Int64 and boolean where fields are empty.
+        A frame with columns of int64, float64, bool or text; Int64 and boolean if fields are empty.
 
     Raises:
         UserError: the file cannot be read, or a column is missing.

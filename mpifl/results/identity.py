@@ -1,7 +1,7 @@
-"""The identity of a run: what decides the last bits of its numbers beside configuration and seeds.
+"""The identity of a run: all that determines its numbers bit for bit, besides configuration and seeds.
 
-Runs with equal configurations and equal identities have equal digests. `summary.json` holds the identity
-beside the digest; a resumed run and `mpifl compare` name what differs.
+Runs with equal configurations and equal identities have equal digests. `summary.json` holds both the identity
+and the digest. A resumed run and `mpifl compare` report the entries in which identities differ.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mpifl.kernels import bindings
 from .tables import first_of
 
 CODE, OWN = "code", "own_code"
-CODES = (CODE, OWN)  # they decide more than last bits
-PACKAGES = (  # packages that compute numbers; the last two are below UMAP
+CODES = (CODE, OWN)  # these can change more than the last bits
+PACKAGES = (  # packages that compute numbers; UMAP uses the last two
     *("mpifl", "torch", "numpy", "scipy", "scikit-learn"),
     *("POT", "umap-learn", "numba", "pynndescent"),
 )
@@ -37,9 +37,9 @@ NONE = "none"
 MOST_NAMES = 3  # of runs in a line
 
 
-@cache  # a package in use keeps its version, and to look it up takes milliseconds
+@cache  # the version of a loaded package does not change, and looking it up takes milliseconds
 def version_of(package: str) -> str | None:
-    """Return the version of a package, None where it is not installed; that of mpifl is the sources' own."""
+    """Return the version of a package, None if it is not installed; for mpifl, that of its sources."""
     if package == mpifl.__name__:
         return mpifl.__version__
     try:
@@ -58,21 +58,21 @@ def code() -> str:
 
 
 def processor(field: str = "model name") -> str:
-    """Return what /proc/cpuinfo says of the processor, its name by default."""
+    """Return a field of the processor from /proc/cpuinfo, by default its model name."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((x.split(":", 1)[1].strip() for x in lines if x.startswith(field)), platform.processor())
 
 
 def machine(gpu: str | None = None) -> dict[str, str]:
-    """Return what decides the last bits of what this rank computes.
+    """Return the properties of this rank's machine and software that determine its numbers bit for bit.
 
     Args:
-        gpu: name of the GPU that it trains on; None for the CPU.
+        gpu: name of the GPU that the rank trains on; None for the CPU.
 
     Returns:
-        `device`, `processor`, `instructions`, `library_variables` (of the environment, by which libraries
-        compute otherwise; left out where none is set), `kernels` (hash of the C sources, or `none`),
+        `device`, `processor`, `instructions`, `library_variables` (environment variables that change how
+        libraries compute; left out if none is set), `kernels` (hash of the C sources, or `none`),
         `compiler`, `code` and the version of each of `PACKAGES`.
     """
     build = bindings.BUILD if bindings.TRAINING_AVAILABLE else {}
@@ -90,7 +90,7 @@ def machine(gpu: str | None = None) -> dict[str, str]:
 
 
 def of_machine(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an identity that no option decides, and the code of one's own."""
+    """Return the entries of an identity that do not depend on options, and the hash of the user's code."""
     return {name: found[name] for name in (*MACHINE, OWN) if name in found}
 
 
@@ -98,8 +98,8 @@ def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) 
     """Return the identity of a run, with a short hash of it under `hash`.
 
     Args:
-        options: settings that decide last bits.
-        machines: `machine` of each rank; where they differ, the values are joined.
+        options: settings that affect the last bits.
+        machines: `machine` of each rank; values that differ between ranks are joined.
     """
     found: dict[str, Any] = {**options}
     for name in dict.fromkeys(name for one in machines for name in one):
@@ -109,7 +109,7 @@ def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) 
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the names of the entries in which two identities differ, without their hashes."""
+    """Return the names of the entries in which two identities differ, other than their hashes."""
     names = dict.fromkeys((*one, *other))
     return [name for name in names if name != "hash" and one.get(name) != other.get(name)]
 
@@ -117,10 +117,10 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 def describe_differences(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a line for each entry in which the identities of runs differ.
 
-    Classes of one's own are left out: runs of several methods differ in them as they differ in options.
+    Hashes of the user's own code are left out: they differ between methods, just as options do.
 
     Args:
-        found: name of the run -> its identity; an empty one, of an older version, is left out.
+        found: name of the run -> its identity; empty identities, from older versions, are left out.
     """
     known = {run: one for run, one in found.items() if one}
     first = next(iter(known.values()), {})
@@ -130,13 +130,13 @@ def describe_differences(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Origin:
-    """What the numbers of a run come from.
+    """The origin of the numbers of a run.
 
     Attributes:
-        configuration: its settings without seeds, as a text.
-        data: the settings of its data, as a text.
-        data_seed: the seed of its data, as a text.
-        identity: empty for a run of an older version.
+        configuration: the settings of the run without seeds, as a string.
+        data: the settings of its data, as a string.
+        data_seed: the seed of its data, as a string.
+        identity: its identity; empty for a run of an older version.
         content: digests of its data by name, see `Federation.content`; empty for a run of an older version.
     """
 
@@ -148,13 +148,13 @@ class Origin:
 
 
 def describe_origins(found: Mapping[str, Origin]) -> list[str]:
-    """Return a line for each thing in which runs differ beside their configurations and seeds.
+    """Return a line for each property in which runs differ besides their configurations and seeds.
 
-    Runs of one configuration have one code of their user's; those with the same settings of data have the
-    same samples and the same files, and with the same seed the same split.
+    Runs of one configuration should have the same user code. Runs with the same data settings should have the
+    same samples and files, and with the same data seed also the same split.
 
     Args:
-        found: name of the run -> where its numbers come from.
+        found: name of the run -> its origin.
     """
     runs = found.items()
     lines = describe_differences({run: o.identity for run, o in runs})
@@ -169,11 +169,11 @@ def describe_origins(found: Mapping[str, Origin]) -> list[str]:
 
 
 def _unlike(name: str, values: Iterable[tuple[str, str, Any]]) -> list[str]:
-    """Return a line for each set of settings under which runs differ in a value.
+    """Return a line for each choice of settings under which runs differ in a value.
 
     Args:
-        name: of the value.
-        values: settings, run, value; None where it is not known.
+        name: name of the value.
+        values: (settings, run, value); the value is None if it is not known.
     """
     alike: dict[str, list[tuple[str, Any]]] = {}
     for settings, run, value in values:
@@ -193,7 +193,7 @@ def line(found: Mapping[str, Any]) -> str:
     """Return an identity in one line."""
     build = found["kernels"]
     kernels = "no kernels" if build == NONE else f"kernels {build} ({found['compiler'].split(',')[0]})"
-    if found.get("compiled") is False:  # by system.kernels, or because the task's loss is none they know
+    if found.get("compiled") is False:  # by system.kernels, or because they lack the task's loss
         kernels = "trained by PyTorch, not by the kernels"
     if "precision" in found:
         kernels = f"trained in {found['precision']} by PyTorch, not by the kernels"

@@ -13,23 +13,23 @@ from typing import Any, TextIO
 
 from mpifl.core.errors import Stopped, StoppedEarly, UserError
 
-LOGGER = "mpifl"  # its records are not shown on the terminal, which has their content in other words
+LOGGER = "mpifl"  # its records are not shown on the terminal, which has their content already
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def warn(text: str) -> None:
-    """Print a line on stderr."""
+    """Print a line to stderr."""
     print(f"mpifl: {text}", file=sys.stderr, flush=True)
 
 
 @cache
 def warn_once(text: str) -> None:
-    """Print a line on stderr, the first time in this process."""
+    """Print a line to stderr, only the first time in this process."""
     warn(text)
 
 
 class _LazyFileHandler(logging.FileHandler):
-    """Creates its file and folder with the first record; records are lost where the disk is full."""
+    """Creates its file and folder with the first record; records are lost if the disk is full."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
@@ -51,12 +51,12 @@ class _LazyFileHandler(logging.FileHandler):
 class RankLog:
     """The log file of a rank, as a context manager.
 
-    The file gets Python's warnings, log records from WARNING on, and the traceback of an exception that
-    leaves the context. The terminal shows only those of rank 0.
+    The file receives Python's warnings, log records of level WARNING or above, and the traceback of an
+    exception that leaves the context. The terminal shows warnings and records of rank 0 only.
 
     Args:
         path: the log file; created with its first record.
-        terminal: whether this is rank 0.
+        terminal: whether to show them on the terminal; true on rank 0 only.
     """
 
     def __init__(self, path: Path, terminal: bool) -> None:
@@ -64,7 +64,7 @@ class RankLog:
         file = _LazyFileHandler(path, delay=True, encoding="utf-8")
         file.setFormatter(logging.Formatter(FORMAT))
         self._handlers: list[logging.Handler] = [file]
-        if terminal and not self._root.handlers:  # where mpifl is used as a library, its user has set them up
+        if terminal and not self._root.handlers:  # otherwise the application configures them
             stderr = logging.StreamHandler(sys.stderr)
             stderr.addFilter(lambda record: record.name.partition(".")[0] != LOGGER)
             self._handlers.append(stderr)

@@ -1,7 +1,7 @@
 """Metrics of runs: scores over clients, agreement of partitions, distances of parameters.
 
-Pure functions. Accuracies are fractions in [0, 1]. Standard deviations over clients are those of a population
-(ddof 0); over runs the caller chooses (`over_runs`), because papers differ.
+All functions are pure. Accuracies are fractions in [0, 1]. Standard deviations over clients are population
+standard deviations (ddof 0); over runs the caller chooses (`over_runs`), because papers differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpifl.core.gram import squared_distances
 from mpifl.core.metric import Metric
 from mpifl.core.task import SUMS, Task
 
-SLICE, MAX_ROWS = 65536, 256  # columns at a time; most rows that are compared
+SLICE, MAX_ROWS = 65536, 256  # columns at a time; largest number of rows compared
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class AccuracySummary:
         worst: minimum over clients.
         std: population standard deviation (ddof 0).
         variance_pct2: population variance in percent squared (FLT's "var.").
-        worst_tenth: mean of the ceil(n / 10) lowest.
+        worst_tenth: mean of the ceil(n / 10) lowest accuracies.
         standard_error: binomial sqrt(p (1 - p) / pool) of a mean p over `pool` test samples (FLT's "+-");
             None without a pool.
     """
@@ -45,11 +45,11 @@ class AccuracySummary:
 
 
 def accuracy_summary(accuracy: np.ndarray, pool: int | None = None) -> AccuracySummary:
-    """Return the summary of the accuracies of clients; NaN where no client has one.
+    """Return the summary of the accuracies of clients; NaN if no client has an accuracy.
 
     Args:
-        accuracy: [n], in [0, 1]; NaN for a client without samples, which counts in no figure.
-        pool: number of different test samples, for the binomial standard error; None for none.
+        accuracy: [n], in [0, 1]; NaN for a client without samples, which is ignored.
+        pool: number of distinct test samples, for the binomial standard error; None computes no error.
 
     Raises:
         UserError: there is no client.
@@ -71,14 +71,14 @@ def accuracy_summary(accuracy: np.ndarray, pool: int | None = None) -> AccuracyS
 
 
 def spread(values: np.ndarray, metric: Metric) -> dict[str, float]:
-    """Return a metric over clients, unweighted: mean, value of the worst client, deviation, worst tenth.
+    """Return a metric over clients, unweighted: mean, worst client, standard deviation, worst tenth.
 
     Args:
-        values: [n]; NaN for a client whose test samples tell nothing.
-        metric: says which is the worst.
+        values: [n]; NaN for a client whose test samples do not define a value.
+        metric: the metric, which determines whether low or high values are worst.
 
     Returns:
-        Columns of `metrics.csv`; NaN where no client has a value.
+        Columns of `metrics.csv`; NaN if no client has a value.
     """
     there = values[~np.isnan(values)]
     worst_first = np.sort(there) if metric.better > 0 else -np.sort(-there)
@@ -89,20 +89,20 @@ def spread(values: np.ndarray, metric: Metric) -> dict[str, float]:
         ("std", there, np.std),
         ("worst_tenth", tenth, np.mean),
     )
-    with np.errstate(invalid="ignore", over="ignore"):  # of a run that diverges
+    with np.errstate(invalid="ignore", over="ignore"):  # in a run that diverges
         return {f"{metric.name}_{what}": float(of(v)) if len(v) else np.nan for what, v, of in figures}
 
 
 def pooled(scores: Mapping[str, np.ndarray], task: Task) -> dict[str, float]:
-    """Return a task's metrics on the samples of all clients together, from the sums that clients scored.
+    """Return a task's metrics on the samples of all clients together, from the clients' sums.
 
     Args:
         scores: name -> value or sum of each client [n, ...].
-        task: makes metrics of sums.
+        task: the task, which computes metrics from sums.
 
     Returns:
-        `NAME_pooled` of each metric; where scores have a suffix, as `NAME_train`, `NAME_train_pooled`, too.
-        Empty where there are no sums.
+        `NAME_pooled` for each metric; for scores with a suffix, such as `NAME_train`, also
+        `NAME_train_pooled`. Empty if there are no sums.
     """
     main = task.metric
     suffixes = sorted({name[len(main.name) :] for name in scores if main.of(name)}, key=len, reverse=True)
@@ -120,16 +120,16 @@ def pooled(scores: Mapping[str, np.ndarray], task: Task) -> dict[str, float]:
 
 
 def over_runs(values: np.ndarray, ddof: int = 1) -> tuple[float, float]:
-    """Return mean and standard deviation over runs; the deviation of one run is 0.
+    """Return the mean and standard deviation over runs; the standard deviation of one run is 0.
 
-    EMD-CFL prints the sample form (ddof 1) for accuracy and the population form (ddof 0) for the Rand index.
+    EMD-CFL reports the sample form (ddof 1) for accuracy and the population form (ddof 0) for the Rand index.
 
     Args:
-        values: [r], one for each run.
+        values: [r], one value for each run.
         ddof: 1 for the sample form, 0 for the population form.
     """
     values = np.asarray(values, np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):  # of runs that diverged
+    with np.errstate(invalid="ignore", over="ignore"):  # for runs that diverged
         return float(values.mean()), float(values.std(ddof=ddof)) if len(values) > ddof else 0.0
 
 
@@ -138,10 +138,10 @@ def ari(labels: np.ndarray, groups: np.ndarray) -> float:
 
     Args:
         labels: [n], the estimated cluster of each client.
-        groups: [n], its true group.
+        groups: [n], the true group of each client.
 
     Returns:
-        1 if both partitions are a single cluster, 0 if only one of them is.
+        The index; by definition 1 if both partitions are a single cluster, 0 if only one of them is.
     """
     if (single := _single(labels, groups)) is not None:
         return single
@@ -174,7 +174,7 @@ def nmi(labels: np.ndarray, groups: np.ndarray) -> float:
 
 
 def _single(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Return the agreement of partitions of which one is a single cluster, None if neither is."""
+    """Return the agreement of two partitions if one of them is a single cluster, None if neither is."""
     alone = [len(np.unique(x)) == 1 for x in (a, b)]
     return float(all(alone)) if any(alone) else None
 
@@ -189,12 +189,12 @@ def _table(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def purity(labels: np.ndarray, groups: np.ndarray) -> float:
-    """Return the share of clients that are in the most frequent true group of their cluster."""
+    """Return the share of clients that belong to the most frequent true group of their cluster."""
     return float(_table(labels, groups).max(axis=1).sum()) / len(labels)
 
 
 def import_scipy_optimize() -> None:
-    """Import what `churn` needs, before workers wait for rank 0; it takes a third of a second."""
+    """Import the module that `churn` needs (a third of a second) while no worker waits for rank 0."""
     import_module("scipy.optimize")
 
 
@@ -207,7 +207,7 @@ def churn(old: np.ndarray, new: np.ndarray) -> float:
     """
     from scipy.optimize import linear_sum_assignment
 
-    if np.array_equal(old, new):  # without a table [clusters, clusters]: there may be one for each client
+    if np.array_equal(old, new):  # avoids a table [clusters, clusters]: each client may have its own
         return 0.0
     table = _table(old, new)
     return 1.0 - float(table[linear_sum_assignment(table, maximize=True)].sum()) / len(old)
@@ -218,8 +218,8 @@ def mixture_kl(true: np.ndarray, estimate: np.ndarray, floor: float = 1e-12) -> 
 
     Args:
         true: shares [n, K]; each row sums to 1.
-        estimate: their estimates [n, K].
-        floor: least estimated share, so that the divergence is finite.
+        estimate: estimates of these shares [n, K].
+        floor: lower bound of the estimated shares, so that the divergence is finite.
     """
     p, q = np.atleast_2d(true).astype(np.float64), np.maximum(np.atleast_2d(estimate), floor)
     terms = np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0) / q), 0.0)
@@ -230,11 +230,11 @@ def group_distances(distances: np.ndarray, labels: np.ndarray) -> tuple[float, f
     """Return the mean distance of pairs of clients within a cluster, and of all pairs (EMD-CFL, table 9).
 
     Args:
-        distances: [n, n] between the clients' parameters, symmetric.
+        distances: [n, n], distances between the clients' parameters, symmetric.
         labels: [n], the cluster of each client.
 
     Returns:
-        The two means; nan where there is no pair.
+        The two means; NaN if there is no pair.
     """
     i, j = np.triu_indices(len(labels), 1)
     pairs = np.asarray(distances, np.float64)[i, j]
@@ -248,14 +248,14 @@ def client_distances(
     """Return the mean distances of the clients' models, as columns of `metrics.csv` (EMD-CFL, table 9).
 
     Args:
-        products: pairwise products of the models [m, m].
+        products: pairwise inner products of the models [m, m].
         labels: estimated cluster of each client [m].
-        groups: true group of each client [m]; None where there are none.
-        name: of the columns.
+        groups: true group of each client [m]; None if there are none.
+        name: name of the columns.
 
     Returns:
-        `{name}` over all pairs, `{name}_within_clusters`, and `{name}_within_groups`; NaN where there is no
-        pair.
+        `{name}` over all pairs, `{name}_within_clusters`, and `{name}_within_groups` if there are groups; NaN
+        if there is no pair.
     """
     distances = np.sqrt(squared_distances(products))
     within, everywhere = group_distances(distances, labels)
@@ -266,7 +266,7 @@ def client_distances(
 
 
 def row_distances(rows: torch.Tensor) -> np.ndarray:
-    """Return the L2 distances [K, K] of rows [K, d], computed in float64."""
+    """Return the pairwise L2 distances [K, K] of rows [K, d], computed in float64."""
     gram = np.zeros((len(rows), len(rows)))
     for part in rows.split(SLICE, dim=1):
         x = part.double().numpy()
@@ -275,12 +275,12 @@ def row_distances(rows: torch.Tensor) -> np.ndarray:
 
 
 def model_distances(rows: torch.Tensor, assign: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Return `group_distances` of the rows that clients use; nan for both where they are over `MAX_ROWS`.
+    """Return `group_distances` of the rows that clients use; NaN for both if there are over `MAX_ROWS` rows.
 
     Args:
-        rows: [K, d].
+        rows: the rows [K, d].
         assign: [n], the row of each client.
-        labels: [n], its cluster.
+        labels: [n], the cluster of each client.
     """
     used, which = np.unique(assign, return_inverse=True)
     if len(used) > MAX_ROWS:

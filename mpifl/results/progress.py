@@ -1,8 +1,8 @@
 """Progress of a run: a bar on a terminal, lines in a log file, and never ten seconds of silence.
 
-A completed round is told to it. What goes on meanwhile are the stages of the process (`core.progress`), which
-a thread looks at; the end is estimated from the outermost stage of which a part is done. `ProgressFile`
-writes the same into the run folder, where `mpifl watch` finds it.
+`Progress.step` reports a completed round. In between, a thread shows the stages of the process
+(`core.progress`). The remaining time is estimated from the outermost stage that is partly done.
+`ProgressFile` writes the same information into the run folder, where `mpifl watch` reads it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from mpifl.core.process import launched
 from mpifl.core.progress import ROUND, Stage, stages
 
 LINE_SECONDS = 2.0  # between two lines about rounds in a log file
-SILENCE_SECONDS = 7.0  # without a line, until one says what goes on; ten on a busy machine
-BAR_SECONDS = 0.5  # between two looks at what is going on, on a terminal
-FILE, FILE_SECONDS = "progress.json", 2.0  # in the run folder; seconds between two times that it is written
+SILENCE_SECONDS = 7.0  # without a line until one reports the stages; about ten on a busy machine
+BAR_SECONDS = 0.5  # between two updates of the bar on a terminal
+FILE, FILE_SECONDS = "progress.json", 2.0  # in the run folder; seconds between two writes
 SILENCE_VARIABLE = "MPIFL_PROGRESS_S"  # another number of seconds, for tests of whole jobs
 
 
@@ -45,20 +45,20 @@ class Estimate:
     """Forecasts how long the stages of this process will take, from the parts of them that are done."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, tuple[int, float]] = {}  # stage -> number, and what of the next was done
+        self._parts: dict[int, tuple[int, float]] = {}  # id of a stage -> number, part of the next one
 
     def left(self, now: float, found: Sequence[Stage]) -> tuple[float, Stage] | None:
-        """Return the seconds that are left, and of which stage; None where nothing tells.
+        """Return the estimated seconds left, and the stage they refer to; None if there is no estimate.
 
         Args:
-            now: `time.monotonic`.
-            found: the stages, the outermost first.
+            now: the value of `time.monotonic`.
+            found: the stages, outermost first.
         """
         shares = []
         part = 0.0
         for stage in reversed(found):
             number, before = self._parts.get(id(stage), (stage.number, 0.0))
-            if number == stage.number:  # evaluation, after training, does not take back what was done
+            if number == stage.number:  # evaluation, after training, must not lower the part that is done
                 part = max(part, before)
             self._parts[id(stage)] = stage.number, part
             shares.append((stage, stage.share(part)))
@@ -68,19 +68,19 @@ class Estimate:
         return next((((now - stage.start) * (1 / share - 1), stage) for stage, share in known), None)
 
 
-_shown: list[Progress] = []  # the outermost first; the last one alone shows anything
+_shown: list[Progress] = []  # outermost first; only the last one shows anything
 
 
 class Progress:
-    """Shows the progress of a run, as a context manager. One within another, as in a sweep, silences that.
+    """Shows the progress of a run, as a context manager. A nested one, as in a sweep, silences the outer one.
 
     Args:
-        total: number of rounds; 0 where there are none.
-        title: text before the bar, and before lines that come before the first round.
+        total: number of rounds; 0 if there are none.
+        title: text before the bar, and of lines that are written outside of any stage.
         quiet: show nothing.
-        bar: show a bar where the output is a terminal. MPI launchers give each rank a terminal of its own,
-            whatever they write to themselves: there are lines.
-        to_stderr: show it on stderr, because stdout holds the answer of a command.
+        bar: show a bar if the output is a terminal. Processes of an MPI launcher always write lines, because
+            launchers give each rank a terminal of its own, whatever the launcher's own output is.
+        to_stderr: write to stderr, because stdout holds the output of a command.
         silence: seconds without a line until one is written; None takes `SILENCE_SECONDS`.
         clock: returns seconds.
     """
@@ -106,13 +106,13 @@ class Progress:
         self._note = ""
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._begin = self._last = clock()  # of everything; of the last line
-        self._last_round = -LINE_SECONDS  # when a line about a round was written
+        self._begin = self._last = clock()  # time of the start; time of the last line
+        self._last_round = -LINE_SECONDS  # time of the last line about a round
         self._estimate = Estimate()
 
     @property
     def _out(self) -> TextIO:
-        return sys.stderr if self.to_stderr else sys.stdout  # notebooks and tests put others there
+        return sys.stderr if self.to_stderr else sys.stdout  # notebooks and tests replace these streams
 
     def __enter__(self) -> Progress:
         if self.bar:
@@ -156,15 +156,15 @@ class Progress:
             if self._bar is not None:
                 self._bar.console.print(text, highlight=False, markup=False)
             else:
-                self._out.write(f"{text}\n")  # one call: a thread writes, too
+                self._out.write(f"{text}\n")  # a single call, because a thread writes too
                 self._out.flush()
 
     def step(self, number: int, note: str = "") -> None:
         """Show that a round is complete.
 
         Args:
-            number: the round.
-            note: text behind it.
+            number: number of the round.
+            note: text to show after it.
         """
         self._note = note
         if self.quiet:
@@ -179,12 +179,12 @@ class Progress:
 
     def _watch(self) -> None:
         pause = BAR_SECONDS if self._bar is not None else 0.0
-        with suppress(OSError, ValueError):  # nobody reads any more; whoever works finds out by himself
+        with suppress(OSError, ValueError):  # the output is closed; the main thread will notice
             while not self._over.wait(pause or max(0.02, self._last + self.silence - self.clock())):
                 self.look()
 
     def look(self) -> None:
-        """Show what is going on: on the bar at once, as a line after `silence`."""
+        """Show the current stages: on the bar at once, as a line after `silence` seconds."""
         if self.quiet or (_shown and _shown[-1] is not self):
             return
         if self._bar is not None:
@@ -195,14 +195,14 @@ class Progress:
             self._write(self.line())
 
     def line(self) -> str:
-        """Return what is going on, for how long, and about how long it will take."""
+        """Return a line with the current stages, the time so far and an estimate of the time left."""
         now, found = self.clock(), stages()
         text = ", ".join(map(str, found)) or self.title
         left = self._left(now, found)
         return f"{text}: {in_words(now - self._begin)} so far{left and f', {left}'}"
 
     def _left(self, now: float, found: list[Stage]) -> str:
-        """Return about how long it will take; empty where nothing tells."""
+        """Return an estimate of the time left, in words; empty if there is none."""
         told = self._estimate.left(now, found)
         if told is None:
             return ""
@@ -212,22 +212,22 @@ class Progress:
 
 
 class ProgressFile:
-    """Writes `progress.json` into the run folder while a run goes on, as a context manager on rank 0.
+    """Writes `progress.json` into the run folder during a run, as a context manager on rank 0.
 
-    A thread writes it every `FILE_SECONDS`. It is removed at the end of a complete run; of another one it
-    stays, and says how the run ended, or when it was last alive.
+    A thread writes the file every `FILE_SECONDS`. It is removed when the run is complete. Otherwise it stays,
+    and says how the run ended or when it was last alive.
 
     Args:
         folder: the run folder; None, on workers, writes nothing.
-        rounds: server steps to take in all.
-        first: steps taken before, of a run that goes on.
-        places: of the ranks: host and device.
-        visits: returns the client visits of each rank, where rank 0 sees them.
+        rounds: total number of server steps.
+        first: server steps taken before, if the run is resumed.
+        places: host and device of each rank.
+        visits: returns the number of client visits of each rank, as far as rank 0 sees them.
         clock: returns seconds since 1970.
 
     Attributes:
         step: server steps so far.
-        timing: phase -> seconds of each rank between the last two evaluations.
+        timing: for each rank, phase -> seconds between the last two evaluations.
     """
 
     def __init__(
@@ -275,22 +275,22 @@ class ProgressFile:
                 return
 
     def write(self, end: str = "", reason: str = "") -> None:
-        """Write the file; one thread at a time.
+        """Write the file; safe to call from several threads.
 
         Args:
-            end: `stopped` or `failed`; empty for a run that goes on.
-            reason: of the end.
+            end: `stopped` or `failed`; empty while the run goes on.
+            reason: why the run ended.
         """
-        from .run_folder import write_json  # heavy: a display on the terminal needs none of it
+        from .run_folder import write_json  # heavy, and not needed for a display on the terminal
 
         assert self.folder is not None
-        if not self.folder.is_dir():  # somebody removed it; do not bring it back
+        if not self.folder.is_dir():  # it was removed; do not create it again
             return
         with self._writing:
             write_json(self.folder / FILE, self._told(end, reason))
 
     def _told(self, end: str, reason: str) -> dict[str, Any]:
-        """Return what the file tells now."""
+        """Return the present content of the file."""
         found = stages()
         left = self._estimate.left(time.monotonic(), found)
         visits = [*self.visits()]

@@ -1,7 +1,7 @@
-"""Reads and checks finished run folders: `mpifl report`, `compare`, `retime` and `sweep` start here.
+"""Reads and checks finished run folders for `mpifl report`, `compare`, `retime` and `sweep`.
 
-Run folders of mpifl 0.1 (format 2) have other names for some files, columns and figures. They are read for
-one more release: this module translates the names, and says so once.
+Run folders of mpifl 0.1 (format 2) have other names for some files, columns and figures. They are supported
+for one more release: this module translates the names, and prints one warning.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NEW_NAMES = {new: old for old, new in OLD_NAMES.items()}
 
 RECENT_SECONDS = 120  # a run that wrote a file this recently may still be running
 MAX_FIGURE = 1e15
-NO_ROWS = b"\r\n"  # a table without rows, and so without columns: the ledger of a method that sends nothing
+NO_ROWS = b"\r\n"  # a table without rows and columns, as the ledger of a method that sends nothing
 MAX_ALGORITHM_STATE_BYTES = 1 << 32
 NPZ_ERRORS = (
     *(OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, MemoryError, SyntaxError),
@@ -61,10 +61,10 @@ NPZ_ERRORS = (
 
 INTEGER, ANY = re.compile(r"-?[0-9]{1,18}"), re.compile(r".*", re.DOTALL)
 NUMBER = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,2})?|nan|)")
-FIGURE = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,3})?|nan|-?inf|)")  # of a run that may diverge
+FIGURE = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,3})?|nan|-?inf|)")  # in a run that may diverge
 METRICS = ("num_clusters", "ari")
-SPREADS = ("mean", "worst", "std")  # columns of the task's metric, as accuracy_mean
-COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # required columns of each file, and their values
+SPREADS = ("mean", "worst", "std")  # columns of the task's metric, such as accuracy_mean
+COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # file -> its required columns and their patterns
     "metrics.csv": {
         **dict.fromkeys(("round", "federation_bytes_up", "federation_bytes_down"), INTEGER),
         **dict.fromkeys(METRICS, NUMBER),
@@ -83,8 +83,8 @@ COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # required columns of each f
     "timing.csv": {"rank": INTEGER},
     "events.csv": {"staleness": INTEGER, "time": NUMBER},
 }
-SAME = ("name", "output", "system", "checkpoint", "vary", "table")  # sections that change no number
-OF_A_MACHINE = ("data.root", "data.cache")  # where data lie
+SAME = ("name", "output", "system", "checkpoint", "vary", "table")  # sections that do not affect the numbers
+OF_A_MACHINE = ("data.root", "data.cache")  # locations of the data
 FIGURES = ("ranks", "clients", "rounds", "model_parameters", "mpi_bytes", "wall_seconds")  # of summary.json
 OF_CLIENTS = ("clients.csv", "clusters.csv", "assignments.csv", "client_traffic.csv", "visits.csv")
 
@@ -93,12 +93,12 @@ OF_CLIENTS = ("clients.csv", "clusters.csv", "assignments.csv", "client_traffic.
 class Run:
     """A finished run.
 
-    The tables of its folder are pandas DataFrames, read when they are first asked for.
+    The tables of its folder are pandas DataFrames, read on first access.
 
     Attributes:
         folder: the run folder.
-        config: the resolved configuration, as nested mappings, under the present keys.
-        summary: the content of `summary.json`, under the present names.
+        config: the resolved configuration, as nested mappings with the present keys.
+        summary: the content of `summary.json`, with the present names.
     """
 
     folder: Path
@@ -112,7 +112,7 @@ class Run:
 
     @cached_property
     def metric(self) -> Metric:
-        """What the run is measured by: the first metric of its task; accuracy for classes."""
+        """The main metric of the run, which is the first metric of its task; accuracy for classification."""
         told = self.summary.get("metric")
         if told is None:
             return ACCURACY
@@ -134,7 +134,7 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The configuration without seeds, output, machine and all else that changes no number."""
+        """The configuration without seeds, output, machine and all else that does not affect the numbers."""
         tree = {k: v for k, v in self.config.items() if k not in (*SAME, "seed")}
         if isinstance(data := tree.get("data"), Mapping):
             tree["data"] = {k: v for k, v in data.items() if f"data.{k}" not in OF_A_MACHINE}
@@ -142,9 +142,9 @@ class Run:
 
     @cached_property
     def label(self) -> str:
-        """The settings as a text: equal for runs that differ in their seeds.
+        """The settings as a string, equal for runs that differ only in their seeds.
 
-        Runs of one configuration to which their user gave different labels are told apart.
+        Runs of one configuration have different strings if their user gave them different labels.
         """
         tree = old_keys.without_new(self.settings)
         tree |= {} if self.own_label is None else {"output.label": self.own_label}
@@ -152,7 +152,7 @@ class Run:
 
     @property
     def origin(self) -> Origin:
-        """What the numbers come from beside the configuration."""
+        """The origin of the run's numbers: settings, data, code and machine."""
         seed, content = self.config.get("seed"), self.summary.get("data")
         return Origin(
             self.label,
@@ -164,13 +164,13 @@ class Run:
 
     @property
     def written(self) -> str:
-        """Whose rows are in the tables of clients: `all`, `sample` or `none`."""
+        """Which clients have rows in the tables of clients: `all`, `sample` or `none`."""
         output = self.config.get("output")
         return str(output.get("clients", "all")) if isinstance(output, Mapping) else "all"
 
     @property
     def own_label(self) -> str | None:
-        """The label that the user gave the run, `output.label`; None for none."""
+        """The label that the user gave the run (`output.label`); None if there is none."""
         output = self.config.get("output")
         label = output.get("label") if isinstance(output, Mapping) else None
         return None if label is None else str(label)
@@ -180,7 +180,7 @@ class Run:
         return read_rows(self.folder / file, self._required(file))
 
     def _required(self, file: str) -> dict[str, re.Pattern[str]]:
-        """Return the required columns of a file, and the kinds of their values."""
+        """Return the required columns of a file, and the patterns of their values."""
         required = dict(COLUMNS.get(file, {}))
         if file == "metrics.csv":
             required |= {f"{self.metric.name}_{what}": FIGURE for what in SPREADS}
@@ -200,47 +200,47 @@ class Run:
 
     @cached_property
     def clusters(self) -> DataFrame:
-        """`clusters.csv`: final cluster and true group of each client."""
+        """`clusters.csv`: the final cluster and true group of each client."""
         return self._frame("clusters.csv")
 
     @cached_property
     def assignments(self) -> DataFrame:
-        """`assignments.csv`: clusters at the first evaluation, and every change at a later one."""
+        """`assignments.csv`: the clusters at the first evaluation, and all changes at later ones."""
         return self._frame("assignments.csv")
 
     @cached_property
     def ledger(self) -> DataFrame:
-        """`ledger.csv`: what a federation would have sent, by step, direction and kind."""
+        """`ledger.csv`: the bytes a federation would have sent, by step, direction and kind."""
         return self._frame("ledger.csv")
 
     @cached_property
     def visits(self) -> DataFrame:
-        """`visits.csv`: what each client downloaded and uploaded at each visit."""
+        """`visits.csv`: the bytes each client downloaded and uploaded at each visit."""
         return self._frame("visits.csv")
 
     @cached_property
     def events(self) -> DataFrame:
-        """`events.csv`: a row for each upload of an asynchronous run; empty for rounds."""
+        """`events.csv`: a row for each upload of an asynchronous run; empty for synchronous runs."""
         return self._frame("events.csv")
 
     @cached_property
     def timing(self) -> DataFrame:
-        """`timing.csv`: seconds of each phase between two evaluations, for each rank."""
+        """`timing.csv`: the seconds of each phase between two evaluations, for each rank."""
         return self._frame("timing.csv")
 
     @cached_property
     def client_traffic(self) -> DataFrame:
-        """`client_traffic.csv`: what each client sent and received in all."""
+        """`client_traffic.csv`: the total traffic of each client, sent and received."""
         return self._frame("client_traffic.csv")
 
     @cached_property
     def mpi_traffic(self) -> DataFrame:
-        """`mpi_traffic.csv`: what MPI sent, by rank, call and purpose."""
+        """`mpi_traffic.csv`: the data sent through MPI, by rank, call and purpose."""
         return self._frame("mpi_traffic.csv")
 
     @cached_property
     def dropped(self) -> DataFrame:
-        """`dropped.csv`: the visits that failed and were left out; empty where there were none."""
+        """`dropped.csv`: the visits that failed and were left out; empty if there were none."""
         return self._frame("dropped.csv")
 
     @cached_property
@@ -248,7 +248,7 @@ class Run:
         """`updates.csv`: how the update of each client agrees with the mean, by round and module.
 
         Raises:
-            UserError: the run did not write them.
+            UserError: the run did not write this table.
         """
         remedy = "this run did not write updates.csv; run it with output.updates: true"
         require((self.folder / "updates.csv").exists(), "output.updates", False, remedy)
@@ -267,16 +267,17 @@ class Run:
     def model(self, *, client: int | None = None, cluster: int | None = None) -> nn.Module:
         """Return the final model of a client, or of a cluster, in evaluation mode.
 
-        The model of a client is the one that it is evaluated by, before any fine-tuning of the evaluation.
-        Methods that give clients models of their own keep them under `output.client_models: true`. A user's
-        network (`model.name: custom`) is an object of the user's class.
+        The model of a client is the one with which it is evaluated, before any fine-tuning by the evaluation.
+        Methods that give clients models of their own keep them only with `output.client_models: true`. A
+        user's network (`model.name: custom`) is returned as an object of the user's class.
 
         Args:
-            client: its number.
-            cluster: its number, as in `clusters`; instead of a client.
+            client: number of a client.
+            cluster: number of a cluster, as in `clusters`; give either this or `client`.
 
         Raises:
-            UserError: the run kept no models (names the key to set), or there is no such client or cluster.
+            UserError: the run kept no models (the message names the key to set), there is no such client or
+                cluster, or both or neither of them are given.
         """
         from .run_models import model_of
 
@@ -294,11 +295,11 @@ class Run:
         """Draw a column of `metrics.csv` and return the axes.
 
         Args:
-            metric: the column; None: the mean of the task's metric, `accuracy_mean` for classes.
+            metric: the column; None takes the mean of the task's metric (`accuracy_mean` for classification).
             against: `rounds`, `bytes` (up and down), `seconds` (virtual time) or `wall_seconds`.
-            label: in the legend; None takes the run's label or its method.
-            ax: axes to draw into; None makes some.
-            style: keywords of `Axes.plot`.
+            label: label in the legend; None takes the run's label or its method.
+            ax: axes to draw into; None creates new axes.
+            style: keyword arguments of `Axes.plot`.
 
         Raises:
             UserError: there is no such column or axis.
@@ -334,7 +335,7 @@ class Run:
 
     @cached_property
     def bytes_by_kind(self) -> Counter[tuple[str, str]]:
-        """The bytes of the federation by direction (up, down) and kind, of `ledger.csv`."""
+        """The bytes of the federation by direction (up, down) and kind, from `ledger.csv`."""
         total: Counter[tuple[str, str]] = Counter()
         for row in self.rows("ledger.csv"):
             total[row["direction"], row["kind"]] += int(row["bytes"])
@@ -342,12 +343,12 @@ class Run:
 
     @cached_property
     def algorithm_state(self) -> dict[str, np.ndarray]:
-        """The arrays of `algorithm_state.npz`, by name; empty where there is no such file."""
+        """The arrays of `algorithm_state.npz`, by name; empty if there is no such file."""
         return self._arrays("algorithm_state.npz")
 
     @cached_property
     def matrices(self) -> dict[str, np.ndarray]:
-        """The matrices over clients of `matrices.npz`, by name; empty where there is no such file."""
+        """The matrices over clients in `matrices.npz`, by name; empty if there is no such file."""
         return self._arrays("matrices.npz")
 
     def _arrays(self, file: str) -> dict[str, np.ndarray]:
@@ -371,17 +372,17 @@ class Run:
 
 
 def read_rows(path: Path, required: Mapping[str, re.Pattern[str]] | None = None) -> Rows:
-    """Return the rows of a CSV file of a run folder, under the present names of file and columns.
+    """Return the rows of a CSV file of a run folder, with the present names of files and columns.
 
     Args:
-        path: the file.
-        required: columns that it must have, and the kinds of their values; None: those of `COLUMNS`.
+        path: the file, under its present name.
+        required: columns that it must have, and the patterns of their values; None takes those of `COLUMNS`.
 
     Returns:
-        One dictionary a row; an empty list where there is no such file.
+        One dictionary per row; an empty list if there is no such file.
 
     Raises:
-        UserError: a required column is missing, or a value is not of its kind.
+        UserError: a required column is missing, or a value does not match the pattern of its column.
     """
     kinds = COLUMNS.get(path.name, {}) if required is None else required
     path = _existing(path)
@@ -400,18 +401,18 @@ def read_rows(path: Path, required: Mapping[str, re.Pattern[str]] | None = None)
 
 
 def renamed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping whose keys have their present names."""
+    """Return a mapping with its keys translated to their present names."""
     return {OLD_NAMES.get(name, name): value for name, value in tree.items()}
 
 
 def _existing(path: Path) -> Path:
-    """Return the path of a file that format 2 may have written under another name."""
+    """Return the actual path of a file, which format 2 may have written under another name."""
     old = path.with_name(NEW_NAMES.get(path.name, path.name))
     return old if old.exists() and not path.exists() else path
 
 
 def is_unfinished(path: Path) -> bool:
-    """Return whether a folder holds a run that has not come to its end."""
+    """Return whether a folder holds an unfinished run."""
     return (path / "config.yaml").is_file() and not (path / "summary.json").is_file()
 
 
@@ -419,7 +420,7 @@ def load(folder: str | Path) -> Run:
     """Return the run in a folder.
 
     Raises:
-        UserError: the folder is no run folder, is incomplete, is still being written, or has an unknown
+        UserError: the folder is not a run folder, is incomplete, is still being written, or has an unknown
             format.
     """
     path = Path(folder)
@@ -445,7 +446,7 @@ def load(folder: str | Path) -> Run:
         summary = renamed(summary)
         if isinstance(summary.get("identity"), dict):
             summary["identity"] = renamed(summary["identity"])
-    config["rounds"] = summary.get("rounds")  # config.yaml may be from before `resume` took the run further
+    config["rounds"] = summary.get("rounds")  # `resume` may have extended the run beyond config.yaml
     run = Run(path, config, summary)
     needed = ["metrics.csv", "ledger.csv", *(["clusters.csv"] if run.written != "none" else [])]
     missing = [f for f in needed if not (path / f).exists()]
@@ -455,7 +456,7 @@ def load(folder: str | Path) -> Run:
 
 
 def _check(run: Run) -> None:
-    """Raise `UserError` unless `summary.json`, `config.yaml` and the tables hold what their readers use."""
+    """Raise `UserError` unless `summary.json`, `config.yaml` and the tables hold what other modules read."""
     summary = run.summary
 
     def check(condition: bool, problem: str) -> None:

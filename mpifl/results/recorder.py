@@ -1,4 +1,4 @@
-"""Writes the tables, figures and arrays of a run folder, from what rank 0 knows after each evaluation."""
+"""Writes the tables, figures and arrays of a run folder, from what rank 0 has after each evaluation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .run_folder import GrowingCsv, without_infinity, write_columns, write_csv, 
 def digest(
     tables: Mapping[str, torch.Tensor], assign: np.ndarray, algorithm_state: Mapping[str, np.ndarray]
 ) -> str:
-    """Return the digest of a final state: SHA-256 over its arrays, each with name, type and shape.
+    """Return the digest of a final state: SHA-256 over its arrays with their names, types and shapes.
 
     Args:
         tables: name -> rows of the server [K, d]; hashed as float32.
@@ -51,7 +51,7 @@ def digest(
     parts |= {"assign": np.ascontiguousarray(assign, np.int64)}
     parts |= {f"memo {k}": np.ascontiguousarray(v) for k, v in algorithm_state.items()}
     for name in sorted(parts):
-        assert parts[name].dtype != object, f"{name} holds no numbers"  # which hooks have checked
+        assert parts[name].dtype != object, f"{name} holds no numbers"  # hooks have checked this
         sha.update(f"{name} {parts[name].dtype} {parts[name].shape}\n".encode())
         sha.update(parts[name].reshape(-1).view(np.uint8).data)  # no copy
     return sha.hexdigest()
@@ -74,27 +74,28 @@ def metrics_row(
 ) -> dict[str, float | int]:
     """Return the figures of one evaluation, as columns of `metrics.csv`.
 
-    Accuracies are fractions; `accuracy_variance` and `accuracy_train_variance` are in percent squared. Of
-    other metrics `NAME_pooled` is that of all samples together, made of sums and not of the clients' values.
+    Accuracies are fractions; `accuracy_variance` and `accuracy_train_variance` are in percent squared. For
+    other metrics, `NAME_pooled` is the metric on all samples together, computed from sums rather than from
+    the clients' values.
 
     Args:
-        scores: name -> value of each evaluated client [n]; sums behind metrics [n, ...].
+        scores: name -> value of each evaluated client [n], or sums that metrics are computed from [n, ...].
         labels: estimated cluster of every client [N].
-        groups: true group of every client [N]; None where there are none.
-        pool: number of different test samples, for the binomial standard error; None for none.
-        aimed: which of the evaluated clients are targets of a backdoor, bool [n]; None where there are none.
-        before: `labels` at the evaluation before; None at the first.
-        placed: whose cluster is known, bool [N]; None for all. The others do not count as members of their
-            cluster, except in `ari_everyone`; `num_unplaced` is their number.
-        samples: set (`test`, `train` or a further test set) -> samples of each evaluated client [n], for
-            `accuracy_pooled`, the accuracy on all of them together, and the binomial standard error of
-            `accuracy_train`; accuracies on other sets have neither.
+        groups: true group of every client [N]; None if there are none.
+        pool: number of distinct test samples, for the binomial standard error; None computes no error.
+        aimed: which of the evaluated clients are targets of a backdoor, bool [n]; None if there are none.
+        before: `labels` at the previous evaluation; None at the first.
+        placed: whose cluster is known, bool [N]; None for all. The other clients do not count as members of
+            their cluster, except in `ari_everyone`; `num_unplaced` is their number.
+        samples: set (`test`, `train` or a further test set) -> number of samples of each evaluated client
+            [n], for `accuracy_pooled`, the accuracy on all samples together, and for the binomial standard
+            error of `accuracy_train`; accuracies on sets that are not given have neither.
         by: kind -> label of each evaluated client [n], -1 for none; `accuracy_KINDj_mean` is the mean over
-            the clients of label j, `accuracy_KIND_NAME_mean` where labels are names.
-        own: names of the metrics of the user; their mean, standard deviation, least and largest value over
-            the clients, and with `by` their means, are columns too.
-        honest: which of the evaluated clients do not attack, bool [n]; None where nobody does.
-        task: its metrics; None: accuracy.
+            the clients of label j, `accuracy_KIND_NAME_mean` if labels are names.
+        own: names of the user's metrics; their mean, standard deviation, minimum and maximum over the
+            clients, and with `by` their means, are also columns.
+        honest: which of the evaluated clients are not attackers, bool [n]; None if there are no attackers.
+        task: the task, which defines the metrics; None takes accuracy.
     """
     metrics = (ACCURACY,) if task is None else task.scored
     sums, scores = scores, {name: v for name, v in scores.items() if not name.startswith(SUMS)}
@@ -142,12 +143,12 @@ def metrics_row(
 
 
 def measured_on(name: str, scores: Container[str], sets: Iterable[str]) -> str:
-    """Return the set that a score was measured on, by the end of its name: `train` of `accuracy_train`.
+    """Return the set on which a score was measured, by the suffix of its name: `train` of `accuracy_train`.
 
     Args:
-        name: of the score.
-        scores: all names: without that end it is one of them, too.
-        sets: the sets that there are beside `train` and `test`, which has no end.
+        name: name of the score.
+        scores: the names of all scores; a suffix counts only if the name without it is among them.
+        sets: the sets other than `train` and `test`; scores on `test` have no suffix.
     """
     for end in sorted({*sets, "train"}, key=len, reverse=True):  # `very_hard` before `hard`
         if name.endswith(f"_{end}") and name.removesuffix(f"_{end}") in scores:
@@ -156,7 +157,7 @@ def measured_on(name: str, scores: Container[str], sets: Iterable[str]) -> str:
 
 
 def _parts(by: Mapping[str, np.ndarray] | None) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield what each label of each kind is called in columns, and which clients have it, bool [n]."""
+    """Yield the name of each label of each kind in columns, and which clients have the label, bool [n]."""
     for kind, of in (by or {}).items():
         named = of.dtype.kind == "U"
         for j in np.unique(of if named else of[of >= 0]).tolist():
@@ -164,7 +165,7 @@ def _parts(by: Mapping[str, np.ndarray] | None) -> Iterator[tuple[str, np.ndarra
 
 
 def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
-    """Return the weighted mean of the values that are no NaN; NaN where they weigh nothing."""
+    """Return the weighted mean of the values that are not NaN; NaN if their total weight is 0."""
     there = ~np.isnan(values)
     total = weights[there].sum()
     return float(values[there] @ weights[there] / total) if total else float("nan")
@@ -190,8 +191,8 @@ def _main_figures(
 
 
 def _without_nan(values: np.ndarray, of: Callable[[np.ndarray], Any]) -> float:
-    """Return a figure of the values that are no NaN; NaN where there is none."""
-    with np.errstate(invalid="ignore", over="ignore"):  # of a run that diverges
+    """Return a statistic of the values that are not NaN; NaN if there are none."""
+    with np.errstate(invalid="ignore", over="ignore"):  # in a run that diverges
         return float(of(values)) if (~np.isnan(values)).any() else float("nan")
 
 
@@ -200,19 +201,19 @@ def _or_nan(value: float | None) -> float:
 
 
 SAMPLE = 1000  # clients whose rows are written with `output.clients: sample`
-BUFFERED_ROWS = 500  # of events.csv: opening a file costs more than an arrival
+BUFFERED_ROWS = 500  # of events.csv, because opening a file costs more than an arrival
 
 
 @dataclass
 class RunningFigures:
-    """Figures over all uploads, or all evaluations, of a run so far.
+    """Running figures over all uploads, or all evaluations, of a run.
 
     Attributes:
-        estimates: client -> divergence of the last estimate of its mixture from the truth of that upload.
+        estimates: client -> divergence of its last estimated mixture from the true mixture of that upload.
         divergence: sum of the divergences of all uploads.
-        uploads: how many they are.
-        clusters: of each evaluation after a step, what each cluster scores on its own test set.
-        metric: in which they are.
+        uploads: number of these uploads.
+        clusters: for each evaluation that follows a step, the score of each cluster on its own test set.
+        metric: the metric of these scores.
     """
 
     estimates: dict[int, float] = field(default_factory=dict)
@@ -228,7 +229,7 @@ class RunningFigures:
         self.uploads += 1
 
     def mixture(self, clients: Iterable[int]) -> dict[str, float]:
-        """Return `mixture_kl` of some clients, and `mixture_kl_uploads`; nothing where there is none."""
+        """Return `mixture_kl` of some clients, and `mixture_kl_uploads`, as far as there are estimates."""
         last = [self.estimates[k] for k in clients if k in self.estimates]
         out = {"mixture_kl": float(np.mean(last))} if last else {}
         return out | ({"mixture_kl_uploads": self.divergence / self.uploads} if self.uploads else {})
@@ -236,14 +237,14 @@ class RunningFigures:
     def of_clusters(
         self, step: int, scores: Sequence[float], metric: str = ACCURACY.name
     ) -> dict[str, float]:
-        """Add an evaluation; return mean and deviation over clusters, of it and of means over evaluations.
+        """Add an evaluation; return mean and deviation over clusters, for it and over all evaluations.
 
         Args:
-            step: server steps so far; what is evaluated before the first counts in no mean.
-            scores: of each cluster.
-            metric: what they are; begins the names of the figures.
+            step: server steps so far; an evaluation before the first step is left out of the running means.
+            scores: score of each cluster.
+            metric: name of the metric, the prefix of the names of the figures.
         """
-        if metric != self.metric:  # a run that went on from a release that had accuracy alone
+        if metric != self.metric:  # the run was resumed from a release that knew only accuracy
             self.clusters.clear()
         self.metric, name = metric, f"{metric}_cluster"
         out = {name: float(np.mean(scores)), f"{name}_std": float(np.std(scores))}
@@ -256,23 +257,23 @@ class RunningFigures:
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, as JSON can hold it."""
+        """Return the state for a checkpoint, serialisable as JSON."""
         return {**vars(self), "estimates": list(self.estimates.items())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; one of release 0.2 or before knows none of it."""
+        """Restore the state of a checkpoint; checkpoints of release 0.2 or before hold none of it."""
         self.estimates = {k: kl for k, kl in state.get("estimates", ())}
         self.divergence, self.uploads = state.get("divergence", 0.0), state.get("uploads", 0)
         self.clusters = [list(scores) for scores in state.get("clusters", ())]
 
 
 def written_clients(choice: str, num_clients: int, key: Key) -> np.ndarray | None:
-    """Return whose rows are written, ascending; None for everybody.
+    """Return the clients whose rows are written, ascending; None for all clients.
 
     Args:
-        choice: `output.clients`.
-        num_clients: N.
-        key: of the draw.
+        choice: the value of `output.clients`.
+        num_clients: number of clients N.
+        key: random key of the sample.
     """
     if choice == "all":
         return None
@@ -285,21 +286,24 @@ class Recorder:
 
     Args:
         folder: the run folder.
-        federation: the clients: true groups, targets of a backdoor, numbers of samples.
-        by: what else metrics are averaged over: `group`, `cluster` and `device`.
+        federation: the clients, with true groups, targets of a backdoor and numbers of samples.
+        by: kinds of labels over which metrics are also averaged: `group`, `cluster` and `device`.
         devices: name of the device of each client, for a column `device` in `clients.csv`, `visits.csv` and
-            `events.csv`; empty where all are alike.
-        own: names of the metrics of the user.
-        task: what is measured; None: accuracy.
-        written: clients whose rows are written, ascending; where it is empty, the tables of clients are left
-            out; None: everybody.
+            `events.csv`; empty if all are alike.
+        own: names of the user's metrics.
+        task: the task, which defines the metrics; None takes accuracy.
+        written: clients whose rows are written, ascending; None for all. If it is empty, there are no tables
+            of clients.
 
     Attributes:
         metrics: `metrics.csv`.
         events: `events.csv`.
         updates: `updates.csv`.
-        assignments: `assignments.csv`: the clusters at the first evaluation, and every change at a later one.
+        assignments: `assignments.csv`: the clusters at the first evaluation, and all changes at later ones.
         last: figures of the last evaluation.
+        clients: rows of `clients.csv` at the last evaluation.
+        timing: rows of `timing.csv`.
+        running: running figures over uploads and evaluations.
     """
 
     def __init__(
@@ -324,7 +328,7 @@ class Recorder:
         self.clients: list[dict[str, Any]] = []
         self._labels: np.ndarray | None = None  # of the last evaluation [N]
         self._placed = np.zeros(0, bool)
-        self._visit = np.zeros(0, np.int64)  # whose data each client was evaluated on last [N]
+        self._visit = np.zeros(0, np.int64)  # the visit whose data each client was last evaluated on [N]
         self._further = federation.client(0).further
         self._arrivals: list[Mapping[str, Any]] = []
         self.running = RunningFigures()
@@ -344,21 +348,25 @@ class Recorder:
         placed: np.ndarray | None = None,
         visits: np.ndarray | None = None,
     ) -> dict[str, float | int]:
-        """Append a row of the figures of an evaluation to `metrics.csv` and return it.
+        """Append the figures of an evaluation to `metrics.csv` and return the row.
 
         Args:
             step: server steps so far.
             seconds: seconds since the start of the run.
-            scores: name -> value of each evaluated client [n].
+            scores: name -> value of each evaluated client [n], or sums [n, ...]; see `metrics_row`.
             clients: the evaluated clients [n].
             labels: estimated cluster of every client [N].
-            train: means of what clients reported of their training, and figures that only some methods have.
+            train: means of the training figures that clients reported, and figures that only some methods
+                have.
             traffic: bytes of the federation so far.
-            timing: seconds of each phase since the evaluation before, for each rank; none for a lost one.
-            virtual_seconds: time on the simulated clock; None where there is none.
+            timing: seconds of each phase since the previous evaluation, for each rank; empty for a lost rank.
+            virtual_seconds: time on the simulated clock; None if there is none.
             placed: whose cluster is known, bool [N]; None for all.
-            visits: that every client has made [N], which decide whose samples it is evaluated on where they
-                change; None for none.
+            visits: number of visits that every client has made [N]; if samples change between visits, it
+                determines the samples on which the client is evaluated. None for no visits.
+
+        Raises:
+            UserError: a user's metric has the name of a figure of the method.
         """
         targets = self.federation.targets
         aimed = None if targets is None else np.isin(clients, targets)
@@ -406,18 +414,18 @@ class Recorder:
         return row
 
     def _sizes(self, split: str, clients: np.ndarray) -> np.ndarray:
-        """Return how many samples of a set clients were evaluated on last, int64 [n]."""
+        """Return the number of samples of a set on which clients were last evaluated, int64 [n]."""
         return self.federation.sizes_of(split, clients, self._visit[clients])
 
     def _different(self, tested: int) -> int:
-        """Return how many of the test samples of evaluated clients are different ones, as far as is known."""
+        """Return how many of the test samples of evaluated clients are distinct, as far as is known."""
         different = self.federation.test_pool
         if self.federation.changes and different == self.federation.sizes[:, 2].sum():
-            return tested  # no two clients share one; there may be more than at the first visits
+            return tested  # no two clients share a sample; there may be more than at the first visits
         return min(different, tested)
 
     def _check_own(self, others: Mapping[str, Any]) -> None:
-        """Raise `UserError` where a metric of the user has the name of a figure of the method."""
+        """Raise `UserError` if a user's metric has the name of a figure of the method."""
         for name in self.own:
             columns = {f"{name}_{what}" for what in ("mean", "std", "min", "max")}
             taken = next((column for column in others if column in columns), None)
@@ -425,23 +433,23 @@ class Recorder:
             require(taken is None, "evaluation.metrics", name, remedy)
 
     def record_updates(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append how the updates of a round agree with their mean to `updates.csv`.
+        """Append to `updates.csv` how the updates of a round agree with their mean.
 
         Args:
             step: the round.
-            rows: `client`, `block`, `size`, `cosine` and `distance`.
+            rows: rows with `client`, `block`, `size`, `cosine` and `distance`.
         """
         groups = {} if self.groups is None else {k: {"group": int(g)} for k, g in enumerate(self.groups)}
         self.updates.append(*({"round": step, **row, **groups.get(row["client"], {})} for row in rows))
 
     def arrived(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append uploads to `events.csv`, some hundred at a time."""
+        """Append uploads to `events.csv`; rows are buffered and written in batches."""
         self._arrivals += [self._with_device(row) for row in rows]
         if len(self._arrivals) >= BUFFERED_ROWS:
             self._write_arrivals()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, as JSON can hold it; writes the rows that are still buffered."""
+        """Return the state for a checkpoint, serialisable as JSON; this writes the buffered rows first."""
         self._write_arrivals()
         before = None if self._labels is None else self._labels.tolist()
         placed = self._placed.tolist()
@@ -456,17 +464,17 @@ class Recorder:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], metrics: bytes, events: int) -> None:
-        """Continue from a checkpoint.
+        """Restore the state of a checkpoint.
 
         Args:
-            state: what `state` returned.
-            metrics: the content of `metrics.csv` then.
-            events: the bytes of `events.csv` then; what follows them is dropped.
+            state: the return value of `state_dict`.
+            metrics: the content of `metrics.csv` at the checkpoint.
+            events: the size of `events.csv` in bytes at the checkpoint; later rows are dropped.
         """
         self.timing, self.last = state["timing"], state["last"]
         self._labels = None if state["labels"] is None else np.array(state["labels"])
         self._placed = np.array(state["placed"], bool)
-        before = state.get("history", {}).get("accuracy_cluster", [])  # means alone, up to release 0.2
+        before = state.get("history", {}).get("accuracy_cluster", [])  # only means, up to release 0.2
         self.running.load_state_dict(state.get("running", {"clusters": [[mean] for mean in before]}))
         self.metrics.restore(metrics)
         self.events.truncate(events)
@@ -474,7 +482,7 @@ class Recorder:
         self.assignments.truncate(state.get("assignments", 0))
 
     def _rows(self, values: np.ndarray) -> np.ndarray:
-        """Return the values, of all clients [N], of those whose rows are written."""
+        """Return the values of the clients whose rows are written, given those of all clients [N]."""
         return values if self.written is None else values[self.written]
 
     @property
@@ -483,15 +491,15 @@ class Recorder:
         return self.written is None or len(self.written) > 0
 
     def _with_device(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a row with the device of its client, where clients have one."""
+        """Return a row with the device of its client, if clients have devices."""
         return {**row, "device": self.devices[int(row["client"])]} if self.devices else row
 
     def write_traffic(self, visits: Mapping[str, np.ndarray], clients: Mapping[str, np.ndarray]) -> None:
-        """Write `visits.csv`, with a column `device` where clients have one, and `client_traffic.csv`.
+        """Write `visits.csv`, with a column `device` if clients have devices, and `client_traffic.csv`.
 
         Args:
-            visits: columns: what each visit moved.
-            clients: columns: what each client moved in the whole run.
+            visits: columns with the traffic of each visit.
+            clients: columns with the traffic of each client in the whole run.
         """
         if not self._writes_clients:
             return
@@ -512,15 +520,15 @@ class Recorder:
         summary: Mapping[str, Any],
         layout: Layout | None = None,
     ) -> None:
-        """Write the files that are known at the end, `summary.json` last.
+        """Write the files whose content is known at the end, `summary.json` last.
 
         Args:
-            model: content of `model.safetensors`; None writes none.
+            model: content of `model.safetensors`; None writes no such file.
             ledger: rows of `ledger.csv`.
             mpi_traffic: rows of `mpi_traffic.csv`.
             algorithm_state: content of `algorithm_state.npz`.
-            summary: content of `summary.json`.
-            layout: of the model, whose names and shapes `model.safetensors` says; None says none.
+            summary: content of `summary.json`, to which figures of distances and updates are added.
+            layout: layout of the model, written to the metadata of `model.safetensors`; None writes none.
         """
         self._write_arrivals()
         clients = np.array([row["client"] for row in self.clients], np.int64)
@@ -549,9 +557,9 @@ class Recorder:
         write_json(self.folder / "summary.json", without_infinity({**summary, **figures}))
 
     def _distances(self, model: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        """Return the mean distance of the rows that two clients use: of one true group, and any two.
+        """Return the mean distance between the rows of two clients of one true group, and of any two clients.
 
-        Clients that share a row are 0 apart; `evaluation.distances` measures the models that they train.
+        Clients that share a row have distance 0; `evaluation.distances` measures the models they train.
         """
         if self.groups is None or "model" not in model:
             return {}
@@ -560,7 +568,7 @@ class Recorder:
         return {name: value for name, value in found.items() if not np.isnan(value)}
 
     def _update_figures(self) -> dict[str, Any]:
-        """Return the means of `updates.csv` over clients and rounds, by block; distances by group, too."""
+        """Return the means of `updates.csv` over clients and rounds by block, and distances also by group."""
         if not self.updates.columns:
             return {}
         found: dict[str, dict[str, list[float]]] = {}
@@ -574,7 +582,7 @@ class Recorder:
         return {"updates": means}
 
     def _clusters(self) -> dict[str, list[int]]:
-        """Return the columns of `clusters.csv`: final cluster, true group (-1: none), whether it is known."""
+        """Return the columns of `clusters.csv`: final cluster, true group (-1: none), whether placed."""
         final = np.zeros(0, int) if self._labels is None else self._labels
         truth = self.groups if self.groups is not None else np.full(len(final), -1)
         who = np.arange(len(final)) if self.written is None else self.written[: len(final)]

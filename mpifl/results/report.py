@@ -1,4 +1,4 @@
-"""The report of several runs: one self-contained HTML file and its figures; and the files of a comparison."""
+"""Writes the report of several runs, one self-contained HTML file with figures, and files of a comparison."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 FORMATS = ("svg", "png", "pdf")
 PLOT = '<figure id="{0}-figure">{1}<div class="plot" role="img" aria-label="{2}"></div></figure>'
-ON_PAGE = {  # figure over seeds -> what the page draws it into; others are images
+ON_PAGE = {  # figure over seeds -> its element on the page; others are images
     "intervals": PLOT.format("intervals", "", "Dots with intervals"),
     "differences": PLOT.format("differences", "", "Dots with intervals"),
     "target": PLOT.format("met", '<ul class="key" id="met-key"></ul>', "Step lines"),
 }
-IN_PAPERS = (  # columns of a LaTeX table for which nobody chose any, the most wanted first
+IN_PAPERS = (  # columns of a LaTeX table without chosen columns, most important first
     *("accuracy", "mb_to_target", "unreached", "worst", "rounds_to_target", "ari", "seeds"),
 )
 
@@ -53,18 +53,19 @@ def report(
 
     Args:
         names: run folders, folders that hold run folders, and patterns of them.
-        folder: where to write; None for `report` beside the first run.
-        choices: what to compute over seeds and problems; None for the usual.
-        width: of the figures for papers, in inches, whose SVG then has letters as outlines; None for figures
-            as wide as a page.
-        labels: name of a configuration in legends and tables -> what it is called instead.
-        finished_only: whether runs that are not finished are left out, which a line says.
+        folder: output folder; None takes `report` beside the first run.
+        choices: what to compute over seeds and problems; None takes the defaults.
+        width: width of the figures for papers in inches; their SVG files then have text as outlines. None
+            draws figures as wide as a page.
+        labels: name of a configuration in legends and tables -> its new name.
+        finished_only: whether to leave out unfinished runs, with a warning.
 
     Returns:
-        The HTML file.
+        The path of the HTML file.
 
     Raises:
-        UserError: a folder is no finished run, or the files cannot be written.
+        UserError: a folder is not a finished run, a choice or label does not fit these runs, or the files
+            cannot be written.
     """
     comparison = relabelled(compare(names, choices, finished_only), labels or {})
     groups = comparison.groups
@@ -88,14 +89,14 @@ def report(
 
 
 def relabelled(comparison: Comparison, labels: Mapping[str, str]) -> Comparison:
-    """Return a comparison whose groups have other names.
+    """Return a comparison with renamed groups.
 
     Args:
         comparison: the runs.
         labels: name -> new name.
 
     Raises:
-        UserError: there is no group of that name, or two would have one name.
+        UserError: there is no group of that name, or two groups would have the same name.
     """
     names = [group.name for group in comparison.groups]
     for name in labels:
@@ -108,7 +109,7 @@ def relabelled(comparison: Comparison, labels: Mapping[str, str]) -> Comparison:
 
 
 def _statistics(comparison: Comparison, folder: Path) -> str:
-    """Return HTML with the figures over seeds and problems, and their tables; empty where there are none."""
+    """Return HTML with the figures over seeds and problems and their tables; empty if there are none."""
     tables = {"differences": test_tables(comparison)}
     if comparison.choices.ranks:
         tables["ranks"] = [rank_table(comparison)]
@@ -132,13 +133,13 @@ def _image(title: str, svg: bytes) -> str:
 def _files(
     name: str, draw: Callable[[], Figure | None], folder: Path, outlines: bool = False
 ) -> dict[str, bytes]:
-    """Draw a figure and write it in all formats; return their content, nothing where there is no figure.
+    """Draw a figure and write it in all formats; return format -> content, empty if there is no figure.
 
     Args:
-        name: of the files.
+        name: name of the files.
         draw: returns the figure.
-        folder: where they are written.
-        outlines: whether letters in SVG are outlines, which look the same everywhere.
+        folder: output folder.
+        outlines: whether text in SVG is drawn as outlines, which look the same everywhere.
     """
     import matplotlib
 
@@ -164,7 +165,7 @@ def _files(
 
 
 def _scrolled(table: Table) -> str:
-    """Return a table that scrolls where it is wide, with its notes."""
+    """Return a table that scrolls if it is wide, with its notes."""
     notes = "".join(
         f'<p class="note">{html.escape(note).replace("+-", "&plusmn;")}</p>' for note in table.notes
     )
@@ -172,7 +173,7 @@ def _scrolled(table: Table) -> str:
 
 
 def _run_rows(groups: Sequence[Group]) -> list[dict[str, str]]:
-    """Return a row for each run: folder, configuration, seed, ranks and digest."""
+    """Return a row for each run: folder, configuration, seed, final figures, costs and digest."""
     return [
         {
             "run": str(run.folder),
@@ -210,11 +211,11 @@ def _reached(run: Run) -> dict[str, str]:
 
 
 def text_of(comparison: Comparison, bold: bool = False) -> str:
-    """Return what `mpifl compare` prints: the table of final figures with notes, tests and ranks.
+    """Return the output of `mpifl compare`: the table of final figures with notes, tests and ranks.
 
     Args:
-        comparison: the runs.
-        bold: whether a terminal shows it, which has bold letters.
+        comparison: the comparison.
+        bold: whether to use bold text, which only terminals can show.
     """
     tables = [final_table(comparison)]
     if comparison.choices.test not in (None, NO_TEST):
@@ -231,13 +232,13 @@ def write_files(
 
     Args:
         comparison: the runs.
-        csv: CSV file with numbers, a row a group; None for none.
+        csv: CSV file with numbers, one row per group; None for none.
         latex: LaTeX file with the table; None for none.
         markdown: Markdown file with all tables; None for none.
         figures: folder for the figures; None for none.
 
     Returns:
-        What is to be said of them.
+        Lines of text about the files.
 
     Raises:
         UserError: a file cannot be written, or there is no figure to draw.
@@ -271,7 +272,7 @@ def write_files(
 
 
 def warnings(comparison: Comparison) -> list[str]:
-    """Return a line for each thing in which these runs differ beside their configurations and seeds."""
+    """Return a line for each property in which these runs differ besides their configurations and seeds."""
     runs = [run for group in comparison.groups for run in group.runs] + [*comparison.rerun]
     names = short_names([run.folder for run in runs])
     return describe_origins({name: run.origin for name, run in zip(names, runs, strict=True)})

@@ -1,7 +1,7 @@
-"""What the report shows of some runs, as plain data that JSON can hold; the page draws it.
+"""The content of the report as plain data that can be serialised as JSON; the page draws it.
 
-Numbers are rounded to four or five digits and long curves thinned, so that a report of hundreds of runs stays
-a few megabytes.
+Most numbers are rounded to four or five digits and long curves are thinned, so that a report of hundreds of
+runs takes only a few megabytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .reader import Run
 from .seed_groups import Group, rounds_title
 from .tables import first_of
 
-AXES = {  # column -> title, unit, what a value is multiplied with
+AXES = {  # column -> title, unit, factor that converts to the unit
     "round": ("rounds", "", 1.0),
     "bytes": ("bytes of the federation, up and down", "MB", 1e-6),
     "virtual_seconds": ("virtual time", "s", 1.0),
@@ -41,7 +41,7 @@ LIKE_ROUNDS = {
     "bytes": 0.01,
     "virtual_seconds": 0.01,
     "seconds": 0.05,
-}  # share of an axis by which it may differ
+}  # tolerance of `_like_rounds`, as a share of the axis
 NO_CURVES = ("round", "seconds", "virtual_seconds", "federation_bytes_up", "federation_bytes_down")
 TITLES = {  # column of metrics.csv -> its title
     "accuracy_mean": "mean accuracy over clients",
@@ -61,19 +61,19 @@ TITLES = {  # column of metrics.csv -> its title
     "ari_everyone": "ARI, unplaced clients included",
     "churn": "churn: share of clients that changed cluster",
 }
-MAX_CURVE_NUMBERS = 400_000  # of all curves; beyond it they are thinned
+MAX_CURVE_NUMBERS = 400_000  # of all curves; more are thinned
 MIN_POINTS = 20  # of a thinned curve
 MAX_DETAIL_NUMBERS = 500_000  # of all single runs; runs beyond it are left out of the sections on single runs
-RECORD_DIGITS = 12  # of what meets a target, and of the target
+RECORD_DIGITS = 12  # of the target, and of values compared with it
 MAX_MATRIX = 240  # rows of a drawn matrix; larger ones are averaged over neighbours
-CLIENT_NUMBERS = ("client", "cluster", "group", "train")  # of clients.csv, whole numbers
+CLIENT_NUMBERS = ("client", "cluster", "group", "train")  # integer columns of clients.csv
 MAX_STAGES = 10  # evaluations in the drawing of clusters over rounds
 MAX_LAGS = 60  # bars of a histogram of staleness
 PLAIN = ("name", "seed", "output", "system", "vary", "table", "checkpoint")
 
 
 def rounded(value: float, digits: int = 4) -> float | int | None:
-    """Return a number with some significant digits; None for NaN and infinity."""
+    """Return a number rounded to `digits` significant digits; None for NaN and infinity."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")
@@ -91,9 +91,10 @@ def curves(groups: Sequence[Group]) -> dict[str, Any]:
     """Return the curves of all groups: axes, metrics, and the values of each group.
 
     Returns:
-        `axes`: those in which groups differ from rounds; `same`: titles of those that run in proportion to
-        rounds; `metrics`; `groups`: what a round is called, x of all axes, and mean, least and most of each
-        metric over seeds.
+        `axes`: rounds, and the axes that are not proportional to rounds; `known`: all axes; `same`: titles of
+        the axes that are proportional to rounds; `metrics`; `thinned`: whether curves are thinned; `groups`:
+        for each group the word for a round, its positions on all axes, the mean, minimum and maximum of each
+        metric over seeds, and the records of its runs (`_records`).
     """
     known = [a for a in AXES if a == "round" or any(g.has(a) for g in groups)]
     offered = [a for a in known if a == "round" or not _like_rounds(groups, a)]
@@ -119,7 +120,7 @@ def _axis(name: str, groups: Sequence[Group]) -> dict[str, str]:
 
 
 def _like_rounds(groups: Sequence[Group], axis: str) -> bool:
-    """Return whether an axis is a straight line over rounds, one for all: it then shows nothing new."""
+    """Return whether an axis is the same linear function of rounds for all groups, so shows nothing new."""
     pairs = [(g.column("round").mean(0), g.column(axis).mean(0)) for g in groups if g.has(axis)]
     x, y = (np.concatenate(values) for values in zip(*pairs, strict=True))
     x, y = x[np.isfinite(y)], y[np.isfinite(y)]
@@ -132,20 +133,20 @@ def _like_rounds(groups: Sequence[Group], axis: str) -> bool:
 
 
 def _metrics(groups: Sequence[Group]) -> list[str]:
-    """Return the columns of `metrics.csv` that hold other numbers than zeros, the known ones first."""
+    """Return the columns of `metrics.csv` that hold any number but 0; those with titles come first."""
     names = dict.fromkeys(name for g in groups for run in g.runs for name in run.series)
     names = {n: None for n in (*(t for t in TITLES if t in names), *names) if n not in NO_CURVES}
     return [n for n in names if any(np.nan_to_num(g.column(n)).any() for g in groups)]
 
 
 def _metric_of(name: str, groups: Sequence[Group]) -> Metric | None:
-    """Return the metric that a column belongs to, one of a user's task, too; None for none."""
+    """Return the metric that a column belongs to, which may be that of a user's task; None for none."""
     own = (group.metric for group in groups if group.metric.of(name))
     return next(own, metric_of_column(name))
 
 
 def _title(name: str, metric: Metric | None) -> str:
-    """Return the title of a column; that of a metric is said as those of accuracies are."""
+    """Return the title of a column; columns of other metrics are titled like those of accuracy."""
     if name in TITLES or metric is None:
         return TITLES.get(name, name.replace("_", " "))
     known = TITLES.get(ACCURACY.name + name[len(metric.name) :])
@@ -184,10 +185,10 @@ def _group_curves(group: Group, axes: Sequence[str], metrics: Sequence[str], thi
 
 
 def _records(group: Group, run: Run, axes: Sequence[str]) -> list[list[float | int | None]]:
-    """Return the evaluations at which a run's metric was the best so far: its value, place on each axis.
+    """Return the evaluations at which a run's metric was the best so far: its value, position on each axis.
 
-    The first with an accuracy says what that accuracy took. Values are in the unit of tables, in so many
-    digits that they meet the same targets.
+    The first record that is at least as good as a target gives the cost of the target. Values are in the unit
+    of tables, with enough digits to meet the same targets.
     """
     alone, metric = Group(group.name, (run,)), run.metric
     values = alone.column(f"{metric.name}_mean")[0]
@@ -199,12 +200,12 @@ def _records(group: Group, run: Run, axes: Sequence[str]) -> list[list[float | i
 
 
 def _along(axis: str, values: np.ndarray) -> list[float | int | None]:
-    """Return values of an axis in its unit; rounds are not rounded."""
+    """Return values of an axis in its unit, rounded; rounds keep `RECORD_DIGITS` digits."""
     return _rounded(values * AXES[axis][2], RECORD_DIGITS if axis == "round" else 5)
 
 
 def seeds(comparison: Comparison) -> dict[str, Any]:
-    """Return what the figures over seeds show: intervals, differences to the best, runs at the target."""
+    """Return the data of the figures over seeds: intervals, differences to the best, runs at the target."""
     found: dict[str, Any] = {
         "metric": comparison.column(comparison.choices.metric).title,
         "target": statistics_drawn.target_text(comparison),
@@ -224,7 +225,7 @@ def seeds(comparison: Comparison) -> dict[str, Any]:
 
 
 def _drawn_bar(bar: statistics_drawn.Bar) -> dict[str, Any]:
-    """Return a bar in few digits; None for what is not finite."""
+    """Return a bar as plain data with five digits; values that are not finite are None."""
     ends = {name: rounded(getattr(bar, name), 5) for name in ("centre", "low", "high", "end")}
     return {**ends, "runs": _rounded(bar.runs, 5), "met": None if bar.met is None else [*bar.met]}
 
@@ -235,7 +236,7 @@ def _drawn_steps(curve: statistics_drawn.Steps) -> dict[str, Any]:
 
 
 def traffic(groups: Sequence[Group]) -> dict[str, Any] | None:
-    """Return the MB of the first run of each group by kind and direction; None where nothing was sent."""
+    """Return the MB of the first run of each group by kind and direction; None if nothing was sent."""
     totals = [group.runs[0].bytes_by_kind for group in groups]
     parts = sorted({part for total in totals for part in total})
     if not any(sum(total.values()) for total in totals):
@@ -250,9 +251,9 @@ def traffic(groups: Sequence[Group]) -> dict[str, Any] | None:
 
 
 def facts(run: Run) -> dict[str, str]:
-    """Return what was run, as name -> text; empty texts are left out."""
+    """Return a description of a run, as name -> text; empty texts are left out."""
     config, summary = run.config, run.summary
-    model = without_new({"model": config.get("model")})["model"]  # keys that change nothing are no fact
+    model = without_new({"model": config.get("model")})["model"]  # without keys that have no effect
     task = _section(without_new({"task": config.get("task")}).get("task"))
     data, seen = _tree(config.get("data")), _environment(run)
     cohort, share = config.get("cohort_size"), config.get("participation")
@@ -305,7 +306,7 @@ def facts(run: Run) -> dict[str, str]:
 
 
 def _some(names: object, most: int = 20) -> str:
-    """Return the first of some names in a line; empty for what is no list."""
+    """Return the first `most` of a list of names in one line; empty for a value that is not a list."""
     return first_of([str(name) for name in names], most) if isinstance(names, list) else ""
 
 
@@ -314,7 +315,7 @@ def _tree(value: object) -> Mapping[str, Any]:
 
 
 def _section(value: object) -> str:
-    """Return a section of a configuration as text: its name, then its other keys that hold something."""
+    """Return a section of a configuration as text: its name, then its other keys that are not null."""
     if not isinstance(value, Mapping):
         return "" if value is None else str(value)
     name = str(value.get("name", ""))
@@ -324,7 +325,7 @@ def _section(value: object) -> str:
 
 
 def _word(value: object) -> str:
-    """Return a value of a configuration as YAML has it: true, not True."""
+    """Return a value of a configuration in the form of YAML: true, not True."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"[{', '.join(map(_word, value))}]" if isinstance(value, list) else str(value)
@@ -334,7 +335,7 @@ def _environment(run: Run) -> Mapping[str, Any]:
     path = run.folder / "environment.json"
     if not path.is_file():
         return {}
-    return _tree(json_file(path, "RUN", escapes=True))  # 0.2 wrote variables as they were
+    return _tree(json_file(path, "RUN", escapes=True))  # version 0.2 wrote variables without escaping
 
 
 def _identity(known: Mapping[str, Any]) -> str:
@@ -358,7 +359,7 @@ def _machine(seen: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 
 def started(run: Run) -> str:
-    """Return when a run began, from its run.json; empty for runs of before 0.3."""
+    """Return when a run began, from its run.json; empty for runs before version 0.3."""
     path = run.folder / "run.json"
     try:
         moment = datetime.fromisoformat(str(_tree(json_file(path, "RUN")).get("started")))
@@ -368,7 +369,7 @@ def started(run: Run) -> str:
 
 
 def finished(run: Run) -> str:
-    """Return when a run came to its end: the date of its summary.json."""
+    """Return when a run ended: the modification time of its summary.json."""
     try:
         end = (run.folder / "summary.json").stat().st_mtime
     except OSError:
@@ -377,7 +378,7 @@ def finished(run: Run) -> str:
 
 
 def command(run: Run, sweep: bool = False) -> str:
-    """Return the command that repeats a run, or with `sweep` the whole sweep of which it is a case."""
+    """Return the command that repeats a run or, with `sweep`, the sweep to which it belongs, if any."""
     ranks = int(run.summary["ranks"])
     launch = f"mpirun -n {ranks} " if ranks > 1 else ""
     file = run.folder.parent / "sweep.yaml"
@@ -387,7 +388,7 @@ def command(run: Run, sweep: bool = False) -> str:
 
 
 def started_by(run: Run) -> str:
-    """Return the command line that the run was started with; empty where it is not known."""
+    """Return the command line that started the run; empty if it is not known."""
     words = _environment(run).get("command")
     if not isinstance(words, list) or not words:
         return ""
@@ -399,9 +400,9 @@ def started_by(run: Run) -> str:
 
 
 def details(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], int]:
-    """Return what the page shows of single runs, and of how many runs it says nothing to stay small.
+    """Return the details of single runs, and the number of runs left out to keep the page small.
 
-    First runs of all groups come before their other seeds.
+    The first runs of all groups come before their other seeds.
     """
     most = max(len(g.runs) for g in groups)
     order = [(g, j) for j in range(most) for g in groups if j < len(g.runs)]
@@ -432,7 +433,7 @@ def _detail(run: Run, name: str, word: str) -> dict[str, Any]:
     return {
         "name": name,
         "word": word,
-        "told": run.method == "oracle",  # its clusters are the true groups: others come first
+        "told": run.method == "oracle",  # it is given the true groups: other methods come first
         "score": rounded(run.metric.better * float(run.series[f"{run.metric.name}_mean"][-1])),
         "cluster": cluster.tolist(),
         "group": truth.tolist() if known else None,
@@ -448,12 +449,12 @@ def _detail(run: Run, name: str, word: str) -> dict[str, Any]:
 
 
 def assignments(run: Run) -> list[tuple[int, np.ndarray]]:
-    """Return the clusters at each evaluation, (round, labels [n]); empty where not kept.
+    """Return the clusters at each evaluation, (round, labels [n]); empty if they were not kept.
 
-    Labels are of the n clients that have a row in `clusters.csv`, in its order.
+    The labels are those of the n clients with a row in `clusters.csv`, in the order of that file.
 
     Raises:
-        UserError: `assignments.csv` names a client that there is not.
+        UserError: `assignments.csv` names a client that does not exist.
     """
     count = int(run.summary["clients"])
     rows = run.rows("assignments.csv")
@@ -479,21 +480,23 @@ def flow(
     final: np.ndarray,
     word: str = "round",
 ) -> dict[str, Any] | None:
-    """Return how clients go from cluster to cluster over the evaluations, and at last to their true groups.
+    """Return how clients move between clusters over the evaluations, and finally to their true groups.
 
     Args:
-        history: (round, cluster of each client [N]) of each evaluation; empty takes the final clusters.
-        truth: true group of each client [N]; None for none.
-        final: final cluster of each client [N].
-        word: what a round is called.
+        history: (round, cluster of each client [n]) of each evaluation; empty takes the final clusters.
+        truth: true group of each client [n]; None if there are none.
+        final: final cluster of each client [n].
+        word: the word for a round.
 
     Returns:
-        `columns`: title, and label, clients and kind of each node; `links`: for each pair of neighbouring
-        columns [node, node, clients by true group]. None where there are fewer than two columns.
+        `columns`: title, kind (`cluster` or `group`) and nodes [label, number of clients]; `links`: for each
+        pair of neighbouring columns [label, label, index of the colour, number of clients]; `colours`: the
+        true groups, or without them the final clusters, by which clients are coloured; `by`: which of these.
+        None if there are fewer than two columns.
     """
     stages = [(f"{word} {step}", labels) for step, labels in history] or [("final clusters", final)]
     changed = [True, *(bool((a != b).any()) for (_, a), (_, b) in pairwise(stages))]
-    if len(stages) > MAX_STAGES:  # the last, and those with a change; evenly where these are too many
+    if len(stages) > MAX_STAGES:  # first, last and those with a change; evenly spaced if these are too many
         keep = sorted({0, len(stages) - 1, *(i for i, new in enumerate(changed) if new)})
         if len(keep) > MAX_STAGES:
             keep = [keep[i] for i in np.unique(np.linspace(0, len(keep) - 1, MAX_STAGES).round().astype(int))]
@@ -533,7 +536,7 @@ def _matrices(
     count = len(cluster)
     if count < 2:
         return None
-    every = run.written == "all"  # else the labels of all clients are not there
+    every = run.written == "all"  # otherwise labels of some clients are missing
     found: list[tuple[str, np.ndarray]] = []
     for file, titles, arrays in (
         ("algorithm_state.npz", MATRICES, run.algorithm_state),
@@ -566,7 +569,7 @@ def _range(clients: Sequence[int]) -> str:
 
 
 def _averaged(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Return the means of the blocks of a matrix, NaN left out [len(edges) - 1, len(edges) - 1]."""
+    """Return the means of the blocks of a matrix, ignoring NaN [len(edges) - 1, len(edges) - 1]."""
     clean = np.where(np.isfinite(values), values, np.nan)
     if len(edges) - 1 == len(values):
         return clean
@@ -577,9 +580,9 @@ def _averaged(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _together(labels: Sequence[np.ndarray], edges: np.ndarray) -> np.ndarray:
-    """Return the share of pairs in one cluster, over blocks of clients and evaluations.
+    """Return the share of pairs of clients in one cluster, by block of clients and over all evaluations.
 
-    Members of each cluster are counted block by block: the matrix over all pairs of clients is never there.
+    Members of each cluster are counted by block, so the matrix over all pairs of clients is never built.
     """
     from scipy import sparse
 
@@ -605,7 +608,7 @@ def _image(clean: np.ndarray) -> dict[str, Any]:
 
 
 def _clients(run: Run) -> dict[str, Any] | None:
-    """Return the scores of each evaluated client, its cluster, group and training samples."""
+    """Return the scores, cluster, true group and number of training samples of each evaluated client."""
     rows = run.rows("clients.csv")
     if not rows or not {"client", run.metric.name} <= {*rows[0]}:
         return None
@@ -622,7 +625,7 @@ def _clients(run: Run) -> dict[str, Any] | None:
 
 
 def _titled(name: str, metric: Metric) -> str:
-    """Return the title of a score of clients, with its unit."""
+    """Return the title of a client score, with its unit."""
     said = f"{metric.title}{name[len(metric.name) :].replace('_', ' ')}"
     return f"{said}, {metric.unit}" if metric.unit else said
 
@@ -666,7 +669,7 @@ def _staleness(run: Run) -> dict[str, Any] | None:
 
 
 def _places(numbers: np.ndarray, shares: Sequence[float]) -> list[int]:
-    """Return the first places at which the running share of `numbers` is at least each of `shares`."""
+    """Return, for each of `shares`, the first index at which the cumulative share of `numbers` reaches it."""
     running = np.cumsum(numbers) / numbers.sum()
     return [int(np.searchsorted(running, share - 1e-12)) for share in shares]
 
@@ -683,7 +686,7 @@ def _phases(run: Run) -> list[list[float | int | None]] | None:
 
 
 def _silhouette(run: Run) -> list[list[float | int | None]] | None:
-    """Return the mean silhouette by number of clusters, of algorithms that choose by it."""
+    """Return the mean silhouette for each number of clusters, for algorithms that choose the number by it."""
     scores = run.algorithm_state.get("silhouette")
     if scores is None or scores.ndim != 2 or not scores.size or scores.shape[1] < 2:
         return None

@@ -1,4 +1,4 @@
-"""Writes the page of a report, one HTML file without network, from the files of `report_page/`."""
+"""Builds the page of a report, one HTML file that needs no network, from the files of `report_page/`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .tables import BEST, TIED, Cell, Table, signed
 HERE = Path(__file__).with_name("report_page")
 SCRIPTS = ("page.js", "curves.js", "seeds.js", "details.js", "start.js")
 LIBRARY = "plotly-cartesian.min.js"  # plotly.js 4.1.1, MIT licence: plotly-LICENSE.txt
-TITLES = {  # section -> its name in the list of sections
+TITLES = {  # section -> its title in the navigation
     "what": "What was run",
     "curves": "Curves",
     "final": "Final figures",
@@ -37,9 +37,9 @@ LISTS = (
     "local training",
     "evaluation",
     "seeds",
-)  # facts that are lists: the table shows what differs in them
-NO_COLUMNS = ("seeds", "machine", "algorithm", "started")  # facts that other columns of the table tell
-LATER = (  # columns that are hidden before others where a table has no room
+)  # facts that are lists: the table shows only entries that differ
+NO_COLUMNS = ("seeds", "machine", "algorithm", "started")  # facts that other columns of the table show
+LATER = (  # columns that are hidden first if a table has no room
     *("MB by MPI", "ranks", "finished", "digest", "wall s"),
     *("not reached", "seeds", "rounds", "std over clients", "unplaced clients", "virtual s", "clusters"),
 )
@@ -62,12 +62,12 @@ def page(
 
     Args:
         groups: the groups of runs.
-        target: mean accuracy whose bytes and time are wanted, in [0, 1], or mean of the runs' other metric.
+        target: target value of the mean accuracy, in [0, 1], or of the mean of the runs' other metric.
         final: final figures, a row for each group.
         runs: a row for each run, in the order of the groups.
-        files: name of a figure that lies in `figures/` beside the page -> its title.
+        files: name of a figure in `figures/` beside the page -> its title.
         statistics: HTML of figures and tables over seeds; empty for none.
-        seeds: what the page draws into it.
+        seeds: data of the figures over seeds, see `report_data.seeds`; None for none.
     """
     metric = metric_of(groups)
     curves = report_data.curves(groups)
@@ -145,7 +145,7 @@ def page(
 
 
 def _embedded(data: Mapping[str, Any]) -> str:
-    """Return data as JSON that may stand inside of a script element, whatever labels hold."""
+    """Return data as JSON that is safe inside a script element, whatever labels contain."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -176,7 +176,7 @@ def _subtitle(known: Sequence[Mapping[str, str]], common: Mapping[str, str]) -> 
 
 
 def _facts(common: Mapping[str, str], different: Sequence[str]) -> str:
-    """Return what all runs share, as a list of terms, and where the rest is."""
+    """Return the facts that all runs share, as a list of terms, with a link to the facts that differ."""
     terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in common.items())
     where = f'<a href="#runs">table of runs</a>: {escape(", ".join(different))}'
     more = f"<dt>differs</dt><dd>{where}</dd>" if different else ""
@@ -184,7 +184,7 @@ def _facts(common: Mapping[str, str], different: Sequence[str]) -> str:
 
 
 def _commands(groups: Sequence[Group]) -> str:
-    """Return the commands that repeat the runs: one for a sweep, one for each other run."""
+    """Return the commands that repeat the runs: one for each sweep, and one for each other run."""
     runs = [run for group in groups for run in group.runs]
     commands = [*dict.fromkeys(report_data.command(run, len(runs) > 1) for run in runs)]
     out = [
@@ -203,7 +203,7 @@ def _commands(groups: Sequence[Group]) -> str:
 
 
 def _tiles(groups: Sequence[Group], target: float) -> str:
-    """Return the most wanted figures: of the only configuration, or of the best ones."""
+    """Return the key figures: of the only configuration, or of the best configurations."""
     alone = len(groups) == 1
 
     def last(group: Group, name: str) -> float:
@@ -251,12 +251,12 @@ def _tiles(groups: Sequence[Group], target: float) -> str:
 
 
 def _known(value: float | None) -> float:
-    """Return a value, or what is worse than any where there is none."""
+    """Return a value, or minus infinity if it is None or NaN."""
     return -inf if value is None or isnan(value) else value
 
 
 def _bytes_to(group: Group, target: float) -> float | None:
-    """Return the median of the bytes after which runs meet a target, as tables have it; None for none."""
+    """Return the median of the bytes after which runs meet a target, as in tables; None if it is infinite."""
     found = survival.median(group.reached(target, "bytes")).value
     return found if isfinite(found) else None
 
@@ -288,7 +288,7 @@ def _curves_note(curves: Mapping[str, Any], several: bool) -> str:
 
 
 def _with_facts(table: Table, known: Sequence[Mapping[str, str]], different: Sequence[str]) -> Table:
-    """Return the table of runs with the facts in which they differ and that no column has yet."""
+    """Return the table of runs with further columns for the facts in which the runs differ."""
     names = tuple(n for n in different if n not in (*table.columns, *NO_COLUMNS))
     shared = {name: _shared_parts([facts.get(name, "") for facts in known]) for name in LISTS}
     more = [tuple(Cell(_own_parts(facts.get(n, ""), shared.get(n, ()))) for n in names) for facts in known]
@@ -297,12 +297,12 @@ def _with_facts(table: Table, known: Sequence[Mapping[str, str]], different: Seq
 
 
 def _shared_parts(texts: Sequence[str]) -> set[str]:
-    """Return the entries that all lists have."""
+    """Return the entries common to all lists."""
     return set.intersection(*(set(text.split(", ")) for text in texts))
 
 
 def _own_parts(text: str, shared: Collection[str]) -> str:
-    """Return a list without the entries that all lists have."""
+    """Return a list without the entries common to all lists."""
     return ", ".join(part for part in text.split(", ") if part not in shared)
 
 
@@ -334,13 +334,13 @@ def _table(name: str, table: Table) -> str:
 
 
 def _later(title: str) -> str:
-    """Return the attribute of a column that is hidden early where a table has no room."""
+    """Return the attribute of a column that is hidden early if a table has no room; empty for others."""
     name = title.partition(",")[0]
     return f' data-later="{LATER.index(name)}"' if name in LATER else ""
 
 
 def _is_words(texts: Sequence[str]) -> bool:
-    """Return whether a column holds words, or dates: it is aligned to the left, and sorted as text."""
+    """Return whether a column holds words or dates, and so is left-aligned and sorted as text."""
     number = re.compile(r"[<>]?\s*[-+]?(\d+(\.\d+)?\b|inf|nan|never)")
     word = re.compile(r"(?!never|inf|nan)\b[A-Za-z]{3,}|\d{4}-\d\d-\d\d")
     return any(texts) and (not any(map(number.match, texts)) or any(map(word.search, texts)))

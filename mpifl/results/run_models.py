@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SERVER_FILE, CLIENTS_FILE = "model.safetensors", "client_models.safetensors"
 TABLE = "model"
 ROWS = "rows"  # value of `client_models` in summary.json: clients use their rows as they are
-SEVERAL = "several"  # and this: each is evaluated by several models
+SEVERAL = "several"  # another value: each client is evaluated with several models
 
 
 def model_of(
@@ -39,12 +39,13 @@ def model_of(
         folder: the run folder.
         config: its configuration.
         summary: its figures.
-        clusters: `clusters.csv`, which may have rows of some clients only; None where a client is given.
-        client: number of a client; None where a cluster is given.
-        cluster: number of a cluster; None where a client is given.
+        clusters: `clusters.csv`, which may have rows of some clients only; None if a client is given.
+        client: number of a client; None if a cluster is given.
+        cluster: number of a cluster; None if a client is given.
 
     Raises:
-        UserError: the run kept no models, or has no model of that client or cluster.
+        UserError: the run kept no models, has no model of that client or cluster, or was made by an earlier
+            version or with other frozen weights; or both or neither of client and cluster are given.
     """
     one = (client is None) != (cluster is None)
     require(one, "Run.model", {"client": client, "cluster": cluster}, "give client=, or cluster=")
@@ -76,7 +77,7 @@ def model_of(
 
 
 def layout_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> Layout | None:
-    """Return the layout of a run's model as its configuration describes it; None where nobody can tell.
+    """Return the layout of a run's model according to its configuration; None if it cannot be determined.
 
     Args:
         config: its configuration.
@@ -88,12 +89,12 @@ def layout_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> Layout |
     try:
         model = _described({k: v for k, v in config["model"].items() if k != "weights"})
         return Layout.of(seeded_model(model, info, 0))
-    except Exception:  # whatever a model of one's own, which may be another by now, raises
+    except Exception:  # a user's model may have changed and may raise anything
         return None
 
 
 def _info(summary: Mapping[str, Any]) -> DataInfo | None:
-    """Return what samples and labels of a run are like; None where an earlier version wrote its figures."""
+    """Return the description of a run's samples and labels; None if an earlier version wrote its summary."""
     if "data_info" in summary:
         return DataInfo(**_options(summary["data_info"]))
     shape, num_classes = summary.get("input_shape"), summary.get("num_classes")
@@ -117,14 +118,14 @@ def _of_client(folder: Path, summary: Mapping[str, Any], client: int) -> torch.T
 
 
 def _of_cluster(folder: Path, clusters: DataFrame, cluster: int) -> torch.Tensor:
-    """Return the row that all members of a cluster use, of those that have a row in `clusters.csv`."""
+    """Return the row that all members of a cluster use; only clients in `clusters.csv` are considered."""
     tensors = _server(folder)
     require(TABLE in tensors, "cluster", cluster, "this method keeps no models at the server; take client=")
     labels = clusters["cluster"].to_numpy()
     assign = tensors["assign"].numpy()[clusters["client"].to_numpy()]
     rows = np.unique(assign[labels == cluster])
     if not len(rows) and np.array_equal(assign, labels) and 0 <= cluster < len(tensors[TABLE]):
-        rows = np.array([cluster])  # nobody uses it
+        rows = np.array([cluster])  # no client uses it
     known = ", ".join(map(str, np.unique(labels).tolist()))
     require(len(rows) > 0, "cluster", cluster, f"there is no such cluster; take one of {known}")
     remedy = f"its clients use {len(rows)} models; take client="
@@ -144,12 +145,12 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
 
     try:
         return dict(load_file(path))
-    except Exception as error:  # whatever a damaged file makes the reader raise
+    except Exception as error:  # a damaged file may raise anything
         raise UserError("RUN", str(path), f"cannot be read ({type(error).__name__}); run it again") from error
 
 
 def _described(tree: Mapping[str, Any]) -> Any:
-    """Return what a section `model` describes."""
+    """Return the model options that a section `model` describes."""
     name = str(tree["name"])
     if ":" not in name and name not in MODELS:
         raise UserError("model.name", name, f"unknown name; {nearest(name, list(MODELS))}")
@@ -161,17 +162,17 @@ def _described(tree: Mapping[str, Any]) -> Any:
 
 
 def _options(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a section as a dataclass takes them."""
+    """Return the values of a section as arguments of a dataclass."""
     return {k: _plain(v) for k, v in tree.items()}
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with tuples for lists."""
+    """Return a value with lists replaced by tuples."""
     return tuple(map(_plain, value)) if isinstance(value, list) else value
 
 
 def _own(module: nn.Module, tree: Mapping[str, Any]) -> nn.Module:
-    """Return the user's own module with its last layer back in its place; other networks as they are."""
+    """Return the user's module with its last layer put back in place; other networks are unchanged."""
     if tree["name"] != "custom":
         return module
     net = module.get_submodule("body.net")

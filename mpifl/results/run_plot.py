@@ -1,4 +1,4 @@
-"""One run drawn into axes of matplotlib, for scripts and notebooks."""
+"""Draws a run into matplotlib axes, for scripts and notebooks."""
 
 from __future__ import annotations
 

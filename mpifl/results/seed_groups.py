@@ -1,4 +1,4 @@
-"""Groups of runs that differ only in their seeds: their titles, curves, and what a target took them."""
+"""Groups of runs that differ only in their seeds: their titles, curves, and costs of a target."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Curve:
     """A column of `metrics.csv` over an axis, for the runs of a group.
 
     Attributes:
-        x: position of each common evaluation; mean over the runs.
+        x: position of each common evaluation on the axis; mean over the runs.
         mean: mean over the runs.
         low: minimum over the runs.
         high: maximum over the runs.
@@ -62,17 +62,17 @@ class Group:
 
     @property
     def metric(self) -> Metric:
-        """What the runs are measured by."""
+        """The metric of the runs."""
         return self.runs[0].metric
 
     @property
     def stepped(self) -> bool:
-        """Whether rounds are steps of an asynchronous server, as few as an upload each."""
+        """Whether rounds are steps of an asynchronous server, which may take as little as one upload each."""
         return "asynchronous" in self.runs[0].summary
 
     @property
     def word(self) -> str:
-        """What one of its rounds is called: `round`, or `step` of an asynchronous server."""
+        """The word for one of its rounds: `round`, or `step` for an asynchronous server."""
         return "step" if self.stepped else "round"
 
     @cached_property
@@ -84,7 +84,7 @@ class Group:
         return np.array(sorted(common))
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column of `metrics.csv` at the common rounds [runs, rounds], NaN where it is missing."""
+        """Return a column of `metrics.csv` at the common rounds [runs, rounds]; NaN where it is missing."""
         return np.stack([_at(_values(r, name), _values(r, "round"), self.rounds) for r in self.runs])
 
     def curve(self, axis: str, name: str) -> Curve:
@@ -106,12 +106,12 @@ class Group:
         return np.array([_values(r, name)[-1] for r in self.runs])
 
     def reached(self, target: float, axis: str) -> Reached:
-        """Return where each run first has a mean of its metric that is as good as a target, or never has.
+        """Return where the mean metric of each run first is as good as a target, if ever.
 
-        Means that only rounding tells from the target meet it.
+        A mean that misses the target only by rounding meets it.
 
         Args:
-            target: of the metric, as an accuracy in [0, 1].
+            target: target value of the metric, such as an accuracy in [0, 1].
             axis: one of `AXES`.
         """
         positions, met = [], []
@@ -124,7 +124,7 @@ class Group:
 
 
 def rounds_title(groups: Sequence[Group]) -> str:
-    """Return the title of an axis of rounds: it says which groups have steps of an asynchronous server."""
+    """Return the title of an axis of rounds; it tells rounds from steps of an asynchronous server."""
     stepped = {group.stepped for group in groups}
     if len(stepped) > 1:
         return "rounds (asynchronous runs: server steps)"
@@ -132,7 +132,7 @@ def rounds_title(groups: Sequence[Group]) -> str:
 
 
 def _values(run: Run, name: str) -> np.ndarray:
-    """Return a column of a run [evaluations], NaN where it has none; `bytes` is both directions."""
+    """Return a column of a run [evaluations], NaN if it has none; `bytes` is the sum of both directions."""
     metrics = run.series
     if name == "bytes":
         return np.asarray(metrics["federation_bytes_up"] + metrics["federation_bytes_down"], np.float64)
@@ -149,9 +149,9 @@ def folders(names: Sequence[str]) -> list[Path]:
     """Return run folders.
 
     Args:
-        names: run folders, folders that hold run folders or sweeps, and patterns of either: `runs` is all
-            runs in it, those of its sweeps last. A name that is there is no pattern: `17[1].srv`, of an array
-            of PBS. The folder of a report is none of them: `runs/*` finds it beside the runs.
+        names: run folders, folders that hold run folders or sweeps, and patterns of either. `runs` stands for
+            all runs in it, those of its sweeps last. An existing name is not treated as a pattern, such as
+            `17[1].srv` from a PBS job array. Folders of reports, which `runs/*` also matches, are skipped.
     """
     out: list[Path] = []
     for path in map(Path, (found for name in names for found in matched(name))):
@@ -171,29 +171,30 @@ def _is_run(path: Path) -> bool:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the names of folders, each with as much of its path as tells it apart."""
+    """Return the names of folders, each with as much of its path as makes it unique."""
     ends = {path: ["/".join(path.parts[-n:]) for n in range(1, len(path.parts) + 1)] for path in paths}
     many = Counter(end for found in ends.values() for end in found)
     return [next((end for end in ends[path] if many[end] == 1), str(path)) for path in paths]
 
 
 def matched(name: str) -> list[str]:
-    """Return what a pattern matches; a name that is there, or matches nothing, stands for itself."""
+    """Return the paths that match a pattern; a name that exists or matches nothing is returned as it is."""
     return [name] if os.path.exists(name) else sorted(glob(name)) or [name]
 
 
 def gather(names: Sequence[str], finished_only: bool = False) -> list[Group]:
     """Return the groups of some runs, in the order of their first runs.
 
-    Runs of one configuration under several names are one group, unless two of them have the same seeds: then
-    each name is a group, and titles have the names.
+    Runs of one configuration under several names form one group, unless runs with different names have the
+    same seeds. In that case each name is a group, and titles contain the names.
 
     Args:
         names: run folders, and folders that hold run folders or sweeps; see `folders`.
-        finished_only: whether runs that are not finished are left out, which a line says.
+        finished_only: whether to leave out unfinished runs, with a warning.
 
     Raises:
-        UserError: a folder is no finished run; with `finished_only`, is no run, or none is finished.
+        UserError: there is no run, or a folder is not a finished run; with `finished_only`, a folder is not a
+            run, or no run is finished.
     """
     paths = list(dict.fromkeys(folders(names)))
     require(bool(paths), "RUN", list(names), "name at least one run folder")
@@ -220,7 +221,7 @@ def gather(names: Sequence[str], finished_only: bool = False) -> list[Group]:
 
 
 def tree_of(run: Run) -> dict[str, Any]:
-    """Return what may name a run: dotted key -> value of its settings."""
+    """Return the settings that can appear in the name of a run: dotted key -> value."""
     return dict(flat(run.settings))
 
 
@@ -230,7 +231,7 @@ def name_of(run: Run) -> str:
 
 
 def head_of(run: Run, tree: Mapping[str, Any]) -> str:
-    """Return how the name of a run begins: with its user's label, otherwise with its algorithm."""
+    """Return the beginning of the name of a run: its user's label, or else its algorithm."""
     return run.own_label or str(tree.get(ALGORITHM, "run"))
 
 
@@ -244,14 +245,14 @@ def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def titles(trees: Sequence[Mapping[str, Any]], heads: Sequence[str]) -> list[str]:
-    """Return a title for each configuration: its head, and the values that others with it do not share.
+    """Return a title for each configuration: its head, and the values not shared by others with this head.
 
-    Values are compared between sections of the same name only; where algorithms are the heads, the network is
-    named wherever it differs.
+    Values are compared only between sections of the same name. If the head is an algorithm, the network is
+    also named if it differs from that of a configuration with another head.
 
     Args:
-        trees: dotted key -> value.
-        heads: how each title begins: with an algorithm, a label of the user's, or nothing.
+        trees: dotted key -> value, for each configuration.
+        heads: beginning of each title: an algorithm, a user's label, or nothing.
     """
     out = []
     for tree, head in zip(trees, heads, strict=True):
@@ -270,7 +271,7 @@ def titles(trees: Sequence[Mapping[str, Any]], heads: Sequence[str]) -> list[str
 
 
 def metric_of(groups: Sequence[Group]) -> Metric:
-    """Return what groups are measured by; raise `UserError` unless it is the same for all."""
+    """Return the metric of groups; raise `UserError` unless it is the same for all."""
     found = list(dict.fromkeys(run.metric for group in groups for run in group.runs))
     names = [metric.name for metric in found]
     require(len(found) == 1, "RUN", names, "these runs are measured by different metrics; name runs of one")
@@ -278,14 +279,15 @@ def metric_of(groups: Sequence[Group]) -> Metric:
 
 
 def default_target(groups: Sequence[Group]) -> float:
-    """Return 95 % of the best final mean accuracy; where less is better, 1.05 times the least.
+    """Return 95 % of the best final mean accuracy; 105 % of the lowest value if lower is better.
 
-    NaN, which nobody meets, where no run has a finite one.
+    If the best value is negative, the factors are exchanged. If no group has a finite value, the result is
+    NaN, which no run meets.
     """
     metric = metric_of(groups)
     ends = [float(np.sort(g.final(f"{metric.name}_mean")).mean()) for g in groups]
     known = [value for value in ends if np.isfinite(value)]
     if not known:
-        return float("nan")  # all diverged: nobody meets it
+        return float("nan")  # all runs diverged: none meets it
     best = metric.better * max(metric.better * value for value in known)
     return (0.95 if metric.better * best > 0 else 1.05) * best

@@ -1,7 +1,7 @@
 """Statistics over seeds and problems: intervals, paired tests, average ranks.
 
-Pure functions of arrays. Nothing here depends on the order of the runs: values are sorted before they are
-resampled, and pairs are formed by the caller.
+All functions are pure functions of arrays. Results do not depend on the order of the runs: values are sorted
+before they are resampled, and the caller forms the pairs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 INTERVALS = ("t", "bootstrap", "percentile")
 TESTS = ("t", "wilcoxon")
 TEST_NAMES = {"t": "paired t test", "wilcoxon": "Wilcoxon signed-rank test"}
-ROUNDING = 1e-9  # share of a value by which sums in another order may change it: no difference
+ROUNDING = 1e-9  # relative difference that a change in the order of sums may cause; counts as none
 GENERATOR, BOOTSTRAP_SEED, RESAMPLES = "PCG64", 20_260, 9_999  # of every bootstrap
 
 
@@ -25,10 +25,10 @@ class Estimate:
     """A mean over seeds.
 
     Attributes:
-        mean: of the values.
+        mean: mean of the values.
         std: sample standard deviation (ddof 1); NaN for one seed.
         low: lower end of the interval for the mean; NaN for one seed.
-        high: its upper end.
+        high: upper end of the interval; NaN for one seed.
         seeds: number of values.
     """
 
@@ -40,13 +40,13 @@ class Estimate:
 
 
 def estimate(values: np.ndarray, kind: str = "t", confidence: float = 0.95) -> Estimate:
-    """Return mean, sample standard deviation and a confidence interval for the mean.
+    """Return the mean, the sample standard deviation and a confidence interval for the mean.
 
     Args:
-        values: one for each seed [seeds]; finite.
+        values: finite values, one for each seed [seeds].
         kind: `t` (mean -+ t quantile x standard error), `bootstrap` (bias-corrected and accelerated; Efron
-            1987) or `percentile` (of the means of resamples).
-        confidence: of the interval, in (0, 1).
+            1987) or `percentile` (percentiles of the means of resamples).
+        confidence: confidence level of the interval, in (0, 1).
     """
     x = np.sort(np.asarray(values, np.float64))
     n = len(x)
@@ -66,12 +66,12 @@ def estimate(values: np.ndarray, kind: str = "t", confidence: float = 0.95) -> E
 
 
 def _bootstrap(x: np.ndarray, kind: str, confidence: float) -> tuple[float, float]:
-    """Return a bootstrap interval for the mean; percentiles where the BCa formula is undefined."""
+    """Return a bootstrap interval for the mean; percentiles if the BCa formula is undefined."""
     from scipy import stats
 
     ends = (np.nan, np.nan)
     for method in ("BCa", "percentile") if kind == "bootstrap" else ("percentile",):
-        with warnings.catch_warnings():  # undefined for two values that differ: percentiles are taken
+        with warnings.catch_warnings():  # undefined for two different values: percentiles are taken
             warnings.simplefilter("ignore", (RuntimeWarning, stats.DegenerateDataWarning))
             found = stats.bootstrap(
                 (x,), np.mean, n_resamples=RESAMPLES, confidence_level=confidence, method=method, rng=_rng()
@@ -83,18 +83,18 @@ def _bootstrap(x: np.ndarray, kind: str, confidence: float) -> tuple[float, floa
 
 
 def _rng() -> np.random.Generator:
-    """Return the generator of every bootstrap, at its start: equal runs give equal intervals."""
+    """Return a freshly seeded generator for a bootstrap, so that equal runs give equal intervals."""
     return np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED))
 
 
 def resampled(values: np.ndarray) -> np.ndarray:
-    """Return bootstrap resamples of some rows, with the generator of every bootstrap.
+    """Return bootstrap resamples of rows, drawn with the generator of all bootstraps.
 
     Args:
-        values: [runs, ...].
+        values: the rows [runs, ...].
 
     Returns:
-        [RESAMPLES, runs, ...].
+        The resamples [RESAMPLES, runs, ...].
     """
     return np.asarray(values[_rng().integers(len(values), size=(RESAMPLES, len(values)))])
 
@@ -103,13 +103,13 @@ def resampled(values: np.ndarray) -> np.ndarray:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return a - b [pairs]; 0 where they differ by rounding only."""
+    """Return a - b [pairs]; 0 where they differ only by rounding."""
     alike = np.isclose(a, b, rtol=ROUNDING, atol=0.0)
     return np.asarray(np.subtract(a, b, out=np.zeros(len(a)), where=~alike))
 
 
 def without_rounding(values: np.ndarray) -> np.ndarray:
-    """Return values [n] of which those that differ by rounding only are equal: the least of them."""
+    """Return values [n] in which those that differ only by rounding are set to the lowest of them."""
     out = np.array(values, np.float64)
     for low, high in pairwise(np.argsort(out, kind="stable")):
         if np.isclose(out[high], out[low], rtol=ROUNDING, atol=0.0):
@@ -125,8 +125,8 @@ def paired_p(differences: np.ndarray, test: str = "t") -> float:
         test: `t` (Student's paired t test) or `wilcoxon` (signed ranks; zeros by Pratt's rule).
 
     Returns:
-        1 where all differences are zero. NaN for fewer than two pairs, and for a t test of equal differences,
-        which have no spread to test against.
+        The p value; 1 if all differences are zero. NaN for fewer than two pairs, and for a t test of equal
+        differences, which have no variance.
     """
     d = np.sort(np.asarray(differences, np.float64))
     if len(d) < 2:
@@ -144,14 +144,14 @@ def paired_p(differences: np.ndarray, test: str = "t") -> float:
 
 
 def side(differences: np.ndarray, test: str = "t") -> int:
-    """Return the sign of paired differences that a test speaks of.
+    """Return the sign of the effect that a paired test examines.
 
     Args:
         differences: one method minus the other, under equal seeds [pairs].
-        test: as of `paired_p`.
+        test: as in `paired_p`.
 
     Returns:
-        The sign of their mean. With `wilcoxon` 0 where the sum of signed ranks has another one.
+        The sign of the mean difference; for `wilcoxon`, 0 if the sum of signed ranks has another sign.
     """
     d = np.sort(np.asarray(differences, np.float64))
     mean = int(np.sign(d.sum()))
@@ -164,17 +164,17 @@ def side(differences: np.ndarray, test: str = "t") -> int:
 
 
 def least_wilcoxon_p(pairs: int) -> float:
-    """Return the least p value that the exact signed-rank test can give: 2 / 2^pairs."""
+    """Return the smallest p value that the exact signed-rank test can give: 2 / 2^pairs."""
     return min(1.0, 2.0 ** (1 - pairs))
 
 
 def holm(p: Sequence[float]) -> np.ndarray:
     """Return p values adjusted for several tests (Holm 1979).
 
-    The i-th smallest of n is multiplied by n - i + 1; none is below a smaller one, none above 1.
+    The i-th smallest of n values is multiplied by n - i + 1. The results are made monotone and capped at 1.
 
     Args:
-        p: [tests]; NaN for a test that could not be made, which stays NaN and is not counted.
+        p: p values [tests]; NaN for a test that could not be made, which stays NaN and is not counted.
     """
     values = np.asarray(p, np.float64)
     out = np.full(len(values), np.nan)
@@ -190,17 +190,18 @@ def holm(p: Sequence[float]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Average ranks of methods over problems, and what tests say of them (Demsar, JMLR 7, 2006).
+    """Average ranks of methods over problems, and the tests on them (Demsar, JMLR 7, 2006).
 
     Attributes:
-        ranks: rank of each method in each problem [problems, methods]; 1 is best, ties share their mean.
-        average: over problems [methods].
+        ranks: rank of each method in each problem [problems, methods]; 1 is best, ties share their mean rank.
+        average: average rank of each method over problems [methods].
         friedman: Friedman's chi-square, with methods - 1 degrees of freedom.
         p: its p value.
         f: Iman and Davenport's F, with (methods - 1) and (methods - 1)(problems - 1) degrees of freedom.
         f_p: its p value.
-        critical_difference: Nemenyi's: two average ranks that differ by less are not distinguishable.
-        cliques: largest sets of methods that are not distinguishable; numbers of methods, best first.
+        critical_difference: Nemenyi's critical difference: average ranks that differ by less are not
+            distinguishable.
+        cliques: largest sets of methods that are not distinguishable; indices of methods, best first.
     """
 
     ranks: np.ndarray
@@ -217,10 +218,10 @@ def rank(scores: np.ndarray, higher_is_better: bool = True, alpha: float = 0.05)
     """Rank methods over problems.
 
     Args:
-        scores: of each method in each problem [problems, methods]: at least two problems and three methods.
-            Infinity is allowed: a cost that was never paid.
+        scores: score of each method in each problem [problems, methods], for at least two problems and three
+            methods. Infinity is allowed, as the cost of a target that was never met.
         higher_is_better: whether rank 1 goes to the largest score.
-        alpha: level of the critical difference.
+        alpha: significance level of the critical difference.
     """
     from scipy import stats
 
@@ -261,9 +262,9 @@ def critical_difference(methods: int, problems: int, alpha: float = 0.05) -> flo
     q is the studentized range for k means and infinitely many degrees of freedom, divided by sqrt 2.
 
     Args:
-        methods: k.
-        problems: N.
-        alpha: level.
+        methods: number of methods k.
+        problems: number of problems N.
+        alpha: significance level.
     """
     from scipy import stats
 
@@ -276,7 +277,7 @@ def cliques(average: np.ndarray, difference: float) -> tuple[tuple[int, ...], ..
 
     Args:
         average: average rank of each method [methods].
-        difference: the critical one.
+        difference: the critical difference.
     """
     order = np.argsort(average, kind="stable")
     out: list[tuple[int, ...]] = []

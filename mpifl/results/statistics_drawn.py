@@ -1,4 +1,4 @@
-"""What the figures over seeds show, as numbers: for files of figures and for the page of the report."""
+"""The data of the figures over seeds, for the files of figures and for the page of the report."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ TARGETS = ("rounds_to_target", "mb_to_target", "virtual_s_to_target")
 
 @dataclass(frozen=True)
 class Bar:
-    """A value with its interval, and the single runs behind it.
+    """A value with its interval, and the values of the single runs.
 
     Attributes:
-        centre: mean, or median; NaN or infinite where there is none.
-        low: end of the interval; NaN for none.
-        high: its other end; infinite where it goes on beyond the last observation.
-        end: the last observation, at which an interval without an end is cut; infinite for none.
-        runs: of each run its value, or where it ended.
-        met: of each run, whether it met the target; None where the values are no costs of a target.
+        centre: mean or median; NaN or infinite if there is none.
+        low: lower end of the interval; NaN if there is no interval.
+        high: upper end of the interval; infinite if it extends beyond the last observation.
+        end: the last observation, where an interval without an upper end is cut off; infinite for none.
+        runs: value of each run; for a run without the target, where it ended.
+        met: whether each run met the target; None if the values are not costs of a target.
     """
 
     centre: float
@@ -40,9 +40,9 @@ class Panel:
     """One axis of the figure of intervals.
 
     Attributes:
-        title: of the axis, with its unit.
+        title: title of the axis, with its unit.
         from_zero: whether the axis begins at zero.
-        bars: of each group; None where it has no such value.
+        bars: bar of each group; None if the group has no such value.
     """
 
     title: str
@@ -55,9 +55,9 @@ class Steps:
     """The share of a group's runs that have met the target.
 
     Attributes:
-        x: cost at which the share rises, from 0.
-        y: the share from there on.
-        ends: [cost, share] at which a run ended without the target.
+        x: costs at which the share rises, starting with 0.
+        y: the share from each of these costs on.
+        ends: (cost, share) at which each run without the target ended.
     """
 
     x: Sequence[float]
@@ -71,12 +71,12 @@ def several(comparison: Comparison) -> bool:
 
 
 def _kind(comparison: Comparison) -> str:
-    """Return the interval that figures show: where a table has the standard deviation, Student's t."""
+    """Return the kind of interval in figures: Student's t if tables show the standard deviation."""
     return "t" if comparison.choices.interval == STD else comparison.choices.interval
 
 
 def _shown_targets(comparison: Comparison) -> list[Column]:
-    """Return the costs of the target that every run has; virtual time only where it is no count of rounds."""
+    """Return the costs of the target that every run has, except any that are all 0 or equal to rounds."""
     groups = range(len(comparison.groups))
     columns = [COLUMNS[key] for key in TARGETS]
     held = [c for c in columns if all(comparison.has(i, c) for i in groups)]
@@ -100,7 +100,7 @@ def _bar(comparison: Comparison, group: int, column: Column) -> Bar | None:
 
 
 def intervals(comparison: Comparison) -> list[Panel]:
-    """Return the chosen metric of each group and what the target took it; nothing where all have one seed."""
+    """Return panels of the chosen metric and the costs of the target; none if each group has one seed."""
     if not several(comparison):
         return []
     metric = comparison.column(comparison.choices.metric)
@@ -110,7 +110,7 @@ def intervals(comparison: Comparison) -> list[Panel]:
 
 
 def differences(comparison: Comparison) -> list[tuple[str, int, Bar]]:
-    """Return name, group and bar of each group minus the best of its problem; nothing where no seeds pair."""
+    """Return name, group and bar of each group minus the best of its problem; nothing if no seeds pair."""
     column, out = comparison.column(comparison.choices.metric), []
     for problem in comparison.problems:
         for c in comparison.contrasts(problem, column):
@@ -121,7 +121,7 @@ def differences(comparison: Comparison) -> list[tuple[str, int, Bar]]:
 
 
 def at_target(comparison: Comparison) -> list[tuple[str, list[Steps]]]:
-    """Return title and 1 - Kaplan-Meier of each group, for each cost; nothing where no run meets it."""
+    """Return, for each cost, title and 1 - Kaplan-Meier of each group; nothing if no run meets the target."""
     columns = _shown_targets(comparison) if several(comparison) else []
     groups = range(len(comparison.groups))
     if not (columns and any(comparison.reached(i, COLUMNS[TARGETS[0]]).met.any() for i in groups)):

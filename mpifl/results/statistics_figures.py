@@ -16,15 +16,15 @@ from .sweep_figure import COLOURS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ROW, HEAD = 0.34, 1.15  # height of a row and of what surrounds the rows, in inches
+ROW, HEAD = 0.34, 1.15  # height of a row, and of the space around the rows, in inches
 FAINT: dict[str, Any] = {"color": "#999999", "ms": 4, "ls": "", "mew": 0.9}
 
 
 def intervals(comparison: Comparison) -> Figure | None:
-    """Draw the chosen metric of each group and what the target took it, with intervals and each run.
+    """Draw the chosen metric and the costs of the target of each group, with intervals and single runs.
 
     Returns:
-        None where no group has several seeds.
+        The figure; None if no group has several seeds.
     """
     panels = statistics_drawn.intervals(comparison)
     if not panels:
@@ -47,7 +47,7 @@ def intervals(comparison: Comparison) -> Figure | None:
 
 
 def _runs(axis: Any, row: int, bar: Bar, mark: str = "|") -> None:
-    """Draw the runs of a group: a triangle for one that ended without the target."""
+    """Draw the runs of a group, with a triangle for a run that ended without the target."""
     values = np.array(bar.runs)
     met = np.ones(len(values), bool) if bar.met is None else np.array(bar.met, bool)
     for which, look in ((met, mark), *(() if bar.met is None else ((~met, ">"),))):
@@ -55,7 +55,7 @@ def _runs(axis: Any, row: int, bar: Bar, mark: str = "|") -> None:
 
 
 def _bar(axis: Any, row: int, bar: Bar, group: int | None = None) -> None:
-    """Draw a value with its interval; an arrow where it goes on beyond the last observation."""
+    """Draw a value with its interval; an arrow if the interval extends beyond the last observation."""
     look = row if group is None else group
     colour = COLOURS[look % len(COLOURS)]
     if np.isfinite(bar.low):
@@ -72,7 +72,7 @@ def target(comparison: Comparison) -> Figure | None:
     A tick is a run that ends without the target.
 
     Returns:
-        None where no group has several seeds, or no run meets the target.
+        The figure; None if no group has several seeds, or if no run meets the target.
     """
     panels = statistics_drawn.at_target(comparison)
     if not panels:
@@ -97,7 +97,7 @@ def differences(comparison: Comparison) -> Figure | None:
     """Draw each group minus the best of its problem, seed by seed, with the mean and its interval.
 
     Returns:
-        None where no seeds pair.
+        The figure; None if no seeds pair.
     """
     rows = statistics_drawn.differences(comparison)
     if not rows:
@@ -122,7 +122,7 @@ def ranks(comparison: Comparison) -> Figure | None:
     Bars join methods that are not distinguishable.
 
     Returns:
-        None where ranks were not asked for.
+        The figure; None if ranks were not requested.
     """
     if not comparison.choices.ranks:
         return None

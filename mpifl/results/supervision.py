@@ -1,4 +1,4 @@
-"""Supervision of a running process: signals of a scheduler or user, a watchdog."""
+"""Supervision of a running process: signals from a scheduler or user, and a watchdog."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ from mpifl.core.progress import stages
 SAVE_SIGNALS = (signal.SIGUSR1,)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 REPEAT_SECONDS = (
-    1.0  # a scheduler may signal the job and its launcher, which forwards it: that is one request
+    1.0  # a scheduler may signal both the job and its launcher, which forwards it: this is one request
 )
 
 ANSWER = b"mpifl: asked to stop: ends after this step; Ctrl-C or SIGTERM once more ends it at once\n"
 
 
 class Signals:
-    """Remembers requests to save or to stop, as a context manager.
+    """Records signals that request to save or to stop, as a context manager.
 
-    The run looks at them between steps, by `take`. A second request to stop ends the process at once, unless
-    it follows the first within `REPEAT_SECONDS`. A request to stop that comes after the last step is handed
-    to the signals around these, if any: those of a sweep, which ends between two runs.
+    The run calls `take` between steps. A second request to stop ends the process at once, unless it is
+    SIGUSR2 or follows the first within `REPEAT_SECONDS`. A request to stop that comes after the last step is
+    passed on to the enclosing `Signals` of a sweep, if any, and the sweep ends between two runs.
 
     Args:
-        asked: returns whether to stop though no signal came; called between steps.
-        answers: whether to say at once, on standard error, that a request to stop has come, for a step can be
-            long; within a sweep the sweep decides.
+        asked: returns whether to stop without a signal; called between steps.
+        answers: whether to confirm a request to stop at once on standard error, because a step can be long;
+            within a sweep, the setting of the sweep applies.
 
     Attributes:
-        folder: of the run, for the message where it ends before its first step.
+        folder: the run folder, for the message if the run ends before its first step.
+        save: whether a request to save is pending.
+        stop: whether a stop was requested.
 
     Raises:
-        StoppedEarly: from the first request to stop, in a stage that ends at once.
+        StoppedEarly: at the first request to stop, during a stage that ends at once.
     """
 
     def __init__(self, asked: Callable[[], bool] = lambda: False, answers: bool = False) -> None:
@@ -54,7 +56,7 @@ class Signals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():  # Python takes signals nowhere else
+        if threading.current_thread() is threading.main_thread():  # the only thread that may set handlers
             for number in (*SAVE_SIGNALS, *STOP_SIGNALS):
                 self._previous[number] = signal.signal(number, self._handle)
         if self._around is not None:
@@ -63,7 +65,7 @@ class Signals:
 
     @property
     def _around(self) -> Signals | None:
-        """The signals of the sweep that a run belongs to."""
+        """The enclosing `Signals` of the sweep that the run belongs to; None outside a sweep."""
         outer = getattr(self._previous.get(STOP_SIGNALS[0]), "__self__", None)
         return outer if isinstance(outer, Signals) else None
 
@@ -85,14 +87,14 @@ class Signals:
                 raise StoppedEarly(f"mpifl resume {self.folder} --from-start")
             if self.answers:
                 with suppress(OSError):
-                    # standard error itself: what was interrupted may be a print, or a bar in its line
+                    # directly to the file descriptor: the signal may have interrupted a print or a bar
                     os.write(2, b"\n" * os.isatty(2) + ANSWER)
         elif number != signal.SIGUSR2 and time.monotonic() > self._stopped_at + REPEAT_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
     def take(self) -> tuple[bool, bool]:
-        """Return whether to save and whether to stop; a request to save is forgotten."""
+        """Return whether to save and whether to stop, and clear the request to save."""
         self.stop = self.stop or self.asked()
         asked, self.save = (self.save, self.stop), False
         return asked
@@ -101,13 +103,13 @@ class Signals:
 class Watchdog:
     """Ends a process that makes no progress, from a thread, as a context manager.
 
-    The stacks of all threads are written to the log of the rank first. The process ends with code 1.
+    It first writes the stacks of all threads to the log of the rank, then ends the process with exit code 1.
 
     Args:
-        seconds: without progress, until the process ends; 0 for never.
-        alive: returns the `time.monotonic` of the last progress.
+        seconds: seconds without progress after which the process ends; 0 for never.
+        alive: returns the time of the last progress, by `time.monotonic`.
         log: log file of this rank.
-        grace: seconds between writing the stacks and the end, so that all ranks can write theirs.
+        grace: seconds between writing the stacks and ending the process, so that all ranks can write theirs.
     """
 
     def __init__(self, seconds: float, alive: Callable[[], float], log: Path, grace: float = 5.0) -> None:
@@ -129,7 +131,7 @@ class Watchdog:
         last = time.monotonic()
         while not self._over.wait(min(1.0, self.seconds / 4)):
             now = time.monotonic()
-            if now - last > self.seconds / 2:  # this process itself was stopped, or the machine slept
+            if now - last > self.seconds / 2:  # this process was stopped, or the machine slept
                 self.seconds += now - last
             last = now
             if now - self.alive() > self.seconds:

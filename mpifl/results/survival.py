@@ -1,7 +1,7 @@
-"""What it takes to reach a target, where some runs never do: right-censored data.
+"""The cost of reaching a target as right-censored data, because some runs never reach it.
 
-A run that ends before it has the target says only that more would have been needed than it had. It is neither
-left out, which favours methods that often fail, nor counted with its last round, which favours short runs.
+A run that ends without the target shows only that the target costs more than the run has spent. Leaving such
+runs out would favour methods that often fail. Counting their last round as the cost would favour short runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from scipy.stats import CensoredData
 
 
-SLACK = 1e-12  # shares are products of fractions
+SLACK = 1e-12  # tolerance, because shares are products of fractions
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Reached:
     """Where the runs of a group met a target, on one axis (rounds, bytes or seconds).
 
     Attributes:
-        position: of the first evaluation with the target; of the last evaluation where it was not met [runs].
-        met: whether it was met [runs].
+        position: position of the first evaluation that meets the target, or else of the last one [runs].
+        met: whether the target was met [runs].
     """
 
     position: np.ndarray
@@ -36,12 +36,12 @@ class Reached:
 
     @property
     def unmet(self) -> int:
-        """Number of runs that never met it."""
+        """Number of runs that never met the target."""
         return int((~self.met).sum())
 
     @property
     def shown(self) -> np.ndarray:
-        """The positions, infinite where the target was not met [runs]."""
+        """The positions [runs]; infinite where the target was not met."""
         return np.where(self.met, self.position, np.inf)
 
 
@@ -50,10 +50,11 @@ class Median:
     """The Kaplan-Meier estimate of a median.
 
     Attributes:
-        value: infinite where fewer than half of the runs would have met the target by the last observation.
+        value: the median; infinite if the estimated share of runs that met the target by the last observation
+            is below one half.
         low: lower end of the interval; NaN for one run.
-        high: its upper end; infinite where the runs do not bound it.
-        beyond: the last position that was observed: an infinite value is larger than it.
+        high: upper end of the interval; NaN for one run, infinite if the runs do not bound it.
+        beyond: the last observed position, which an infinite median exceeds.
         runs: number of runs.
         unmet: number of runs that never met the target.
     """
@@ -67,7 +68,7 @@ class Median:
 
 
 def censored(found: Reached) -> CensoredData:
-    """Return scipy's form of the data."""
+    """Return the data as SciPy's `CensoredData`."""
     from scipy import stats
 
     return stats.CensoredData.right_censored(found.position, ~found.met)
@@ -77,8 +78,8 @@ def kaplan_meier(found: Reached) -> tuple[np.ndarray, np.ndarray]:
     """Return the estimated share of runs that have not met the target.
 
     Returns:
-        Positions, ascending, and the share from each of them on (Kaplan and Meier 1958). Before the first
-        position the share is 1.
+        The positions, ascending, and the share from each position on (Kaplan and Meier 1958). Before the
+        first position the share is 1.
     """
     from scipy import stats
 
@@ -91,9 +92,9 @@ def median(found: Reached, kind: str = "t", confidence: float = 0.95) -> Median:
 
     Args:
         found: the runs.
-        kind: `bootstrap` or `percentile`: percentiles of the medians of resampled runs. Otherwise the
-            positions at which the log-log band of the share crosses a half (Brookmeyer and Crowley 1982).
-        confidence: of the interval, in (0, 1).
+        kind: `bootstrap` and `percentile` take percentiles of the medians of resampled runs; other kinds take
+            the positions at which the log-log band of the share crosses 1/2 (Brookmeyer and Crowley 1982).
+        confidence: confidence level of the interval, in (0, 1).
     """
     runs, beyond = len(found.position), float(found.position.max())
     at, share = kaplan_meier(found)
@@ -114,9 +115,9 @@ def median(found: Reached, kind: str = "t", confidence: float = 0.95) -> Median:
 
 
 def _crossing(at: np.ndarray, share: np.ndarray) -> float:
-    """Return the first position at which a share is a half or less; infinite for none. NaN is not.
+    """Return the first position at which a share is at most 1/2; infinite if there is none. NaN never counts.
 
-    Where the share stays at a half until it falls again, the middle of that stretch: without censoring, the
+    If the share stays at 1/2 until it falls again, this is the middle of that stretch: without censoring, the
     usual median of an even number of runs.
     """
     there = np.flatnonzero(share <= 0.5 + SLACK)
@@ -152,9 +153,9 @@ def _medians(position: np.ndarray, met: np.ndarray) -> np.ndarray:
 
 
 def horizon(groups: Sequence[Reached]) -> float:
-    """Return how far restricted means of several groups go: the least end of a run without the target.
+    """Return the horizon of the restricted means of groups: the earliest end of a run without the target.
 
-    Up to there every run of every group is known. Infinite where all runs met the target.
+    Up to the horizon, no run of any group is censored. It is infinite if all runs met the target.
     """
     ends = [float(g.position[~g.met].min()) for g in groups if g.unmet]
     return min(ends, default=np.inf)
@@ -163,21 +164,21 @@ def horizon(groups: Sequence[Reached]) -> float:
 def restricted(found: Reached, until: float) -> np.ndarray:
     """Return min(position of the target, `until`) of each run [runs].
 
-    Their mean is the restricted mean: exact, without an estimate of the censored rest, as long as no run
-    without the target ends before `until` (`horizon`).
+    Their mean is the restricted mean. It is exact, without an estimate of censored values, as long as no run
+    without the target ends before `until` (see `horizon`).
     """
     assert found.met.all() or until <= found.position[~found.met].min(), "a run ends before"
     return np.asarray(np.minimum(found.position, until))
 
 
 def logrank(a: Reached, b: Reached) -> tuple[float, float]:
-    """Return the log-rank test that two groups need the same (Mantel 1966).
+    """Return the log-rank test of the hypothesis that two groups need the same (Mantel 1966).
 
     Returns:
-        The test statistic, standard normal where they do: positive where more runs of `a` met the target than
-        was to be expected, so that `a` needs less. And the two-sided p value: NaN where no run of either
-        group met the target, as nothing was observed; 1 where the statistic has no variance, as where all
-        runs met it at one position.
+        The test statistic and the two-sided p value. The statistic is standard normal under the hypothesis,
+        and positive if more runs of `a` than expected met the target, so that `a` needs less. The p value is
+        NaN if no run of either group met the target, and 1 if the statistic has no variance, as when all runs
+        met the target at one position.
     """
     if not (a.met.any() or b.met.any()):
         return 0.0, np.nan

@@ -15,24 +15,24 @@ from mpifl.core.files import write_atomically
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito
 DASHES = ("-", "--", "-.", ":")
-SHARED_STYLE = {"color": "#555555", "ls": "-", "lw": 1.4}  # of a histogram that is equal for all lines
-MAX_DRAWN = 1e300  # axes overflow beyond
+SHARED_STYLE = {"color": "#555555", "ls": "-", "lw": 1.4}  # of a histogram that is the same for all lines
+MAX_DRAWN = 1e300  # axes overflow beyond this value
 MAX_BINS = 40
 MAX_LEGEND_COLUMNS = 4
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The metric of one case over its evaluations, accuracy for classes.
+    """The metric of one case over its evaluations.
 
     Attributes:
-        labels: label of the value that each varied key has in this case.
-        axis: what `x` is: a round, or virtual seconds.
+        labels: varied key -> label of its value in this case.
+        axis: title of the axis of `x`: rounds, or virtual seconds.
         x: time of each evaluation.
-        y: mean over clients at each evaluation; of accuracy in [0, 1].
+        y: mean of the metric over clients at each evaluation; accuracy is in [0, 1].
         staleness: staleness of each upload, in server steps; empty for synchronous runs.
-        train: mean on the clients' training data at each evaluation; empty where there is none.
-        metric: its title.
+        train: mean on the clients' training data at each evaluation; empty if there is none.
+        metric: title of the metric.
     """
 
     labels: Mapping[str, str]
@@ -45,7 +45,7 @@ class Curve:
 
     @property
     def keys(self) -> list[str]:
-        """The varied keys but the seed: curves of different seeds look alike."""
+        """The varied keys except the seed, because curves of different seeds look alike."""
         return [key for key in self.labels if key != "seed"]
 
     @property
@@ -61,7 +61,7 @@ class Curve:
 
 
 def drawable(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return values with NaN, which leaves a gap, for those that are infinite, or too large for an axis."""
+    """Return values with NaN, drawn as a gap, in place of those that are infinite or too large to draw."""
     y = np.asarray(values, np.float64)
     return np.where(np.abs(y) <= MAX_DRAWN, y, np.nan)
 
@@ -69,10 +69,10 @@ def drawable(values: Sequence[float] | np.ndarray) -> np.ndarray:
 def draw(curves: Sequence[Curve], path: Path) -> None:
     """Write a PNG with a column of panels for each value of the last key, and a line for each of the others.
 
-    Where a curve has values on training data, dashes are its own: all lines on test data are solid.
+    If any curve has values on training data, these are dashed and all lines on test data are solid.
 
     Args:
-        curves: one curve a case.
+        curves: one curve per case.
         path: the file.
     """
     from matplotlib.figure import Figure  # heavy: only when something is drawn
@@ -96,7 +96,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     drawn: dict[str, Any] = {}
     for curve in curves:
         axis = axes[0][panels.index(curve.panel)]
-        style = styles[curve.line] | {"marker": "o" if len(curve.x) == 1 else None}  # a point has no line
+        style = styles[curve.line] | {"marker": "o" if len(curve.x) == 1 else None}  # one point makes no line
         (drawn[curve.line],) = axis.plot(curve.x, drawable(curve.y), **style)
         if curve.train:
             axis.plot(curve.x, drawable(curve.train), **{**style, "ls": "--"})
@@ -120,7 +120,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
 
 
 def _histograms(axis: Any, curves: Sequence[Curve], styles: Mapping[str, dict[str, Any]]) -> None:
-    """Draw the distribution of staleness of each line; only one where all lines have the same."""
+    """Draw the distribution of staleness of each line; only one if it is the same for all lines."""
     axis.set(xlabel="staleness, server steps", yscale="log")
     staleness: dict[str, list[int]] = {}
     for curve in curves:

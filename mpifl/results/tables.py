@@ -1,7 +1,7 @@
-"""Tables of texts with marks, as aligned text, Markdown, LaTeX and HTML.
+"""Tables of text cells with marks, as aligned text, Markdown, LaTeX and HTML.
 
-A cell is neutral text: `+-` and `inf` are what each form writes in its own way. Marks say what a test found:
-`BEST` is bold, `TIED` is not distinguishable from the best.
+The text of a cell is neutral: each output format writes `+-` and `inf` in its own way. Marks show the result
+of a test: `BEST` is shown in bold, `TIED` is not distinguishable from the best.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BOLD_ON, BOLD_OFF = "\033[1m", "\033[0m"
 COLUMN_PT = 240.0  # width of a column of a two-column paper, in points
 SIZES = (("small", 0.9), ("footnotesize", 0.8), ("scriptsize", 0.7))  # of LaTeX, relative to 10 points
 GAP_PT = 3.0  # \\tabcolsep: on each side of a column
-TITLE = 10  # letters in a line of a title
+TITLE = 10  # characters in a line of a title
 WIDTHS = {  # of characters of Computer Modern at 10 points, in points (cmr10.tfm)
     **dict.fromkeys("0123456789aovxy", 5.1),
     **dict.fromkeys("bdhnpquk", 5.56),
@@ -47,16 +47,16 @@ LATEX = {
 }
 
 
-INFINITY = re.compile(r"(?<![^\s\[(+-])inf(?![^\s\]),])")  # as a figure, not as part of a word
+INFINITY = re.compile(r"(?<![^\s\[(+-])inf(?![^\s\]),])")  # as a number, not as part of a word
 
 
 def signed(text: str, plus_minus: str, infinity: str) -> str:
-    """Return a text with the signs of a form: of `+-`, and of `inf` where it stands alone."""
+    """Return a text with the given signs in place of `+-`, and of `inf` where it stands alone."""
     return INFINITY.sub(lambda _: infinity, text).replace("+-", plus_minus)
 
 
 def first_of(names: Sequence[str], most: int = 6) -> str:
-    """Return the first of some names, and how many more there are."""
+    """Return the first `most` of some names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -66,7 +66,7 @@ class Cell:
     """A cell.
 
     Attributes:
-        text: what it says.
+        text: the text of the cell.
         mark: `BEST`, `TIED`, or empty.
     """
 
@@ -79,9 +79,9 @@ class Table:
     """Rows of cells.
 
     Attributes:
-        columns: titles; what follows the last comma is a unit.
-        rows: one cell for each column.
-        notes: what is said below it, a line each.
+        columns: titles of the columns; the text after the last comma is the unit.
+        rows: rows with one cell for each column.
+        notes: notes below the table, one line each.
     """
 
     columns: tuple[str, ...]
@@ -95,17 +95,17 @@ class Table:
 
 
 def table_of(rows: Sequence[dict[str, str]]) -> Table:
-    """Return texts as a table without marks; the columns are those of the first row."""
+    """Return rows of text as a table without marks; the columns are those of the first row."""
     columns = tuple(rows[0])
     return Table(columns, tuple(tuple(Cell(row.get(c, "")) for c in columns) for row in rows))
 
 
 def as_text(table: Table, bold: bool = False) -> str:
-    """Return a table as aligned text; `*` follows the best, `~` what is not distinguishable from it.
+    """Return a table as aligned text; `*` marks the best, `~` those not distinguishable from it.
 
     Args:
         table: the table; its notes are left out.
-        bold: whether a terminal shows it, which has bold letters.
+        bold: whether to show the best in bold too, which only terminals can.
     """
     out = [[*table.columns], *([cell.text for cell in row] for row in table.rows)]
     for at in range(len(table.columns)):
@@ -157,20 +157,20 @@ def as_html(table: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text as LaTeX sets it letter by letter; `+-` becomes a sign."""
+    """Return a text with the special characters of LaTeX escaped; `+-` becomes a sign."""
     return "".join(LATEX.get(c, c) for c in text.replace("+-", "±"))
 
 
 def guarded(line: str) -> str:
-    r"""Return a line of LaTeX that neither `\\` nor a rule in front of it takes for its argument."""
+    r"""Return a line of LaTeX that a preceding `\\` or rule does not mistake for its argument."""
     return f"{{}}{line}" if line.startswith(("[", "*")) else line
 
 
 def as_latex(table: Table, column_pt: float = COLUMN_PT) -> str:
-    """Return a table in LaTeX with the rules of booktabs, in the largest size that fits a paper's column.
+    """Return a table in LaTeX with booktabs rules, in the largest font size that fits a paper's column.
 
-    The best is bold; what is not distinguishable from it carries a superscript. Units stand below the titles.
-    Notes are comments in front of the table, the width among them where no size fits.
+    The best is bold; cells not distinguishable from it carry a superscript. Units are below the titles. Notes
+    become comments before the table; if no font size fits, a comment gives the width.
 
     Args:
         table: the table.
@@ -211,7 +211,7 @@ def as_latex(table: Table, column_pt: float = COLUMN_PT) -> str:
 
 
 def width_pt(table: Table) -> float:
-    """Return about how wide LaTeX sets a table at 10 points, in points, by the widths of Computer Modern."""
+    """Return the approximate width of a table in points, in LaTeX with Computer Modern at 10 points."""
 
     def wide(text: str, mark: str = "") -> float:
         plain = text.replace("+-", "±")
@@ -228,12 +228,12 @@ def width_pt(table: Table) -> float:
 def narrowed(
     table: Table, wanted: Sequence[str], column_pt: float = COLUMN_PT
 ) -> tuple[Table, tuple[str, ...]]:
-    """Return a table without the columns that do not fit a paper's column in the second smallest size.
+    """Return a table without the columns that do not fit a paper's column in the second smallest font size.
 
     Args:
-        table: the table; its first column stays.
-        wanted: titles of columns, the most wanted first; the others come last.
-        column_pt: width of the column, in points.
+        table: the table; its first column is always kept.
+        wanted: titles of columns, most important first; columns not named come last.
+        column_pt: width of the paper's column, in points.
 
     Returns:
         The table, and the titles of the columns that were left out.
@@ -247,20 +247,20 @@ def narrowed(
 
 
 def _only(table: Table, titles: Container[str]) -> Table:
-    """Return the columns of a table with such titles."""
+    """Return a table with only the columns of the given titles."""
     at = [i for i, title in enumerate(table.columns) if title in titles]
     rows = tuple(tuple(row[i] for i in at) for row in table.rows)
     return Table(tuple(table.columns[i] for i in at), rows, table.notes)
 
 
 def _stacked(title: str) -> list[str]:
-    """Return the lines of a title in LaTeX: its words, few to a line, and its unit."""
+    """Return the lines of a title in LaTeX: its words, wrapped to short lines, and its unit."""
     name, _, unit = title.rpartition(", ")
     return [*textwrap.wrap(name, TITLE), f"({unit})"] if name else textwrap.wrap(unit, TITLE)
 
 
 def too_wide(table: Table, column_pt: float = COLUMN_PT) -> str:
-    """Return what is said of a table that no size fits into a column; empty where one does."""
+    """Return a warning for a table that no font size fits into a paper's column; empty if one does."""
     least = width_pt(table) * SIZES[-1][1]
     if least <= column_pt:
         return ""

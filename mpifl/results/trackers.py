@@ -1,7 +1,7 @@
-"""Callbacks that write to experiment trackers, on their own libraries: TensorBoard, Weights & Biases, MLflow.
+"""Callbacks that write to experiment trackers: TensorBoard, Weights & Biases and MLflow.
 
-All three get the configuration, the figures of each evaluation against rounds and against virtual seconds,
-and the final figures of `summary.json`.
+All three use the tracker's own library. They log the configuration, the figures of each evaluation against
+rounds and against virtual seconds, and the final figures of `summary.json`.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
     from .run_events import Evaluation, RunInfo
 
 VIRTUAL, OVER_VIRTUAL = "virtual_seconds", "over_virtual_seconds"
-PARAM_LENGTH, BATCH = 500, 100  # characters of a parameter, and entries of a request, that MLflow takes
-RUN_ID = "mpifl.id"  # tag of a run of MLflow
-CONTINUES = "mpifl.continues"  # tag of a run that stands for one whose last steps were lost: the id of that
+PARAM_LENGTH, BATCH = 500, 100  # limits of MLflow: characters of a parameter, entries of a request
+RUN_ID = "mpifl.id"  # tag of an MLflow run
+CONTINUES = "mpifl.continues"  # tag of a run that replaces one whose last steps were lost: the id of that run
 STOPPED = "mpifl.stopped"  # tag of a run that did not reach its end
-FORBIDDEN = re.compile(r"[^\w\-. /]")  # in names of parameters and metrics, by MLflow
-TRIES = 40  # to read the runs of MLflow while others are written
-NOTE = re.compile(r"(-?\d+)(?: (\d+))?")  # last step and, since there may be several, number of the run
+FORBIDDEN = re.compile(r"[^\w\-. /]")  # by MLflow in names of parameters and metrics
+TRIES = 40  # to read MLflow's runs while other processes write theirs
+NOTE = re.compile(r"(-?\d+)(?: (\d+))?")  # last step; number of the run, absent in older files
 MODES = ("offline", "online", "disabled")
 
 
 class Logged:
-    """The last evaluation that a tracker has logged, in a file of the run folder.
+    """The last evaluation that a tracker has logged, kept in a file of the run folder.
 
-    A run that is killed and resumed repeats the steps since its checkpoint, with equal figures: they are not
-    logged a second time. Where the clock is real they are other steps: a tracker that has logged some of them
-    begins a new run.
+    A run that is killed and resumed repeats the steps since its checkpoint. With a virtual clock, their
+    figures are equal and are not logged again. With the wall clock they differ, so a tracker that has logged
+    any of them starts a new run.
 
     Args:
-        info: of the run; one that is new has logged nothing.
-        name: of the tracker.
+        info: the run; if it is not resumed, nothing has been logged yet.
+        name: name of the tracker.
 
     Attributes:
-        step: the last that is logged; -1 for none.
-        real: whether the clock is real.
-        id: of the tracker's run: that of the run, with a number from the second on.
-        before: id of the tracker's run that a new one continues; empty where none does.
+        step: step of the last logged evaluation; -1 for none.
+        real: whether the run uses the wall clock.
+        id: identifier of the tracker's run: that of the mpifl run, with a number from the second one on.
+        before: identifier of the tracker's run that a new one continues; empty if there is none.
     """
 
     def __init__(self, info: RunInfo, name: str) -> None:
@@ -69,14 +69,14 @@ class Logged:
         if self.real and self.step > info.kept:
             self._number += 1
             self.id, self.before = self._id(info), self.id
-            self.note(self.step)  # killed while it is filled, it is left, too
+            self.note(self.step)  # if killed while it is being filled, it is replaced as well
 
     def is_new(self, step: int) -> bool:
-        """Return whether an evaluation was not logged before."""
+        """Return whether an evaluation has not been logged yet."""
         return step > self.step
 
     def note(self, step: int) -> None:
-        """Note that an evaluation is logged."""
+        """Record that an evaluation is logged."""
         self.step = step
         write_atomically(self.path, f"{step} {self._number}")
 
@@ -85,11 +85,11 @@ class Logged:
 
 
 class Tracker:
-    """A callback on a library that is an extra of mpifl.
+    """A callback whose library is an optional dependency of mpifl.
 
     Attributes:
-        name: of the tracker and of the extra.
-        package: what is imported.
+        name: name of the tracker, and of the extra that installs its library.
+        package: name of the package to import.
     """
 
     name: ClassVar[str]
@@ -107,11 +107,11 @@ class Tracker:
 class TensorBoard(Tracker):
     """Event files for TensorBoard.
 
-    Scalars stand against rounds. `over_virtual_seconds/NAME` are the same values with the simulated clock as
-    their wall time: the axis "relative" shows them against virtual seconds.
+    Scalars are logged against rounds. `over_virtual_seconds/NAME` holds the same values with virtual seconds
+    as their wall time, so that the axis "relative" shows them against virtual seconds.
 
     Attributes:
-        folder: holds a folder with the event files of each run, under the name of the run folder; null takes
+        folder: folder with one subfolder of event files per run, named like the run folder; null takes
             `tensorboard` in the run folder.
     """
 
@@ -127,7 +127,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         self._config = info.config
-        purged = info.kept + 1 if info.resumed else None  # what an interrupted run wrote after its checkpoint
+        purged = info.kept + 1 if info.resumed else None  # drops steps written after the checkpoint
         own = info.folder / self.name if self.folder is None else Path(self.folder) / info.folder.name
         self._writer = SummaryWriter(str(own), purge_step=purged)
         if not info.resumed:
@@ -145,7 +145,7 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def on_end(self, run: Run) -> None:
-        """Write the final figures, for the page of hyper-parameters too."""
+        """Write the final figures, also for the hyper-parameter page."""
         from torch.utils.tensorboard.summary import hparams
 
         final = {f"summary/{name}": value for name, value in numbers(dict(flat(run.summary)))}
@@ -168,18 +168,19 @@ class TensorBoard(Tracker):
 class WandB(Tracker):
     """A run of Weights & Biases.
 
-    Charts stand against rounds; `virtual_seconds` is logged beside them and can be chosen as their axis.
+    Charts are drawn against rounds; `virtual_seconds` is also logged and can be chosen as their axis.
 
-    What is logged is handed to wandb's own process, which loses the last of it where a run is killed. A run
-    that goes on logs all evaluations up to its checkpoint again, but for those that the server has.
+    Logged values are passed to wandb's own process, which loses the last of them if a run is killed. A
+    resumed run therefore logs all evaluations up to its checkpoint again, except those that the server
+    already has.
 
     Attributes:
-        project: where the run appears.
+        project: project in which the run appears.
         mode: `offline` writes to a folder, which `wandb sync` uploads later; `online` uploads at once, with
             the login of wandb; `disabled` does nothing.
         entity: user or team; null takes that of the login.
-        group: of the run; null takes the name of the configuration.
-        folder: what wandb writes to; null takes the run folder.
+        group: group of the run; null takes the name of the configuration.
+        folder: folder that wandb writes to; null takes the run folder.
     """
 
     name: ClassVar[str] = "wandb"
@@ -197,7 +198,7 @@ class WandB(Tracker):
         require(self.mode in MODES, "wandb.mode", self.mode, f"take one of {', '.join(MODES)}")
 
     def on_start(self, info: RunInfo) -> None:
-        """Begin a run of wandb under the run's own id, or go on with it."""
+        """Start a wandb run under the run's own id, or continue it."""
         import wandb
 
         self._logged = Logged(info, self.name)
@@ -229,20 +230,20 @@ class WandB(Tracker):
         self._log(found.step, dict(numbers(found.metrics)))
 
     def on_end(self, run: Run) -> None:
-        """Write the final figures and close the run of wandb."""
+        """Write the final figures and close the wandb run."""
         self._run.summary.update({f"final/{name}": value for name, value in numbers(dict(flat(run.summary)))})
         self._run.summary.update({"digest": run.summary["digest"]})
         self._run.finish()
         self._run = None
 
     def on_stop(self, reason: str) -> None:
-        """Close the run of wandb as failed."""
+        """Close the wandb run as failed."""
         if self._run is not None:
             self._run.finish(exit_code=1)
             self._run = None
 
     def _log(self, step: int, values: dict[str, float]) -> None:
-        if step >= self._run.step:  # the server has those before
+        if step >= self._run.step:  # the server has the earlier ones
             self._run.log(values, step=step)
 
 
@@ -250,13 +251,13 @@ class WandB(Tracker):
 class MLflow(Tracker):
     """A run of MLflow.
 
-    Metrics stand against rounds. `over_virtual_seconds/NAME` are the same values with the simulated clock as
-    their time.
+    Metrics are logged against rounds. `over_virtual_seconds/NAME` holds the same values with virtual seconds
+    as their time.
 
     Attributes:
-        tracking_uri: of the store: a server, or a folder; null takes MLFLOW_TRACKING_URI, or the folder
-            `mlruns` beside the run folder.
-        experiment: where the run appears; null takes the name of the configuration.
+        tracking_uri: URI of a tracking server or folder; null takes the environment variable
+            MLFLOW_TRACKING_URI, or else the folder `mlruns` beside the run folder.
+        experiment: experiment in which the run appears; null takes the name of the configuration.
     """
 
     name: ClassVar[str] = "mlflow"
@@ -269,16 +270,16 @@ class MLflow(Tracker):
     _logged: Any = field(default=None, init=False, repr=False)
 
     def on_start(self, info: RunInfo) -> None:
-        """Create a run of MLflow, or go on with that of the run's own id; write the configuration."""
+        """Create an MLflow run and write the configuration, or continue the one with the run's own id."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
         self._logged = Logged(info, self.name)
         beside = (info.folder.parent / "mlruns").resolve().as_uri()
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or beside
-        if "://" not in uri or uri.startswith("file:"):  # since 3.17 a store of files must be asked for
+        if "://" not in uri or uri.startswith("file:"):  # since 3.17 file stores need this permission
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        with in_turn(info.folder.parent / ".mlflow.lock"):  # cases of a sweep begin at once
+        with in_turn(info.folder.parent / ".mlflow.lock"):  # cases of a sweep may start at the same time
             self._client = MlflowClient(tracking_uri=uri)
             where = self._experiment(self.experiment or info.name)
         if info.resumed and (found := self._runs(where, self._logged.id)):
@@ -309,25 +310,25 @@ class MLflow(Tracker):
         if not self._logged.is_new(found.step):
             return
         if self._logged.real:
-            self._logged.note(found.step)  # what is logged in part must be known, too
+            self._logged.note(found.step)  # must be recorded even if it is logged only in part
         self._log_row(found.step, dict(numbers(found.metrics)), time(), found.virtual_seconds)
         self._logged.note(found.step)
 
     def on_end(self, run: Run) -> None:
-        """Write the final figures and close the run of MLflow."""
+        """Write the final figures and close the MLflow run."""
         final = {f"final/{name}": value for name, value in numbers(dict(flat(run.summary)))}
         self._log(final, time(), int(run.summary["rounds"]))
         self._client.set_tag(self._id, "mpifl.digest", run.summary["digest"])
         self._close("FINISHED")
 
     def on_stop(self, reason: str) -> None:
-        """Close the run of MLflow as failed."""
+        """Close the MLflow run as failed."""
         if self._client is not None and self._id:
             self._client.set_tag(self._id, STOPPED, reason[:PARAM_LENGTH])
             self._close("FAILED")
 
     def _experiment(self, title: str) -> str:
-        """Return the id of an experiment, which is created unless it is there."""
+        """Return the id of an experiment, which is created if it does not exist."""
         from mlflow.exceptions import MlflowException
 
         known = self._client.get_experiment_by_name(title)
@@ -336,21 +337,21 @@ class MLflow(Tracker):
                 return str(self._client.create_experiment(title))
             except MlflowException:
                 known = self._client.get_experiment_by_name(title)
-                if known is None:  # no other run was quicker
+                if known is None:  # no other process has created it
                     raise
         return str(known.experiment_id)
 
     def _runs(self, where: str, name: str) -> list[Any]:
-        """Return the runs of MLflow under an id of mpifl."""
+        """Return the MLflow runs that carry an id of mpifl."""
         search = partial(self._client.search_runs, [where], f"tags.`{RUN_ID}` = '{name}'")
         for _ in range(TRIES):
-            with suppress(ValueError):  # of a store of files, where another run is writing a line
+            with suppress(ValueError):  # from a file store in which another run is writing
                 return list(search())
             sleep(0.05)
         return list(search())
 
     def _log_row(self, step: int, row: Mapping[str, float], seconds: float, virtual: float | None) -> None:
-        """Log the figures of an evaluation at a time, and at the virtual one where there is one."""
+        """Log the figures of an evaluation at a real time, and at the virtual time if there is one."""
         self._log(row, seconds, step)
         if virtual is not None:
             over = {f"{OVER_VIRTUAL}/{name}": value for name, value in row.items() if name != VIRTUAL}
@@ -373,7 +374,7 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB
 
 @contextmanager
 def in_turn(path: Path) -> Iterator[None]:
-    """Hold a file against other processes; wait until none of them holds it."""
+    """Lock a file during the block; wait until no other process has locked it."""
     with path.open("a") as file:
         while not try_lock(file):
             sleep(0.05)
@@ -381,29 +382,29 @@ def in_turn(path: Path) -> Iterator[None]:
 
 
 def allowed(name: str) -> str:
-    """Return a name as MLflow takes it."""
+    """Return a name with the characters that MLflow forbids replaced."""
     return FORBIDDEN.sub("_", name)
 
 
 def numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the finite numbers of a row."""
+    """Yield name and value of the finite numbers in a row."""
     for name, value in values.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             yield name, value
 
 
 def recorded(info: RunInfo) -> Iterator[dict[str, float]]:
-    """Yield the numbers of each evaluation up to the checkpoint from which a run goes on."""
+    """Yield the numbers of each evaluation up to the checkpoint from which a run continues."""
     for row in read_rows(info.folder / "metrics.csv", {}) if info.restored else ():
         found = dict[str, float]()
         for name, text in row.items():
-            with suppress(ValueError):  # no number
+            with suppress(ValueError):  # not a number
                 found[name] = float(text)
         yield dict(numbers(found))
 
 
 def thawed(tree: Any) -> Any:
-    """Return a read-only tree as dictionaries and lists."""
+    """Return a read-only tree as plain dictionaries and lists."""
     if isinstance(tree, Mapping):
         return {name: thawed(value) for name, value in tree.items()}
     return [thawed(value) for value in tree] if isinstance(tree, (list, tuple)) else tree

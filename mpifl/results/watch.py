@@ -1,7 +1,7 @@
-"""Follows a run, or a folder of runs, from outside: reads the run folder only, and keeps no state elsewhere.
+"""Follows a run, or a folder of runs, from outside: it only reads run folders and keeps no other state.
 
-`look` says what a folder tells now; `watch` shows it in a terminal until the run ends. `watch_page` serves
-the same to a browser.
+`look` returns the state of a run from its folder. `watch` shows it in a terminal until the run ends.
+`watch_page` serves it to a browser.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 WAITING, RUNNING, SILENT, ENDED = "waiting", "running", "silent", "ended"
 STOPPED, FAILED, COMPLETE = "stopped", "failed", "complete"
-OVER = (ENDED, STOPPED, FAILED, COMPLETE)  # nothing more will come, unless somebody resumes the run
-QUIET_SECONDS = 30.0  # without a new progress.json, which is written every 2 s, until a run counts as silent
-OLD_QUIET_SECONDS = 120.0  # the same, of a run of mpifl 0.2, whose only signs of life are its tables
+OVER = (ENDED, STOPPED, FAILED, COMPLETE)  # states in which nothing changes unless the run is resumed
+QUIET_SECONDS = 30.0  # without a new progress.json, written every 2 s, until a run counts as silent
+OLD_QUIET_SECONDS = 120.0  # the same for runs of mpifl 0.2, which write only their tables
 LOG_LINES, LAST_EVALUATIONS, MOST_RANKS, MOST_CASES = 3, 8, 16, 40
 BARS = "▁▂▃▄▅▆▇█"
-UNBROKEN = 100_000  # columns of what is written into a file or a pipe, where a line is never broken
-COLUMNS = {  # of metrics.csv -> what they are called here
+UNBROKEN = 100_000  # width of output to a file or a pipe, so that lines are not wrapped
+COLUMNS = {  # column of metrics.csv -> name of its curve here
     "round": "round",
     "seconds": "seconds",
     "virtual_seconds": "virtual_seconds",
@@ -49,31 +49,31 @@ COLUMNS = {  # of metrics.csv -> what they are called here
     "federation_bytes_up": "bytes_up",
     "federation_bytes_down": "bytes_down",
 }
-FACTS = ("algorithm", "data.scenario", "data.source", "model", "policy")  # sections whose name is shown
+FACTS = ("algorithm", "data.scenario", "data.source", "model", "policy")  # sections whose names are shown
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the folder of a run tells.
+    """The state of a run, as read from its folder.
 
     Attributes:
         folder: the run folder.
-        state: waiting, running, silent, ended (killed, most likely), stopped, failed or complete.
+        state: waiting, running, silent, ended (most likely killed), stopped, failed or complete.
         text: the state in words.
-        facts: what is run, as name -> text.
-        rounds: server steps in all; 0 where that is not known.
+        facts: description of the run, as name -> text.
+        rounds: total number of server steps; 0 if it is not known.
         step: server steps so far.
-        doing: what rank 0 is at, in words; empty where it does not tell.
-        left_s: seconds until the end, about; None where nothing tells.
-        started: seconds since 1970; None where that is not known.
-        written: when anything in the folder was last written, in seconds since 1970; None for never.
+        doing: the current activity of rank 0, in words; empty if it is not known.
+        left_s: estimated seconds until the end; None if there is no estimate.
+        started: start time in seconds since 1970; None if it is not known.
+        written: time of the last change in the folder, in seconds since 1970; None if there was none.
         curves: name -> value at each evaluation; `accuracy` and `worst` are those of the run's metric.
-        metric: what the run is measured by, accuracy for classes.
-        clusters: [cluster, clients] now, the largest first.
-        sample: of how many clients these are, where not everybody's rows are written: 1000 of 3000.
-        ranks: of each rank host, device, visits, and seconds of each phase between the last two evaluations.
+        metric: the metric of the run; accuracy for classification.
+        clusters: current clusters as (cluster, number of clients), largest first.
+        sample: if only some clients have rows, how many of how many, such as `1000 of 3000`; else empty.
+        ranks: for each rank: host, device, visits, seconds of each phase between the last two evaluations.
         logs: name of a rank's log -> its last lines.
-        checkpoint: step of the last checkpoint; None for none.
+        checkpoint: step of the last checkpoint; None if there is none.
     """
 
     folder: str
@@ -96,22 +96,22 @@ class Seen:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the run has ended, so that no change is expected."""
         return self.state in OVER
 
     def last(self, name: str) -> float | None:
-        """Return the last value of a curve; None where there is none."""
+        """Return the last value of a curve; None if there is none."""
         return (self.curves.get(name) or [None])[-1]
 
 
 @dataclass(frozen=True)
 class SeenCases:
-    """What a folder of runs tells: that of a sweep, or any other.
+    """The state of the runs in a folder, which may be that of a sweep.
 
     Attributes:
         folder: the folder.
-        is_sweep: whether it is a sweep's.
-        cases: title of each run -> what its folder tells.
+        is_sweep: whether it is the folder of a sweep.
+        cases: title of each run -> its state.
         quiet: whether no process of this machine has a case, and nothing was written for `QUIET_SECONDS`.
     """
 
@@ -122,19 +122,19 @@ class SeenCases:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come: all runs have ended, or some have, and nobody begins the others."""
+        """Whether no change is expected: all runs have ended, or some have and no process runs the rest."""
         over = [case.over for case in self.cases.values()]
         return bool(over) and (all(over) or self._left)
 
     @property
     def _left(self) -> bool:
-        """Whether runs ended before their end, and no process works on these or others."""
+        """Whether runs ended early, and no process works on these or others."""
         states = {case.state for case in self.cases.values()}
         return self.quiet and bool(states & {ENDED, STOPPED, FAILED}) and not states & {RUNNING, SILENT}
 
     @property
     def text(self) -> str:
-        """How many runs are in which state, and how a sweep goes on that has ended before its end."""
+        """The number of runs in each state, and how to resume a sweep that has ended early."""
         counts = Counter(case.state for case in self.cases.values())
         text = ", ".join(f"{n} {state}" for state, n in counts.items()) or "no run yet"
         return f"{text}; mpifl resume {self.folder} goes on" if self.is_sweep and self._left else text
@@ -149,13 +149,13 @@ def look(
     held: Callable[[Path], bool] | None = None,
     sweep: Path | None = None,
 ) -> Seen:
-    """Return what the folder of a run tells; files that are half written or missing tell nothing.
+    """Return the state of a run from its folder; files that are missing or partly written are ignored.
 
     Args:
-        folder: the run folder; it need not be there.
-        now: seconds since 1970; None takes the clock.
-        held: returns whether a process of this machine has a lock on a file; None asks the kernel.
-        sweep: folder of the sweep whose case the run is.
+        folder: the run folder; it need not exist.
+        now: the time in seconds since 1970; None takes the present time.
+        held: returns whether a process of this machine has a lock on a file; None takes `is_held`.
+        sweep: folder of the sweep to which the run belongs; None for none.
     """
     now = time.time() if now is None else now
     config, about = _yaml(folder / "config.yaml"), _json(folder / "run.json")
@@ -194,7 +194,7 @@ def look(
 def _state(
     folder: Path, seen: Seen, beat: Mapping[str, Any], now: float, held: bool, sweep: Path | None
 ) -> tuple[str, str]:
-    """Return the state of a run that has begun, and what to say of it."""
+    """Return the state of a run that has begun, and its description in words."""
     if (folder / "summary.json").is_file():
         return COMPLETE, f"complete: mpifl report {folder}"
     where = f" on {beat['host']}" if beat.get("host") not in (None, socket.gethostname()) else ""
@@ -218,7 +218,7 @@ def _state(
 
 
 def _left(seen: Seen, beat: Mapping[str, Any], now: float) -> float | None:
-    """Return about how many seconds are left."""
+    """Return an estimate of the seconds left; None if there is none."""
     told = _float(beat.get("left_s"))
     if told is not None:
         return max(0.0, told - (now - (_float(beat.get("time")) or now)))
@@ -231,8 +231,8 @@ def _left(seen: Seen, beat: Mapping[str, Any], now: float) -> float | None:
 def is_held(path: Path) -> bool:
     """Return whether a process of this machine has a lock on a file, without touching the lock.
 
-    `experiment.checkpoints` locks `run.json` as long as a run goes on. Where the system does not list locks,
-    nobody has one.
+    `experiment.checkpoints` locks `run.json` during a run. The result is False if the system does not list
+    locks.
     """
     try:
         inode = str(path.stat().st_ino)
@@ -249,13 +249,13 @@ def look_at_cases(
     now: float | None = None,
     held: Callable[[Path], bool] | None = None,
 ) -> SeenCases:
-    """Return what a folder of runs tells.
+    """Return the state of the runs in a folder.
 
     Args:
         folder: the folder.
-        titles: name of a run folder in it -> its title; of those that a sweep will have.
-        known: what was seen of complete runs, which are not read again; grows.
-        now: seconds since 1970; None takes the clock.
+        titles: name of a run folder -> its title, for all cases of a sweep, including those not begun.
+        known: states of complete runs, which are not read again; this call adds to it.
+        now: the time in seconds since 1970; None takes the present time.
         held: see `look`.
     """
     names = dict.fromkeys([*titles, *(path.name for path in _runs(folder))])
@@ -275,13 +275,13 @@ def look_at_cases(
 
 
 def _runs(folder: Path) -> list[Path]:
-    """Return the run folders in a folder, the oldest first."""
+    """Return the run folders in a folder, oldest first."""
     found = [path for path in folder.glob("*") if (path / "run.json").is_file()] if folder.is_dir() else []
     return sorted(found, key=lambda path: ((path / "run.json").stat().st_mtime, path.name))
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the run or sweep in a folder that began last; None where there is none."""
+    """Return the run or sweep in a folder that began last; None if there is none."""
     begun = {
         path: file.stat().st_mtime
         for path in (folder.glob("*") if folder.is_dir() else ())
@@ -292,14 +292,14 @@ def newest(folder: Path) -> Path | None:
 
 
 def holds_runs(folder: Path) -> bool:
-    """Return whether a folder is that of a sweep, or holds run folders without being one."""
+    """Return whether a folder is that of a sweep, or holds run folders and is not a run folder itself."""
     if (folder / "sweep.yaml").is_file() or (folder / "study.yaml").is_file():
         return True
     return not (folder / "run.json").is_file() and bool(_runs(folder))
 
 
 def _others(folder: Path) -> str:
-    """Return what lies beside a folder that is missing, for those who mistyped its name."""
+    """Return a hint naming the newest run beside a missing folder, in case its name was mistyped."""
     there = newest(folder.parent)
     return "" if there is None or there == folder else f"; the newest beside it is {there}"
 
@@ -310,13 +310,13 @@ def _written(folder: Path) -> float | None:
     for path in (*folder.glob("*"), *folder.glob("logs/*"), *folder.glob("checkpoints/*")):
         try:
             times.append(path.stat().st_mtime)
-        except OSError:  # it is gone by now
+        except OSError:  # removed in the meantime
             continue
     return max(times, default=None)
 
 
 def _at(config: Mapping[str, Any], path: str) -> Any:
-    """Return the value of a dotted key; None where there is none."""
+    """Return the value of a dotted key; None if there is none."""
     found: Any = config
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -334,9 +334,9 @@ def _facts(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _curves(path: Path) -> tuple[str, dict[str, list[float | None]]]:
-    """Return the metric and the curves of a `metrics.csv` whose last row may be half written.
+    """Return the metric and the curves of a `metrics.csv` whose last row may be incomplete.
 
-    The metric is that of the first column that is a mean.
+    The first column named `METRIC_mean` determines the metric.
     """
     try:
         whole = path.read_text().rpartition("\n")[0]
@@ -352,7 +352,7 @@ def _curves(path: Path) -> tuple[str, dict[str, list[float | None]]]:
 
 
 def _clusters(path: Path) -> list[tuple[int, int]]:
-    """Return the clients of each cluster after the last evaluation, the largest first."""
+    """Return the number of clients of each cluster at the last evaluation, largest cluster first."""
     try:
         rows = [line.split(",") for line in path.read_text().rpartition("\n")[0].splitlines()[1:]]
         labels = {int(client): int(cluster) for _, client, cluster in rows}
@@ -362,7 +362,7 @@ def _clusters(path: Path) -> list[tuple[int, int]]:
 
 
 def _sample(config: Mapping[str, Any], count: int) -> str:
-    """Return of how many clients `count` are, where only a sample is written; empty where it is everybody."""
+    """Return `count` and the number of all clients as text if only a sample is written; otherwise empty."""
     if not count or _at(config, "output.clients") != "sample":
         return ""
     every = _int(_at(config, "data.scenario.clients"))
@@ -372,7 +372,7 @@ def _sample(config: Mapping[str, Any], count: int) -> str:
 
 
 def _told_of_ranks(found: Any) -> list[dict[str, Any]]:
-    """Return what is told of each rank, without what has another form."""
+    """Return the entries of `progress.json` on each rank, without malformed ones."""
     ranks = [dict(rank) for rank in (found if isinstance(found, list) else ()) if isinstance(rank, dict)]
     for rank in ranks:
         spent = rank.pop("seconds", None)
@@ -417,7 +417,7 @@ def _int(value: Any) -> int:
 
 
 def _moment(found: Any) -> float | None:
-    """Return a time of ISO form, or in seconds since 1970, as the latter."""
+    """Return a time, given in ISO format or in seconds since 1970, in seconds since 1970; None if invalid."""
     try:
         moment = datetime.fromisoformat if isinstance(found, str) else datetime.fromtimestamp
         return moment(found).timestamp()
@@ -426,7 +426,7 @@ def _moment(found: Any) -> float | None:
 
 
 def _clock(moment: float, now: float) -> str:
-    """Return a time of day, with the date where that is not today's."""
+    """Return a time of day, with the date if it is not today's."""
     then, today = datetime.fromtimestamp(moment), datetime.fromtimestamp(now)
     return then.strftime("%H:%M:%S" if then.date() == today.date() else "%Y-%m-%d %H:%M:%S")
 
@@ -435,13 +435,14 @@ READ_WHOLE = {"configuration", "rows", "columns", "name"}  # keys of `vary` that
 
 
 def plain_titles(folder: Path) -> dict[str, str] | None:
-    """Return name of the run folder -> title of the cases of a sweep, without reading what they would run.
+    """Return run folder name -> title for the cases of a sweep, without resolving their configurations.
 
     Args:
-        folder: the sweep's.
+        folder: the folder of the sweep.
 
     Returns:
-        None where the names depend on more than the varied values; `experiment.sweep_results.titles` knows.
+        The titles; None if names depend on more than the varied values. In that case
+        `experiment.sweep_results.titles` returns them.
     """
     tree = _yaml(folder / "sweep.yaml")
     name, vary = tree.get("name"), tree.get("vary")
@@ -456,12 +457,12 @@ def plain_titles(folder: Path) -> dict[str, str] | None:
 
 
 class Watched:
-    """What somebody looks at: a run, the runs of a sweep or folder, or what will be one of these.
+    """The folder being watched: a run, a sweep or another folder of runs, which may not exist yet.
 
     Args:
-        name: of the folder; empty takes the newest run or sweep in `runs`.
-        titles: returns name of the run folder -> title of the cases of a sweep.
-        home: where run folders are, for an empty name.
+        name: name of the folder; empty takes the newest run or sweep in `home`.
+        titles: returns, for the folder of a sweep, name of the run folder -> title of each case.
+        home: folder that holds run folders, for an empty name.
 
     Raises:
         UserError: the name is empty and there is no run.
@@ -475,22 +476,22 @@ class Watched:
             raise UserError("RUN", str(home), "holds no run; name the folder of one")
         self.folder, self.titles = found, titles
         self._known: dict[str, Seen] = {}
-        self._sweep: tuple[float, Mapping[str, str]] = 0.0, {}  # when its file was written, and its titles
+        self._sweep: tuple[float, Mapping[str, str]] = 0.0, {}  # modification time of its file, titles
 
     def see(self, case: str = "") -> Seen | SeenCases | None:
-        """Return what there is to see.
+        """Return the present state of the folder.
 
         Args:
             case: title of one of several runs; empty for all.
 
         Returns:
-            None where there is no such case.
+            The state; None if there is no such case.
         """
         if not holds_runs(self.folder):
             return None if case else look(self.folder)
         file = self.folder / "sweep.yaml"
         written = file.stat().st_mtime if file.is_file() else 0.0
-        if written != self._sweep[0]:  # a sweep is joined by more cases
+        if written != self._sweep[0]:  # the sweep may have got more cases
             self._sweep = written, self.titles(self.folder)
         found = look_at_cases(self.folder, self._sweep[1], self._known)
         return found.cases.get(case) if case else found
@@ -506,16 +507,16 @@ def watch(
     out: TextIO | None = None,
     pause: Callable[[float], object] = time.sleep,
 ) -> int:
-    """Show what a folder tells until the run ends, or somebody presses Ctrl-C; return the exit code.
+    """Show the state of a folder until its runs end or Ctrl-C is pressed; return the exit code.
 
-    On a terminal the picture is drawn again and again; into a file or a pipe goes a line for every change.
+    On a terminal the display is updated in place. To a file or a pipe, a line is written for every change.
 
     Args:
-        see: returns what is to be shown.
+        see: returns the state to show.
         once: show it once and return.
-        every: seconds between two looks.
-        out: where to write; None takes stdout.
-        pause: waits that many seconds.
+        every: seconds between two updates.
+        out: output stream; None takes stdout.
+        pause: waits for the given number of seconds.
     """
     from rich.console import Console
     from rich.live import Live
@@ -555,7 +556,7 @@ def watch(
 
 
 def one_line(seen: Seen | SeenCases) -> str:
-    """Return what a log shows of a run: a line that changes with its state and its evaluations."""
+    """Return the state of a run as a line for a log, which changes with its state and evaluations."""
     if isinstance(seen, SeenCases):
         return f"{seen.folder}: {seen.text}"
     if not seen.curves or seen.over:
@@ -564,7 +565,7 @@ def one_line(seen: Seen | SeenCases) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Return a curve as a line of at most `width` bars, from its least to its largest value."""
+    """Return a curve as a line of at most `width` bars, scaled from its lowest to its highest value."""
     there = [v for v in values if v is not None]
     if not there:
         return ""
@@ -575,7 +576,7 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 
 
 def in_bytes(number: float | None) -> str:
-    """Return a number of bytes in words: 1.25 GB."""
+    """Return a number of bytes with a unit, such as 1.25 GB; empty for None."""
     if number is None:
         return ""
     units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -600,7 +601,7 @@ def _figures(seen: Seen) -> Iterator[str]:
 
 
 def picture(seen: Seen | SeenCases) -> RenderableType:
-    """Return what a terminal shows."""
+    """Return the display for a terminal."""
     return _picture_of_cases(seen) if isinstance(seen, SeenCases) else _picture_of_run(seen)
 
 
@@ -704,7 +705,7 @@ def _picture_of_cases(seen: SeenCases) -> RenderableType:
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     metrics = {case.metric.replace("_", " ") for case in seen.cases.values() if case.curves} or {Seen.metric}
-    several = len(metrics) > 1  # each case names its own
+    several = len(metrics) > 1  # then each case names its own
     head = "metric" if several else metrics.pop()
     for title in ("case" if seen.is_sweep else "run", "state", "round", head, "ARI", "left", ""):
         table.add_column(title, justify="right" if title in ("round", head, "ARI", "left") else "left")
@@ -727,7 +728,7 @@ def _picture_of_cases(seen: SeenCases) -> RenderableType:
 
 
 def as_json(seen: Seen | SeenCases, now: float | None = None) -> str:
-    """Return what a folder tells as JSON, for the page in a browser."""
+    """Return the state of a folder as JSON, for the page in a browser."""
     tree = {"kind": "cases" if isinstance(seen, SeenCases) else "run", "now": now or time.time()}
     if isinstance(seen, SeenCases):
         few = {"state", "text", "step", "rounds", "left_s", "folder", "metric"}

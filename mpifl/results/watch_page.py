@@ -1,4 +1,4 @@
-"""Serves what `watch` sees to a browser of this machine: a page, its JSON, and the library that draws."""
+"""Serves the state that `watch` reads to a browser on this machine: a page, its data and its scripts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mpifl.core.errors import UserError
 
 from .watch import Seen, SeenCases, as_json
 
-HOST = "127.0.0.1"  # of this machine alone; ssh -L brings a page of another machine here
-NAMES = (HOST, "localhost")  # under which a browser may ask: a foreign name that leads here is refused
+HOST = "127.0.0.1"  # reachable from this machine only; ssh -L forwards pages of other machines
+NAMES = (HOST, "localhost")  # allowed Host headers; other names that resolve to this host are refused
 PAGES = Path(__file__).with_name("report_page")
 POLICY = "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
 POLICY += "connect-src 'self'; img-src data: blob:"
@@ -28,15 +28,15 @@ FILES = {  # path -> file, type
 
 
 def server(see: Callable[[str], Seen | SeenCases | None], port: int = 0) -> ThreadingHTTPServer:
-    """Return a server that listens to this machine alone; `serve_forever` answers.
+    """Return a server that accepts connections from this machine only; call its `serve_forever`.
 
     Args:
-        see: returns what is to be shown: of the whole for an empty name, of a case for its title; None where
-            there is no such case.
-        port: to listen at; 0 takes a free one.
+        see: returns the state to show, of the whole folder for an empty name, of a case for its title; None
+            if there is no such case.
+        port: port to listen on; 0 takes a free one.
 
     Raises:
-        UserError: the port is taken, or may not be used.
+        UserError: the port is in use or not permitted.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -61,7 +61,7 @@ def server(see: Callable[[str], Seen | SeenCases | None], port: int = 0) -> Thre
                 self.send_error(HTTPStatus.NOT_FOUND)
 
         def answer(self, content: bytes, kind: str, keep: bool = False) -> None:
-            """Send an answer, which the browser may keep or not."""
+            """Send an answer, which the browser may cache if `keep` is true."""
             self.send_response(HTTPStatus.OK)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
@@ -72,7 +72,7 @@ def server(see: Callable[[str], Seen | SeenCases | None], port: int = 0) -> Thre
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: the terminal shows the address."""
+            """Log nothing, because the terminal shows the address."""
 
     try:
         found = ThreadingHTTPServer((HOST, port), Handler)
@@ -84,12 +84,12 @@ def server(see: Callable[[str], Seen | SeenCases | None], port: int = 0) -> Thre
 
 
 def serve(see: Callable[[str], Seen | SeenCases | None], port: int, say: Callable[[str], object]) -> int:
-    """Answer a browser until somebody presses Ctrl-C; return the exit code.
+    """Serve the page until Ctrl-C is pressed; return the exit code.
 
     Args:
         see: see `server`.
-        port: to listen at; 0 takes a free one.
-        say: shows the address.
+        port: port to listen on; 0 takes a free one.
+        say: prints a line with the address.
     """
     with server(see, port) as found:
         say(f"http://localhost:{found.server_address[1]}  (Ctrl-C ends this page, not the run)")
