@@ -265,6 +265,7 @@ class RunningFigures:
         self.estimates = {k: kl for k, kl in state.get("estimates", ())}
         self.divergence, self.uploads = state.get("divergence", 0.0), state.get("uploads", 0)
         self.clusters = [list(scores) for scores in state.get("clusters", ())]
+        self.metric = state.get("metric", ACCURACY.name)
 
 
 def written_clients(choice: str, num_clients: int, key: Key) -> np.ndarray | None:

@@ -208,16 +208,17 @@ def test_scores_of_two_metrics_are_not_averaged():
     assert running.of_clusters(8, [0.6, 0.2], "macro_f1")["macro_f1_cluster_all"] == 0.4
 
 
-def test_figures_over_the_whole_run_go_on_in_a_resumed_one(tmp_path):
+@pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
+def test_figures_over_the_whole_run_go_on_in_a_resumed_one(metric, tmp_path):
     recorder = Recorder(tmp_path, toy.Tiny(2))
     recorder.running.estimated(1, 0.5)
-    recorder.running.of_clusters(4, [0.4, 0.2])
+    recorder.running.of_clusters(4, [0.4, 0.2], metric)
     state = json.loads(json.dumps(recorder.state_dict()))
     again = Recorder(tmp_path, toy.Tiny(2))
     again.load_state_dict(state, b"", 0)
     for one in (recorder, again):
         one.running.estimated(1, 0.1)
-        one.running.of_clusters(8, [0.6, 0.4])
+        assert_allclose(one.running.of_clusters(8, [0.6, 0.4], metric)[f"{metric}_cluster_all"], 0.4)
     assert again.running == recorder.running
     assert again.running.mixture([0, 1]) == {"mixture_kl": 0.1, "mixture_kl_uploads": 0.3}
 
