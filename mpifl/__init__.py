@@ -1,6 +1,6 @@
 """mpifl: a message-passing simulator for clustered and personalised federated learning.
 
-The public names; each is imported when it is first used, so that `import mpifl` takes no time.
+This module exports the public names. Each is imported on first use, so that `import mpifl` takes no time.
 
     config = mpifl.load_config("quickstart", ["--rounds", "3"])
     result = mpifl.run(config, seed=1)
@@ -92,12 +92,12 @@ _HOMES = {
     "run": "experiment.in_python",
     "sweep": "experiment.in_python",
     "table": "experiment.in_python",
-}  # of all other public names: core.mixing
-_THERE = {"load_config": "load", "load_run": "load"}  # names that differ in the module
+}  # all other public names: core.mixing
+_THERE = {"load_config": "load", "load_run": "load"}  # name here -> name in its module
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name."""
+    """Import a public name on first access."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"mpifl.{_HOMES.get(name, 'core.mixing')}")

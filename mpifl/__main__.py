@@ -12,28 +12,29 @@ from mpifl.comm.mpi_startup import launch_info
 from mpifl.core.errors import INTERRUPTED, STOPPED
 from mpifl.results.supervision import STOP_SIGNALS
 
-RUNS = ("run", "resume", "sweep", "study")  # commands that end with `STOPPED` where they are asked to stop
-PATIENCE = 10.0  # seconds that other ranks leave rank 0, which may be in a long import, to say so first
+RUNS = ("run", "resume", "sweep", "study")  # commands that exit with `STOPPED` when they are asked to stop
+PATIENCE = 10.0  # seconds that rank 0, which may be in a long import, gets to print the line first
 STARTS = "stopped while no run was under way; start the command again"
 
 
 def end_at(numbers: tuple[signal.Signals, ...], code: int, text: str) -> None:
-    """Have signals end the process with a line of rank 0, until a run has handlers of its own.
+    """Make signals end the process with one line from rank 0, until a run installs its own handlers.
 
-    They raise nothing: what is raised while C code is imported comes out as another error. The job ends with
-    the first rank that ends, so the others wait for rank 0; the second signal, of the launcher, ends them.
+    The handlers raise nothing: an exception during the import of C code would surface as another error. The
+    job ends with the first rank that exits, so the other ranks wait for rank 0. A second signal, sent by the
+    launcher, ends them.
 
     Args:
-        numbers: of the signals; one that is ignored, as SIGINT in the background of a script, stays so.
-        code: of the exit.
-        text: what is said.
+        numbers: the signals. One that is ignored, such as SIGINT in a background job of a script, stays so.
+        code: exit code.
+        text: message to print.
     """
     own, is_server = os.getpid(), launch_info(os.environ).rank == 0
     heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
     def end(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == own and is_server:  # not what it forks
-            shown = b"\x1b[?25h" if os.isatty(2) else b""  # the cursor, which a bar hides
+        if os.getpid() == own and is_server:  # not in a forked child
+            shown = b"\x1b[?25h" if os.isatty(2) else b""  # shows the cursor, which a progress bar hides
             os.write(2, shown + f"mpifl: {text}\n".encode())
         elif os.getpid() == own:
             for each in heard:
@@ -50,7 +51,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in RUNS:
         end_at(STOP_SIGNALS, STOPPED, STARTS)
-    elif name != "watch":  # which Ctrl-C ends well
+    elif name != "watch":  # which handles Ctrl-C itself
         end_at((signal.SIGINT,), INTERRUPTED, "interrupted")
     from .cli import main as command_line
 

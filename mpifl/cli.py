@@ -1,4 +1,4 @@
-"""The command line: one function for each command. Imports what is heavy inside of them."""
+"""The command line: one function per command. Heavy imports are inside the functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Command = Callable[[Transport, argparse.Namespace], int | None]
 
 COMMANDS: dict[str, tuple[Command, dict[str, dict[str, Any]]]] = {}
-SECTIONS = (  # of a configuration; here, because a help imports nothing heavy
+SECTIONS = (  # of a configuration; listed here because --help imports nothing heavy
     *("algorithm", "attack", "availability", "checkpoint", "clock", "data", "delay", "devices", "evaluation"),
     *("local", "model", "network", "newcomers", "output", "payload", "policy", "privacy", "robust"),
     *("secure_aggregation", "seed", "start", "system", "task"),
@@ -42,8 +42,8 @@ def command(**arguments: dict[str, Any]) -> Callable[[Command], Command]:
     """Register a command; its docstring is its help.
 
     Args:
-        arguments: name -> keywords of argparse. Names in capitals are positional arguments, the others
-            options; CONFIG is a configuration, which takes its keys as options, too.
+        arguments: name -> keyword arguments of `add_argument`. Names in capitals are positional arguments,
+            the others options. CONFIG is a configuration, whose keys are accepted as options, too.
     """
 
     def register(function: Command) -> Command:
@@ -57,11 +57,11 @@ CONFIG: dict[str, Any] = {"help": "a YAML file, or the name of a configuration t
 RUN: dict[str, Any] = {"help": "a run folder"}
 RUNS: dict[str, Any] = {"help": "run folders, or folders of them", "nargs": "*", "metavar": "RUN"}
 FLAG: dict[str, Any] = {"action": "store_true"}
-# commands that look at files only: neither MPI nor PyTorch is loaded for them
+# commands that only need files: they load neither MPI nor PyTorch
 ALONE = ("watch", "launch", "docs")
-# commands that are never silent for long
+# commands that show progress, so that they are never silent for long
 LONG = ("run", "resume", "sweep", "plan", "prepare", "data", "bench")
-START_SECONDS = 4.0  # of silence; Python has been at it for a while before
+START_SECONDS = 4.0  # of silence before the first line; Python has already been starting for a while
 BIND = {**FLAG, "help": "print host, device, CPU mask and threads of every rank"}
 TARGET = {
     "metavar": "ACCURACY",
@@ -104,7 +104,7 @@ JOBS = {"metavar": "COUNT", "help": "cases of a sweep that run at a time, each o
 
 @command(RUN=RUN, bind_report=BIND, from_start=FROM_START, jobs=JOBS)
 def resume(transport: Transport, args: argparse.Namespace) -> None:
-    """Go on with a run from its last checkpoint, at any number of ranks, or with what is left of a sweep."""
+    """Resume a run from its last checkpoint, on any number of ranks, or the unfinished cases of a sweep."""
     from mpifl.comm.transport import on_server
     from mpifl.experiment.checkpoints import refuse_changes
     from mpifl.experiment.loader import load_everywhere, merged, overrides, read
@@ -163,7 +163,7 @@ def watch(transport: Transport, args: argparse.Namespace) -> int:
 
 
 def titles_of_cases(folder: Path) -> dict[str, str]:
-    """Return name of the run folder -> title of each case that a sweep will have."""
+    """Return name of the run folder -> title, for each case that a sweep will have."""
     from mpifl.results.watch import plain_titles
 
     plain = plain_titles(folder)
@@ -181,7 +181,7 @@ LIST = {**FLAG, "help": "list the cases, and run none"}
 
 @command(CONFIG=CONFIG, only=ONLY, case=CASE, jobs=JOBS, list=LIST)
 def sweep(transport: Transport, args: argparse.Namespace) -> None:
-    """Run a configuration for every combination of what its `vary` names; write a table and a figure."""
+    """Run a configuration for every combination of the values under `vary`; write a table and a figure."""
     from mpifl.comm.transport import on_server
     from mpifl.experiment.sweep import listed, read
     from mpifl.experiment.sweep import sweep as run_sweep
@@ -222,7 +222,7 @@ NODES = {"metavar": "COUNT", "help": "nodes whose cores the ranks share, however
 
 @command(CONFIG=CONFIG, time=TIMES, ranks=AT_RANKS, cores=CORES, nodes=NODES)
 def plan(transport: Transport, args: argparse.Namespace) -> None:
-    """Say what a run would do: sizes, collectives, memory, bytes, and how long it takes, from some visits."""
+    """Forecast a run: sizes, collectives, memory, bytes, and its time, from a few measured visits."""
     from mpifl.experiment.loader import load_everywhere
     from mpifl.experiment.plan import Asked, describe
     from mpifl.experiment.sweep_cases import note_on
@@ -237,7 +237,7 @@ def plan(transport: Transport, args: argparse.Namespace) -> None:
 
 @command(CONFIG=CONFIG)
 def prepare(transport: Transport, args: argparse.Namespace) -> None:
-    """Download the data of a configuration where they are missing, and prepare its cache."""
+    """Download the data of a configuration if they are missing, and prepare its cache."""
     from mpifl.comm.transport import on_server
     from mpifl.data import prepare as prepare_data
     from mpifl.experiment.loader import load_everywhere
@@ -261,7 +261,7 @@ PARTITION = {
 
 @command(CONFIG=CONFIG, sheet=SHEET, export=PARTITION)
 def data(transport: Transport, args: argparse.Namespace) -> None:
-    """Look at the clients of a configuration: print a table, write a sheet of sample images and counts."""
+    """Preview the clients of a configuration: print a table, write a sheet of sample images and counts."""
     from mpifl.comm.transport import on_server
     from mpifl.data import export_partition
     from mpifl.experiment.data_preview import look
@@ -286,7 +286,7 @@ def data(transport: Transport, args: argparse.Namespace) -> None:
 
 
 def _watched(transport: Transport, args: argparse.Namespace) -> Progress:
-    """Return what says on stderr, of a command that answers on stdout, that it is at work."""
+    """Return a progress display on stderr for a command that prints its answer on stdout."""
     from mpifl.results.progress import Progress
 
     return Progress(title=args.command, quiet=args.quiet or not transport.is_server, to_stderr=True)
@@ -414,7 +414,7 @@ SWEEPS = {"help": "folders of sweeps of papers' tables", "nargs": "+", "metavar"
 
 @command(SWEEPS=SWEEPS)
 def record(transport: Transport, args: argparse.Namespace) -> None:
-    """Keep what sweeps of papers' tables gave, for `mpifl list papers` and docs/reproductions."""
+    """Record the results of sweeps of papers' tables, for `mpifl list papers` and docs/reproductions."""
     from mpifl.comm.transport import on_server
     from mpifl.experiment.papers import record as keep
 
@@ -447,7 +447,7 @@ def doctor(transport: Transport, args: argparse.Namespace) -> int:
 
 @command()
 def calibrate(transport: Transport, args: argparse.Namespace) -> None:
-    """Measure what messages and collectives cost over these ranks, and how well that predicts a round."""
+    """Measure the cost of messages and collectives over these ranks, and how well it predicts a round."""
     from mpifl.tools.collective_calibration import calibrate as measure
 
     text = measure(transport)
@@ -475,7 +475,7 @@ def bench(transport: Transport, args: argparse.Namespace) -> None:
     measure(args.WORKLOADS, args.options, args.ranks, args.turns, args.json, args.seconds)
 
 
-# -- code of one's own ---------------------------------------------------------------------------------------
+# -- your own code -------------------------------------------------------------------------------------------
 
 
 @command(
@@ -483,7 +483,7 @@ def bench(transport: Transport, args: argparse.Namespace) -> None:
     NAME={"nargs": "?", "default": "", "help": "of the class, such as MyMethod; the file is my_method.py"},
 )
 def init(transport: Transport, args: argparse.Namespace) -> None:
-    """Write a file to begin with, which runs at once: a method, model, data set, scenario or sweep."""
+    """Write a starter file, which runs at once: a method, model, data set, scenario or sweep."""
     from mpifl.comm.transport import on_server
     from mpifl.tools import scaffold
 
@@ -507,7 +507,7 @@ def launch(transport: Transport, args: argparse.Namespace) -> None:
     ranks={"type": int, "default": 3, "metavar": "P", "help": "ranks of the trial under MPI (default: 3)"},
 )
 def check(transport: Transport, args: argparse.Namespace) -> int:
-    """Try a method of one's own in small runs: does it repeat, over ranks, too, with the forecast's bytes?"""
+    """Test your own method in small runs: does it repeat, also over ranks, with the bytes of the forecast?"""
     from mpifl.tools import method_check
 
     require(transport.size == 1, "check", transport.size, "starts mpirun itself: start it without one")
@@ -515,7 +515,7 @@ def check(transport: Transport, args: argparse.Namespace) -> int:
     return 0 if method_check.check(args.METHOD, args.options, args.ranks, print) else 1
 
 
-# -- what there is -------------------------------------------------------------------------------------------
+# -- reference -----------------------------------------------------------------------------------------------
 
 
 @command(
@@ -526,7 +526,7 @@ def check(transport: Transport, args: argparse.Namespace) -> int:
     }
 )
 def list(transport: Transport, args: argparse.Namespace) -> None:
-    """List what there is: keys, algorithms, data, models, policies, configurations, papers and others."""
+    """List what mpifl has: keys, algorithms, data, models, policies, configurations, papers and others."""
     from mpifl.experiment import papers, reference
 
     text = papers.listed() if args.WHAT == "papers" else reference.listed(args.WHAT)
@@ -601,17 +601,17 @@ def docs(transport: Transport, args: argparse.Namespace) -> None:
 
 
 def count(option: str, text: str | None) -> int:
-    """Return the number that an option gives, 1 where it is left out.
+    """Return the value of an option as a positive integer; 1 if the option is left out.
 
     Raises:
-        UserError: it is no number above 0.
+        UserError: it is not an integer from 1 to 999,999.
     """
     good = text is None or (text.isdecimal() and 0 < int(text) < 1_000_000)
     require(good, option, text, "take a number, 1 or more")
     return int(text or 1)
 
 
-KEYED = {"CONFIG", "RUN", "METHOD", "WORKLOADS"}  # arguments beside which keys of a configuration are options
+KEYED = {"CONFIG", "RUN", "METHOD", "WORKLOADS"}  # commands with one of these take keys of a configuration
 
 
 def refuse_options(args: argparse.Namespace) -> None:
@@ -621,7 +621,7 @@ def refuse_options(args: argparse.Namespace) -> None:
 
 
 def refuse_mistyped(args: argparse.Namespace) -> None:
-    """Raise `UserError` for an option that is no key of a configuration: it has a hyphen, or no value."""
+    """Raise `UserError` for an option that cannot be a configuration key: it has a hyphen, or no value."""
     for option, value in zip_longest(args.options, args.options[1:], fillvalue="--"):
         if option.startswith("--") and "=" not in option:
             if "-" in option[2:].partition(".")[0]:  # no key of a configuration has one
@@ -631,7 +631,7 @@ def refuse_mistyped(args: argparse.Namespace) -> None:
 
 
 def _no_option(args: argparse.Namespace, option: str, why: str = "") -> str:
-    """Return why a word is no option of a command, and which option is near."""
+    """Return why a command rejects an option, and which of its options is most similar."""
     known = [option_of(word) for word in COMMANDS[args.command][1]]
     near = get_close_matches(option, [*known, "--quiet", "--help"], n=1, cutoff=0.7)
     meant = f"did you mean {near[0]}?" if near else f"see mpifl {args.command} --help"
@@ -639,7 +639,7 @@ def _no_option(args: argparse.Namespace, option: str, why: str = "") -> str:
 
 
 def present(argv: Sequence[str]) -> tuple[Sequence[str], str]:
-    """Return a command line under the present names, and what to say of one with names of release 0.1."""
+    """Return a command line with current names, and a note to print if it uses names of release 0.1."""
     name, *words = argv or [""]
     if name == "study":
         return ["sweep", *words], "`mpifl study` is now `mpifl sweep`"
@@ -652,7 +652,7 @@ def present(argv: Sequence[str]) -> tuple[Sequence[str], str]:
 
 
 def option_of(argument: str) -> str:
-    """Return what is typed for an argument of a command: a name in capitals stays."""
+    """Return how an argument of a command is typed: --name, or the name itself if it is in capitals."""
     return argument if argument.isupper() else f"--{argument.replace('_', '-')}"
 
 
@@ -660,11 +660,11 @@ RETIMED = """Give what shall change: keys of network, delay, availability and de
 --network.name wired, --delay.value_s 2 or --network.uplink_bytes_s 1Mbit/s; `mpifl show network` prints
 those of a section. output.folder, output.id and output.label say where the copy stands and what tables
 call it."""
-EPILOGS = {"retime": RETIMED}  # of commands whose options are some keys of a configuration
+EPILOGS = {"retime": RETIMED}  # of commands that take only some keys of a configuration
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises `UserError`, which is said once for all ranks."""
+    """A parser that raises `UserError`, which is printed once for all ranks."""
 
     def error(self, message: str) -> NoReturn:
         """Raise `UserError`."""
@@ -710,7 +710,7 @@ def main(argv: Sequence[str]) -> int:
         args, args_options = parser().parse_known_args(argv)
         args.options = args_options
         if KEYED.isdisjoint(COMMANDS[args.command][1]):
-            refuse_options(args)  # before what takes seconds to import
+            refuse_options(args)  # before imports that take seconds
         refuse_mistyped(args)
     except UserError as error:
         return refused(error)
@@ -738,16 +738,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def escape_output() -> None:
-    """Have stdout print an escape for what its encoding lacks, as stderr does, in place of an exception.
+    """Make stdout escape characters that its encoding lacks, as stderr does, instead of raising.
 
-    An example is a folder whose name is no UTF-8; where the locale is C, Python prints its bytes as they are.
+    An example is a folder whose name is not UTF-8. In the C locale Python prints its bytes as they are.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class Alone:
-    """What a command of `ALONE` needs of a transport: it is the only process."""
+    """The attributes of a transport that commands of `ALONE` use; there is only one process."""
 
     size, rank, is_server = 1, 0, True
 
@@ -759,18 +759,18 @@ def alone(args: argparse.Namespace) -> int:
         sys.stdout.flush()
     except UserError as error:
         return refused(error)
-    except BrokenPipeError:  # the reader left: mpifl launch slurm | head
+    except BrokenPipeError:  # the reader closed the pipe: mpifl launch slurm | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
 
 
 def refused(error: UserError) -> int:
-    """Say, on rank 0, why a command does not begin; return the exit code."""
+    """Print on rank 0 why a command cannot start; return the exit code."""
     from mpifl.comm.mpi_startup import launch_info
 
     if launch_info(os.environ).rank:
-        time.sleep(2.0)  # rank 0 speaks for all; a launcher ends it where another one leaves first
+        time.sleep(2.0)  # a launcher ends rank 0, which prints for all, if another rank exits first
     else:
         print(f"mpifl: {error}", file=sys.stderr, flush=True)
     return 2

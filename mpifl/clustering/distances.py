@@ -67,7 +67,7 @@ def emd(
         y: samples [m, d].
         metric: ground distance, `cosine` or `euclidean`.
         solver: `exact`, or `sinkhorn`, the cost <G, D> of the plan with an entropic penalty.
-        reg: weight of that penalty, in units of D.
+        reg: weight of the entropic penalty, in units of D.
     """
     require(solver in ("exact", "sinkhorn"), "solver", solver, "give exact or sinkhorn")
     require(len(x) > 0 and len(y) > 0, "samples", (len(x), len(y)), "each side needs at least one sample")

@@ -58,7 +58,7 @@ def last_uploads(clients: np.ndarray) -> np.ndarray:
     """Return the index of the last upload of each client, ascending.
 
     Args:
-        clients: int64 [m], of each upload of a step; in a buffer a client may stand more than once.
+        clients: client of each upload of a step, int64 [m]; in a buffer a client may occur more than once.
     """
     _, from_the_end = np.unique(clients[::-1], return_index=True)
     return np.sort(len(clients) - 1 - from_the_end)
@@ -192,9 +192,9 @@ def kmeans(
     Args:
         points: [n, d].
         k: number of clusters, at most n.
-        seed: of k-means++, below 2**32.
-        n_init: starts, of which the best is kept (1 with given centres).
-        max_iter: iterations of one start.
+        seed: seed of k-means++, below 2**32.
+        n_init: number of starts, of which the best is kept (1 with given centres).
+        max_iter: most iterations of one start.
         init: centres [k, d] to start from. Then label j belongs to the j-th of them; otherwise labels are
             numbered by first appearance.
     """
@@ -251,9 +251,9 @@ def kmeans_by_silhouette(
         points: [n, d].
         ks: numbers to try, up to the number of distinct points; None for 2 .. n - 1. If none is left, all
             points form one cluster.
-        seed: of k-means++.
-        n_init: starts for each k.
-        worth: c(k, s_k), which is largest at the k that is chosen; None for s_k itself.
+        seed: seed of k-means++.
+        n_init: number of starts for each k.
+        worth: c(k, s_k), which the chosen k maximises; None for s_k itself.
     """
     distinct = len(np.unique(points, axis=0))
     known = range(2, len(points)) if ks is None else ks
@@ -293,8 +293,8 @@ def spectral(gram: np.ndarray, k: int, *, seed: int = 42, n_init: int = 10) -> n
     Args:
         gram: inner products [n, n] of the clients' profiles.
         k: number of clusters.
-        seed: of k-means++.
-        n_init: starts.
+        seed: seed of k-means++.
+        n_init: number of starts.
     """
     return kmeans(principal_coordinates(gram, k), k, seed=seed, n_init=n_init).labels
 

@@ -40,10 +40,10 @@ def clustered_plan(server: Server, notes: Notes) -> Plan:
 
 
 def joined(server: Server, clients: np.ndarray, labels: np.ndarray, **algorithm_state: np.ndarray) -> Plan:
-    """Return the plan after new clients joined clusters.
+    """Return the plan that adds new clients to clusters.
 
     Args:
-        server: before they joined.
+        server: the server before they joined.
         clients: the new clients [n].
         labels: their clusters [n]; numbers beyond the old ones make new clusters.
         **algorithm_state: further entries of the algorithm's state.
@@ -73,7 +73,7 @@ def pulled(
         w: models [k, d].
         rate: eta_G.
         normalised: whether to divide.
-        norms: ||w_l|| [k], where they are over more than `w`; None: of its rows.
+        norms: ||w_l|| [k], if they are taken over more than `w`; None: norms of the rows of `w`.
     """
     w = w.double()
     scale = rate / (w.norm(dim=1, keepdim=True) if norms is None else norms.double()[:, None])  # [k, 1]
@@ -83,13 +83,13 @@ def pulled(
 
 
 def inherited(labels: np.ndarray, old: np.ndarray, num_old: int) -> np.ndarray:
-    """Return `labels` [n] renumbered as the clusters that most of their members had before.
+    """Return `labels` [n] with each cluster renumbered to the one that most of its members had before.
 
     Args:
         labels: new cluster [n] of each client.
         old: cluster [n] of each client before, -1 for new clients. Of equally frequent ones the smallest is
             taken.
-        num_old: the number of a cluster of new clients only; the next of these takes the next number.
+        num_old: number of the first cluster that has only new clients; further ones take the next numbers.
     """
     out, free = np.empty(len(labels), np.int64), num_old
     for group in np.unique(labels):
@@ -125,7 +125,7 @@ def _ward(rows: np.ndarray, num_clusters: int) -> np.ndarray:
 
 
 def related_server(problem: ProblemInfo, clients: np.ndarray, linked: np.ndarray) -> Server:
-    """Return the first server: `clients` [n] are known, and linked by `linked` [n, n]."""
+    """Return the first server: `clients` [n] are known, with links `linked` [n, n]."""
     everyone = np.eye(problem.num_clients, dtype=np.uint8)
     everyone[np.ix_(clients, clients)] = linked
     known = np.isin(np.arange(problem.num_clients), clients)
@@ -153,9 +153,9 @@ def related_plan(server: Server, notes: Notes, all_clients: bool) -> Plan:
     """Return the plan that averages, for each row, the last models of the linked clients by samples.
 
     Args:
-        server: before this step.
-        notes: of the reports.
-        all_clients: clients that do not take part count with their last model, or the initial one; otherwise
+        server: the server before this step.
+        notes: notes of the reports.
+        all_clients: whether absent clients count, too, with their last model or the initial one; otherwise
             only those that take part count.
     """
     known, last = server.algorithm_state["known"], len(server.tables["model"]) - 1
@@ -176,13 +176,13 @@ def related_plan(server: Server, notes: Notes, all_clients: bool) -> Plan:
 
 
 def regrouped(server: Server, clients: np.ndarray, linked: np.ndarray, **algorithm_state: np.ndarray) -> Plan:
-    """Return the plan after new clients joined and all known clients were linked again.
+    """Return the plan that adds new clients and links all known clients anew.
 
-    A row starts from that of an old member, otherwise of an old client that its first member is linked to,
-    otherwise from the initial model.
+    A row starts from the row of an old member; without one, from the row of an old client to which its first
+    member is linked; otherwise from the initial model.
 
     Args:
-        server: before they joined.
+        server: the server before they joined.
         clients: all known clients [n].
         linked: their links [n, n].
         **algorithm_state: further entries of the algorithm's state.
@@ -211,8 +211,8 @@ def neighbourhood_plan(server: Server, notes: Notes, linked: np.ndarray) -> Plan
     Clients that never took part keep the initial row.
 
     Args:
-        server: before this step.
-        notes: of the reports.
+        server: the server before this step.
+        notes: notes of the reports.
         linked: bool [m, m] over the reports, reflexive.
     """
     num_clients = len(server.assign)
@@ -237,7 +237,7 @@ def neighbourhood_plan(server: Server, notes: Notes, linked: np.ndarray) -> Plan
 
 
 def neighbourhood_labels(server: Server) -> np.ndarray:
-    """Return the cluster of each client [N]; a client never seen is alone."""
+    """Return the cluster of each client [N]; a client that never took part is alone."""
     return np.asarray(server.algorithm_state.get("labels", np.arange(len(server.assign))))
 
 
@@ -267,7 +267,7 @@ def dissimilarity(gram: np.ndarray, clip: float | None = -0.9) -> np.ndarray:
 def graph_plan(server: Server, notes: Notes, X: np.ndarray) -> Plan:
     """Return the plan that mixes all tables by the rows of the graph `X` [m, m] over those who take part.
 
-    A client that comes twice has the row of its last upload; weights of both its uploads are its own.
+    If a client has two uploads, its row is that of the last one, and the weights of both add up in `graph`.
     """
     graph = server.algorithm_state["graph"].copy()
     graph[notes.client] = X @ (notes.client[:, None] == np.arange(len(graph)))

@@ -12,14 +12,14 @@ def umap_plane(
 ) -> np.ndarray:
     """Project points by a UMAP that is fitted to them.
 
-    umap-learn's defaults (15 neighbours, minimum distance 0.1, Euclidean), with fewer neighbours for fewer
-    points. The first call of a process compiles for some seconds.
+    The parameters are umap-learn's defaults (15 neighbours, minimum distance 0.1, Euclidean), with fewer
+    neighbours for fewer points. The first call of a process compiles for some seconds.
 
     Args:
         points: [n, e].
         new: further points [m, e] to project; None for none.
         dims: dimensions of the projection.
-        seed: of the optimisation.
+        seed: seed of the optimisation.
 
     Returns:
         The projections of `points`, then of `new`, float64 [n + m, dims].

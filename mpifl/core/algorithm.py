@@ -1,8 +1,8 @@
 """The one abstraction behind every method: what a client computes, how the server's rows are mixed.
 
 A method never sends. Its hooks are pure functions: the client's hooks run where the client's data are, the
-server's hooks run on rank 0, and `comm/` moves what they name. Hyperparameters are the fields of a frozen
-dataclass.
+server's hooks run on rank 0, and `comm/` moves the data that they name. Hyperparameters are the fields of
+a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Ve
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method asks of the data, of local training and of the policy; declared, never probed.
+    """Requirements of a method on the data, local training and the policy; declared, never probed.
 
     Attributes:
         groups: it reads the true groups (Oracle).
         validation: every client must hold validation data.
         client_state: clients keep something between visits.
         plain_sgd: local training must be SGD without momentum.
-        new_optimizer: every training begins with a new optimiser, because a visit trains on single batches,
-            differs from the last one, or reckons with the momentum; `local.keep_optimizer` is refused.
-        own_gradients: its steps are made of gradients that it takes by itself (`Client.gradient`), which are
-            float32; `local.precision: bfloat16` is refused.
-        ignores: keys of `local` that change nothing in its visits -> the keys of the method that count in
-            their place, empty for none; who sets one is told so.
-        round_number: it counts on rounds: what a client does depends on their number, or clients are grouped
-            anew between them; only policy `rounds` will do.
-        server_update: the hook of that name changes rows.
-        min_cohort: fewest uploads of a step. From 2 on, a step compares uploads or shares rows out among
-            them, and policies and cohorts with fewer are refused.
-        single_upload: a step takes one upload; only policies that step at every arrival will do.
-        every_upload: a client goes on from its own visit as if the server had taken the upload;
+        new_optimizer: every training must begin with a new optimiser, because a visit trains on single
+            batches, visits differ, or its equations contain the momentum; `local.keep_optimizer` is refused.
+        own_gradients: its steps use gradients that it computes itself (`Client.gradient`), which are float32;
+            `local.precision: bfloat16` is refused.
+        ignores: keys of `local` that have no effect on its visits -> the keys of the method that are used
+            instead, empty for none. A run that sets such a key prints a warning.
+        round_number: it depends on rounds: the work of a client depends on the number of the round, or
+            clients are regrouped between rounds. Other policies than `rounds` are refused.
+        server_update: the hook `server_update` changes rows.
+        min_cohort: least number of uploads in a step. From 2 on, a step compares uploads or distributes rows
+            among them; policies and cohorts with fewer are refused.
+        single_upload: a step takes one upload; policies that do not step at every arrival are refused.
+        every_upload: a client continues from its own visit as if the server had accepted the upload;
             `policy.max_staleness` is refused.
-        fresh_uploads: uploads answer what the server sent in this very step; policies with stale uploads
-            are refused.
-        weighs_staleness: its own rule weighs single and stale uploads; no policy damps its steps.
-        averages: what it mixes are averages of uploads (models or updates), over all clients or over groups,
-            so that a robust rule can take their place (`robust`).
-        new_rows: with `averages`: rows are dealt out anew at each step, so that a row before a step is not
-            the one from which the clients started whose uploads enter it.
-        row_per_client: where a table has a row for each client, which that client alone reads, no hook on
-            rank 0 looks at its numbers: with three ranks or more such rows live with their readers.
-        classes: it reads the classes of samples, or learns from sets of the server's that have them; tasks
+        fresh_uploads: uploads must respond to what the server sent in the same step; policies with stale
+            uploads are refused.
+        weighs_staleness: it weights single and stale uploads by its own rule; no policy damps its steps.
+        averages: its mixings are averages of uploads (models or updates), over all clients or over groups, so
+            that a robust rule can replace them (`robust`).
+        new_rows: with `averages`: rows are reassigned at each step, so that the row that an upload enters is
+            not the one from which its client started.
+        row_per_client: if a table has one row per client, which only that client reads, no hook on rank 0
+            reads its numbers. With three ranks or more such rows are stored on the ranks of their clients.
+        classes: it reads the classes of samples, or learns from sets of the server that have classes; tasks
             with other labels are refused.
-        inputs: the kinds of samples that it can read as they are (`DataInfo.inputs`); empty where it never
-            looks at samples but through the model.
-        different_starts: it tells its models apart by what they compute from the first round on, so that the
-            initial ones must not all compute the same.
-        several_models: a client is evaluated by several models together, or by one that no hook returns:
+        inputs: the kinds of samples that it can read directly (`DataInfo.inputs`); empty if it uses samples
+            only through the model.
+        different_starts: it distinguishes its models by their outputs from the first round on, so that the
+            initial models must not all compute the same function.
+        several_models: a client is evaluated with several models together, or with one that no hook returns;
             `output.client_models` is refused.
-        time_stamps: the server's version travels with every download, and comes back with the upload: one
+        time_stamps: the server's version is sent with every download, and returned with the upload: one
             number each way, in the ledger as `time_stamp`.
     """
 
@@ -95,17 +95,17 @@ class Needs:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of rounds before it begins, for methods that forecast their traffic (`Algorithm.extra_bytes`).
+    """A run in rounds before it begins, for methods that forecast their traffic (`Algorithm.extra_bytes`).
 
     Attributes:
-        problem: as `setup` meets it.
+        problem: the same as in `setup`.
         num_rounds: T.
-        num_sampled: m, clients of a round.
+        num_sampled: m, clients in a round.
         cohort: round, from 1 -> its clients, int64 [m] ascending.
         sizes: samples for training, validation and test of each client, int64 [N, 3].
-        message_bytes: (numbers, messages=1, note=False, named_rows=0) -> bytes of messages that hold so many
-            numbers, and name so many of the rows from which compressed uploads are counted.
-        client: a client that takes no step when it trains.
+        message_bytes: (numbers, messages=1, note=False, named_rows=0) -> bytes of so many messages, which
+            hold so many numbers and name so many of the rows that compressed uploads are relative to.
+        client: a client that takes no steps when it trains.
     """
 
     problem: ProblemInfo
@@ -122,20 +122,20 @@ class PlannedRun:
 
 
 class Algorithm(ABC):
-    """A federated method. Subclasses are frozen dataclasses, abstract or final, never overridden again.
+    """A federated method. Subclasses are frozen dataclasses, either abstract or final.
 
-    A method is read in the order of a round: `setup` makes the first server, `reads` says what a client
+    The hooks follow the order of a round: `setup` makes the first server, `reads` says what a client
     downloads, `local_update` trains, `aggregate` decides how uploads are mixed into rows, `server_update`
-    goes on from the mixed rows, `model_of` says which model a client is evaluated by. The other hooks have
-    defaults that most methods keep; further phases are capabilities (`core/capabilities.py`).
+    takes a further step from the mixed rows, `model_of` says which model a client is evaluated with. The
+    other hooks have defaults that most methods keep; further phases are capabilities
+    (`core/capabilities.py`).
 
     Attributes:
-        paper: where it comes from, a key of `algorithms/papers.bib` or a BibTeX entry; empty: nowhere.
-        statistics: names of uploads that do not stand for parameters of a model, among those that are named
-            like a table. They are neither attacked nor compressed, and keep their mean under robust rules of
-            distances.
-        traffic_depends_on: what decides its traffic and only training can tell; empty where the traffic is
-            known before.
+        paper: its source, a key of `algorithms/papers.bib` or a BibTeX entry; empty for none.
+        statistics: names of uploads that are named like a table but are not parameters of a model. They are
+            neither attacked nor compressed, and are still averaged under distance-based robust rules.
+        traffic_depends_on: what determines its traffic but is known only from training; empty if the traffic
+            is known in advance.
     """
 
     paper: ClassVar[str] = ""
@@ -144,9 +144,9 @@ class Algorithm(ABC):
 
     @cached_property
     def needs(self) -> Needs:
-        """What it asks of the engine. Default: nothing.
+        """Its requirements on the engine. Default: none.
 
-        A class attribute, `needs = Needs(...)`, takes its place; where fields change it, a `cached_property`.
+        Override it by a class attribute, `needs = Needs(...)`, or a `cached_property` if fields change it.
         """
         return Needs()
 
@@ -166,21 +166,21 @@ class Algorithm(ABC):
         return {"model": (int(server.assign[k]),)}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train at the client: from what it downloaded and its own state to a report and its next state.
+        """Train at the client: take its download and its state, return a report and its next state.
 
-        Default: train the one model that was downloaded, keep nothing.
+        Default: train the one model that was downloaded, keep no state.
         """
         w = client.sgd(message["model"][0], key)
         return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
-        """Return the unsent vectors of a report as the server works them out of what arrives.
+        """Return the unsent vectors of a report as the server computes them from the vectors that arrive.
 
-        Called where uploads are rounded, compressed or changed by attackers. Default: such a run is refused.
+        Called if uploads are rounded, compressed or changed by attackers. Default: such a run is refused.
 
         Args:
-            report: what the client made, with its unsent vectors.
-            arrived: name -> what arrives of the vectors that are sent.
+            report: the client's report, with its unsent vectors.
+            arrived: name -> vector as it arrives, for each vector that is sent.
         """
         names = ", ".join(name for name in report.unsent if name in report.vectors)
         remedy = "take payload float32 without compression, and no attack; or define unsent_vectors"
@@ -198,7 +198,7 @@ class Algorithm(ABC):
         return new
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return the vector [d] by which a client is evaluated. Default: its first row of `model`."""
+        """Return the vector [d] with which a client is evaluated. Default: its first row of `model`."""
         return message["model"][0]
 
     # -- before a run
@@ -210,14 +210,15 @@ class Algorithm(ABC):
             require(getattr(self, name, 0) <= problem.num_clients, name, getattr(self, name, 0), remedy)
 
     def auxiliary(self) -> Mapping[str, Any] | None:
-        """Return name and options of the network beside the model (`Client.auxiliary`). Default: none."""
+        """Return name and options of the auxiliary network (`Client.auxiliary`). Default: none."""
         return None
 
     def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
-        """Return what a run sends beside the reads and reports of equal rounds: bytes (down, up), by unicast.
+        """Return the bytes (down, up), by unicast, that a run sends beyond the traffic of equal rounds.
 
-        The forecast multiplies round 1 by the number of rounds. A method whose rounds differ, or that has a
-        second look, adds here what is missing; what is sent less is negative. Default: nothing.
+        The forecast multiplies the reads and reports of round 1 by the number of rounds. A method whose
+        rounds differ, or that has a second look, returns the difference here; it is negative if the run sends
+        less. Default: zero.
         """
         return 0, 0
 
@@ -235,7 +236,7 @@ class Algorithm(ABC):
         return self.serves(server, k)
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
-        """Return what a client scores on `split`. Default: accuracy and loss of `model_of`."""
+        """Return the scores of a client on `split`. Default: accuracy and loss of `model_of`."""
         return client.evaluate(self.model_of(message, state, client), split)
 
     def labels(self, server: Server) -> np.ndarray:
@@ -243,7 +244,7 @@ class Algorithm(ABC):
         return server.assign
 
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
-        """Return whose cluster is known, bool [N]; the others stand wherever they began.
+        """Return which clients have a known cluster, bool [N]; the others are still where they began.
 
         Default: those in `visited` and, where new clients are assigned, in `algorithm_state["known"]`.
         """
@@ -257,16 +258,16 @@ class Algorithm(ABC):
 
 
 def plain_visit(algorithm: Algorithm) -> PlainVisit | None:
-    """Return what visits do where `PlainVisits` says so of the `local_update` in use; None elsewhere.
+    """Return the description of visits if `PlainVisits` gives one of the `local_update` in use; else None.
 
     Raises:
-        MethodError: `plain_visit` returns something else.
+        MethodError: the hook `plain_visit` returns neither a `PlainVisit` nor None.
     """
     if not uses(algorithm, PlainVisits):
         return None
     methods = type(algorithm).__mro__
     updates, says = (next(c for c in methods if name in vars(c)) for name in ("local_update", "plain_visit"))
-    update = getattr(algorithm.local_update, "__func__", None)  # also of this very object
+    update = getattr(algorithm.local_update, "__func__", None)  # also if it is set on this object
     of_one_class = updates is says or (updates, says) == (Algorithm, PlainVisits)
     if not of_one_class or update is not vars(updates)["local_update"]:
         return None

@@ -1,4 +1,4 @@
-"""What a method may do beyond a plain round, by phase.
+"""Capabilities: what a method may do beyond a plain round, by phase.
 
 A method declares a capability by inheriting from it, which brings the hooks of that phase:
 
@@ -15,7 +15,7 @@ A method declares a capability by inheriting from it, which brings the hooks of 
 | `RowUpdates` | at the client, and mixing | none |
 | `PlainVisits` | at the client | `plain_visit` |
 
-The engine asks `uses(algorithm, OneShotStatistics)`; it never looks whether a hook happens to be there.
+The engine asks `uses(algorithm, OneShotStatistics)`; it never checks whether a hook exists.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class OneShotStatistics(Capability, ABC):
     statistics_distance: ClassVar[str | None] = None
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
-        """Return the rows [r, width] that all download for their statistics. Default: theta0 as `init`."""
+        """Return the rows [r, width] that all download for their statistics. Default: theta0, as `init`."""
         return {"init": problem.init(0)[None]}
 
     def initial_clients(self, problem: ProblemInfo, present: np.ndarray, key: Key) -> np.ndarray:
@@ -69,7 +69,7 @@ class OneShotStatistics(Capability, ABC):
         """Return the statistics of a client, which downloaded `shown`."""
 
     def initial_plan(self, server: Server, fingerprints: Notes) -> Plan:
-        """Mix what the initial clients sent into the first rows. Default: nothing."""
+        """Return the plan that mixes initial clients' vectors into the first rows. Default: an empty plan."""
         return Plan([])
 
 
@@ -92,7 +92,7 @@ class RememberedUploads(Capability):
     """The last upload of a client that does not take part counts in later steps too. FLT, FeSEM, EMD-CFL.
 
     Attributes:
-        remembered: name of the upload that the server keeps; what is uploaded beside it is kept, too.
+        remembered: name of the upload that the server keeps; the other uploads of the visit are kept, too.
     """
 
     remembered: ClassVar[str] = "model"
@@ -121,11 +121,11 @@ class ComparedUploads(Capability):
 
 @dataclass(frozen=True)
 class Look:
-    """What a probe found.
+    """The result of a probe.
 
     Attributes:
         notes: small numbers the client sends to the server.
-        findings: what the server computes from what was exchanged; no traffic of its own.
+        findings: values that the server computes from the exchanged data; they cause no traffic.
     """
 
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -140,18 +140,20 @@ class SecondLook(Capability, ABC):
         return True
 
     def pairs(self, server: Server, clients: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-        """Return which client looks at which, bool [m, m]; who looks at none is not asked. Default: at all.
+        """Return which client (row) looks at which (column), bool [m, m]. Default: all at all.
+
+        A client that looks at none is not probed.
 
         Args:
-            server: before the step.
-            clients: numbers of those in the step, int64 [m].
-            fresh: whether they trained in it, bool [m]; the others are there with remembered uploads.
+            server: the server before the step.
+            clients: numbers of the clients in the step, int64 [m].
+            fresh: whether they trained in it, bool [m]; the others take part with remembered uploads.
         """
         return np.ones((len(clients), len(clients)), bool)
 
     @abstractmethod
     def probe(self, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key) -> Look:
-        """Look, with the uploads of a client, at the data of those peers that are `wanted`."""
+        """Look at the data of the peers that are `wanted`, with the uploads of a client."""
 
 
 class ServerEvaluation(Capability):
@@ -162,19 +164,19 @@ class ServerEvaluation(Capability):
         return {}
 
     def appraise(self, old: Server | None, new: Server, public: Sequence[Client]) -> Server:
-        """Return `new` with what the server must know of its own rows. Default: `new`."""
+        """Return `new`, completed by what the server finds out about its own rows. Default: `new`."""
         return new
 
 
 class RowUpdates(Capability):
-    """The server needs sums only: FedAvg, FedProx, IFCA. Privacy and secure aggregation run with these.
+    """The server needs only sums: FedAvg, FedProx, IFCA. Privacy and secure aggregation require this.
 
-    Each upload is the update of one row of the table of its name that the client downloaded, it enters the
-    mean of that row and of no other, and no note tells the server more than which row it was.
+    Each upload updates one row that the client downloaded, in the table of the same name. It enters the mean
+    of that row and of no other, and the notes tell the server no more than which row it was.
 
     Attributes:
-        trained: name of the note that holds the position, among the downloaded rows, of the one that was
-            trained; None where one row of each table is downloaded.
+        trained: name of the note with the position of the trained row among the downloaded rows; None if one
+            row of each table is downloaded.
     """
 
     trained: ClassVar[str | None] = None
@@ -182,17 +184,18 @@ class RowUpdates(Capability):
 
 @dataclass(frozen=True)
 class PlainVisit:
-    """A visit that trains one downloaded model once and reports what came of it; the client keeps nothing.
+    """A visit that trains one downloaded model once and reports the result; the client keeps no state.
 
-    For models without buffers: there the change of a state dict is that of the parameters.
+    For models without buffers, where the change of the state dict is the change of the parameters.
 
     Attributes:
         upload: name of the upload: the trained model w.
         change: upload w - x, how far w moved from the downloaded model x.
         mu: weight of a proximal term mu/2 ||w - x||^2 of the loss; None for none.
-        choice: name of the note that tells which of the downloaded models was trained: the one of lowest mean
-            loss on the training data, the first of equals. None: the first one.
-        unsent: names under which the same vector is reported again, for the server to compare; no traffic.
+        choice: name of the note that says which of the downloaded models was trained: the one with the lowest
+            mean loss on the training data, the first of equals. None: the first one is trained.
+        unsent: names under which the same vector is reported again, for comparisons on the server; they cause
+            no traffic.
     """
 
     upload: str = "model"
@@ -205,13 +208,13 @@ class PlainVisit:
 class PlainVisits(Capability):
     """A visit trains one downloaded model once and keeps nothing: FedAvg, UCFL, FedProx, IFCA.
 
-    The engine may then make many visits in one call, without a client object for each. `plain_visit` says
-    the same as `local_update`, so both are of one class: a class that inherits from it and has a
-    `local_update` of its own makes its visits one by one.
+    The engine may then make many visits in one call, without a client object for each. `plain_visit`
+    describes `local_update`, so one class must define both: if a subclass overrides only `local_update`, its
+    visits are made one by one.
     """
 
     def plain_visit(self) -> PlainVisit | None:
-        """Return what `local_update` does; None where it does more. Default: `Algorithm.local_update`."""
+        """Return a description of `local_update`; None if it does more. Default: `Algorithm.local_update`."""
         return PlainVisit()
 
 
@@ -228,7 +231,7 @@ CAPABILITIES: tuple[type[Capability], ...] = (
 
 
 class HasCapabilities(Protocol):
-    """Anything that says which capabilities it uses: an algorithm."""
+    """Anything that declares its capabilities, such as an algorithm."""
 
     @property
     def capabilities(self) -> frozenset[type[Capability]]:
@@ -257,7 +260,7 @@ def hooks_of(algorithm: HasCapabilities, capability: type[C]) -> C:
 
 
 def upload_named(algorithm: HasCapabilities, capability: type[Capability], role: str) -> str | None:
-    """Return the name of an upload that an attribute of a capability gives; None where it is not used.
+    """Return the upload name in an attribute of a capability; None if the capability is not used.
 
     Args:
         algorithm: the method.

@@ -1,6 +1,6 @@
-"""What the cases of a sweep are called: labels of varied values, titles, and names of run folders.
+"""Names of the cases of a sweep: labels of varied values, titles, and names of run folders.
 
-Nothing is read or imported for a name, so that `mpifl watch` has those of a running sweep at once.
+They are computed without reading or importing anything, so that `mpifl watch` can show them at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def labels_of(values: Any) -> list[str]:
 
 
 def title_of(labels: Mapping[str, str]) -> str:
-    """Return the title of a case: its labels, each behind its key.
+    """Return the title of a case: its labels, each after its key.
 
     Args:
         labels: varied key -> label of its value.
@@ -42,7 +42,7 @@ def folder_name(name: str, slug: str) -> str:
     """Return the name of a case's run folder.
 
     Args:
-        name: of its configuration.
+        name: name of its configuration.
         slug: see `slug_of`.
     """
     return f"{name}-{slug}"

@@ -1,4 +1,4 @@
-"""What a method may ask of a client while it visits: train, evaluate, embed. Implemented in `training/`."""
+"""The interface of a client during a visit: train, evaluate, embed. Implemented in `training/`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Direction = Callable[
     [torch.Tensor, torch.Tensor], torch.Tensor
 ]  # (gradient [p], weights [p]) -> gradient [p]
 Loss = (
-    Callable[  # (module, images [b, C, H, W], labels [b], their numbers in the training data [b]) -> scalar
+    Callable[  # (module, images [b, C, H, W], labels [b], their indices in the training data [b]) -> scalar
         [nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
     ]
 )
@@ -35,8 +35,8 @@ class WeightedLoss:
     """The mean loss of a batch in which each training sample has a weight; a `Loss`. FedEM and FedRC.
 
     Attributes:
-        weights: of the client's training samples, float32 [n].
-        task: whose loss it is.
+        weights: one for each of the client's training samples, float32 [n].
+        task: the task whose loss is weighted.
     """
 
     weights: torch.Tensor
@@ -58,7 +58,7 @@ class Trained:
         steps: optimiser steps taken.
         loss: mean training loss over the steps.
         lr: learning rate of these steps.
-        momentum: of these steps; 0 for Adam.
+        momentum: momentum of these steps; 0 for Adam.
     """
 
     vector: Vector
@@ -73,11 +73,11 @@ class Client(ABC):
 
     Attributes:
         id: 0..N-1.
-        visit: number of visits it made before this one.
+        visit: number of its visits before this one.
         num_samples: training samples at this visit.
-        layout: of the model's flat vector.
-        init: the common initial vector [d], which all know from the seed.
-        task: what its model is trained for: gives loss and metrics.
+        layout: layout of the model's flat vector.
+        init: the common initial vector [d], which server and clients derive from the seed.
+        task: the task of its model; defines loss and metrics.
     """
 
     task: Task
@@ -104,18 +104,18 @@ class Client(ABC):
     @property
     @abstractmethod
     def auxiliary(self) -> Client:
-        """The same client with the network beside the model (`Algorithm.auxiliary`)."""
+        """The same client with the auxiliary network in place of the model (`Algorithm.auxiliary`)."""
 
     def load_optimizer(self, memory: State) -> None:
-        """Let the trainings of this visit go on with the optimisers of the last one (`local.keep_optimizer`).
+        """Continue this visit's trainings with the optimisers of the last visit (`local.keep_optimizer`).
 
         Args:
-            memory: what `optimizer_memory` returned after it; empty before the first visit.
+            memory: result of `optimizer_memory` after the last visit; empty before the first one.
         """
         raise NotImplementedError
 
     def optimizer_memory(self) -> State:
-        """Return what the optimisers of this visit's trainings remember, in order."""
+        """Return the states of the optimisers of this visit's trainings, in order."""
         raise NotImplementedError
 
     @abstractmethod
@@ -133,11 +133,11 @@ class Client(ABC):
         """Train from `start` [d] on the client's training data and return the outcome.
 
         Args:
-            start: [d].
-            key: addresses the order of the batches.
+            start: initial vector [d].
+            key: random key that determines the order of the batches.
             direction: changes the gradient before each step (FedProx: `lambda g, w: g + mu * (w - x)`).
             loss: replaces the loss of the task.
-            part: the only part of the vector that moves; whole tensors.
+            part: the only part of the vector that is trained; consists of whole tensors.
             split: replaces the training data.
             changes: fields of `LocalConfig` that differ for this call (`epochs=5`, `lr=0.1`); `epochs` also
                 replaces `local.steps`.
@@ -172,15 +172,15 @@ class Client(ABC):
 
     @abstractmethod
     def evaluate(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
-        """Return metrics and `loss` of `vector` on `split` (default: the test data): `accuracy` of classes.
+        """Return metrics and `loss` of `vector` on `split` (default: the test data); `accuracy` for classes.
 
-        Names that begin with `sums.` are the sums behind metrics that are no means over samples.
+        Entries whose names begin with `sums.` are the sums behind metrics that are not means over samples.
         """
 
     def measure(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return the figures of `evaluation.metrics`, which `evaluate` adds to the task's.
+        """Return the metrics of `evaluation.metrics`, which `evaluate` adds to those of the task.
 
-        For methods that evaluate by something else than one vector. Default: none.
+        For methods that evaluate something other than one vector. Default: none.
 
         Args:
             logits: outputs of a model [n, ...].
@@ -216,15 +216,15 @@ class TrainedVisits:
 
 
 class ClientHost(ABC):
-    """Makes the clients of this rank. Implemented in `training/`.
+    """Creates the clients of this rank. Implemented in `training/`.
 
     Attributes:
-        device: where clients train.
-        layout: of the model's flat vector.
+        device: device on which clients train.
+        layout: layout of the model's flat vector.
         keeps_optimizer: whether clients keep their optimisers between visits.
-        metric_names: of the figures of `evaluation.metrics`.
-        metric_directions: of each, 1 where higher is better, -1 where lower is, 0 where neither is said.
-        task: what models are trained for.
+        metric_names: names of the metrics of `evaluation.metrics`.
+        metric_directions: for each, 1 where higher is better, -1 where lower is, 0 where it is unknown.
+        task: the task that models are trained for.
     """
 
     keeps_optimizer: bool = False
@@ -236,7 +236,7 @@ class ClientHost(ABC):
 
     @abstractmethod
     def num_steps(self, k: int, visit: int) -> tuple[int, int]:
-        """Return the mini-batches of a client's visit, and those of one pass over its training data."""
+        """Return the numbers of mini-batches in a client's visit and in one pass over its training data."""
 
     @abstractmethod
     def client(
@@ -248,7 +248,7 @@ class ClientHost(ABC):
             k: its number.
             visit: number of its visits before this one.
             step: the server step, from 1.
-            work: share of its mini-batches after which each of its trainings ends; None takes them all.
+            work: fraction of the mini-batches after which each of its trainings ends; None: all of them.
             changes: fields of `LocalConfig` that differ for this client.
         """
 
@@ -259,11 +259,13 @@ class ClientHost(ABC):
     def best_models(
         self, visits: tuple[np.ndarray, np.ndarray], models: Sequence[torch.Tensor]
     ) -> np.ndarray | None:
-        """Return the model of lowest `Client.loss` of each visit, int64 [m]; None where that cannot be.
+        """Return the index of the model with the lowest `Client.loss` in each visit, int64 [m].
+
+        None where the host cannot do this in one call.
 
         Args:
-            visits: client and visit of each, int64 [m] both.
-            models: those of each visit [K, d].
+            visits: client and visit number of each, both int64 [m].
+            models: the models to compare in each visit, [K, d].
         """
         return None
 
@@ -277,28 +279,28 @@ class ClientHost(ABC):
         mu: float | None = None,
         change: bool = False,
     ) -> TrainedVisits | None:
-        """Train clients at visits that do nothing else, as `Client.sgd` does; None where that cannot be.
+        """Train clients at visits that only train, as `Client.sgd` does.
 
-        What is in `out` counts only where an outcome is returned.
+        Returns None where the host cannot do this in one call; the contents of `out` are then undefined.
 
         Args:
-            visits: client and visit of each, int64 [m] both.
+            visits: client and visit number of each, both int64 [m].
             starts: the vector [d] that each starts from.
-            out: vectors [d] in main memory for what is trained, or for its change.
-            key: above those of the visits, which are `key.of(client, visit)`.
+            out: vectors [d] in main memory that receive the trained models, or their changes.
+            key: parent of the keys of the visits, which are `key.of(client, visit)`.
             step: the server step, from 1.
             mu: weight of a proximal term mu/2 ||w - start||^2; None for none.
-            change: write w - start to `out`.
+            change: write w - start to `out` instead of w.
         """
         return None
 
     @abstractmethod
     def run_lockstep(self, works: Sequence[Callable[[], T]]) -> list[T]:
-        """Return what several visits make; they train side by side, in one stack where that is possible."""
+        """Run visits side by side and return their results; they train in one stack if that is possible."""
 
 
 class Peer(ABC):
-    """Another client, reached through the server during a probe. What is exchanged is counted by itself.
+    """Another client, reached through the server during a probe. Exchanged data are counted automatically.
 
     Attributes:
         id: its number.

@@ -1,4 +1,4 @@
-"""Tensors between a GPU and main memory: messages and state to the device, reports back from it."""
+"""Copies of tensors between a GPU and main memory: messages and state to the device, reports back."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .federation import Split
 from .types import Message, Report, State
 
 CPU = torch.device("cpu")
-ALIGNMENT = 64  # bytes; where PyTorch's own tensors begin
-SHARE = 0.25  # of a device's free memory that the uploads of a round may take
+ALIGNMENT = 64  # bytes, of PyTorch's own tensors
+SHARE = 0.25  # fraction of a device's free memory that the uploads of a round may take
 
 
 def to_main_memory(value: torch.Tensor) -> torch.Tensor:
@@ -42,10 +42,10 @@ def wait(device: torch.device) -> None:
 def upload_budget(device: torch.device, ranks: int) -> int:
     """Return the bytes that the uploads of a round may take on a device.
 
-    A share of the memory that is free there or cached by this process.
+    It is this rank's part of `SHARE` of the memory that is free there or cached by this process.
 
     Args:
-        device: where the uploads are made; 0 bytes for the CPU.
+        device: device on which the uploads are made; 0 bytes for the CPU.
         ranks: ranks of this node that use its devices.
     """
     if device.type != "cuda":
@@ -64,7 +64,7 @@ def use_deterministic_algorithms(device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        # nothing reads what it did not write
+        # not needed: nothing reads memory that it did not write
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
 
@@ -75,15 +75,15 @@ def tensors_on(values: Mapping[str, Any], device: torch.device) -> dict[str, Any
 
 
 def aligned(values: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that begins where PyTorch's own do; a copy where it lies elsewhere.
+    """Return a tensor aligned as PyTorch's own tensors are; a copy if it is not.
 
-    Products of BLAS have other last bits where their factors begin elsewhere in a line of the cache.
+    The last bits of BLAS products depend on where their factors begin in a cache line.
     """
     return values if values.data_ptr() % ALIGNMENT == 0 else values.clone()
 
 
 def message_on(message: Message, device: torch.device) -> Message:
-    """Return a message whose rows are on `device`, aligned: a row may lie anywhere in a table."""
+    """Return a message whose rows are on `device`, aligned: a row may begin anywhere in a table."""
     if device != CPU:
         return replace(message, vectors=tensors_on(message.vectors, device))
     if all(rows.data_ptr() % ALIGNMENT == 0 for rows in message.vectors.values()):
@@ -92,20 +92,20 @@ def message_on(message: Message, device: torch.device) -> Message:
 
 
 class Downloads:
-    """Brings the messages of a step to a device; rows that many clients download are copied once.
+    """Copies the messages of a step to a device; rows that many clients download are copied once.
 
-    The last few rows stay there until `clear`, the end of a `with` block: nobody may write to them, as on a
-    CPU, where all clients read the same memory.
+    The last few rows stay there until `clear`, which the end of a `with` block calls. Nobody may write to
+    them, as on a CPU, where all clients read the same memory.
 
     Args:
-        device: the clients'.
+        device: device of the clients.
     """
 
     MOST = 4  # rows, or tables of rows, that are kept
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # where it lies in main memory, and its form -> what is kept alive there, and its copy
+        # address in main memory and form -> the rows there, kept alive, and their copy on the device
         self._kept: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __enter__(self) -> None:
@@ -116,7 +116,7 @@ class Downloads:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all rows: what lies at an address may be other numbers in the next step."""
+        """Forget all rows: in the next step the same address may hold other numbers."""
         self._kept.clear()
 
     def message(self, message: Message) -> Message:
@@ -150,8 +150,8 @@ def report_to_main_memory(report: Report, device: torch.device, vectors: bool = 
     """Return a report with its notes, and its vectors, in main memory.
 
     Args:
-        report: made on `device`.
-        device: the client's.
+        report: a report made on `device`.
+        device: device of the client.
         vectors: False leaves the vectors on the device.
     """
     if device == CPU:

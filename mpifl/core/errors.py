@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# what PyTorch and NumPy say of tensors and arrays that are too large
+# phrases in errors of PyTorch and NumPy about tensors and arrays that are too large
 NO_MEMORY = ("allocate memory", "size calculation overflowed", "overflow when unpacking", "array is too big")
-INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell
+INTERRUPTED = 130  # exit code after Ctrl-C, the same as in a shell
 STOPPED = 75  # exit code of a run that was asked to stop and can go on; EX_TEMPFAIL of sysexits.h
 
 
@@ -34,14 +34,14 @@ class UserError(ValueError):
         return UserError(f"{prefix}.{self.key}" if prefix else self.key, self.value, self.remedy)
 
     def in_case(self, title: str) -> UserError:
-        """Return the same error with the case of a sweep named; itself where another rank has named it."""
+        """Return the same error with the case of a sweep named; itself if it names the case already."""
         place = f"(in the case {title})"
         named = self.remedy.endswith(place)
         return self if named else type(self)(self.key, self.value, f"{self.remedy} {place}")
 
 
 def no_memory(error: BaseException) -> str:
-    """Return in words that there was no memory for an array or a tensor, if an exception says so."""
+    """Return a message if an exception says that an array or tensor is too large for memory, else ''."""
     words = one_line(str(error))
     known = isinstance(error, MemoryError) or any(text in words.lower() for text in NO_MEMORY)
     return f"this machine has no memory for that ({words[:120]})" if known else ""
@@ -49,11 +49,11 @@ def no_memory(error: BaseException) -> str:
 
 @contextmanager
 def within_memory(key: str, value: Any) -> Iterator[None]:
-    """Raise `UserError` in place of the exception where what is made inside is too large for this machine.
+    """Raise `UserError` instead of the original exception if the block needs more memory than there is.
 
     Args:
-        key: the configuration key, or section, that asks for it.
-        value: what it says.
+        key: the configuration key, or section, that asks for so much.
+        value: its value.
     """
     try:
         yield
@@ -64,10 +64,10 @@ def within_memory(key: str, value: Any) -> Iterator[None]:
 
 
 class MethodError(UserError):
-    """A method's hook returned, or asked for, what cannot be. The user's method is at fault.
+    """A method's hook returned, or asked for, something invalid. The user's method is at fault.
 
     Args:
-        key: class and hook, as `FedAvg.aggregate`.
+        key: class and hook, such as `FedAvg.aggregate`.
         value: what is wrong, in words.
         remedy: what to do about it.
     """
@@ -78,11 +78,11 @@ class MethodError(UserError):
 
 
 class NotFinite(MethodError):
-    """An upload holds NaN or infinity: the one such error that need not be the method's fault."""
+    """An upload holds NaN or infinity: the only `MethodError` that need not be the method's fault."""
 
 
 class Missing(KeyError):
-    """A method asked for something by a name that is not there.
+    """A method asked for something by a name that does not exist.
 
     Args:
         what: what is missing.
@@ -98,10 +98,10 @@ class Missing(KeyError):
 
 
 class CodeFailed(RuntimeError):
-    """User code raised an exception. Rank 0 shows its traceback once, from that code on, then one line.
+    """User code raised an exception. Rank 0 shows its traceback once, starting at that code, then one line.
 
     Args:
-        text: where, and what was raised.
+        text: place and description of the exception.
         trace: the traceback; empty for none.
         code: the exit code.
     """
@@ -115,12 +115,12 @@ class CodeFailed(RuntimeError):
 
 
 class StoppedEarly(CodeFailed):
-    """A run was asked to stop before its first step, in a part of which nothing is kept.
+    """A run was asked to stop before its first step, in a phase whose work is not saved.
 
-    Rank 0 raises it, and the others hear of it as of an error.
+    Rank 0 raises it; the other ranks are told of it as of any error.
 
     Args:
-        command: with which the run goes on.
+        command: the command that continues the run.
     """
 
     def __init__(self, command: str) -> None:
@@ -132,7 +132,7 @@ class StoppedEarly(CodeFailed):
 
 
 def trace_beyond(error: BaseException, place: str) -> str:
-    """Return the traceback of an exception from the first frame on that lies outside of a file or folder."""
+    """Return the traceback of an exception, starting at the first frame outside of a file or folder."""
     shown = traceback.TracebackException.from_exception(error)
     frames = list(shown.stack)
     while frames and frames[0].filename.startswith(place):
@@ -149,7 +149,7 @@ def _written(value: Any) -> str:
 
 
 def shortened(text: str, most: int = 200) -> str:
-    """Return a text of at most so many characters, its middle left out."""
+    """Return a text shortened to at most `most` characters by leaving out its middle."""
     half = most // 2 - 2
     return text if len(text) <= most else f"{text[:half]} .. {text[-half:]}"
 
@@ -167,7 +167,7 @@ def require(condition: bool, key: str, value: Any, remedy: str) -> None:
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """Say which of `known` is meant: the nearest name if one is near, otherwise all of them."""
+    """Return a hint at the name that was meant: the nearest of `known`, or all of them if none is near."""
     from difflib import get_close_matches
 
     near = get_close_matches(word, known, n=1, cutoff=0.5)
@@ -175,12 +175,12 @@ def nearest(word: str, known: list[str]) -> str:
 
 
 class Stopped(Exception):
-    """A run ended before its last step because it was asked to, its state written.
+    """A run was asked to stop, and ended before its last step, after writing its state.
 
     Args:
         step: server steps taken.
-        folder: of the run.
-        written: the last step whose state could be written, where that is not `step`; 0 for none.
+        folder: the run folder.
+        written: the last step whose state could be written; 0 if there is none. None: it is `step`.
     """
 
     def __init__(self, step: int, folder: str, written: int | None = None) -> None:

@@ -21,7 +21,7 @@ SPLITS = ("train", "val", "test")  # columns of `Federation.sizes`
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What the samples of a federation and their labels are like: what models and tasks are built for.
+    """Format of the samples and labels of a federation, for which models and tasks are built.
 
     | `inputs` | a sample as a model gets it |
     |---|---|
@@ -37,15 +37,15 @@ class DataInfo:
     | `tokens` | int64 [T], -100 for a position that does not count | different tokens |
 
     Attributes:
-        shape: of one sample.
+        shape: shape of one sample.
         num_classes: L, the width of the model's output.
         inputs: `images`, `features` or `tokens`.
         labels: `classes`, `multi_hot`, `numbers` or `tokens`.
-        vocabulary: number of different tokens; 0 where samples are no tokens.
-        categories: of a table [F], the number of categories of each column, whose values are then whole
-            numbers from 0; 0 for a column of numbers. Empty: all are numbers.
-        parts: shapes of several inputs that lie one after the other in a sample of shape [F]; empty for one
-            input. `unpack` takes them apart.
+        vocabulary: number of different tokens; 0 if samples are not tokens.
+        categories: number of categories of each column of a table [F], whose values are integers from 0; 0
+            for a column of numbers. Empty: all columns hold numbers.
+        parts: shapes of several inputs that are concatenated in a sample of shape [F]; empty for one input.
+            `unpack` separates them.
     """
 
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ class DataInfo:
 
 @dataclass(frozen=True)
 class Split:
-    """Samples ready for training, contiguous; `DataInfo` says what they are like.
+    """Samples ready for training, contiguous; `DataInfo` describes their format.
 
     Attributes:
         x: [n, *shape], float32, or int64 for tokens.
@@ -158,13 +158,13 @@ class LazyClient(ClientData):
 
 @dataclass(frozen=True)
 class StoredSamples:
-    """Training samples of several visits where they are stored, for kernels that read them there.
+    """Training samples of several visits in the storage of a federation, for kernels that read them there.
 
     Attributes:
         inputs: images of all clients, uint8 [S, C, H, W], contiguous.
         labels: classes of all samples, int64 [S], contiguous.
-        table: what a model gets for each value of a pixel in each channel, float32 [C, 256].
-        index: the samples of one visit after the other, int64 [n].
+        table: input of the model for each pixel value in each channel, float32 [C, 256].
+        index: indices of the samples, one visit after the other, int64 [n].
         sizes: number of samples of each visit, int64 [visits].
     """
 
@@ -181,17 +181,17 @@ class Federation(ABC):
     Attributes:
         num_clients: N.
         num_classes: L, the width of the model's output: classes, labels, targets or tokens.
-        shape: of one sample as `client` returns it; (C, H, W) of an image.
+        shape: shape of one sample as `client` returns it; (C, H, W) for an image.
         sizes: int64 [N, 3], samples for training, validation and test of each client (at its first visit,
             where they change).
         groups: int64 [N], the hidden group of each client, or None where there is no ground truth.
-        class_names: what the classes, labels or targets are called; empty where they have no names.
+        class_names: names of the classes, labels or targets; empty if they have none.
         attackers: int64, the clients that attack (section `attack`), or None.
-        targets: int64, the clients whose accuracy is reported by itself (those a backdoor is aimed at), or
+        targets: int64, the clients whose accuracy is reported separately (those a backdoor is aimed at), or
             None.
-        content: what the data are, by name: digests of samples, of their split over clients and of the files
-            that a scenario reads, and how samples are normalised. A run is resumed with the same ones only.
-            Empty where it is not known.
+        content: identity of the data, by name: digests of samples, of their split over clients and of the
+            files that a scenario reads, and how samples are normalised. A run can only be resumed with the
+            same content. Empty if it is unknown.
     """
 
     num_clients: int
@@ -206,12 +206,12 @@ class Federation(ABC):
 
     @property
     def info(self) -> DataInfo:
-        """What samples and labels are like. Default: images of classes."""
+        """Format of samples and labels. Default: images of classes."""
         return DataInfo(self.shape, self.num_classes)
 
     @property
     def changes(self) -> bool:
-        """Whether a client may hold other data at another visit. Default: not."""
+        """Whether a client may hold other data at another visit. Default: False."""
         return False
 
     @abstractmethod
@@ -226,14 +226,14 @@ class Federation(ABC):
         return int(self.sizes[k, 0])
 
     def sizes_of(self, split: str, clients: np.ndarray, visits: np.ndarray) -> np.ndarray:
-        """Return how many samples clients hold in a set at some visits, int64 [m].
+        """Return the number of samples of clients in a set at some visits, int64 [m].
 
-        Default: `sizes` where data do not change; other sets are read and counted.
+        Default: from `sizes` if data do not change; other sets are read and counted.
 
         Args:
             split: `train`, `val`, `test` or a further test set.
             clients: int64 [m].
-            visits: of each client, int64 [m].
+            visits: visit of each client, int64 [m].
         """
         if split in SPLITS and not self.changes:
             return np.asarray(self.sizes[clients, SPLITS.index(split)])
@@ -245,11 +245,11 @@ class Federation(ABC):
     def stored(self, clients: np.ndarray, visits: np.ndarray) -> StoredSamples | None:
         """Return where the training samples of some visits are stored.
 
-        Default: None, as where a model gets more than a float for each stored pixel.
+        Default: None. It is also None where a model gets more than one float for each stored pixel.
 
         Args:
             clients: int64 [m].
-            visits: of each client, int64 [m].
+            visits: visit of each client, int64 [m].
         """
         return None
 
@@ -279,21 +279,21 @@ class Federation(ABC):
         return bool(self.sizes[:, 2].any() or self.client(0).extra or self.group_test_sets())
 
     def mixture(self, k: int, visit: int = 0) -> np.ndarray | None:
-        """Return the true share [groups] of each group in client `k`'s data, None where it has no meaning."""
+        """Return the true share [groups] of each group in client `k`'s data; None if it is undefined."""
         if self.groups is None:
             return None
         return np.asarray(np.eye(int(self.groups.max()) + 1)[self.groups[k]])
 
     def cycle(self, k: int, visit: int) -> int:
-        """Return the number of the data of client `k` at a visit: the visit's, unless it awaits drift."""
+        """Return which of its data sets client `k` has at a visit: number `visit`, unless it awaits drift."""
         return visit
 
     def await_drift(self, threshold: float, longest: int) -> None:
-        """Let a visit meet the first data that differ enough from those of the visit before.
+        """Give each visit the first data set that differs enough from that of the visit before.
 
         Args:
-            threshold: total variation distance between the shares of the groups.
-            longest: most data that a visit skips.
+            threshold: least total variation distance between the group shares of successive visits.
+            longest: a visit skips fewer data sets than this.
 
         Raises:
             UserError: the data never change.

@@ -1,7 +1,7 @@
-"""Writes files on a disk that may be full, or under a process that may be killed.
+"""Writes files to a disk that may be full, in a process that may be killed.
 
-A file written here is complete or absent, an array that is mapped has its room from the start, and all
-writers raise `OSError`.
+A file written here is complete or absent. A mapped array has its space reserved from the start. All writers
+raise `OSError`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FULL = (
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EFBIG,
-)  # what writers hear of a disk, a quota, a limit that is reached
+)  # errors of a full disk, an exhausted quota, and a file-size limit
 
 
 def is_full(error: BaseException) -> bool:
@@ -32,13 +32,13 @@ def is_full(error: BaseException) -> bool:
 
 
 def write_atomically(path: Path, content: bytes | str | Iterable[str], durable: bool = False) -> None:
-    """Write a file that is either complete or, where that fails, as it was before.
+    """Write a file so that it is either complete or, on failure, as it was before.
 
     Args:
         path: The file; its folder is created where it is missing.
-        content: All of it, or piece by piece; text is written in UTF-8, with an escape in place of what is
-            none, such as a byte of a folder's name.
-        durable: Return only when the content is on disk, so that it outlives a crash of the machine.
+        content: All of it, or its pieces. Text is written in UTF-8; characters that cannot be encoded, such
+            as a byte of a folder's name, are escaped.
+        durable: Return only when the content is on disk, so that it survives a crash of the machine.
 
     Raises:
         OSError: It cannot be written; names the file.
@@ -61,7 +61,7 @@ def write_atomically(path: Path, content: bytes | str | Iterable[str], durable: 
 def try_lock(file: IO[Any]) -> bool:
     """Lock a file until it is closed, or its process ends; return False where another process holds it.
 
-    On a file system without locks every process may go on.
+    On a file system without locks it returns True in every process.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,12 +82,13 @@ def force_to_disk(path: Path) -> None:
 
 
 def reserve(path: Path, size: int, start: int = 0) -> None:
-    """Give a file room for `size` bytes from `start` on; what it holds stays.
+    """Reserve `size` bytes on disk for a file, from `start` on; its content stays.
 
-    A map of a file without room ends the process by SIGBUS, without a word, when the disk is full.
+    Without reserved space, a write to a mapped file on a full disk ends the process by SIGBUS, without a
+    message.
 
     Raises:
-        OSError: there is no room; the file is gone.
+        OSError: there is no room; the file is removed.
     """
     try:
         with path.open("ab") as file:
@@ -101,13 +102,13 @@ def new_array(path: Path, dtype: type, shape: tuple[int, ...], rows: np.ndarray 
     """Make an .npy file with room for all of an array of zeros, and return it mapped for writing.
 
     Args:
-        path: of the file.
-        dtype: of the numbers.
-        shape: of the array.
+        path: the file.
+        dtype: type of the numbers.
+        shape: shape of the array.
         rows: the only rows that will ever be written, in ascending order; None for all.
 
     Raises:
-        OSError: there is no room; the file is gone.
+        OSError: there is no room; the file is removed.
     """
     described = npy.dtype_to_descr(np.dtype(dtype))
     with path.open("wb") as file:
@@ -126,7 +127,7 @@ def new_array(path: Path, dtype: type, shape: tuple[int, ...], rows: np.ndarray 
 
 @contextmanager
 def told_as_os_error(path: Path) -> Iterator[None]:
-    """Turn the error of safetensors, where a file cannot be written, into Python's."""
+    """Turn the error of safetensors about a file that cannot be written into an `OSError`."""
     try:
         yield
     except SafetensorError as error:

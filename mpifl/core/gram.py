@@ -1,4 +1,4 @@
-"""What the inner products of vectors, their Gram matrix [n, n], say of the vectors."""
+"""Cosines and distances of n vectors from their Gram matrix [n, n], the matrix of inner products."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def cosine_matrix(gram: np.ndarray, floor: float = 1e-12) -> np.ndarray:
 def squared_distances(gram: np.ndarray) -> np.ndarray:
     """Return the squared Euclidean distances [n, n] of n vectors from their inner products [n, n].
 
-    Exact zeros on the diagonal and nothing negative. Vectors that nearly coincide lose digits: the error is
-    about 1e-16 times the squared norms.
+    The diagonal is exactly zero and no entry is negative. Distances of nearly equal vectors lose digits: the
+    error is about 1e-16 times the squared norms.
     """
     squares = np.diag(gram).astype(np.float64)
     out = squares[:, None] + squares[None, :]  # in place from here on: n may be ten thousand

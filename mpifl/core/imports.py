@@ -24,12 +24,12 @@ _helpers: dict[Path, bytes] = {}  # modules that users' files import -> content 
 
 
 def code_of(texts: Iterable[str]) -> str:
-    """Return a hash of the files of modules that import paths name, 12 hexadecimal digits; empty for none.
+    """Return a hash of the files of the modules in import paths, 12 hexadecimal digits; empty for none.
 
-    What a file imports from its own folder counts, too; see `imported_from`.
+    It includes what a file imports from its own folder; see `imported_from`.
 
     Args:
-        texts: of a configuration; those that are no import paths, or of mpifl itself, are left out.
+        texts: texts of a configuration; those that are not import paths, or are of mpifl itself, are ignored.
     """
     found = sorted(set[bytes]().union(*map(_sources, texts)))
     return sha256(b"\0".join(found)).hexdigest()[:12] if found else ""
@@ -49,18 +49,18 @@ def _sources(path: str) -> set[bytes]:
                 return set()
             file, module = Path(spec.origin), place
         return {file.read_bytes(), *(f"{n}\0".encode() + t for n, t in imported_from(file, module).items())}
-    except (OSError, ImportError, ValueError):  # not to be found: whoever loads it says so
+    except (OSError, ImportError, ValueError):  # not found: loading it raises the error
         return set()
 
 
 def imported_from(file: Path, module: str = "") -> dict[str, bytes]:
     """Return the modules that a user's file imports from its own folder or below, and what these import.
 
-    They are found by reading import statements, so that it does not matter what is loaded: every rank finds
-    the same. Installed files, and mpifl itself, are left out; so is what is imported by other means.
+    They are found from import statements, whatever is loaded, so that every rank finds the same. Installed
+    files and mpifl itself are left out, and so are modules that are imported by other means.
 
     Args:
-        file: of a module.
+        file: file of a module.
         module: its dotted name; empty for a file that is named by its path.
 
     Returns:
@@ -76,7 +76,7 @@ def imported_from(file: Path, module: str = "") -> dict[str, bytes]:
         for other in _imports(one, found[one], root):
             if other not in found and other.is_relative_to(root):
                 found[other] = b""
-                with suppress(OSError):  # whoever loads it says so
+                with suppress(OSError):  # loading it raises the error
                     found[other] = other.read_bytes()
                 todo.append(other)
     del found[file.resolve()]
@@ -87,7 +87,7 @@ def root_of(file: Path, module: str = "") -> Path:
     """Return the folder below which `imported_from` finds modules: that of the file, or of its package.
 
     Args:
-        file: of a module.
+        file: file of a module.
         module: its dotted name; empty for a file that is named by its path.
     """
     above = module.count(".") + (file.name == "__init__.py") if module else 0
@@ -96,16 +96,16 @@ def root_of(file: Path, module: str = "") -> Path:
 
 
 def _imports(file: Path, text: bytes, root: Path) -> Iterator[Path]:
-    """Yield the files that a module may import: of packages, modules, and names that may be modules.
+    """Yield the files that a module may import: packages, modules, and names that may be modules.
 
     Args:
-        file: of the module.
+        file: file of the module.
         text: its content.
-        root: where absolute imports are looked for; beside the file, too.
+        root: folder in which absolute imports are looked up, besides the folder of the file.
     """
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):  # whoever loads it says so
+    except (SyntaxError, ValueError, RecursionError):  # loading it raises the error
         return
     for node in ast.walk(tree):
         places = [root, file.parent]
@@ -134,7 +134,7 @@ def load_object(path: str, key: str, kind: type = object) -> Any:
     Args:
         path: module or file, and name.
         key: configuration key that holds it, for messages.
-        kind: the class that it usually is derived from, for messages.
+        kind: the class from which it usually is derived, for messages.
 
     Raises:
         UserError: there is no such module, file or name, or the import fails.
@@ -157,13 +157,13 @@ def load_object(path: str, key: str, kind: type = object) -> Any:
 
 
 def _offered(module: ModuleType, kind: type) -> list[str]:
-    """Return the names in a module that may be meant: classes of a kind, of which imported ones are complete.
+    """Return the names in a module that may be meant: its own classes of a kind, or concrete imported ones.
 
-    Where there are none, all classes and functions that the module itself defines; else what it imports.
+    If there are none, return all classes and functions that the module defines, or else all that it imports.
 
     Args:
-        module: as it is loaded.
-        kind: the class that they are derived from; object where any thing will do.
+        module: the loaded module.
+        kind: the class from which they are derived; object for anything.
     """
     things = {name: thing for name, thing in vars(module).items() if not name.startswith("_")}
     things = {name: thing for name, thing in things.items() if not inspect.ismodule(thing)}
@@ -204,10 +204,10 @@ def _from_file(file: Path, path: str, key: str) -> ModuleType:
     module._source, module._helpers = text, helpers  # type: ignore[attr-defined]  # ours
     sys.modules[name] = module
     try:
-        # from source: bytecode is matched to its source by seconds only
+        # from source: bytecode is matched to its source by times in whole seconds
         exec(compile(text, file, "exec"), vars(module))
     except BaseException as error:
-        sys.modules.pop(name, None)  # the next call would take half of it for the whole
+        sys.modules.pop(name, None)  # the next call would find a half-loaded module
         if not isinstance(error, (Exception, SystemExit)):
             raise
         raise UserError(key, path, f"cannot be imported: {type(error).__name__}: {error}") from error
@@ -215,10 +215,10 @@ def _from_file(file: Path, path: str, key: str) -> ModuleType:
 
 
 def _forget_changed(helpers: Mapping[Path, bytes]) -> None:
-    """Have modules that users' files import be imported anew where one of them was edited since.
+    """Forget the modules that users' files import if one was edited, so that they are imported again.
 
     Args:
-        helpers: file of each -> its content now.
+        helpers: file of each module -> its present content.
     """
     if any(_helpers.get(path, text) != text for path, text in helpers.items()):
         for name, module in [*sys.modules.items()]:
@@ -231,10 +231,10 @@ def _forget_changed(helpers: Mapping[Path, bytes]) -> None:
 
 @contextmanager
 def hidden(*names: str) -> Iterator[None]:
-    """Have imports of packages fail within the block, for a package that only tries them.
+    """Make imports of packages fail within the block, for a library that needs them only optionally.
 
     Args:
-        names: of the packages; those that are imported already stay visible.
+        names: names of the packages; those that are imported already stay visible.
     """
     hiding = [name for name in names if name not in sys.modules]
     sys.modules |= dict.fromkeys(hiding)  # type: ignore[arg-type]  # None: the import fails

@@ -1,7 +1,8 @@
-"""The vector instructions that PyTorch, NumPy and the libraries below them compute with.
+"""The vector instructions that PyTorch, NumPy and the libraries below them use.
 
-Each library takes the widest that the processor has, and with others it rounds otherwise. mpifl's own kernels
-have the same bits with all of them; Adam beside them takes PyTorch's square roots, which are MKL's.
+Each library uses the widest instructions of the processor, and rounds differently with others. mpifl's own
+kernels give the same bits with all of them. Adam is an exception: it uses PyTorch's square roots, which come
+from MKL.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LIMITS = {
         "ATEN_CPU_CAPABILITY": "avx2",  # loops of PyTorch
         "ONEDNN_MAX_CPU_ISA": "AVX2",  # its convolutions and LSTM
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",  # its matrix products
-        # NumPy, whose names are others since 2.4; it passes over those that it does not know
+        # NumPy, which has other names since 2.4; it ignores names that it does not know
         "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512_SKX AVX512_ICL AVX512_SPR X86_V4",
         "OPENBLAS_CORETYPE": "Haswell",  # matrix products of NumPy and SciPy
         "OPENBLAS_L2_SIZE": "512",  # kB
@@ -25,14 +26,14 @@ LIMITS = {
         "NUMBA_CPU_FEATURES": "+avx2,+fma",
     }
 }
-OTHERS = (  # variables by which the libraries compute otherwise, too
+OTHERS = (  # other variables that change what the libraries compute
     *("DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
     *("MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "NPY_ENABLE_CPU_FEATURES"),
 )
 
 
 def limit() -> None:
-    """Hand what `MPIFL_INSTRUCTIONS` asks for to the libraries, which read it when they are imported."""
+    """Set the variables of the libraries for `MPIFL_INSTRUCTIONS`; they read them when they are imported."""
     for name, value in LIMITS.get(os.environ.get(VARIABLE, ""), {}).items():
         os.environ.setdefault(name, value)
 
@@ -43,11 +44,11 @@ def limited() -> bool:
 
 
 def check() -> None:
-    """Refuse a limit that the libraries do not keep.
+    """Check that the libraries keep the limit, if there is one.
 
     Raises:
-        UserError: there is no such limit, a variable of a library says something else, a library was imported
-            before mpifl, or the processor is another one.
+        UserError: the limit is unknown, a variable of a library has another value, a library was imported
+            before mpifl, or the processor does not have AVX2.
     """
     if not limited():
         return
@@ -65,19 +66,19 @@ def check() -> None:
 
 
 def in_use() -> str:
-    """Return the instructions that this process computes with, and whether a limit decided them."""
+    """Return the instructions that this process uses, and whether a limit decided them."""
     return f"{_of_pytorch()} ({VARIABLE})" if limited() else _of_pytorch()
 
 
 def variables() -> str:
-    """Return the variables by which libraries compute otherwise, with their values, but those of a limit."""
+    """Return the set variables that change what libraries compute, with values, except those of a limit."""
     of_limit = LIMITS.get(os.environ.get(VARIABLE, ""), {})
     names = [name for name in (*LIMITS["avx2"], *OTHERS) if name not in of_limit]
     return ", ".join(f"{name}={readable(os.environ[name])}" for name in names if name in os.environ)
 
 
 def tells_limit(found: str) -> bool:
-    """Return whether instructions that `in_use` returned are those of a limit."""
+    """Return whether a text that `in_use` returned names the instructions of a limit."""
     return f"({VARIABLE})" in found
 
 

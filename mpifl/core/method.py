@@ -1,4 +1,4 @@
-"""What the hooks of a method take and return, and the capabilities; the builders of mixings: `mixing.py`."""
+"""Arguments and results of the hooks of a method, and the capabilities. Builders of mixings: `mixing.py`."""
 
 from .algorithm import Algorithm, Needs, PlannedRun
 from .capabilities import (

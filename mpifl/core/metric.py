@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a client or of all samples together.
+    """A metric of a client, or of all samples together.
 
     Attributes:
-        name: in columns of `metrics.csv` and `clients.csv`.
-        title: in tables, figures and progress lines.
+        name: name in columns of `metrics.csv` and `clients.csv`.
+        title: name in tables, figures and progress lines.
         better: 1 where higher is better, -1 where lower is.
-        percent: whether it is a fraction that tables show in percent.
+        percent: whether it is a fraction, which tables show in percent.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Metric:
 
     @property
     def scale(self) -> float:
-        """What turns a value into the unit of tables."""
+        """Factor from a value to the unit of tables."""
         return 100.0 if self.percent else 1.0
 
     @property
@@ -32,11 +32,11 @@ class Metric:
         return "%" if self.percent else ""
 
     def text(self, value: float, digits: int = 4) -> str:
-        """Return a value as tables show it, of at most so many digits."""
+        """Return a value as tables show it, with at most `digits` significant digits."""
         return f"{self.scale * value:.{digits}g}{' %' if self.percent else ''}"
 
     def of(self, name: str) -> bool:
-        """Return whether a score or the stem of a column is this metric's: `NAME`, or `NAME_` and more."""
+        """Return whether a score or the stem of a column belongs to this metric: `NAME`, or `NAME_...`."""
         return name == self.name or name.startswith(f"{self.name}_")
 
 

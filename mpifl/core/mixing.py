@@ -30,9 +30,9 @@ class Masks(Protocol):
     """Hides the uploads of a mixing from the server (`aggregation/secure_sum.py`).
 
     Attributes:
-        grid_weights: float64 [K, m], weights for which the grid of exact sums is made: those of uploads that
-            do not arrive, too.
-        scale: float64 [K], what sums are multiplied with.
+        grid_weights: float64 [K, m], weights that determine the grid of the exact sums, including those of
+            uploads that do not arrive.
+        scale: float64 [K], factors by which the sums are multiplied.
         grid_factor: how much coarser the grid is than without masks.
     """
 
@@ -58,12 +58,12 @@ class Mixing:
 
     Attributes:
         weights: float64 [K, m], how much of each upload enters each row.
-        keep: what stays of the old rows: None (nothing), [K] (each row of itself) or [K, K0] (rows from
-            rows).
-        into: the table.
-        of: the name of the uploads; empty where none enters.
+        keep: weights of the old rows: None (nothing is kept), [K] (one factor per row) or [K, K0] (each new
+            row as a combination of old rows).
+        into: name of the table.
+        of: name of the uploads; empty if no upload enters.
         part: slices of the upload that are mixed, when the table is narrower than the upload.
-        masks: what hides single uploads; set by the engine under secure aggregation.
+        masks: the masks that hide single uploads; set by the engine under secure aggregation.
     """
 
     weights: np.ndarray
@@ -86,7 +86,7 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the server decided.
+    """The decision of the server about one step.
 
     Attributes:
         mixings: applied in order.
@@ -103,7 +103,7 @@ def sample_weights(notes: Notes) -> np.ndarray:
     """Return n_k / sum n [m].
 
     Raises:
-        UserError: nobody has samples.
+        UserError: no client has samples.
     """
     n = notes.num_samples.astype(np.float64)
     require(n.sum() > 0, "num_samples", n.tolist(), "nobody has samples to share by")
@@ -120,9 +120,9 @@ def average(
 
     Args:
         notes: of the step.
-        weights: [m]; None: by samples. The row stays as it is where all are 0.
-        into: the table.
-        of: the name of the uploads.
+        weights: [m]; None weights by samples. If all are 0 the row stays unchanged.
+        into: name of the table.
+        of: name of the uploads.
     """
     w = notes.num_samples if weights is None else weights
     return rows(np.asarray(w, np.float64)[None], into=into, of=of)
@@ -140,9 +140,9 @@ def by_cluster(
     Args:
         labels: [m], the row of each upload; -1 for none.
         num_rows: K.
-        weights: [m], of each upload within its row; a row without uploads stays as it is.
-        into: the table.
-        of: the name of the uploads.
+        weights: [m], of each upload within its row; a row without uploads stays unchanged.
+        into: name of the table.
+        of: name of the uploads.
     """
     one_hot = (np.arange(num_rows)[:, None] == np.asarray(labels)[None, :]) * np.asarray(weights, np.float64)
     return rows(one_hot, into=into, of=of)
@@ -152,9 +152,9 @@ def rows(weights: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
     """Return the mixing whose row k is the mean of the uploads by row k of `weights`.
 
     Args:
-        weights: [K, m], normalised here; a row of zeros leaves its row as it is.
-        into: the table.
-        of: the name of the uploads.
+        weights: [K, m], normalised here; a row of zeros leaves its row unchanged.
+        into: name of the table.
+        of: name of the uploads.
 
     Raises:
         UserError: weights of a row are not finite, or cancel each other.
@@ -172,14 +172,14 @@ def rows(weights: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
 def own_rows(
     weights: np.ndarray, notes: Notes, num_clients: int, into: str = "model", of: str = "model"
 ) -> Mixing:
-    """Return the mixing whose row k belongs to client k: the uploads by its row of `weights`.
+    """Return the mixing whose row k belongs to client k: the mean of the uploads by its row of `weights`.
 
     Args:
-        weights: [m, m], a row for each client of the step; rows of absent clients stay.
+        weights: [m, m], a row for each client of the step; rows of absent clients stay unchanged.
         notes: of the step.
         num_clients: N.
-        into: the table.
-        of: the name of the uploads.
+        into: name of the table.
+        of: name of the uploads.
     """
     everyone = np.zeros((num_clients, len(notes)))
     everyone[notes.client] = weights
@@ -216,10 +216,10 @@ def in_turn(
 
     Args:
         rates: a [K, m].
-        into: the table.
-        of: the name of the uploads.
-        order: the uploads in the order in which they are blended in, int64 [m] (`Notes.arrival`); None: as
-            they stand.
+        into: name of the table.
+        of: name of the uploads.
+        order: the uploads in the order in which they are blended in, int64 [m] (`Notes.arrival`); None: the
+            given order.
     """
     rates = np.atleast_2d(np.asarray(rates, np.float64))
     order = np.arange(rates.shape[1]) if order is None else order

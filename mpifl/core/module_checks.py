@@ -1,7 +1,8 @@
-"""Whether modules compute what their classes say: no hooks, and no methods given to one instance.
+"""Checks that modules compute what their classes define: no hooks, and no methods set on an instance.
 
-Loops of our own, stacks and captured steps do not call a module, or not each time: they may stand in for it
-only while nothing was added to it. Users can add something at any time, so this is asked before every use.
+mpifl's own loops, stacks of models and captured CUDA graphs do not call a module, or not every time. They may
+replace it only while nothing has been added to it. Users can add something at any time, so the check precedes
+every use.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ CALL = nn.Module.__call__
 
 
 class Untouched:
-    """Asks a module and all inside it, as it is built now; quick enough for every visit.
+    """Checks a module and its submodules for additions; fast enough to run at every visit.
 
     Args:
-        module: its submodules must stay the same.
+        module: the module; its set of submodules must not change afterwards.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -41,7 +42,7 @@ class Untouched:
         self.parameters = list(module.parameters())
 
     def __call__(self) -> bool:
-        """Return whether no hook, no method of an instance and no other class was added."""
+        """Return whether no hook was added, no method set on an instance, and no class changed."""
         return not (
             any(self.hooks)
             or any(map(_has_hooks, self.parameters))

@@ -13,8 +13,8 @@ OLD_KEYS: dict[str, str] = {
     "system.keep_mb": "system.sample_cache_mb",
     "system.stopped_s": "system.stopped_timeout_s",
     "evaluation.first": "evaluation.at_start",
-}  # dotted key of an earlier release -> the present one, of the same values
-WITHOUT_WEIGHTS = (  # models of 0.1 that took none
+}  # dotted key of an earlier release -> its present name; the values are the same
+WITHOUT_WEIGHTS = (  # models that took no `weights` in release 0.1
     *("mlp", "emdcnn", "flt_mlp", "flt_cnn_mnist", "flt_cnn_cifar", "leaf_cnn", "lenet5", "ifca_mlp"),
     *("ccfl_cnn", "cfl_cnn", "resnet18_cifar", "custom"),
 )
@@ -86,12 +86,12 @@ NEW_KEYS: dict[str, Any] = {
     "output.callbacks": [],
     "secure_aggregation": {"name": "none"},
     "task": {"name": "classification", "metrics": ["accuracy"]},
-}  # dotted key that release 0.1 did not have (SECTION:NAME: not in that of NAME) -> the value for what it did
+}  # key that release 0.1 lacked (SECTION:NAME: a section with that name) -> the value that acts as 0.1 did
 MAX_COUNT = 2**63 - 1
 
 
 def without_new(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a resolved configuration without the keys of `NEW_KEYS` that stand for what 0.1 did."""
+    """Return a resolved configuration without the keys of `NEW_KEYS` whose values act as release 0.1 did."""
     out = copy.deepcopy(dict(tree))
     for key, plain in NEW_KEYS.items():
         *sections, name = key.split(".")
@@ -105,7 +105,7 @@ def without_new(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renamed(tree: Mapping[str, Any], say: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """Return a tree in which keys of earlier releases have their present names; values stay.
+    """Return a tree in which keys of earlier releases have their present names; values are unchanged.
 
     Args:
         tree: The configuration, or a part of it, as nested mappings.

@@ -1,4 +1,4 @@
-"""What a client's optimisers remember from one visit to the next (`local.keep_optimizer`)."""
+"""State of a client's optimisers from one visit to the next (`local.keep_optimizer`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 @dataclass
 class KeptOptimizer:
-    """The memory of an optimiser that trains again later; a training goes on from it and changes it.
+    """State of an optimiser that is kept for later; a training continues from it and updates it.
 
     Attributes:
-        steps: taken so far.
-        momentum: of SGD, or Adam's first moment, float32 [p]; None before the first step.
+        steps: steps taken so far.
+        momentum: momentum of SGD, or Adam's first moment, float32 [p]; None before the first step.
         square: Adam's second moment [p]; None for SGD.
     """
 
@@ -24,10 +24,10 @@ class KeptOptimizer:
 
 
 class OptimizerMemory:
-    """The optimisers of a client between its visits: the j-th training of a visit goes on with the j-th one.
+    """The optimisers of a client between visits: the j-th training of a visit continues with the j-th one.
 
     Args:
-        tensors: what `tensors` returned after the last visit; empty before the first.
+        tensors: result of `tensors` after the last visit; empty before the first.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -46,7 +46,7 @@ class OptimizerMemory:
         return self._kept[self._asked - 1]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return everything that is remembered, by name."""
+        """Return the state of all optimisers, by name."""
         out = {}
         for j, kept in enumerate(self._kept):
             out[f"{j}.steps"] = torch.tensor(kept.steps)

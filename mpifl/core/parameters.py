@@ -1,8 +1,8 @@
 """A model as one flat vector, and the named parts of that vector.
 
 The vector [d] holds the parameters in the order of `named_parameters`, then the floating buffers (running
-means of batch norm). Integer buffers are not part of it, nor are buffers that the model names in `frozen`:
-they are the same for all and never sent. A part is a tuple of slices of the vector.
+means of batch norm). Integer buffers are not part of it. Neither are the buffers that the model
+names in `frozen`, which are the same for all and never sent. A part is a tuple of slices of the vector.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def width(part: Part) -> int:
 
 
 def bounds(part: Part | None) -> tuple[tuple[int, int], ...] | None:
-    """Return the ends of a part's slices, which can be a key of a mapping; None for all."""
+    """Return start and stop of each slice of a part, usable as the key of a mapping; None for all."""
     return None if part is None else tuple((s.start, s.stop) for s in part)
 
 
@@ -75,8 +75,8 @@ class Layout:
     """Where each named tensor of a model lives in the flat vector.
 
     Attributes:
-        names: of the tensors, parameters first.
-        shapes: of the tensors, in the same order.
+        names: names of the tensors, parameters first.
+        shapes: shapes of the tensors, in the same order.
         num_parameters: p, the trainable prefix of the vector.
         blocks: module-name prefixes of the cluster block (FedCUAU), head included.
         frozen: names of the tensors that no vector holds, because they never change.
@@ -189,12 +189,15 @@ def flatten(model: nn.Module) -> torch.Tensor:
 class FlatModel:
     """A module whose parameters, gradients and floating buffers are views into flat buffers.
 
-    Buffers that are not in the vector, of integers, have their initial values again whenever a vector is
-    loaded: what they counted is another client's.
+    Integer buffers, which are not in the vector, are reset to their initial values whenever a vector is
+    loaded: their counts belong to another client.
 
     Attributes:
-        module: the module; `vector` [d] is its state, `weights` [p] its trainable prefix, `grad` [p] its
-            gradient.
+        module: the module.
+        layout: layout of its flat vector.
+        vector: its state [d].
+        weights: the trainable prefix [p] of `vector`.
+        grad: its gradient [p].
     """
 
     def __init__(self, module: nn.Module, device: str | torch.device = "cpu") -> None:
@@ -223,13 +226,13 @@ class FlatModel:
             (b, b.clone())
             for n, b in module.named_buffers()
             if not b.is_floating_point() and n not in frozen and not n.endswith("num_batches_tracked")
-        ]  # the last one is without effect
+        ]  # num_batches_tracked has no effect
 
     def check_buffers(self) -> None:
         """Check that the module writes its buffers in place, where the vector and the next client find them.
 
         Raises:
-            UserError: it has put another tensor in the place of one.
+            UserError: it has replaced a buffer by another tensor.
         """
         for place, name, key, buffer in self._buffers:
             if place.get(key) is not buffer:
@@ -238,10 +241,10 @@ class FlatModel:
                 raise UserError("model", name, remedy)
 
     def load(self, vector: torch.Tensor, train: bool | None = None) -> nn.Module:
-        """Copy `vector` [d] into the module and return it, in training mode or not (None: as it is).
+        """Copy `vector` [d] into the module and return it, in training mode or not (None: unchanged).
 
         Raises:
-            ValueError: it has another length; one number would be copied to all places.
+            ValueError: it has another length; a single number would be broadcast to all places.
             UserError: the module has replaced a buffer.
         """
         self.check_buffers()
@@ -251,7 +254,7 @@ class FlatModel:
         for counter, initial in self._counters:
             counter.copy_(initial)
         if train is not None:
-            for module in self._modules:  # quicker than Module.train, which sets what is set already
+            for module in self._modules:  # faster than Module.train, which sets every module
                 if module.training is not train:
                     module.training = train
         return self.module

@@ -15,7 +15,7 @@ SETTINGS = {-1: 2_000_000_000, -2: 64 << 20, -3: 32 << 20}  # M_TRIM_THRESHOLD, 
 
 # variables of launchers: the number of ranks
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
-LAUNCHED = (*SIZES, "PMI_RANK", "PMIX_RANK")  # one of them is there where a launcher started a process
+LAUNCHED = (*SIZES, "PMI_RANK", "PMIX_RANK")  # a launcher sets one of them
 
 
 def launched() -> bool:
@@ -24,7 +24,7 @@ def launched() -> bool:
 
 
 def peak_bytes() -> int:
-    """Return the most bytes this process had resident at once (VmHWM), 0 where the kernel does not tell.
+    """Return the peak resident memory of this process in bytes (VmHWM); 0 if the kernel does not report it.
 
     Unlike ru_maxrss it does not survive exec.
     """
@@ -41,18 +41,18 @@ def kilobytes(file: str, field: str) -> int:
 
 
 def machine_bytes() -> int:
-    """Return the bytes of memory of this machine, or the fewer that this process may address."""
+    """Return the memory of this machine in bytes, or the limit of this process's address space if lower."""
     has, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), getrlimit(RLIMIT_AS)[0]
     return has if limit == RLIM_INFINITY else min(has, limit)
 
 
 def check_memory(key: str, count: int, size: int) -> None:
-    """Refuse what this machine has no memory for.
+    """Check that this machine has enough memory for a number of objects.
 
     Args:
-        key: what says how many there are.
-        count: how many.
-        size: bytes that each takes, at least.
+        key: configuration key that sets their number.
+        count: number of objects.
+        size: least number of bytes that each takes.
 
     Raises:
         UserError: they do not fit.
@@ -63,10 +63,10 @@ def check_memory(key: str, count: int, size: int) -> None:
 
 
 def keep_freed() -> bool:
-    """Have glibc keep freed memory for the next tensor instead of giving it back to the system each time.
+    """Make glibc keep freed memory for the next tensor instead of returning it to the system each time.
 
     Returns:
-        False where there is no glibc, or where MALLOC_* variables say what the user wants.
+        False if there is no glibc, if MALLOC_* variables are set, or if glibc refuses the settings.
     """
     if not _may_set_allocator():
         return False
@@ -79,14 +79,14 @@ def _may_set_allocator() -> bool:
 
 
 class FreedMemory:
-    """Freed memory of a process that keeps it (`keep_freed`).
+    """Returns freed memory to the system now and then, in a process that keeps it (`keep_freed`).
 
-    Vectors of a round lie between small objects that stay; once they are freed, the holes are often too small
-    for the next ones, and the heap grows. Now and then the pages of all holes go back to the system, which
-    takes a millisecond.
+    The vectors of a round lie between small objects that stay. Once the vectors are freed, the holes are
+    often too small for the next ones, and the heap grows. Returning the pages of all holes takes a
+    millisecond.
 
     Args:
-        every_s: Seconds from one time to the next.
+        every_s: Seconds between two returns.
     """
 
     def __init__(self, every_s: float = 5.0) -> None:
@@ -94,7 +94,7 @@ class FreedMemory:
         self._trim = ctypes.CDLL(None).malloc_trim if _may_set_allocator() else None
 
     def give_back(self) -> bool:
-        """Give freed pages back to the system if that is due; return whether it was."""
+        """Return freed pages to the system if that is due; return whether it was."""
         if self._trim is None or time.monotonic() - self._last < self.every_s:
             return False
         self._trim(0)
@@ -103,7 +103,7 @@ class FreedMemory:
 
 
 def age() -> float:
-    """Return the seconds since this process began, to a hundredth (Linux)."""
+    """Return the seconds since this process began, in steps of 0.01 s (Linux)."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])  # starttime of proc(5)
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

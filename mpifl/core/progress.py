@@ -1,12 +1,12 @@
-"""What this process is doing now, for a display to look at: stages, the outermost first.
+"""What this process is doing now, as stages that a display can read, the outermost first.
 
 A process has one terminal and does one thing at a time, so the stages belong to the process, as the handlers
-of `logging` do. Code that takes long says so by `doing`; nobody has to look. The display
-(`results.progress`) looks from a thread of its own, so saying it costs nothing but a counter.
+of `logging` do. Code that takes long announces itself with `doing`; a display is optional. The display
+(`results.progress`) reads the stages in a thread of its own, so the working code pays only for a counter.
 
-The ranks of a node count their visits in memory that they share, each in a number of its own: no message, no
-lock, one write a visit. Rank 0 adds up the numbers of its node while it waits for the reports; of other nodes
-it knows nothing before.
+The ranks of a node count their visits in shared memory, each in its own number: no message, no lock, one
+write per visit. Rank 0 adds up the numbers of its node while it waits for the reports. Of other nodes it
+knows nothing until their reports arrive.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Stage:
     """Something that takes a while.
 
     Attributes:
-        what: in words.
-        total: how many of `unit` there are; 0 where that is not known.
-        unit: what is counted; empty: `what` itself is numbered, as in `round 3/10`.
-        count: returns how many are done; None: whoever works changes `done`.
-        done: how many are done, where nobody counts.
-        first: how many were done when it began, in a run that goes on.
-        main: whether it is the larger part of each of the things that the stage around it counts, so that
-            half of it is half of one of those.
-        ends_at_once: whether a request to stop need not wait for its end, because nothing of it is kept.
-        start: `time.monotonic` of its beginning.
+        what: description in words.
+        total: number of units; 0 if it is unknown.
+        unit: name of the units that are counted; empty: `what` itself is numbered, as in `round 3/10`.
+        count: returns how many units are done; None: the working code updates `done`.
+        done: number of units that are done, if `count` is None.
+        first: number of units that were done when it began, in a run that is resumed.
+        main: whether it is most of the work of one unit of the enclosing stage, so that half of it counts as
+            half of such a unit.
+        ends_at_once: whether a request to stop may interrupt it, because none of its work is saved.
+        start: `time.monotonic()` when it began.
     """
 
     what: str
@@ -54,15 +54,15 @@ class Stage:
 
     @property
     def number(self) -> int:
-        """How many are done, at most `total` where that is known."""
+        """Number of units that are done, at most `total` if that is known."""
         done = self.done if self.count is None else self.count()
         return min(done, self.total) if self.total else done
 
     def share(self, part: float = 0.0) -> float:
-        """Return the part that is done since it began, in [0, 1]; 0 where that is not known.
+        """Return the fraction that was done since it began, in [0, 1]; 0 if it is unknown.
 
         Args:
-            part: of the present one that is done.
+            part: fraction of the present unit that is done.
         """
         left = self.total - self.first
         return min(1.0, (self.number - self.first + part) / left) if left > 0 else 0.0
@@ -80,7 +80,7 @@ _stages: list[Stage] = []
 
 
 def stages() -> list[Stage]:
-    """Return what this process is doing, the outermost stage first; from any thread."""
+    """Return the present stages of this process, the outermost first; callable from any thread."""
     return _stages.copy()
 
 
@@ -94,7 +94,7 @@ def doing(
     main: bool = False,
     ends_at_once: bool = False,
 ) -> Iterator[Stage]:
-    """Say that the block does something; see `Stage`. Stages may nest."""
+    """Announce that the block is a stage; see `Stage`. Stages may nest."""
     stage = Stage(what, total, unit, count, first, first, main, ends_at_once)
     _stages.append(stage)
     try:
@@ -104,12 +104,12 @@ def doing(
 
 
 def each(items: Collection[T], what: str, unit: str) -> Iterator[T]:
-    """Yield items; they are a stage, counted as they are done.
+    """Yield items within a stage that counts each of them when it is done.
 
     Args:
-        items: what is worked on, one after the other.
-        what: is done with them, in words.
-        unit: what they are.
+        items: the items to work on, one after the other.
+        what: what is done with them, in words.
+        unit: what the items are called.
     """
     with doing(what, len(items), unit) as stage:
         for item in items:
@@ -118,25 +118,25 @@ def each(items: Collection[T], what: str, unit: str) -> Iterator[T]:
 
 
 def shared(path: Path, size: int) -> mmap.mmap:
-    """Return a file as memory that all processes which ask for it share; new bytes are 0.
+    """Return a file mapped as memory, which all processes that map it share; new bytes are 0.
 
     Raises:
-        OSError: there is no such folder, or no room for it.
+        OSError: the folder does not exist, or there is no room for the file.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        os.posix_fallocate(file, 0, size)  # a file with holes would end the process where memory is full
+        os.posix_fallocate(file, 0, size)  # writing to a sparse file would end the process if memory is full
         return mmap.mmap(file, size)
     finally:
         os.close(file)
 
 
 class VisitCounter:
-    """The visits of one rank; on any rank of the node the sum of all.
+    """Counts the visits of one rank; any rank of the node can read the sum over its ranks.
 
     Args:
-        folder: that all ranks of the node see; None counts this rank alone.
-        rank: this one.
+        folder: folder that all ranks of the node share; None counts this rank alone.
+        rank: this rank.
         size: number of ranks.
     """
 
@@ -149,7 +149,7 @@ class VisitCounter:
         self._numbers = memoryview(room).cast("q")
 
     def begin(self) -> None:
-        """Note that this rank starts on its visits. Here nobody wants to know."""
+        """Note that this rank starts its visits. Here it does nothing."""
         return
 
     def advance(self, visits: int = 1) -> None:
@@ -162,5 +162,5 @@ class VisitCounter:
         return sum(self._numbers)
 
     def by_rank(self) -> list[int]:
-        """Return the visits of each rank that this node's ranks have finished; 0 for those of other nodes."""
+        """Return the finished visits of each rank of this node; 0 for ranks of other nodes."""
         return [*self._numbers]

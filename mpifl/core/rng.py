@@ -27,7 +27,7 @@ class Key:
 
     @property
     def entropy(self) -> int:
-        """128 bits that stand for this address."""
+        """128 bits that are derived from this address."""
         return int.from_bytes(hashlib.blake2b(repr(self.path).encode(), digest_size=16).digest(), "little")
 
     @property
@@ -57,10 +57,10 @@ class Key:
 
     @contextmanager
     def seeded(self) -> Iterator[None]:
-        """Seed PyTorch's own generator for a block that draws from it, and put its state back behind it.
+        """Seed PyTorch's global generator for a block that draws from it, and restore its state afterwards.
 
-        Where there is no GPU its CPU generator alone is seeded: `torch.manual_seed` formats a stack trace for
-        each kind of accelerator, which takes longer than a small network's weights.
+        Without a GPU only the CPU generator is seeded: `torch.manual_seed` formats a stack trace for each
+        kind of accelerator, which takes longer than drawing a small network's weights.
         """
         with torch.random.fork_rng(devices=[]):
             seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed

@@ -1,8 +1,9 @@
-"""What a model is trained for: its loss, the metrics that it is scored by, and which of them are better.
+"""The interface of a task: the loss of a model, and the metrics it is scored by.
 
 A task works on one batch: the model's output and the labels of its samples. Metrics come from sums over
-samples (numbers of hits, squared errors), never from means of means, so they are the same whatever the sizes
-of batches and the number of ranks, and sums of several clients give the metrics of all their samples.
+samples (numbers of hits, squared errors), never from means of means. They therefore do not depend on the
+sizes of batches or the number of ranks, and the sums of several clients give the metrics of all their
+samples.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .errors import require
 from .federation import DataInfo
 from .metric import Metric
 
-SUMS = "sums."  # begins the names of sums among scores, which metrics of all samples together are made of
+SUMS = "sums."  # prefix of the names of sums among scores; they give the metrics of all samples together
 
 Sums = Mapping[str, "torch.Tensor | np.ndarray"]
 
@@ -32,9 +33,9 @@ class Task(ABC):
     Attributes:
         labels: the kinds of labels that it takes (`DataInfo.labels`).
         known: its metrics, by name.
-        cross_entropy: whether its loss is the cross-entropy of classes, which the kernels in C compute; of a
-            class derived from one where it is, only where the loss is not its own.
-        called: its name in a configuration; of a task of your own, the path by which it was imported.
+        cross_entropy: whether its loss is the cross-entropy of classes, which the kernels in C compute. It
+            does not count in a subclass that overrides the loss without setting it again.
+        called: its name in a configuration; empty for your own task, whose `name` is its import path.
     """
 
     labels: ClassVar[tuple[str, ...]]
@@ -49,7 +50,7 @@ class Task(ABC):
         """Return the loss of each sample [n].
 
         Args:
-            output: of the model, [n, ...]; its last axis has `num_classes` numbers.
+            output: output of the model, [n, ...]; its last axis has `num_classes` numbers.
             labels: [n] or [n, ...].
         """
 
@@ -58,7 +59,7 @@ class Task(ABC):
         return self.losses(output, labels).mean()
 
     def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the sum of what `loss` is the mean of, a scalar. Default: that of `losses`."""
+        """Return the sum of the terms whose mean is `loss`, a scalar. Default: the sum of `losses`."""
         return self.losses(output, labels).sum()
 
     def count(self, labels: torch.Tensor) -> int:
@@ -67,16 +68,16 @@ class Task(ABC):
 
     @cached_property
     def has_total(self) -> bool:
-        """Whether `loss` is `total_loss` over `count`: not where a class says only what `loss` is."""
+        """Whether `loss` is `total_loss` / `count`: False for a class that overrides only `loss`."""
         return self._declares("total_loss", ("loss",))
 
     @cached_property
     def for_kernels(self) -> bool:
-        """Whether its loss is the cross-entropy of classes."""
+        """Whether the kernels can compute its loss: the cross-entropy of classes."""
         return self.cross_entropy and self._declares("cross_entropy", ("losses", "loss", "total_loss"))
 
     def _declares(self, name: str, others: Sequence[str]) -> bool:
-        """Return whether no class derived from the one that says `name` says one of the others."""
+        """Return whether no subclass of the class that defines `name` overrides one of the others."""
         first = {n: i for i, c in reversed([*enumerate(type(self).__mro__)]) for n in vars(c)}
         return all(first[name] <= first[other] for other in others)
 
@@ -84,9 +85,9 @@ class Task(ABC):
 
     @abstractmethod
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
-        """Return sums over the samples, from which `figures` makes all metrics; any names and shapes.
+        """Return sums over the samples, from which `figures` computes all metrics; any names and shapes.
 
-        Two sets of samples together have the sums of both.
+        They must be additive: adding those of two sets of samples gives those of both sets together.
         """
 
     @abstractmethod
@@ -94,7 +95,7 @@ class Task(ABC):
         """Return the value of each metric of `metrics`, and `loss`, from sums."""
 
     def evaluate(self, output: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        """Return what samples score: metrics, `loss`, and the sums behind them, their names with SUMS."""
+        """Return the scores of samples: metrics, `loss`, and the sums behind them, prefixed by SUMS."""
         found = self.sums(output, labels)
         here = {n: v.detach().cpu() if isinstance(v, torch.Tensor) else v for n, v in found.items()}
         sums = {name: np.asarray(value, np.float64) for name, value in here.items()}
@@ -104,21 +105,21 @@ class Task(ABC):
         """Return the output of a mixture of models: their weighted predictions, float64 [n, ...]. FedEM.
 
         Args:
-            outputs: of each of K models, [n, ...].
+            outputs: outputs of the K models, each [n, ...].
             weights: [K], summing to one.
         """
         stacked = torch.stack(list(outputs)).double()
         return torch.einsum("k,k...->...", weights.double().to(stacked.device), stacked)
 
     def evaluate_mixed(self, mixed: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        """Return what samples score, given what `mix` returned. Default: as `evaluate`."""
+        """Return the scores of samples from the output of `mix`. Default: as `evaluate`."""
         return self.evaluate(mixed, labels)
 
-    # -- what it is
+    # -- name and metrics
 
     @property
     def chosen(self) -> tuple[Metric, ...]:
-        """The metrics in use, the first of them that of curves, tables and targets.
+        """The metrics in use; the first one is used in curves, tables and targets.
 
         Default: those that the option `metrics` names, or all that are known.
         """
@@ -136,19 +137,19 @@ class Task(ABC):
         return self.chosen
 
     def check(self, info: DataInfo) -> None:
-        """Raise `UserError` where the labels are none of this task's. Default: by `labels`."""
+        """Raise `UserError` if the task does not take such labels. Default: those not in `labels`."""
         fits = info.labels in self.labels
         remedy = f"labels of this source are {info.labels}; take {SUITABLE[info.labels]}, or another source"
         require(fits, "task.name", self.name, remedy)
 
     @property
     def name(self) -> str:
-        """What `task` calls it in a configuration."""
+        """Its name in section `task` of a configuration."""
         called: str = vars(type(self)).get("called", "")  # a class derived from it has another name
         return called or getattr(type(self), "imported_as", type(self).__name__)
 
     def check_metrics(self) -> None:
-        """Raise `UserError` where the option `metrics` names what is not known, or names it twice."""
+        """Raise `UserError` if the option `metrics` names an unknown metric, or one metric twice."""
         names = getattr(self, "metrics", ())
         known = ", ".join(self.known)
         require(set(names) <= set(self.known), "metrics", list(names), f"take some of {known}")

@@ -2,7 +2,7 @@
 
 A file that cannot be read raises `UserError`. YAML is read strictly: no key occurs twice in a mapping; dates,
 base 60 and leading zeros are strings, not numbers (YAML 1.1 reads `010` as 8 and `12:30` as 750); aliases
-cannot multiply the size of a file. Numbers may remember how they were written, for keys that hold text.
+cannot multiply the size of a file. Numbers can remember how they were written, for keys that hold text.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def check_file(path: Path, key: str, most_bytes: int | None = None) -> None:
     """Check that a path is a regular file; reading a pipe or a device could block for ever.
 
     Args:
-        path: of the file.
+        path: the file.
         key: configuration key or argument that names it, for messages.
         most_bytes: largest size; None for any.
 
     Raises:
-        UserError: there is no such file, it is not regular, or it is larger.
+        UserError: the file does not exist, is not regular, or is larger.
     """
     try:
         found = path.stat()
@@ -57,12 +57,12 @@ def text_of(path: Path, key: str, most_bytes: int | None = None) -> str:
     """Return the text of a file in UTF-8, with or without a byte order mark.
 
     Args:
-        path: of the file.
+        path: the file.
         key: configuration key or argument that names it, for messages.
         most_bytes: largest size; None for any.
 
     Raises:
-        UserError: as `check_file` does, or it cannot be read, or it is not UTF-8.
+        UserError: as for `check_file`, or the file cannot be read, or is not UTF-8.
     """
     check_file(path, key, most_bytes)
     try:
@@ -83,8 +83,8 @@ def check_name(key: str, name: str) -> None:
 def readable(value: str) -> str:
     """Return a string with an escape in place of each surrogate, so that it can be written in UTF-8.
 
-    A JSON string has one where one of a pair of escapes is missing, and the name of a file, an argument or a
-    variable has one for each byte that is no UTF-8.
+    A JSON string contains a surrogate where one half of a pair of escapes is missing. The name of a file, an
+    argument or an environment variable contains one for each byte that is not UTF-8.
     """
     return value.encode(errors="backslashreplace").decode()
 
@@ -92,11 +92,11 @@ def readable(value: str) -> str:
 # -- YAML ----------------------------------------------------------------------------------------------------
 
 
-_BASE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML was built with it
+_BASE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the loader in C, if PyYAML was built with it
 
 
 class _Loader(_BASE):  # type: ignore[misc, valid-type]
-    """A safe YAML loader that checks the tree before it makes objects of it."""
+    """A safe YAML loader that checks the tree before it constructs objects."""
 
     def get_single_node(self) -> yaml.Node | None:
         """Return the root of the tree, checked by `_check`."""
@@ -141,27 +141,27 @@ _Loader.add_implicit_resolver(
 
 
 class WrittenInt(int):
-    """A whole number of a YAML text that Python writes in another way, such as `1_000`.
+    """An integer of a YAML text that Python would write differently, such as `1_000`.
 
     Attributes:
-        text: as it was written.
+        text: the number as it was written.
     """
 
     text: str
 
 
 class WrittenFloat(float):
-    """Another number of a YAML text that Python writes in another way, such as `1.10`.
+    """A float of a YAML text that Python would write differently, such as `1.10`.
 
     Attributes:
-        text: as it was written.
+        text: the number as it was written.
     """
 
     text: str
 
 
 def spelling(number: float) -> str:
-    """Return a number as it was written, as far as it remembers."""
+    """Return a number as it was written, if it remembers that, otherwise as Python writes it."""
     return number.text if isinstance(number, (WrittenInt, WrittenFloat)) else str(number)
 
 
@@ -180,7 +180,7 @@ class _WrittenLoader(_Loader):
     """A loader whose numbers remember how they were written."""
 
     def construct_number(self, node: yaml.ScalarNode) -> float:
-        """Return the value of a node; a `WrittenInt` or `WrittenFloat` where Python writes it otherwise."""
+        """Return the value of a node; a `WrittenInt` or `WrittenFloat` if Python writes it differently."""
         whole = node.tag == INT
         number: float = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
         if str(number) == node.value:
@@ -228,7 +228,7 @@ def _check(root: yaml.Node) -> None:
         elif id(child) in under_way:
             raise yaml.MarkedYAMLError(problem="an alias contains itself", problem_mark=child.start_mark)
         elif id(child) not in sizes:
-            if len(path) > MAX_DEPTH:  # by aliases
+            if len(path) > MAX_DEPTH:  # possible with aliases
                 problem = f"it is nested deeper than {MAX_DEPTH} levels"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=child.start_mark)
             path.append((child, _below(child)))
@@ -288,11 +288,11 @@ def json_of(text: str | bytes) -> Any:
     """Return the value of a JSON text; bytes are UTF-8, with or without a byte order mark.
 
     Raises:
-        ValueError: it is not JSON, or one of its strings could not be written in UTF-8 (`readable`).
+        ValueError: it is not JSON, or one of its strings cannot be written in UTF-8 (`readable`).
     """
     text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     tree = json.loads(text)
-    if SURROGATE.search(text):  # most are of whole pairs
+    if SURROGATE.search(text):  # usually halves of complete pairs
         json.dumps(tree, ensure_ascii=False).encode()
     return tree
 
@@ -310,12 +310,12 @@ def json_file(path: Path, key: str, escapes: bool = False) -> Any:
     """Return the value of a JSON file.
 
     Args:
-        path: of the file.
+        path: the file.
         key: configuration key or argument that names it, for messages.
-        escapes: read strings that could not be written as escapes, instead of refusing the file.
+        escapes: escape strings that cannot be written in UTF-8 (`readable`), instead of refusing the file.
 
     Raises:
-        UserError: as `text_of` does, or it is not JSON (`json_of`).
+        UserError: as for `text_of`, or the file is not JSON (`json_of`).
     """
     try:
         text = text_of(path, key)
@@ -330,9 +330,9 @@ def csv_file(path: Path, key: str, columns: Sequence[str] = ()) -> Iterator[tupl
     """Yield (place, row) for each row of a CSV file; a place is "FILE line NUMBER".
 
     Args:
-        path: of the file.
+        path: the file.
         key: configuration key or argument that names it, for messages.
-        columns: that the header must have.
+        columns: columns that the header must have.
 
     Raises:
         UserError: the file cannot be read, a column is missing or occurs twice, or a row has more or fewer
@@ -365,7 +365,7 @@ T = TypeVar("T")
 def read_per_client(
     file: str, key: str, form: str, needs: str, parse: Callable[[Mapping[str, str], str], T]
 ) -> dict[int, list[T]]:
-    """Return client -> values of its rows, in the order of the file: one row for each visit in turn.
+    """Return client -> values of its rows, in the order of the file: one row per visit.
 
     Args:
         file: a CSV file with a column `client`.

@@ -11,7 +11,7 @@ PHASES = ("wait", "broadcast", "load", "train", "reduce", "cluster", "evaluate")
 
 
 class _Phase:
-    """A block whose time counts as one phase; a plain object, because events open several per arrival."""
+    """A block timed as one phase; a plain class, because event-driven runs open several per arrival."""
 
     def __init__(self, seconds: dict[str, float], inner: list[float], name: str) -> None:
         self.seconds, self.inner, self.name = seconds, inner, name
@@ -27,7 +27,7 @@ class _Phase:
 
 
 class Stopwatch:
-    """Seconds spent per phase. Phases may nest: the inner one's time is taken off the outer."""
+    """Seconds spent per phase. Phases may nest: the inner one's time is subtracted from the outer's."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -48,5 +48,5 @@ class Stopwatch:
 
 
 def now() -> np.ndarray:
-    """Return the real seconds and the processor's seconds of this process."""
+    """Return the wall-clock time and the CPU time of this process, in seconds."""
     return np.array([perf_counter(), process_time()])

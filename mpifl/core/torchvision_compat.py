@@ -1,8 +1,8 @@
-"""The only import of torchvision, which is slow and, beside a CPU build of torch, fails as published.
+"""The only import of torchvision, which is slow, and as published fails with a CPU build of torch.
 
 PyPI's torchvision is built for CUDA; where its compiled operators do not load, `import torchvision` fails
 with `operator torchvision::nms does not exist`. Data sets, transforms and models need no operator, so
-declaring the two missing schemas cures it.
+it is enough to declare the two missing schemas.
 """
 
 from __future__ import annotations

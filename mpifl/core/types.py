@@ -21,12 +21,12 @@ Reads = Mapping[
 
 
 class CohortReads(Mapping[int, Reads]):
-    """What several clients download: a mapping from clients to reads, in which equal reads are one object.
+    """The downloads of several clients: a mapping from clients to reads, in which equal reads are one object.
 
     Args:
         clients: int64 [m], each once.
-        distinct: reads that differ, in the order of the first client of each.
-        which: number of each client's among them, int64 [m].
+        distinct: the different reads, in the order of the first client of each.
+        which: index in `distinct` of each client's reads, int64 [m].
     """
 
     def __init__(self, clients: np.ndarray, distinct: Sequence[Reads], which: np.ndarray) -> None:
@@ -34,7 +34,7 @@ class CohortReads(Mapping[int, Reads]):
 
     @staticmethod
     def of(pairs: Iterable[tuple[int, Reads]]) -> CohortReads:
-        """Return the reads of clients; mixtures are not compared, and count as different."""
+        """Return the reads of clients; mixtures are not compared and count as different."""
         clients, which, distinct, known = list[int](), list[int](), list[Reads](), dict[Any, int]()
         for client, reads in pairs:
             try:
@@ -100,18 +100,20 @@ class Message:
 
 @dataclass(frozen=True)
 class Report:
-    """What a client made of its visit.
+    """The result of a client's visit.
 
     Attributes:
-        vectors: heavy results by name, [d] or [C, d]; they stay where they were made until a mixing moves
+        client: number of the client.
+        num_samples: training samples at this visit.
+        vectors: large results by name, [d] or [C, d]; they stay where they were made until a mixing moves
             them.
         notes: small numbers or arrays the server needs; part of the federation's traffic.
         metrics: numbers for the observer only; no federation would send them.
-        unsent: names of vectors and notes that no federation would send, because the server can work them out
-            from what it has or because only the observer wants them; they are not counted as traffic.
-        based_on: for uploads that are not models of the table of their name: the vector, [d] or [C, d], from
-            which an upload is counted where it is compressed, attacked or clipped; None: it is a change
-            already. Under privacy it is a row that was downloaded, or None.
+        unsent: names of vectors and notes that no federation would send, because the server can compute them
+            from what it has or because only the observer needs them; they are not counted as traffic.
+        based_on: for uploads that are not models of the table of their name: the vector, [d] or [C, d], to
+            which an upload is relative when it is compressed, attacked or clipped; None: the upload is a
+            change already. Under privacy it is a row that was downloaded, or None.
     """
 
     client: int
@@ -132,10 +134,10 @@ class Notes:
         num_samples: int64 [m].
         staleness: int64 [m], server steps since the rows were read.
         fresh: bool [m], False for the remembered upload of a client outside the cohort (`RememberedUploads`).
-        columns: what the reports noted, stacked over reports, and what `ComparedUploads` adds: `gram` [m, m],
-            `row_distance` [m, K].
-        arrival: the reports in the order in which they arrived, int64 [m]; in rounds, where all arrive at
-            once, in an order that is drawn. None: as they stand.
+        columns: notes of the reports, stacked over reports, and the results of `ComparedUploads`: `gram`
+            [m, m], `row_distance` [m, K].
+        arrival: indices of the reports in the order in which they arrived, int64 [m]; in rounds, where all
+            arrive at once, the order is drawn at random. None: the order of the columns.
     """
 
     client: np.ndarray
@@ -189,9 +191,11 @@ class ProblemInfo:
     """What a method may know when it sets up the server.
 
     Attributes:
+        num_clients: N.
+        num_classes: L, the width of the model's output.
         num_samples: int64 [N], training samples of each client, at its first visit where they change.
-        groups: int64 [N], the hidden truth; only given to methods that declare `Needs.groups`.
-        layout: of the model's flat vector.
+        groups: int64 [N], the hidden true groups; only given to methods that declare `Needs.groups`.
+        layout: layout of the model's flat vector.
         public: the labelled sets the server owns, each as a client (`public[g].sgd`, `public[g].loss`).
         init: j -> the j-th independent initial vector [d]; `init(0)` is the common one.
     """

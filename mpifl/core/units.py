@@ -1,9 +1,9 @@
 """Units of configuration keys: `20ms`, `3min`, `2GB`, `1Mbit/s` become numbers in the unit of their key.
 
 A field declares its unit by the end of its name (`latency_s`, `sample_cache_mb`, `uplink_bytes_s`), or by
-`field(metadata={"unit": Unit(...)})`. A number without a unit is in that unit. Bits and bytes are told
-apart (`Mbit`, `MB`), and so are powers of ten and of two (`MB`, `MiB`); what could be read both ways
-(`Mb`, `KB`) is refused.
+`field(metadata={"unit": Unit(...)})`. A number without a unit is in that unit. Bits and bytes are
+distinguished (`Mbit`, `MB`), and so are powers of ten and of two (`MB`, `MiB`). Ambiguous units (`Mb`, `KB`)
+are refused.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Unit:
     """The unit of a key.
 
     Attributes:
-        name: in words, in the plural.
-        dimension: `time`, `size` or `rate`; empty where values have no other unit than this one.
+        name: the unit in words, in the plural.
+        dimension: `time`, `size` or `rate`; empty where values can have no other unit.
         factor: the unit in seconds, bytes, or bytes per second.
     """
 
@@ -100,15 +100,15 @@ def unit_of(cls: type, name: str) -> Unit | None:
 
 
 def quantity(text: str, unit: Unit, key: str) -> float:
-    """Return a number with or without a unit, in the unit of a key.
+    """Return the value of a text, with or without a unit, in the unit of a key.
 
     Args:
         text: such as `20ms` or `0.02`.
-        unit: of the key.
-        key: for messages.
+        unit: unit of the key.
+        key: the key, for messages.
 
     Raises:
-        UserError: no number, an unknown unit, or one of another dimension.
+        UserError: the text is not a number, or its unit is unknown or of another dimension.
     """
     try:
         return float(text)
@@ -131,7 +131,7 @@ def quantity(text: str, unit: Unit, key: str) -> float:
 
 
 def _unknown(name: str) -> str:
-    """Say what is wrong with the name of a unit."""
+    """Return what is wrong with the name of a unit."""
     size, slash, per = name.partition("/")
     if re.fullmatch(r"[kKMGT]?i?b", size):
         plain = size[:-1].replace("K", "k") if "i" not in size else size[:-1]

@@ -1,9 +1,9 @@
 """Models: each is a body, which ends in the embedding, and a last linear layer, the head.
 
 `MODELS[name]` is a frozen dataclass; its fields are the options of `--model.*`. `build(shape, num_classes)`
-makes the module, or `build_for(info)` where it must know more of the data; callers use `build_model`. Initial
-weights are drawn from torch's global generator: the caller seeds it, or asks `seeded_model`. Of a model with
-adapters (`lora.py`) the flat vector holds the adapters only, and what is trained beside them.
+makes the module, or `build_for(info)` if it needs more properties of the data; callers use `build_model`.
+Initial weights are drawn from torch's global generator: the caller seeds it, or uses `seeded_model`. The flat
+vector of a model with adapters (`lora.py`) holds only the adapters and what is trained besides them.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class ResidualBlock(nn.Module):
 
 
 def _quarter(name: str, shape: Shape) -> tuple[int, int]:
-    """Return the sides of the image after it was halved twice."""
+    """Return the sides of the image after halving it twice."""
     _, h, w = shape
     need_side(name, shape, 4)
     remedy = f"needs images whose sides are multiples of 4, but the data has {h}x{w}"
@@ -67,7 +67,7 @@ class FltAE:
     fc code -> 196 (no activation), transposed conv2 of stride 2 -> 16, ReLU, the same -> C, sigmoid.
 
     Attributes:
-        code: numbers in a code.
+        code: width of the code.
     """
 
     code: int = 128
@@ -135,11 +135,11 @@ class FltAECifar:
     """FLT ConvAE for 32x32 colour images; mean squared error, no squashing of the output.
 
     Encoder conv4 stride 2 -> 64; conv4 stride 2 -> 128; conv3 -> 128; two residual blocks; conv1 -> 64;
-    conv1 -> 8; each convolution with batch norm; fc 512 -> code. The decoder mirrors it. Our reading: ReLU
-    after a batch norm unless a residual block, which starts with one, follows.
+    conv1 -> 8; each convolution with batch norm; fc 512 -> code. The decoder mirrors it. We read it with a
+    ReLU after each batch norm, unless a residual block follows, which starts with a ReLU.
 
     Attributes:
-        code: numbers in a code (64 in the submission branch, 128 at HEAD).
+        code: width of the code (64 in the submission branch, 128 at HEAD).
     """
 
     code: int = 128

@@ -1,4 +1,4 @@
-"""The base class of models, how they are built for some data, and the checks they share."""
+"""The base class of models, their construction for given data, and the checks they share."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ class Net(nn.Module):
 class ModelOptions(ABC):
     """A network that a configuration describes: a frozen dataclass whose fields are the keys of `model`.
 
-    A user's own class need not be one: a dataclass with `build(shape, num_classes)` will do, for images and
-    features; it has neither of these two keys. Of a class below this one, too, a `build` of its own is what
-    builds the network.
+    A user's own class need not inherit from it: for images and features, a dataclass with
+    `build(shape, num_classes)` is enough, which then has neither `weights` nor `lora`. If a subclass
+    overrides `build`, that method builds the network.
 
     Attributes:
         takes: the kinds of samples that it takes (`DataInfo.inputs`).
-        weights: a local file (safetensors, or a state dict of PyTorch) from which the initial weights are
-            read, in the names of the network; its last layer is used if the number of classes fits. The
+        weights: local file with the initial weights (safetensors, or a state dict of PyTorch), under the
+            names of the network's tensors. Its last layer is used if the number of classes fits. The
             `model.safetensors` of a run whose clients use one model is such a file.
-        lora: adapters that are trained and sent in the place of the network.
+        lora: low-rank adapters, which are trained and sent instead of the network.
     """
 
     takes: ClassVar[tuple[str, ...]] = (IMAGES, FEATURES)
@@ -78,12 +78,12 @@ class ModelOptions(ABC):
     lora: LoRA = field(default=LoRA(), kw_only=True)
 
     def build_for(self, info: DataInfo) -> Net:
-        """Return the network for such data, with the weights of its file and its adapters.
+        """Return the network for data as in `info`, with the weights of its file and its adapters.
 
         Weights are drawn from torch's global generator, those of adapters last: the caller seeds it.
 
         Args:
-            info: what samples and labels are like.
+            info: format of samples and labels.
 
         Raises:
             UserError: the network cannot take such samples, or an option does not fit it.
@@ -96,23 +96,23 @@ class ModelOptions(ABC):
         return net
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> Net:
-        """Return the network for images of `shape` (C, H, W) and so many classes; see `build_for`."""
+        """Return the network for images of `shape` (C, H, W) and `num_classes` classes; see `build_for`."""
         return self.build_for(DataInfo(shape, num_classes))
 
     @abstractmethod
     def make_for(self, info: DataInfo) -> Net:
-        """Return the network as it is drawn: from [n, *info.shape] to [n, ..., info.num_classes]."""
+        """Return the network with random weights: from [n, *info.shape] to [n, ..., info.num_classes]."""
 
     def published(self) -> dict[str, str]:
-        """Return what a file of `weights` calls body and head; see `load_weights`."""
+        """Return the names of body and head in a file of `weights`; see `load_weights`."""
         return {"body": "body.", "head": "head"}
 
     def merged(self, net: Net, info: DataInfo) -> Net:
         """Return the network without adapters that computes what `net` does, up to rounding.
 
         Args:
-            net: as `build_for` returned it, with any weights.
-            info: what samples and labels are like.
+            net: the result of `build_for`, with any weights.
+            info: format of samples and labels.
         """
         if not self.lora.rank:
             return net
@@ -124,23 +124,23 @@ class ModelOptions(ABC):
 
 
 class ShapeModel(ModelOptions):
-    """A model that needs to know of the data only the shape of a sample and the number of classes."""
+    """A model that depends only on the shape of a sample and the number of classes."""
 
     def make_for(self, info: DataInfo) -> Net:
-        """Return the network as it is drawn."""
-        return self.make(info.shape, info.num_classes)  # type: ignore[arg-type]  # of other samples than images, too
+        """Return the network with random weights."""
+        return self.make(info.shape, info.num_classes)  # type: ignore[arg-type]  # not only for images
 
     @abstractmethod
     def make(self, shape: Shape, num_classes: int) -> Net:
-        """Return the network as it is drawn, for samples of `shape`."""
+        """Return the network with random weights, for samples of `shape`."""
 
 
 def build_model(options: Any, info: DataInfo) -> nn.Module:
-    """Return the network that a section `model` describes, for such data; draws its initial weights.
+    """Return the network that a section `model` describes, for data as in `info`; draws its weights.
 
     Args:
         options: the section.
-        info: what samples and labels are like.
+        info: format of samples and labels.
 
     Raises:
         UserError: the model takes other samples, or this machine has no memory for its weights.
@@ -157,7 +157,7 @@ def _built(options: Any, info: DataInfo) -> nn.Module:
     require(info.inputs in takes, "model.name", name, f"{remedy}; take {example[info.inputs]}")
     known = options if isinstance(options, ModelOptions) else None
     if known is not None and type(known).build is not ModelOptions.build:
-        known = None  # its own `build` is asked
+        known = None  # its own `build` is called
     if known is not None and not isinstance(known, ShapeModel):
         return known.build_for(info)
     try:
@@ -175,12 +175,12 @@ def _built(options: Any, info: DataInfo) -> nn.Module:
 def seeded_model(options: Any, info: DataInfo, seed: int, j: int = 0) -> nn.Module:
     """Return the network that a section `model` describes, with its j-th independent initial weights.
 
-    What is frozen in a network is that of j = 0 wherever it is used.
+    Wherever a network has frozen weights, those of j = 0 are used.
 
     Args:
         options: the section.
-        info: what samples and labels are like.
-        seed: of the model.
+        info: format of samples and labels.
+        seed: seed of the model.
         j: number of the draw.
     """
     with key(seed, "init", j).seeded():
@@ -188,7 +188,7 @@ def seeded_model(options: Any, info: DataInfo, seed: int, j: int = 0) -> nn.Modu
 
 
 def chain(**layers: nn.Module) -> nn.Sequential:
-    """Return the layers one after the other, under their names."""
+    """Return the layers in sequence, under their names."""
     return nn.Sequential(OrderedDict(layers))
 
 
@@ -241,7 +241,7 @@ def need_rate(key: str, rate: float) -> None:
 
 
 def positions(name: str, shape: Shape, lost: int) -> int:
-    """Return the pixels after two convolutions, each shortening a side by `lost` and pooled by 2."""
+    """Return the pixels after two convolutions, each shortening a side by `lost`, and pooled by 2."""
     need_side(name, shape, 4 + 3 * lost)
     h, w = (((side - lost) // 2 - lost) // 2 for side in shape[1:])
     return h * w

@@ -19,7 +19,7 @@ class EmdCNN(ShapeModel):
     3,287,178 parameters on 1x28x28 and 3,288,330 on 3x28x28, with 10 classes.
 
     Attributes:
-        channels: of the two convolutions.
+        channels: output channels of the two convolutions.
         embedding: width of the embedding.
     """
 
@@ -53,7 +53,7 @@ class FltCNNMnist(ShapeModel):
     fc -> L. 21,840 parameters on MNIST. Embedding = the 50 units.
 
     Attributes:
-        dropout: share dropped in training, of channels and of units.
+        dropout: share of channels and of units that are dropped in training.
     """
 
     dropout: float = 0.5
@@ -116,8 +116,9 @@ class LeNet5(ShapeModel):
     softmax is part of the loss here.
 
     Attributes:
-        he_uniform: Weights drawn He-uniform: `convolutions`, or `all`, those of dense layers, too, with 2.4
-            times PyTorch's width. UCFL's first gradients see rotations better with the latter.
+        he_uniform: layers whose weights are drawn He-uniform: `convolutions`, or `all`, which includes the
+            dense layers; their range is then 2.4 times PyTorch's default. With `all`, UCFL's first gradients
+            distinguish rotations better.
     """
 
     he_uniform: str = "convolutions"
@@ -158,7 +159,7 @@ class LeafCNN(ShapeModel):
     Caldas et al., 2018; used by FLT and FedCUAU. 6,572,975 parameters with 47 classes, 6,603,710 with 62.
 
     Attributes:
-        channels: of the two convolutions.
+        channels: output channels of the two convolutions.
         embedding: width of the embedding.
     """
 
@@ -183,7 +184,7 @@ class CcflCNN(ShapeModel):
 
     Attributes:
         padding: `valid` (none) or `same` (the convolutions keep the size).
-        channels: of the two convolutions.
+        channels: output channels of the two convolutions.
         embedding: width of the embedding.
     """
 

@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA): what clients train and send in the place of whole layers.
+"""Low-rank adapters (LoRA), which clients train and send instead of whole layers.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022. A layer with weights W [out, in]
-computes W x + (alpha / r) B A x, with A [r, in] drawn and B [out, r] zero at first; W stays as it is. A
-convolution is adapted as the matrix [out, in * height * width] of its kernels. What is frozen becomes buffers
-that `Net.frozen` names: they are no part of the flat vector, so they are never sent.
+computes W x + (alpha / r) B A x, with A [r, in] drawn and B [out, r] zero at first; W is frozen. A
+convolution is adapted as the matrix [out, in * height * width] of its kernels. Frozen tensors become buffers,
+which `Net.frozen` names. They are not part of the flat vector, so they are never sent.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from torch.nn import functional as F
 from mpifl.core.errors import UserError, require
 from mpifl.core.parameters import Layout, frozen_names
 
-PREFIXES = ("", "body.", "body.net.")  # what a pattern may leave out of a name
+PREFIXES = ("", "body.", "body.net.")  # prefixes of a name that a pattern may leave out
 ADAPTERS = ("lora_A", "lora_B")
-APART = 0.3  # standard deviation of what adapters add at the start, in that of the weights; see `start_apart`
+APART = 0.3  # standard deviation of what adapters first add, relative to the weights; see `start_apart`
 
 
 @dataclass(frozen=True)
 class LoRA:
-    """Low-rank adapters: clients train and send them, and the frozen model stays where it is.
+    """Low-rank adapters: clients train and send them, and the frozen model is never sent.
 
     Attributes:
-        rank: r of the adapters; 0 trains and sends the whole model.
-        alpha: what the adapters add is multiplied by alpha / rank; null takes the rank, a factor of 1.
-        layers: names of the layers that get adapters, with `*` and `?` as in file names; linear layers and
-            ungrouped convolutions, `body.` may be left out. A layer that `train` names gets none.
-        train: names of modules that are trained and sent whole, as in `layers`; none: adapters only.
+        rank: rank r of the adapters; 0 trains and sends the whole model.
+        alpha: the output of the adapters is multiplied by alpha / rank; null takes the rank, a factor of 1.
+        layers: names of the layers that get adapters, with `*` and `?` as in file names. They must be linear
+            layers or ungrouped convolutions; `body.` may be left out. A layer that `train` names gets none.
+        train: names of the modules that are trained and sent whole, written as in `layers`; with an empty
+            list, only the adapters are trained.
     """
 
     rank: int = 0
@@ -60,10 +61,10 @@ class LoRALinear(nn.Linear):
     Args:
         layer: the layer; its tensors are shared, not copied.
         rank: r.
-        alpha: what the adapter adds is multiplied by alpha / r.
+        alpha: the output of the adapter is multiplied by alpha / r.
 
     Attributes:
-        lora_A: [r, in], drawn He-uniform from the global generator as weights of linear layers are.
+        lora_A: [r, in], drawn He-uniform from the global generator, like weights of linear layers.
         lora_B: [out, r], zero.
     """
 
@@ -91,10 +92,10 @@ class LoRAConv2d(nn.Conv2d):
     Args:
         layer: the layer; its tensors are shared, not copied.
         rank: r.
-        alpha: what the adapter adds is multiplied by alpha / r.
+        alpha: the output of the adapter is multiplied by alpha / r.
 
     Attributes:
-        lora_A: [r, in, height, width], drawn as kernels of convolutions are.
+        lora_A: [r, in, height, width], drawn like kernels of convolutions.
         lora_B: [out, r, 1, 1], zero.
     """
 
@@ -119,7 +120,7 @@ class LoRAConv2d(nn.Conv2d):
 
 
 class FrozenBatchNorm(nn.Module):
-    """A batch norm that always uses its running means, which do not move.
+    """A batch norm that always uses its running statistics, which do not change.
 
     Args:
         norm: the layer; its tensors are shared.
@@ -145,13 +146,13 @@ def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
 
     Args:
         net: the model.
-        lora: says which layers.
+        lora: options that select the layers.
 
     Returns:
         The names of the frozen buffers.
 
     Raises:
-        UserError: a pattern matches nothing that it can.
+        UserError: a pattern matches no suitable layer or module, or all matched layers are trained whole.
     """
     layers = [name for name, layer in net.named_modules() if _can_adapt(layer)]
     modules = [
@@ -178,10 +179,10 @@ def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
 
 
 def start_apart(net: nn.Module) -> None:
-    """Draw B of every adapter, so that models that differ in nothing else compute different things, in place.
+    """Draw B of every adapter in place, so that models that are otherwise alike give different outputs.
 
-    What an adapter then adds to its layer's weights has `APART` times their standard deviation. Numbers are
-    drawn from torch's global generator: the caller seeds it.
+    The matrix that an adapter adds to its layer's weights then has `APART` times their standard deviation.
+    Numbers are drawn from torch's global generator: the caller seeds it.
     """
     for layer in net.modules():
         if isinstance(layer, LoRALinear | LoRAConv2d):
@@ -192,7 +193,7 @@ def start_apart(net: nn.Module) -> None:
 
 
 def starts_alike(one: nn.Module, other: nn.Module) -> bool:
-    """Return whether two draws of a model with adapters compute the same: only A, behind B = 0, differs."""
+    """Return whether two draws of a model with adapters compute the same: only A differs, while B is 0."""
     pairs = zip(one.named_parameters(), other.parameters(), strict=True)
     return all(name.endswith("lora_A") or torch.equal(p, q) for (name, p), q in pairs)
 
@@ -210,7 +211,7 @@ def check_adapted(net: nn.Module, x: torch.Tensor) -> None:
     """Check on samples that a model's forward pass in training uses every adapter and moves nothing frozen.
 
     Args:
-        net: a model with adapters; its buffers may change where they must not.
+        net: a model with adapters; if the check fails, its frozen buffers may have changed.
         x: samples.
 
     Raises:
@@ -237,10 +238,10 @@ def check_adapted(net: nn.Module, x: torch.Tensor) -> None:
 
 
 def count_whole(net: nn.Module) -> int:
-    """Return the numbers of the model without adapters: those of its vector, and those that are frozen.
+    """Return how many numbers the model has without adapters: in its vector, and in its frozen buffers.
 
     Args:
-        net: the model, with adapters or without, where it was built: tensors that share memory count once.
+        net: the model, with or without adapters, as it was built: tensors that share memory count once.
     """
     adapted = [m for m in net.modules() if isinstance(m, LoRALinear | LoRAConv2d)]
     added = sum(m.lora_A.numel() + m.lora_B.numel() for m in adapted)
@@ -250,7 +251,7 @@ def count_whole(net: nn.Module) -> int:
 
 
 def checksum(net: nn.Module) -> str:
-    """Return a short hash of what is frozen in a model; empty where nothing is."""
+    """Return a short hash of the frozen buffers of a model; empty if there are none."""
     frozen = frozen_names(net)
     sha = hashlib.sha256()
     for name, buffer in net.named_buffers():
@@ -279,12 +280,12 @@ def _match_all(key: str, patterns: tuple[str, ...], names: list[str], none: str)
 
 
 def _freeze(net: nn.Module, whole: tuple[str, ...], trained: set[int]) -> frozenset[str]:
-    """Turn parameters into buffers, and batch norms into such that keep their running means.
+    """Turn parameters into buffers, and batch norms into `FrozenBatchNorm`, outside of the trained modules.
 
     Args:
         net: the model.
-        whole: what the names inside the modules that are trained begin with.
-        trained: identities of their parameters, which modules outside may share.
+        whole: name prefixes of the trained modules.
+        trained: `id` of their parameters, which modules outside may share.
 
     Returns:
         The names of all buffers outside of `whole`.

@@ -53,7 +53,7 @@ class FltMLP(ShapeModel):
 
     Attributes:
         hidden: units of the hidden layer.
-        dropout: share of units dropped in training.
+        dropout: share of the units that are dropped in training.
     """
 
     hidden: int = 200

@@ -16,7 +16,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.parameters import Layout
 
 KEY = "model.weights"
-TABLE, ASSIGN = "model", "assign"  # of the `model.safetensors` of a run folder
+TABLE, ASSIGN = "model", "assign"  # tensors in the `model.safetensors` of a run folder
 LAYOUT = "layout"  # in its metadata: names and shapes of the tensors of a model
 MIXED = "is of a run whose clients mix, or choose among, {} models: take one with one model for all (fedavg)"
 ALONE = "is of a run whose clients keep models of their own and upload none: take one with one model for all"
@@ -30,7 +30,7 @@ def read_state(path: str) -> dict[str, torch.Tensor]:
         state = _read(file)
     except UserError:
         raise
-    except Exception as error:  # whatever a damaged file makes the readers raise
+    except Exception as error:  # a damaged file can make the readers raise anything
         text = " ".join(str(error).split())[:200]
         raise UserError(KEY, path, f"cannot be read as weights ({type(error).__name__}: {text})") from error
     inner = state.get("state_dict", state) if isinstance(state, Mapping) else {}
@@ -51,7 +51,7 @@ def _read(file: Path) -> Any:
         from safetensors.torch import load_file
 
         return load_file(file)
-    if zipfile.is_zipfile(file):  # room is taken for what it says it holds
+    if zipfile.is_zipfile(file):  # memory is allocated for the sizes that it declares
         with zipfile.ZipFile(file) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         remedy = f"would unpack to {size} bytes, more than a file of weights holds: give another"
@@ -65,8 +65,8 @@ def load_weights(net: nn.Module, path: str, *, body: str, head: str) -> None:
     Args:
         net: the model.
         path: the file; its names are those of the published model, or of `net`. The `model.safetensors` of a
-            run folder is one, too, where all clients use one model.
-        body: what precedes a published name in `net`, such as `body.`.
+            run folder works, too, if all clients use one model.
+        body: prefix of a published name in `net`, such as `body.`.
         head: published name of the last layer. It keeps its initial weights if the number of classes
             differs.
 
@@ -122,14 +122,14 @@ def shapes_of(layout: Layout) -> list[tuple[str, list[int]]]:
 
 
 def layout_metadata(layout: Layout) -> dict[str, str]:
-    """Return what the `model.safetensors` of a run says of the tensors of a model."""
+    """Return the metadata of the `model.safetensors` of a run: names and shapes of a model's tensors."""
     return {LAYOUT: json.dumps(shapes_of(layout))}
 
 
 def named_shapes(file: Path) -> list[tuple[str, list[int]]] | None:
-    """Return what the `model.safetensors` of a run says of the tensors of a model.
+    """Return the names and shapes of a model's tensors from the `model.safetensors` of a run.
 
-    None where it says nothing: earlier releases wrote it.
+    None if its metadata lack them, as in files of earlier releases.
     """
     from safetensors import safe_open
 
@@ -155,17 +155,17 @@ def uploads_none(summary: Mapping[str, Any]) -> bool:
 
 
 def uses_rows(summary: Mapping[str, Any], num_rows: int) -> bool:
-    """Return whether the model of a client of a run is its row of the table, not made from several.
+    """Return whether each client of a run uses its row of the table as its model, not a mix of several.
 
     Args:
         summary: its `summary.json`; empty where there is none.
-        num_rows: of the table.
+        num_rows: number of rows of the table.
     """
     return summary.get("client_models", "rows") == "rows" or num_rows == 1
 
 
 def _summary(file: Path) -> Mapping[str, Any]:
-    """Return `summary.json` beside a file; empty where there is none that can be read."""
+    """Return the `summary.json` beside a file; empty if there is none, or it cannot be read."""
     try:
         found = json.loads((file.parent / "summary.json").read_text())
     except (OSError, ValueError):
@@ -174,6 +174,6 @@ def _summary(file: Path) -> Mapping[str, Any]:
 
 
 def _refuse_misfit(path: str, what: str, names: list[str], also: str = "") -> None:
-    """Raise `UserError` if there are names that do not fit; the first stands for all."""
+    """Raise `UserError` if there are names that do not fit; the message shows the first one."""
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     require(not names, KEY, path, f"does not fit the model: {names[0] if names else ''} {what}{more}{also}")

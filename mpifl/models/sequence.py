@@ -1,7 +1,7 @@
 """Networks for sequences of tokens: an LSTM and a causal transformer.
 
-Where labels are tokens every position has an output, [n, T, L], made from the tokens up to it; otherwise the
-last position has the one of the sample, [n, L].
+If labels are tokens, every position has an output, [n, T, L], computed from the tokens up to it. Otherwise
+the last position gives the output of the sample, [n, L].
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(before, after, layers, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the states of the upper layer."""
+        """Return the states of the last layer."""
         with warnings.catch_warnings():  # cuDNN wants a layout of its own and copies the weights to it
             warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
             states: torch.Tensor = self.lstm(x)[0]
@@ -50,15 +50,15 @@ class Recurrent(nn.Module):
 
 @dataclass(frozen=True)
 class LSTM(ModelOptions):
-    """Embeddings of tokens and an LSTM; embedding = its upper state. LEAF, Shakespeare.
+    """Embeddings of tokens and an LSTM; embedding = the state of its last layer. LEAF, Shakespeare.
 
     Caldas et al., 2018, after McMahan et al., AISTATS 2017: 819,920 parameters with 80 characters (PyTorch's
     LSTM has two biases for each gate, TensorFlow's one).
 
     Attributes:
-        embedding: width of the embeddings of tokens.
-        hidden: units of each layer.
-        layers: one above the other.
+        embedding: width of the token embeddings.
+        hidden: units of each LSTM layer.
+        layers: number of stacked LSTM layers.
     """
 
     takes: ClassVar[tuple[str, ...]] = (TOKENS,)
@@ -68,7 +68,7 @@ class LSTM(ModelOptions):
     layers: int = 2
 
     def make_for(self, info: DataInfo) -> Net:
-        """Return the network for such tokens."""
+        """Return the network for tokens as in `info`."""
         need_positive("embedding", self.embedding)
         need_positive("hidden", self.hidden)
         need_layers(self.layers)
@@ -107,8 +107,8 @@ class TransformerLayer(nn.Module):
 
     Args:
         width: e.
-        heads: of the attention.
-        dropout: share dropped in training of what is added.
+        heads: number of attention heads.
+        dropout: share of the values added to the input that are dropped in training.
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -123,7 +123,7 @@ class TransformerLayer(nn.Module):
         self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
-        """Return for each position a mixture of those up to it, [n, T, e]."""
+        """Return for each position a mixture of the positions up to it, [n, T, e]."""
         n, length, width = x.shape
         size = n, length, self.heads, width // self.heads
         q, k, v = (layer(x).reshape(size).transpose(1, 2) for layer in (self.q, self.k, self.v))
@@ -142,16 +142,17 @@ class TransformerLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Transformer(ModelOptions):
-    """A small causal transformer (GPT-2's blocks); embedding = what leaves the last layer norm.
+    """A small causal transformer (GPT-2's blocks); embedding = the output of the last layer norm.
 
     Vaswani et al., NeurIPS 2017; Radford et al., 2019. With 64 characters, 32 positions, and the defaults:
     110,400 parameters.
 
     Attributes:
-        width: of embeddings and layers, a multiple of `heads`.
-        heads: of the attention in each layer.
-        layers: one after the other.
-        dropout: share dropped in training of what each half of a layer adds.
+        width: width of embeddings and layers, a multiple of the number of heads.
+        heads: number of attention heads in each layer.
+        layers: number of layers.
+        dropout: share of the outputs of the attention, and of the two linear layers after it, that are
+            dropped in training.
     """
 
     takes: ClassVar[tuple[str, ...]] = (TOKENS,)
@@ -162,7 +163,7 @@ class Transformer(ModelOptions):
     dropout: float = 0.0
 
     def make_for(self, info: DataInfo) -> Net:
-        """Return the network for such tokens; sequences of samples may be shorter."""
+        """Return the network for tokens as in `info`; it also takes shorter sequences."""
         need_positive("width", self.width)
         need_positive("heads", self.heads)
         need_layers(self.layers)

@@ -17,13 +17,13 @@ from .base import ModelOptions, Net, chain, need_positive, need_rate
 
 
 class OneHot(nn.Module):
-    """The numbers of a table [n, F], and for each column of categories a 1 in the place of its category.
+    """The columns of a table [n, F], with each column of categories one-hot encoded.
 
     Args:
         categories: number of categories of each column, 0 for numbers.
 
     Attributes:
-        width: of the output.
+        width: width of the output.
     """
 
     def __init__(self, categories: tuple[int, ...]) -> None:
@@ -45,10 +45,10 @@ class Columns(nn.Module):
 
     Args:
         categories: number of categories of each column, 0 for numbers.
-        most: largest width of an embedding; one of c categories has ceil(c / 2), at most this.
+        most: largest width of an embedding; for c categories the width is ceil(c / 2), at most this.
 
     Attributes:
-        width: of the output.
+        width: width of the output.
     """
 
     def __init__(self, categories: tuple[int, ...], most: int) -> None:
@@ -85,7 +85,7 @@ class LogisticRegression(ModelOptions):
     takes: ClassVar[tuple[str, ...]] = (FEATURES, IMAGES)
 
     def make_for(self, info: DataInfo) -> Net:
-        """Return the layer for such samples."""
+        """Return the layer for samples and labels as in `info`."""
         remedy = "predicts classes or labels, but those of this source are numbers; take linear"
         require(info.labels in (CLASSES, MULTI_HOT), "model.name", "logistic", remedy)
         return _regression(info)
@@ -101,7 +101,7 @@ class LinearRegression(ModelOptions):
     takes: ClassVar[tuple[str, ...]] = (FEATURES, IMAGES)
 
     def make_for(self, info: DataInfo) -> Net:
-        """Return the layer for such samples."""
+        """Return the layer for samples and labels as in `info`."""
         remedy = "predicts numbers, but the labels of this source are classes or labels; take logistic"
         require(info.labels == NUMBERS, "model.name", "linear", remedy)
         return _regression(info)
@@ -115,8 +115,8 @@ class TableMLP(ModelOptions):
 
     Attributes:
         hidden: units of each hidden layer.
-        embedding: largest width of a column's embedding; of c categories it is ceil(c / 2), at most this.
-        dropout: share of the units of each hidden layer that is dropped in training.
+        embedding: largest width of a column's embedding; for c categories it is ceil(c / 2), at most this.
+        dropout: share of the units of each hidden layer that are dropped in training.
     """
 
     takes: ClassVar[tuple[str, ...]] = (FEATURES,)
@@ -126,7 +126,7 @@ class TableMLP(ModelOptions):
     dropout: float = 0.0
 
     def make_for(self, info: DataInfo) -> Net:
-        """Return the network for such tables."""
+        """Return the network for tables as in `info`."""
         remedy = f"takes tables [F], but samples are of shape {list(info.shape)}; take mlp"
         require(len(info.shape) == 1, "model.name", "table_mlp", remedy)
         require(bool(self.hidden), "model.hidden", [], "give one width or more, or take logistic or linear")

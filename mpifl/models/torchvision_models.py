@@ -1,4 +1,4 @@
-"""Networks of torchvision, with an optional local file of weights. Grey images are repeated three times."""
+"""Networks of torchvision, with an optional local file of weights. Grey images get three equal channels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpifl.core.torchvision_compat import torchvision
 
 from .base import Net, Shape, ShapeModel, chain, need_channels, need_side
 
-BODY = "body.net."  # before the names of torchvision's modules
+BODY = "body.net."  # prefix of the names of torchvision's modules
 
 
 class ToRGB(nn.Module):

@@ -34,15 +34,15 @@ class Embedder(nn.Module):
 class Custom(ShapeModel):
     """Your own `torch.nn.Module`.
 
-    `Name` may be a class or a function. It is called with those of `shape` (C, H, W) and `num_classes` that
-    its signature names. What it returns must end in a last layer, an `nn.Linear` that gives the logits.
+    `Name` may be a class or a function. It is called with `shape` (C, H, W) and `num_classes`, or those of
+    them that its signature names. The module it returns must end in an `nn.Linear` that gives the logits.
 
     Attributes:
         path: `pkg.module:Name` or `file.py:Name`.
         head: name of the last layer inside the module, such as `fc` or `classifier.2`.
-        embed: name of a method that returns the input of the last layer; none is needed when the module, its
-            last layer left out, returns just that.
-        block: names of the modules that make up FedCUAU's cluster block beside the head.
+        embed: name of a method that returns the input of the last layer; not needed if the module returns it
+            when its last layer is left out.
+        block: names of the modules that form FedCUAU's cluster block together with the head.
     """
 
     path: str = ""
@@ -79,7 +79,7 @@ class Custom(ShapeModel):
         return {"body": "body.net.", "head": self.head}
 
     def _construct(self, shape: Shape, num_classes: int) -> nn.Module:
-        """Return the object that `path` names, called."""
+        """Return the module that the object at `path` makes when it is called."""
         place, _, name = self.path.partition(":")
         require(bool(place and name), "model.path", self.path, "give pkg.module:Name or file.py:Name")
         make = load_object(self.path, "model.path")
@@ -107,14 +107,14 @@ class Custom(ShapeModel):
 
 
 def _tried(call: Callable[[torch.Tensor], Any], x: torch.Tensor, key: str, value: str, fails: str) -> Any:
-    """Return what a network, or a part of it, makes of a few images.
+    """Return the output of a network, or a part of it, for a few images.
 
     Args:
         call: the network or the part.
-        x: what it takes.
-        key: that names it, for messages.
-        value: of that key.
-        fails: what to say where it fails.
+        x: its input.
+        key: configuration key that names it, for messages.
+        value: value of that key.
+        fails: message if it fails.
     """
     try:
         with torch.no_grad():
@@ -124,7 +124,7 @@ def _tried(call: Callable[[torch.Tensor], Any], x: torch.Tensor, key: str, value
 
 
 def returned(output: object) -> str:
-    """Say what is wrong with an output of a network that is no tensor."""
+    """Return what is wrong with an output of a network that is not a tensor."""
     return f"its forward returns a {type(output).__name__}; return one tensor of outputs, [n, classes]"
 
 
