@@ -1,4 +1,4 @@
-"""From a configuration to what runs it: resources, data, model, checks; then server step and engine."""
+"""Build a run from its configuration: resources, data, model and checks, then server step and engine."""
 
 from __future__ import annotations
 
@@ -87,18 +87,18 @@ InitialVectors = Callable[[int], torch.Tensor]
 
 
 def build(config: Config, transport: Transport, say: Say = lambda text: None) -> RunContext:
-    """Open the data, build the model, check that everything fits; every rank calls.
+    """Open the data, build the model and check that everything fits; every rank calls.
 
-    Rank 0 goes first: it prepares the data if need be, and checks. Then it tells the others what it decided,
-    or what is wrong.
+    Rank 0 goes first: it prepares the data if necessary, and checks the run. It then sends its decisions, or
+    the error, to the other ranks.
 
     Args:
-        config: what to run, its sections checked against each other (`check_sections`).
+        config: the configuration; its sections were checked against each other (`check_sections`).
         transport: connects the ranks.
-        say: is told of progress, on rank 0.
+        say: called with lines of progress, on rank 0.
 
     Raises:
-        UserError: on every rank; names the key, its value and a remedy.
+        UserError: the run cannot begin; on every rank. Names the key, its value and a remedy.
     """
     resources = take_resources(config, transport)
     parts: Parts | None = None
@@ -110,7 +110,7 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
         return build_parts(config, federation, public, resources.device, start)
 
     def go_first() -> Decisions:
-        nonlocal parts  # they stay here: what `on_server` returns is sent to all
+        nonlocal parts  # not returned, because `on_server` sends its result to all ranks
         memory = check_resources(config.system, resources)
         parts = open_parts(True, say)
         return check(config, parts, memory, resources.num_ranks)
@@ -129,13 +129,13 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
 
 @dataclass(frozen=True)
 class Resources:
-    """What a rank runs on.
+    """The resources of a rank.
 
     Attributes:
-        device: of the model, `cpu` or `cuda:i`.
-        num_ranks: of the job.
-        places: of all ranks, on rank 0; empty elsewhere.
-        faults: what is wrong at each rank, on rank 0; empty elsewhere.
+        device: device of the model, `cpu` or `cuda:i`.
+        num_ranks: number of ranks of the job.
+        places: places of all ranks, on rank 0; empty elsewhere.
+        faults: error of each rank, None if it has none; on rank 0, empty elsewhere.
     """
 
     device: str
@@ -145,7 +145,7 @@ class Resources:
 
 
 def take_resources(config: Config, transport: Transport) -> Resources:
-    """Take threads and device, and tell rank 0; every rank calls."""
+    """Set the threads and the device of this rank and report them to rank 0; every rank calls."""
     system, own = config.system, code_of(loader.texts(config))
     torch.set_num_threads(threads_of(transport, system.threads))
     device, fault = CPU, None
@@ -156,10 +156,10 @@ def take_resources(config: Config, transport: Transport) -> Resources:
     except UserError as error:
         fault = error
     if device != CPU:
-        torch.cuda.set_device(device)  # page-locked memory, and MPI, would open a context on another GPU
+        torch.cuda.set_device(device)  # otherwise page-locked memory and MPI open a context on another GPU
     if system.deterministic:
         use_deterministic_algorithms(torch.device(device))
-    if "ready" not in transport.started:  # of several runs in a process, only the first starts anything
+    if "ready" not in transport.started:  # only the first of several runs in a process starts anything
         now = {"ready": round(age(), 2), "cpu": round(process_time(), 2)}
         transport.started = {**transport.started, **now}
     ranks = transport.gather((place(transport, device, own), fault), "start") or []
@@ -171,8 +171,9 @@ def replayed_steps(config: Config, device: str) -> Replayed | None:
     """Return which steps of SGD are replayed as CUDA graphs; None for none.
 
     Args:
-        config: the run's; where it does not say, steps of `local` are replayed if that changes no bit.
-        device: of the model, `cpu` or `cuda:i`.
+        config: the configuration. If `system.cuda_graphs` is None, the steps of `local` are replayed if this
+            changes no bit.
+        device: device of the model, `cpu` or `cuda:i`.
     """
     system, model = config.system, config.model
     if system.cuda_graphs is not None:
@@ -183,11 +184,14 @@ def replayed_steps(config: Config, device: str) -> Replayed | None:
 
 
 def device_of(system: SystemConfig, number: int) -> str:
-    """Return the device of a rank: the GPUs of a node in turn.
+    """Return the device of a rank; ranks use the GPUs of their node in turn.
 
     Args:
-        system: says what is asked for.
-        number: of the rank on its node, `Transport.device_rank`.
+        system: the section `system`.
+        number: number of the rank on its node, `Transport.device_rank`.
+
+    Raises:
+        UserError: a GPU is required and none is visible, or CUDA graphs are asked for on the CPU.
     """
     if system.device == "cpu" or (system.device == "auto" and not torch.cuda.is_available()):
         remedy = "CUDA graphs need a GPU, and this run trains on the CPU; leave them out"
@@ -199,7 +203,7 @@ def device_of(system: SystemConfig, number: int) -> str:
 
 
 def check_folder(key: str, folder: str | None) -> None:
-    """Raise `UserError` where this rank cannot write to a folder that `key` names."""
+    """Raise `UserError` if this rank cannot write to a folder that `key` names."""
     if folder is None:
         return
     try:
@@ -211,10 +215,10 @@ def check_folder(key: str, folder: str | None) -> None:
 
 
 def check_resources(system: SystemConfig, resources: Resources) -> str:
-    """Return what MPI is given of sums made on a GPU, `main` or `device`; on rank 0.
+    """Check the ranks, and return the memory from which MPI sends, `main` or `device`; on rank 0.
 
     Raises:
-        UserError: a rank has a fault, there are more or fewer ranks than asked for, or they do not fit
+        UserError: a rank has a fault, there are more or fewer ranks than asked for, or the ranks do not fit
             together.
     """
     for fault in resources.faults:
@@ -231,13 +235,16 @@ def check_resources(system: SystemConfig, resources: Resources) -> str:
 
 
 def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> Federation:
-    """Return the federation, its data prepared as the policy wants them, with its attackers.
+    """Return the federation with its attackers, its data prepared as the policy requires.
 
     Args:
-        config: the run's.
-        prepares: whether the cache is filled where it lacks something; otherwise only where the files that
-            rank 0 prepared cannot be seen from here.
-        say: is told of progress.
+        config: the configuration.
+        prepares: whether to add missing files to the cache. If false, files are added only if those that
+            rank 0 prepared are not visible to this rank.
+        say: called with lines of progress.
+
+    Raises:
+        UserError: the data cannot be opened, or the attack does not fit them.
     """
     data, seed, cache_bytes = config.data, config.seed.data, 10**6 * config.system.sample_cache_mb
     try:
@@ -261,10 +268,10 @@ def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> F
 def public_sets(
     algorithm: Algorithm, data: DataConfig, federation: Federation, is_server: bool
 ) -> tuple[Split, ...]:
-    """Return the labelled sets that the server owns, where the method asks for them.
+    """Return the labelled sets of the server; empty if the method does not need them.
 
-    Methods that evaluate uploads on them have them on every rank, those with a network beside the model on
-    rank 0 only.
+    Methods that evaluate uploads on these sets get them on every rank, methods with an auxiliary network only
+    on rank 0.
     """
     if uses(algorithm, ServerEvaluation):
         return federation.public()
@@ -283,21 +290,21 @@ def build_parts(
     device: str,
     start: torch.Tensor | None = None,
 ) -> Parts:
-    """Build the model, the network beside it, what the method may know of the problem, and the network.
+    """Build the model, the auxiliary network, the method's view of the problem, and the visit durations.
 
     Args:
-        config: the run's.
+        config: the configuration.
         federation: the clients' data.
-        public: the labelled sets that the server owns.
-        device: of the model, `cpu` or `cuda:i`.
-        start: the model [d] of an earlier run, from which this one starts; None for none.
+        public: the labelled sets of the server.
+        device: device of the model, `cpu` or `cuda:i`.
+        start: the model [d] of an earlier run from which this run starts; None for none.
 
     Raises:
         UserError: that model has another size.
     """
     info, seed = federation.info, config.seed
     init = initial_vectors(config.model, seed.model, info, config.algorithm.needs.different_starts)
-    module = seeded_model(config.model, info, seed.model)  # what is frozen in it stays as it is drawn
+    module = seeded_model(config.model, info, seed.model)  # its frozen weights stay as drawn
     layout, whole_bytes = Layout.of(module), FLOAT_BYTES * count_whole(module)
     if start is not None:
         init = from_earlier(start, config.start, layout, init)
@@ -338,12 +345,12 @@ def build_parts(
 
 @dataclass(frozen=True)
 class _TrainedSamples:
-    """(client, visit) -> samples that it trains on; each pass counts. Travels without the data.
+    """(client, visit) -> samples that the client trains on, counted in each pass. Pickled without the data.
 
     Attributes:
         federation: the clients' data; None on ranks that have no clock.
         local: how clients train.
-        differing: client -> how it trains, of those that train in another way.
+        differing: client -> its own `local`, for clients that train in another way.
         drop_single: whether batches of one sample are left out.
     """
 
@@ -365,10 +372,10 @@ def initial_vectors(model: Any, seed: int, info: DataInfo, apart: bool = False) 
     """Return j -> the j-th independent initial vector [d].
 
     Args:
-        model: the section of the configuration.
-        seed: of the model.
-        info: what samples and labels are like.
-        apart: whether initial models must compute different things, see `Needs.different_starts`.
+        model: the section `model` of the configuration.
+        seed: the model seed.
+        info: description of samples and labels.
+        apart: whether initial models must compute different functions, see `Needs.different_starts`.
     """
     adapted = apart and isinstance(model, ModelOptions) and model.lora.rank > 0
     if not adapted or not starts_alike(*(seeded_model(model, info, seed, j) for j in range(2))):
@@ -389,10 +396,10 @@ def from_earlier(
     """Return j -> the j-th initial vector [d] of a run that starts from an earlier model.
 
     Args:
-        start: that model.
-        config: which part of it is taken.
-        layout: of this run's model.
-        drawn: what initial vectors are without it.
+        start: the earlier model [d].
+        config: the section `start`, which says which part of it is used.
+        layout: layout of this run's model.
+        drawn: j -> the j-th initial vector without the earlier model.
 
     Raises:
         UserError: the earlier model has another size.
@@ -406,13 +413,13 @@ def from_earlier(
 
 
 def auxiliary_learner(algorithm: Algorithm, seed: int, info: DataInfo, device: str) -> Learner | None:
-    """Return the learner of the network beside the model; None where the method has none.
+    """Return the learner of the auxiliary network; None if the method has none.
 
     Args:
         algorithm: the method.
-        seed: of the model.
-        info: what samples are like: images.
-        device: of the network.
+        seed: the model seed.
+        info: description of the samples, which are images.
+        device: device of the network.
     """
     options = dict(algorithm.auxiliary() or {})
     if not options:
@@ -425,18 +432,18 @@ def auxiliary_learner(algorithm: Algorithm, seed: int, info: DataInfo, device: s
 
 
 def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisions:
-    """Check that data, model, method, policy and clock fit, and decide what follows from them; on rank 0.
+    """Check that data, model, method, policy and clock fit, and return the decisions for all; on rank 0.
 
-    What needs neither data nor model is checked before (`check_sections`).
+    `check_sections` has already checked what needs neither data nor model.
 
     Args:
-        config: the run's.
-        parts: what rank 0 built.
-        memory: as `check_resources` returned it.
-        num_ranks: of the job.
+        config: the configuration.
+        parts: the parts that rank 0 built.
+        memory: the return value of `check_resources`.
+        num_ranks: number of ranks of the job.
 
     Raises:
-        UserError: names the key, its value and a remedy.
+        UserError: something does not fit; names the key, its value and a remedy.
     """
     check_folder("system.statistics_cache", config.system.statistics_cache)
     check_model(config, parts)
@@ -452,7 +459,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     absent = absent_clients(config, parts.federation)
     check_cohort(config, num_sampled, n, len(absent))
     check_noise(config, num_sampled, n)
-    for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
+    for k in range(min(n, 10)):  # find durations that are far too long before anything is trained
         parts.duration.end(k, 0, 0.0)
     system = key(config.seed.system)
     duration, rounds = parts.duration, config.rounds
@@ -466,14 +473,14 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
 
 
 def check_model(config: Config, parts: Parts) -> None:
-    """Raise `UserError` where the model is not that of earlier runs or cannot take the samples."""
+    """Raise `UserError` if the model differs from that of the earlier run, or does not fit the data."""
     check_earlier(config, parts.federation.info, parts.problem.layout)
     check_labels(config, parts.federation.info)
     check_outputs(config, parts.federation)
 
 
 def check_labels(config: Config, info: DataInfo) -> None:
-    """Raise `UserError` where the labels are none of the task's; names the key that reads them as such."""
+    """Raise `UserError` if the task cannot use the labels; names the key that reads them in another way."""
     task, readable = config.task, config.data.source.readable_labels
     try:
         task.check(info)
@@ -486,7 +493,7 @@ def check_labels(config: Config, info: DataInfo) -> None:
 
 
 def check_method(config: Config, parts: Parts) -> None:
-    """Raise `UserError` where the method does not find what it needs."""
+    """Raise `UserError` if the data lack something that the method needs."""
     algorithm, needs, sizes = config.algorithm, config.algorithm.needs, parts.federation.sizes
     check_needs(needs, config, parts.federation.info)
     try:
@@ -504,7 +511,7 @@ def check_method(config: Config, parts: Parts) -> None:
 
 
 def check_local_training(config: Config, parts: Parts) -> None:
-    """Raise `UserError` where clients cannot train as `local` and `per_client` say."""
+    """Raise `UserError` if clients cannot train as `local` and `per_client` say."""
     ways = [config.local, *parts.differing.values()]
     check_local(config, ways)
     check_augmentation(config, parts.federation.info)
@@ -514,7 +521,7 @@ def check_local_training(config: Config, parts: Parts) -> None:
 
 
 def check_client_sizes(config: Config, federation: Federation) -> None:
-    """Raise `UserError` where a client has nothing to train on, or nobody has anything to be tested on."""
+    """Raise `UserError` if a client has no training data, or no client has data to be evaluated on."""
     name = "clients" if hasattr(config.data.scenario, "clients") else "name"
     value = getattr(config.data.scenario, "clients", type(config.data.scenario).__name__)
     empty = np.flatnonzero(federation.sizes[:, 0] < 1)
@@ -531,7 +538,7 @@ def check_client_sizes(config: Config, federation: Federation) -> None:
 
 
 def warn_of_same_starts(config: Config, problem: ProblemInfo) -> None:
-    """Say that initial models are the same where the method tells its models apart by their start."""
+    """Warn if all initial models are the same, but the method needs them to differ."""
     if config.algorithm.needs.different_starts and torch.equal(problem.init(0), problem.init(1)):
         where = "model.weights" if config.start.run is None else "start.run"
         remedy = "draw the last layer (start.part body), or expect clusters that never differ"
@@ -540,7 +547,7 @@ def warn_of_same_starts(config: Config, problem: ProblemInfo) -> None:
 
 
 def warn_of_statistics_of_all(config: Config, problem: ProblemInfo) -> None:
-    """Say that all clients give statistics before training where the method would begin with some."""
+    """Warn if all clients give statistics before training, although the method would begin with some."""
     algorithm, everyone = config.algorithm, np.arange(problem.num_clients)
     if config.policy.synchronous or not uses(algorithm, NewClients):
         return
@@ -553,7 +560,7 @@ def warn_of_statistics_of_all(config: Config, problem: ProblemInfo) -> None:
 
 
 def check_evaluation(config: Config, parts: Parts) -> None:
-    """Raise `UserError` for means over groups or devices that clients do not have."""
+    """Raise `UserError` if `evaluation.by` names groups or devices and clients have none."""
     by, wanted, n = config.evaluation.by, config.evaluation.clients, parts.problem.num_clients
     if wanted is not None and wanted > n:
         warn_once(f"evaluation.clients = {wanted}: there are no more than {n} clients, all are evaluated")
@@ -564,10 +571,10 @@ def check_evaluation(config: Config, parts: Parts) -> None:
 
 
 def absent_clients(config: Config, federation: Federation) -> tuple[int, ...]:
-    """Return the clients that take part from round `newcomers.joins` on, ascending.
+    """Return the clients that take part only from round `newcomers.joins` on, ascending.
 
     Raises:
-        UserError: `newcomers.groups` names groups that there are not, or all of them.
+        UserError: `newcomers.groups` names groups that do not exist, or all groups.
     """
     late = config.newcomers
     if not late.groups:
@@ -580,13 +587,13 @@ def absent_clients(config: Config, federation: Federation) -> tuple[int, ...]:
 
 
 def check_cohort(config: Config, num_sampled: int, num_clients: int, num_absent: int) -> None:
-    """Raise `UserError` where a step may have too few uploads for the method or the robust rule.
+    """Raise `UserError` if a step may have too few uploads for the method or the robust rule.
 
     Args:
-        config: the run's.
-        num_sampled: m, clients of a round, or visits under way at a time.
+        config: the configuration.
+        num_sampled: m, the number of clients in a round, or of visits under way at the same time.
         num_clients: N.
-        num_absent: how many of them are absent at first.
+        num_absent: number of clients that are absent at first.
     """
     algorithm, policy = config.algorithm, config.policy
     there = num_clients - num_absent if config.newcomers.joins > 1 else num_clients  # in the first round
@@ -606,7 +613,7 @@ def check_cohort(config: Config, num_sampled: int, num_clients: int, num_absent:
 
 
 def check_noise(config: Config, num_sampled: int, num_clients: int) -> None:
-    """Raise `UserError` where the noise of `privacy` is none that can be accounted for."""
+    """Raise `UserError` if `privacy` leaves no noise for updates, or the accountant's library is missing."""
     if isinstance(config.privacy, CentralPrivacy):
         config.privacy.noise_of_updates(num_sampled, config.privacy.count_noise is not None)
     accountant = Accountant(config.privacy, num_clients, num_sampled)
@@ -615,16 +622,16 @@ def check_noise(config: Config, num_sampled: int, num_clients: int) -> None:
 
 
 def stack_of(config: Config, parts: Parts, num_sampled: int, num_ranks: int) -> int:
-    """Return how many clients are trained together: as many as asked for, or what measures fastest.
+    """Return how many clients are trained together: `system.stack`, or the fastest by measurement if it is 0.
 
     Args:
-        config: the run's.
-        parts: what rank 0 built.
-        num_sampled: m, clients of a round.
-        num_ranks: of the job.
+        config: the configuration.
+        parts: the parts that rank 0 built.
+        num_sampled: m, the number of clients in a round.
+        num_ranks: number of ranks of the job.
 
     Raises:
-        UserError: the model or the task rules it out.
+        UserError: the model or the task cannot be trained in stacks.
     """
     stack, local, sizes = config.system.stack, config.local, parts.federation.sizes
     if stack > 1:
@@ -641,12 +648,12 @@ def stack_of(config: Config, parts: Parts, num_sampled: int, num_ranks: int) -> 
 
 
 def check_earlier(config: Config, info: DataInfo, layout: Layout) -> None:
-    """Raise `UserError` where `start.run` or `model.weights` is of a run of another network.
+    """Raise `UserError` if `start.run` or `model.weights` is from a run with another network.
 
     Args:
-        config: the run's.
-        info: what samples and labels are like.
-        layout: of this run's model.
+        config: the configuration.
+        info: description of samples and labels.
+        layout: layout of this run's model.
     """
     if config.start.run is not None:
         file = Path(config.start.run).expanduser() / FILE
@@ -655,13 +662,13 @@ def check_earlier(config: Config, info: DataInfo, layout: Layout) -> None:
     if isinstance(model, ModelOptions) and model.weights is not None:
         file = Path(model.weights).expanduser()
         if file.suffix == ".safetensors" and ASSIGN in read_state(model.weights):
-            plain = replace(model, weights=None, lora=LoRA())  # adapters are laid on what is read
+            plain = replace(model, weights=None, lora=LoRA())  # adapters are added to the weights read
             whole = Layout.of(seeded_model(plain, info, config.seed.model))
             check_network("model.weights", model.weights, file, whole)
 
 
 def check_needs(needs: Needs, config: Config, info: DataInfo) -> None:
-    """Raise `UserError` for a method that reads classes or samples where the source has others."""
+    """Raise `UserError` if the method needs other kinds of labels or samples than the source has."""
     name = type(config.algorithm).__name__
     remedy = f"it reads the classes of samples, and labels of this source are {info.labels}"
     require(
@@ -673,7 +680,7 @@ def check_needs(needs: Needs, config: Config, info: DataInfo) -> None:
 
 
 def check_augmentation(config: Config, info: DataInfo) -> None:
-    """Raise `UserError` where samples are augmented as images and are none."""
+    """Raise `UserError` if samples are to be augmented as images, but are no images."""
     given = {"local": config.local.augment}
     given |= {f"{SECTION}.{clients}": c.augment or "none" for clients, c in config.per_client.items()}
     shape = list(info.shape)
@@ -684,9 +691,9 @@ def check_augmentation(config: Config, info: DataInfo) -> None:
 
 
 def warn_of_ignored(config: Config) -> None:
-    """Name the keys of local training that are set and change nothing, under the method or at all."""
+    """Warn of keys of local training that are set but have no effect, under this method or in general."""
     ignores, default = config.algorithm.needs.ignores, LocalConfig()
-    if config.evaluation.finetune_epochs:  # which trains by `local`, but for its length
+    if config.evaluation.finetune_epochs:  # fine-tuning trains as `local` says, except for its length
         ignores = {name: own for name, own in ignores.items() if name in ("epochs", "steps")}
     found = {
         f"local.{name}": name for name in ignores if getattr(config.local, name) != getattr(default, name)
@@ -704,7 +711,7 @@ def warn_of_ignored(config: Config) -> None:
 
 
 def check_outputs(config: Config, federation: Federation) -> None:
-    """Raise `UserError` where the model cannot take the samples, or the task not what it makes of them."""
+    """Raise `UserError` if the model cannot take the samples, or the task cannot take the model's outputs."""
     module, few = build_model(config.model, federation.info), federation.client(0).train
     name = getattr(type(config.model), "imported_as", type(config.model).__name__)
     if federation.info.inputs == IMAGES and federation.info.labels == CLASSES:
@@ -731,7 +738,7 @@ def check_outputs(config: Config, federation: Federation) -> None:
     require(fits, "task.name", config.task.name, remedy)
 
 
-# -- what runs it --------------------------------------------------------------------------------------------
+# -- server step and engine ----------------------------------------------------------------------------------
 
 
 def _robust_steps(config: Config) -> RobustSteps | None:
@@ -742,12 +749,12 @@ def _robust_steps(config: Config) -> RobustSteps | None:
 def build_server_step(
     context: RunContext, store: ClientStore, counter: VisitCounter | None = None
 ) -> ServerStep:
-    """Return what takes the server steps of a run; every rank calls.
+    """Return the object that takes the server steps of a run; every rank calls.
 
     Args:
-        context: of the run.
-        store: what clients keep between their visits.
-        counter: counts the visits of this rank, for whoever watches; None: nobody does.
+        context: context of the run.
+        store: holds the state that clients keep between their visits.
+        counter: counts the visits of this rank, so that progress can be shown; None if nobody reads it.
     """
     config, system, decisions = context.config, context.config.system, context.decisions
     attackers = context.federation.attackers
@@ -794,7 +801,7 @@ def build_server_step(
 
 
 def _protection(context: RunContext) -> PrivateStep | None:
-    """Return what clips and adds noise; None where nothing does."""
+    """Return the step that clips updates and adds noise; None without privacy."""
     config = context.config
     if not context.accountant.counts:
         return None
@@ -803,7 +810,7 @@ def _protection(context: RunContext) -> PrivateStep | None:
 
 
 def effort(context: RunContext) -> np.ndarray | None:
-    """Return by how much the visits of each client are longer than `local` says [N]; None: all as it says."""
+    """Return the length of each client's visits [N] relative to `local`; None if all train as it says."""
     if not context.differing:
         return None
     sizes, single = context.federation.sizes[:, 0].tolist(), context.learner.drop_single
@@ -812,7 +819,7 @@ def effort(context: RunContext) -> np.ndarray | None:
 
 
 def _secure(context: RunContext) -> SecureRounds | None:
-    """Return what hides single uploads from the server; None where nothing does."""
+    """Return the secure aggregation that hides single uploads from the server; None without it."""
     config = context.config
     if not isinstance(config.secure_aggregation, MaskedSums):
         return None
@@ -821,7 +828,7 @@ def _secure(context: RunContext) -> SecureRounds | None:
 
 
 def _measures(context: RunContext) -> Callable[[int], bool] | None:
-    """Return whether the clients' models are compared in a step; None where they never are."""
+    """Return step -> whether the clients' models are compared in that step; None if they never are."""
     evaluation, rounds = context.config.evaluation, context.config.rounds
     if evaluation.distances:
         schedule = EvaluationSchedule(context.evaluated_clients, evaluation.every)
@@ -830,7 +837,7 @@ def _measures(context: RunContext) -> Callable[[int], bool] | None:
 
 
 def shown_cache(context: RunContext) -> ShownCache | None:
-    """Return where what the server trains for one-shot statistics is kept, if anywhere."""
+    """Return the cache of networks that the server trains for one-shot statistics; None without a cache."""
     folder = context.config.system.statistics_cache
     if folder is None:
         return None
@@ -843,7 +850,7 @@ OnArrivals = Callable[[Sequence[dict[str, Any]]], None]
 
 @dataclass(frozen=True)
 class _Engines:
-    """Makes the engine that the policy asks for."""
+    """Builds the engine that the policy asks for."""
 
     context: RunContext
     server_step: ServerStep
@@ -889,12 +896,12 @@ def build_engine(
     on_arrivals: OnArrivals = lambda rows: None,
     checkpointer: Checkpointer | None = None,
 ) -> Engine:
-    """Return the engine that the policy makes.
+    """Return the engine of the configured policy.
 
     Args:
-        context: of the run.
-        server_step: as `build_server_step` returned it.
-        on_arrivals: is given the rows of events.csv as they come, on rank 0.
+        context: context of the run.
+        server_step: the return value of `build_server_step`.
+        on_arrivals: called with new rows of events.csv, on rank 0.
         checkpointer: writes the state between steps; None writes nothing.
     """
     return context.config.policy.make_engine(_Engines(context, server_step, on_arrivals, checkpointer))

@@ -1,7 +1,7 @@
 """Decides when a run writes a checkpoint, writes it, and finds the one to resume from.
 
-A checkpoint joins the state of the engine (`runtime.run_state`), of the recorder and of the run folder;
-`results.checkpoint_files` knows the files.
+A checkpoint holds the state of the engine (`runtime.run_state`), of the recorder and of the run folder.
+`results.checkpoint_files` reads and writes the files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from . import loader
 from .schema import Config
 
 MAY_CHANGE = ("name", "rounds", "system", "output", "checkpoint", "vary", "table")  # when a run is resumed
-EACH_ROUND = ("output.clients", "output.updates")  # which tables get rows in each round: may not change
+EACH_ROUND = ("output.clients", "output.updates")  # decide which rows each round writes: may not change
 
 
 class Checkpoints(Checkpointer):
@@ -44,13 +44,14 @@ class Checkpoints(Checkpointer):
     Args:
         folder: the run folder; known on every rank.
         config: the configuration of the run.
-        identity: what decides the last bits of its numbers, see `results.identity`; empty on workers.
+        identity: everything that decides the last bits of the run's numbers, see `results.identity`; empty on
+            workers.
         signals: requests to save or stop.
         recorder: writes the tables of the run folder; None on workers.
         say: called with lines for the terminal.
-        content: what the data are, see `Federation.content`.
-        start: checksum of the weights from a file with which the run begins; empty where all are drawn.
-        lock: of the run folder, see `locked`, where the run was resumed; rank 0 has it.
+        content: description of the data, see `Federation.content`.
+        start: checksum of the initial weights that were read from a file; empty if all are drawn.
+        lock: lock of the run folder, see `locked`, if the run was resumed; only on rank 0.
 
     Attributes:
         written: step of the last checkpoint; 0 for none.
@@ -119,14 +120,15 @@ class Checkpoints(Checkpointer):
     def find(self, from_start: bool) -> Saved | None:
         """Return the state to resume from, None to start again; on rank 0.
 
-        The tables of the run folder are put back to what they were at that step.
+        The tables of the run folder are restored to that step.
 
         Args:
-            from_start: start again where there is no checkpoint.
+            from_start: whether to start again if there is no checkpoint.
 
         Raises:
-            UserError: there is no checkpoint, or all are damaged; configuration, data, first weights or
-                whose rows are written are not as at the checkpoint; another process holds the run.
+            UserError: there is no checkpoint, or all are damaged; configuration, data, initial weights or the
+                rows written in each round differ from the checkpoint; the run has no steps left; another
+                process holds the run.
         """
         self._lock = self._lock or locked(self.run_folder)
         checkpoint_files.remove_partial(self.folder)
@@ -151,7 +153,7 @@ class Checkpoints(Checkpointer):
         if value is None:
             key, value = "model.weights", self.config.weights
         remedy = "holds other weights than at the checkpoint; bring the old ones back, or begin a new run"
-        known = content.about.get("start", self.about["start"])  # an old checkpoint does not say
+        known = content.about.get("start", self.about["start"])  # missing in old checkpoints
         require(known == self.about["start"], key, value, remedy)
         remedy = f"step {content.step} is the last that the run has taken; take more rounds"
         require(self.config.rounds > content.step, "rounds", self.config.rounds, remedy)
@@ -168,19 +170,19 @@ class Checkpoints(Checkpointer):
         return Saved(content.step, dict(content.tensors), dict(content.arrays), values)
 
     def _check_data(self, before: Mapping[str, str] | None) -> None:
-        """Raise `UserError` unless the data are those of the checkpoint; None: an old one does not say."""
+        """Raise `UserError` unless the data equal those of the checkpoint (`before`; None in old ones)."""
         now, run = self.about["data"], str(self.run_folder)
         if before is None:
             remedy = "its own images were not standardised when it began; begin again, or with unit as it was"
             require(now.get("normalisation") != MEASURED, "data.source.normalise", None, remedy)
             return
-        for name in sorted({*before, *now} - ({"files"} - {*before})):  # an old one does not say them
+        for name in sorted({*before, *now} - ({"files"} - {*before})):  # old checkpoints lack `files`
             then, here = before.get(name), now.get(name)
             what = f"{name} of the data: {then} at the checkpoint, {here} now"
             require(then == here, "RUN", run, f"{what}; bring the old data back, or begin a new run")
 
     def _check_output(self, before: Mapping[str, Any] | None) -> None:
-        """Raise `UserError` unless rows are written as before; None: an old checkpoint does not say."""
+        """Raise `UserError` unless each round writes the same rows as before (None in old checkpoints)."""
         if before is None:
             file = str(self.run_folder / "config.yaml")
             before = _written_each_round(loader.from_tree(Config, loader.read(file)))
@@ -191,7 +193,10 @@ class Checkpoints(Checkpointer):
     # -- during the run ----------------------------------------------------------------------------------
 
     def due(self, step: int) -> str:
-        """Return whether a checkpoint is due: by steps, by time, after the first step, or by a signal."""
+        """Return whether to write a checkpoint now, `SAVE`, `STOP` or empty.
+
+        One is due after a number of steps or minutes, after the first step, or at a signal.
+        """
         asked, stop = self.signals.take()
         every, minutes = self.config.checkpoint.every, self.config.checkpoint.minutes
         by_step = bool(every) and step > self.written and step % every == 0
@@ -204,7 +209,7 @@ class Checkpoints(Checkpointer):
         assert self.recorder is not None
         start = time.monotonic()
         self.tried, self.since = saved.step, start
-        recorder_state = self.recorder.state_dict()  # writes the rows of events.csv that are still in memory
+        recorder_state = self.recorder.state_dict()  # also writes the rows of events.csv still in memory
         metrics = self.recorder.metrics.path
         content = checkpoint_files.Content(
             step=saved.step,
@@ -223,7 +228,7 @@ class Checkpoints(Checkpointer):
         self.say(f"checkpoint: {path.name}, {time.monotonic() - start:.2f} s")
 
     def _sum_of_events(self, recorder: Recorder) -> checkpoint_files.FileSum:
-        """Return the bytes and the SHA-256 of events.csv; reads only what the last call did not."""
+        """Return the size and the SHA-256 of events.csv; reads only what was added since the last call."""
         events = recorder.events
         if events.columns != self._events_columns:  # the file was rewritten
             self._events_sha, self._events_size = hashlib.sha256(), 0
@@ -247,7 +252,7 @@ class Checkpoints(Checkpointer):
         warn(f"the state after step {step} could not be written ({reason}); the run goes on, {last}")
 
     def stop(self, step: int) -> None:
-        """Raise `Stopped`; on rank 0 with the step of the last checkpoint, where that is an earlier one."""
+        """Raise `Stopped`; on rank 0 with the step of the last checkpoint, if that is an earlier step."""
         late = self.recorder is not None and self.written < step
         raise Stopped(step, str(self.run_folder), self.written if late else None)
 
@@ -264,14 +269,14 @@ class Checkpoints(Checkpointer):
 
 
 def refuse_changes(folder: Path, tree: Mapping[str, Any]) -> None:
-    """Refuse to go on with a complete run with other options that decide numbers or rows of tables.
+    """Refuse to resume a complete run with changed options that decide numbers or rows of tables.
 
     Args:
         folder: the run folder.
         tree: its configuration with the changes, as nested mappings.
 
     Raises:
-        UserError: an option differs, or is invalid.
+        UserError: such an option differs, or an option is invalid.
     """
     file = folder / "config.yaml"
     was, now = (
@@ -291,7 +296,7 @@ def _written_each_round(config: Config) -> dict[str, Any]:
 
 
 def _digest(config: Config) -> str:
-    """Return a digest of the options that decide numbers, under the keys of release 0.1."""
+    """Return a digest of the options that decide numbers, with the key names of release 0.1."""
     whole = loader.as_of_0_1(loader.to_tree(config))
     tree = {name: part for name, part in whole.items() if name not in MAY_CHANGE}
     return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()

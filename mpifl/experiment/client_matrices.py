@@ -23,11 +23,11 @@ Matrices = dict[str, np.ndarray]  # name -> [N, N]
 
 
 def compare_clients(context: RunContext, server_step: ServerStep) -> Matrices:
-    """Return the matrices of `evaluation.matrices` on rank 0; every rank calls, again if a rank is lost.
+    """Return the matrices of `evaluation.matrices` on rank 0; every rank calls. Repeated if a rank is lost.
 
     Args:
-        context: of the run.
-        server_step: has taken the steps.
+        context: context of the run.
+        server_step: the server step, after the last step.
     """
     makers: dict[str, Callable[[RunContext, ServerStep], Matrices]] = {
         "parameters": parameters,
@@ -39,7 +39,7 @@ def compare_clients(context: RunContext, server_step: ServerStep) -> Matrices:
         while True:
             try:
                 made = makers[name](context, server_step)
-                context.transport.barrier()  # a rank that is lost until here makes all ranks repeat it
+                context.transport.barrier()  # if a rank is lost before this, all ranks repeat the matrix
                 found |= made
                 break
             except RankLost:
@@ -48,7 +48,7 @@ def compare_clients(context: RunContext, server_step: ServerStep) -> Matrices:
 
 
 def parameters(context: RunContext, server_step: ServerStep) -> Matrices:
-    """Return the L2 distances of the parameters that clients uploaded last; NaN for those never seen."""
+    """Return the L2 distances of the clients' last uploads; NaN for clients that never uploaded."""
     products = server_step.client_products
     if products is None:
         return {}
@@ -72,9 +72,9 @@ def gradients(context: RunContext, server_step: ServerStep) -> Matrices:
 
 
 def angles(context: RunContext, server_step: ServerStep) -> Matrices:
-    """Return the angles between clients' data in degrees: PACFL's distance, and the smallest principal one.
+    """Return PACFL's angles and the smallest principal angles between clients' data, in degrees.
 
-    Signatures are those of PACFL, with its options where it runs; at the clients' first visit.
+    Signatures are those of PACFL at the clients' first visit, with the run's options if the method is PACFL.
     """
     method = context.config.algorithm
     method = method if isinstance(method, PACFL) else PACFL()
@@ -89,13 +89,13 @@ def angles(context: RunContext, server_step: ServerStep) -> Matrices:
 
 
 def _owners(context: RunContext) -> np.ndarray:
-    """Return the rank [N] that looks at each client: the workers in turn."""
+    """Return the rank [N] that computes each client's part: the workers in turn."""
     workers = np.array(context.transport.workers)
     return np.asarray(workers[np.arange(context.problem.num_clients) % len(workers)])
 
 
 def _mine(context: RunContext) -> list[int]:
-    """Return the clients that this rank looks at, ascending."""
+    """Return the clients whose part this rank computes, ascending."""
     return [int(k) for k in np.flatnonzero(_owners(context) == context.transport.rank)]
 
 

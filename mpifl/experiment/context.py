@@ -1,4 +1,4 @@
-"""A run, built and checked, as one rank sees it."""
+"""A run on one rank, after it has been built and checked."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .schema import Config
 
 @dataclass(frozen=True)
 class Parts:
-    """What a rank opens and builds for itself.
+    """The parts of a run that each rank opens and builds for itself.
 
     Attributes:
         federation: the clients' data.
         problem: what the method may know.
         learner: the model on this rank's device.
         duration: how long visits take on devices and links.
-        differing: client -> how it trains, of those that train in another way than `local` says.
+        differing: client -> its own `local`, for clients that do not train as `local` says.
     """
 
     federation: Federation
@@ -48,15 +48,15 @@ class Parts:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What rank 0 finds when it checks a run; the same on every rank.
+    """Decisions of rank 0 when it checks a run; the same on every rank.
 
     Attributes:
-        num_sampled: m, clients of a round, or visits under way at a time.
-        absent: clients that take part from round `newcomers.joins` on, ascending.
-        mpi_memory: what MPI is given of sums made on a GPU, `main` or `device`.
-        stack: clients that are trained together.
-        clock: what orders the arrivals; None where the policy is synchronous.
-        base: short hash of what is frozen in the model; empty where nothing is.
+        num_sampled: m, the number of clients in a round, or of visits under way at the same time.
+        absent: clients that take part only from round `newcomers.joins` on, ascending.
+        mpi_memory: memory from which MPI reads sums that were computed on a GPU, `main` or `device`.
+        stack: number of clients that are trained together.
+        clock: the clock that orders the arrivals; None if the policy is synchronous.
+        base: short hash of the frozen weights of the model; empty if nothing is frozen.
     """
 
     num_sampled: int
@@ -69,13 +69,13 @@ class Decisions:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a configuration becomes on this rank; complete, and never changed.
+    """All objects of a run on this rank; never changed.
 
     Attributes:
         config: the configuration.
         transport: connects this rank with the others.
-        parts: what this rank opened and built.
-        decisions: what rank 0 decided for all.
+        parts: the parts that this rank opened and built.
+        decisions: the decisions of rank 0.
         places: host, cores, device and threads of all ranks, on rank 0; empty elsewhere.
     """
 
@@ -102,7 +102,7 @@ class RunContext:
 
     @property
     def system_key(self) -> Key:
-        """The address of the draws of cohorts, delays and absences."""
+        """The random key of cohorts, delays and absences."""
         return key(self.config.seed.system)
 
     @property
@@ -113,9 +113,9 @@ class RunContext:
         poisson = getattr(self.config.privacy, "sampling", "fixed") == "poisson"
         return Sampler(n, m, self.system_key, self.decisions.absent, self.config.newcomers.joins, poisson)
 
-    @cached_property  # it remembers what one round is worth
+    @cached_property  # the accountant caches the privacy loss of one round
     def accountant(self) -> Accountant:
-        """Tells what the noise of `privacy` is worth."""
+        """Computes the privacy that the noise of `privacy` gives."""
         return Accountant(self.config.privacy, self.problem.num_clients, self.decisions.num_sampled)
 
     @property
@@ -125,7 +125,7 @@ class RunContext:
 
     @property
     def differing(self) -> Mapping[int, LocalConfig]:
-        """Client -> how it trains, of those that train in another way than `local` says."""
+        """Client -> its own `local`, for clients that do not train as `local` says."""
         return self.parts.differing
 
     def local_of(self, client: int) -> LocalConfig:
@@ -141,7 +141,7 @@ class RunContext:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the last bits of the run's numbers, on rank 0; empty elsewhere."""
+        """Everything that decides the last bits of the run's numbers, on rank 0; empty elsewhere."""
         if not self.places:
             return {}
         system, on_cpu = self.config.system, self.learner.device.type == CPU

@@ -1,4 +1,4 @@
-"""`mpifl data`: a table and a sheet of images over the clients of a configuration; trains nothing."""
+"""`mpifl data`: a table of a configuration's clients and a sheet of their images; trains nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PER_STRIP, MAX_LABEL_COLUMNS, LOOKED_AT = (
 
 
 def look(config: Config, sheet: Path, say: Callable[[str], None]) -> str:
-    """Draw the sheet of a configuration, and return its table; on rank 0 alone.
+    """Draw the sheet of a configuration and return its table; only on rank 0.
 
     Args:
         config: the configuration.
@@ -43,7 +43,7 @@ def look(config: Config, sheet: Path, say: Callable[[str], None]) -> str:
 
 
 def _counts(federation: PoolFederation, clients: np.ndarray) -> np.ndarray:
-    """Return training samples of each class at each client, [n, L]; of all together where there are none."""
+    """Return training samples of each client by class [n, L]; their total [n, 1] if there are no classes."""
     if federation.info.labels == CLASSES:
         return histogram(federation, clients=clients)
     return np.asarray(federation.sizes[clients, :1])
@@ -86,7 +86,7 @@ def _table(config: Config, federation: PoolFederation, clients: np.ndarray, coun
 
 
 def _parts(federation: PoolFederation, clients: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Return (name, positions in `clients`) of each group and of all."""
+    """Return (name, positions in `clients`) of each group, then of all clients."""
     everyone = ("all", np.arange(len(clients)))
     if federation.groups is None:
         return [everyone]
@@ -165,7 +165,7 @@ def _main(federation: PoolFederation) -> int:
 
 
 def _group_strips(federation: PoolFederation) -> list[Strip]:
-    """Return a strip for each group, or for some clients where there are no groups."""
+    """Return a strip for each group, or for some clients if there are no groups."""
     if federation.groups is None:
         some = _evenly(federation.num_clients, 6)
         return [_strip(federation, [int(k)], f"client {k}\n{federation.sizes[k, 0]} images") for k in some]
@@ -187,7 +187,7 @@ def _short(federation: PoolFederation, group: int) -> str:
 
 
 def _public_strips(federation: PoolFederation) -> list[Strip]:
-    """Return a strip for each of the server's own sets, or for groups where it has none."""
+    """Return a strip for each of the server's own sets; if it has none, the strips of the groups."""
     sets = federation.public()[:MAX_STRIPS]
     titles = [f"group {g}, server's set\n{_short(federation, g)}" for g in range(len(sets))]
     strips = [
@@ -216,7 +216,7 @@ def _strip(
 
 
 def _chosen(images: np.ndarray, labels: np.ndarray, num_classes: int, title: str) -> Strip:
-    """Return a strip with one image of each label; of ten of the labels present, where there are many."""
+    """Return a strip with one image of each label; with many labels, ten images of labels present."""
     where = {int(c): np.flatnonzero(labels == c) for c in np.unique(labels)}
     if num_classes <= MAX_LABEL_COLUMNS:
         return Strip(title, [images[where[c][0]] if c in where else None for c in range(num_classes)])

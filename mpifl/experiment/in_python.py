@@ -1,4 +1,4 @@
-"""Runs that are called from Python: in a script, in a notebook, on every rank of a script under mpirun."""
+"""The Python interface to runs: in a script, in a notebook, or on every rank of a script under mpirun."""
 
 from __future__ import annotations
 
@@ -35,23 +35,25 @@ Given = Config | str | Path | Mapping[str, Any]
 
 
 def run(config: Given, *, callbacks: Sequence[Any] = (), quiet: bool = True, **changes: Any) -> Run | None:
-    """Run a configuration; write its run folder and return it, read.
+    """Run a configuration, write its run folder, and return the finished run.
 
-    Under `mpirun` every rank of the script calls, and they run it together.
+    Under `mpirun` every rank of the script must call; the ranks then compute the run together.
 
     Args:
         config: a configuration: the file or name of one, `load_config(...)`, or a mapping of keys to values.
-        callbacks: objects that are told of the run, see `results.callbacks`; those of rank 0 are called.
-        quiet: print no progress.
+        callbacks: objects that are called during the run, see `results.callbacks`. Only those of rank 0 are
+            called.
+        quiet: whether to print no progress.
         changes: key -> value of the configuration, sections as mappings: `rounds=3, local={"lr": 0.1}`.
 
     Returns:
-        The run on rank 0, and where there is one process; None on the other ranks.
+        The run on rank 0, also without `mpirun`; None on the other ranks.
 
     Raises:
-        UserError: on every rank; its `key`, `value` and `remedy` name what is wrong.
-        CodeFailed: code of the user's failed; on every rank.
-        Stopped: a signal ended the run after a step, its state written; on every rank.
+        UserError: the configuration, the data or an option is wrong; on every rank. Its `key`, `value` and
+            `remedy` say what is wrong.
+        CodeFailed: the user's own code failed; on every rank.
+        Stopped: a signal ended the run after a step, after its state was written; on every rank.
     """
 
     def work(transport: Transport) -> Run | None:
@@ -65,19 +67,22 @@ def run(config: Given, *, callbacks: Sequence[Any] = (), quiet: bool = True, **c
 def resume(
     folder: str | Path, *, callbacks: Sequence[Any] = (), quiet: bool = True, **changes: Any
 ) -> Run | None:
-    """Go on with a run from its last checkpoint, at any number of ranks; return it, read.
+    """Resume a run from its last checkpoint, on any number of ranks, and return the finished run.
 
     Args:
         folder: the run folder.
-        callbacks: objects that are told of the run, see `results.callbacks`; those of rank 0 are called.
-        quiet: print no progress.
-        changes: as in `run`, of keys that decide no numbers, such as `rounds`.
+        callbacks: objects that are called during the run, see `results.callbacks`. Only those of rank 0 are
+            called.
+        quiet: whether to print no progress.
+        changes: as in `run`, but only keys that leave the steps taken so far unchanged, such as `rounds`.
 
     Returns:
-        The run on rank 0, and where there is one process; None on the other ranks.
+        The run on rank 0, also without `mpirun`; None on the other ranks.
 
     Raises:
-        UserError: there is nothing to go on from, or the changes are others; on every rank.
+        UserError: there is nothing to resume from, or other keys are changed; on every rank.
+        CodeFailed: the user's own code failed; on every rank.
+        Stopped: a signal ended the run after a step, after its state was written; on every rank.
     """
 
     def work(transport: Transport) -> Run | None:
@@ -96,7 +101,7 @@ def resume(
 
 
 def _call(name: str, callbacks: Sequence[Any]) -> str:
-    """Return a call in words, as far as all ranks must make the same."""
+    """Return a description of a call that must be the same on all ranks."""
     return f"{name} with {len(callbacks)} callbacks" if callbacks else name
 
 
@@ -109,25 +114,25 @@ def sweep(
     quiet: bool = True,
     **changes: Any,
 ) -> Sweep | None:
-    """Run a configuration for every combination of the values in its `vary`; return the runs, read.
+    """Run a configuration for every combination of the values in its `vary`, and return the runs.
 
-    Under `mpirun` every rank of the script calls. A sweep with an `output.id` that was begun before is
-    joined: complete cases stay as they are, and those that it did not have are added.
+    Under `mpirun` every rank of the script must call. If a sweep with the same `output.id` exists, the cases
+    are added to it: its complete cases stay as they are, and missing ones are run.
 
     Args:
-        config: as `run` takes it.
-        jobs: cases that run at a time, each on a group of the ranks.
-        only: varied key -> labels of the values to take; the others are left out.
-        case: `i/N`: only the i-th of N parts, where several processes share a sweep.
-        quiet: print no progress.
-        changes: as in `run`; `vary={"algorithm": {"mine": "ucfl", "theirs": "ifca"}, "seed": [0, 1]}`. Cases
-            keep their final models under `output={"model": True}`.
+        config: a configuration, as in `run`.
+        jobs: number of cases that run at the same time, each on a group of the ranks.
+        only: varied key -> labels of the values to run; other values are left out.
+        case: `i/N`: run only the i-th of N parts, so that several processes can share a sweep.
+        quiet: whether to print no progress.
+        changes: as in `run`; `vary={"algorithm": {"mine": "ucfl", "theirs": "ifca"}, "seed": [0, 1]}`. With
+            `output={"model": True}`, cases keep their final models.
 
     Returns:
-        The complete runs on rank 0, and where there is one process; None on the other ranks.
+        The complete runs on rank 0, also without `mpirun`; None on the other ranks.
 
     Raises:
-        UserError: a case is invalid, the sweep to join has other settings, or there are too few ranks.
+        UserError: a case is invalid, the existing sweep has other settings, or there are too few ranks.
     """
 
     def work(transport: Transport) -> Sweep | None:
@@ -140,7 +145,7 @@ def sweep(
 
 
 def _asked(config: Given) -> Given:
-    """Return a configuration without the `output.model` of `load_config`, which is true by default."""
+    """Return a configuration without `output.model` if it is true, the default that `load_config` adds."""
     if not isinstance(config, Config) or not config.output.model:
         return config
     tree = loader.to_tree(config)
@@ -158,25 +163,27 @@ def compare(
     problem: Sequence[str] = ("data",),
     finished_only: bool = False,
 ) -> pd.DataFrame:
-    """Return the final figures of runs, a row a configuration: what `mpifl compare --csv` writes.
+    """Return the final figures of runs, one row per configuration, as `mpifl compare --csv` writes them.
 
-    Figures are in the units of its table, accuracies in percent and bytes in MB. `target`, and columns of
-    `metrics.csv` that `columns` names, are as runs have them: accuracies are shares.
+    Figures have the units of the printed table: accuracies in percent, bytes in MB. `target`, and columns of
+    `metrics.csv` that `columns` names, have the units of the run folders: accuracies are in [0, 1].
 
     Args:
-        runs: folders of runs or sweeps, patterns of them, or what `run`, `load` and `load_sweep` return.
-        columns: figures to show, as `--columns` names them; empty for the usual ones.
-        metric: the figure that `test` looks at.
-        test: over seeds, `t`, `wilcoxon` or `none`; None: `t` where seeds pair. `..._mark` has the outcome.
-        interval: `std` for none, or `t`, `bootstrap`, `percentile`: the columns `..._low` and `..._high`.
-        confidence: of intervals; tests have the level 1 - confidence.
-        target: mean accuracy whose cost is wanted, in [0, 1], or mean of the runs' other metric; None for
-            95 % of the best.
-        problem: sections or keys of the configuration that make a problem, on which methods are compared.
-        finished_only: whether runs that are not finished are left out, which a line says.
+        runs: folders of runs or sweeps, patterns of them, or return values of `run`, `load` and `load_sweep`.
+        columns: figures to show, named as for `--columns`; empty for the usual ones.
+        metric: the figure to test.
+        test: test over seeds, `t`, `wilcoxon` or `none`; None: `t` if the runs can be paired by seed. The
+            outcome is in the column `..._mark`.
+        interval: `t`, `bootstrap` or `percentile` for the columns `..._low` and `..._high`; `std` for none.
+        confidence: confidence level of intervals; tests have the significance level 1 - confidence.
+        target: mean accuracy in [0, 1], or mean of the runs' other metric, for which to show the cost; None
+            for 95 % of the best.
+        problem: sections or keys of the configuration that define a problem; methods are compared on equal
+            problems.
+        finished_only: whether to leave out runs that are not finished; a printed line says so.
 
     Raises:
-        UserError: a folder is no finished run, or a choice does not fit these runs.
+        UserError: a folder is no finished run, or an argument does not fit these runs.
     """
     require(0.5 < confidence < 1, "confidence", confidence, "take a share in (0.5, 1), as in 0.95")
     require(target is None or isfinite(target), "target", target, "take a value of the runs' metric")
@@ -200,12 +207,14 @@ def table(
     target: float | None = None,
     finished_only: bool = False,
 ) -> pd.DataFrame:
-    """Return all figures of runs as one tidy table with a column for each key that varies, as `mpifl export`.
+    """Return all figures of runs as one tidy table, as `mpifl export` does; each varied key has a column.
 
     Args:
         runs: as in `compare`.
-        of: `metrics`: a row a run and evaluation; `clients`: a row a run and client; `final`: a row a run.
-        target: of `final`, the mean accuracy in [0, 1] whose cost is wanted; None for 95 % of the best.
+        of: `metrics`, one row per run and evaluation; `clients`, one row per run and client; or `final`, one
+            row per run.
+        target: for `final`, the mean accuracy in [0, 1] for which to show the cost; None for 95 % of the
+            best.
         finished_only: as in `compare`.
 
     Raises:
@@ -231,10 +240,11 @@ def client_data(
     Parts are `train`, `val`, `test` and the names of further test sets.
 
     Args:
-        config: as `run` takes it, or a finished run.
-        client: its number, from 0.
-        visit: the number of its visit, where clients change from visit to visit.
-        stored: x as it is stored, images uint8 [n, C, H, W], instead of as the model sees it, float32.
+        config: a configuration, as in `run`, or a finished run.
+        client: number of the client, from 0.
+        visit: number of the visit, if the client's data change from visit to visit.
+        stored: whether to return x as stored (images uint8 [n, C, H, W]) instead of as the model gets it
+            (float32).
         changes: as in `run`.
 
     Raises:
@@ -254,11 +264,14 @@ def client_data(
 
 
 def tree_of(config: Given, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree of a configuration with changes, checked.
+    """Return the tree of a configuration with changes, and check it.
 
     Args:
-        config: as `run` takes it.
-        changes: laid over it.
+        config: a configuration, as in `run`.
+        changes: keys that override those of the configuration.
+
+    Raises:
+        UserError: the configuration is invalid, or has `vary`.
     """
     tree = laid(config, changes)
     whole = loader.from_tree(Config, tree)
@@ -273,8 +286,8 @@ def laid(config: Given, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tree of a configuration with changes.
 
     Args:
-        config: as `run` takes it.
-        changes: laid over it.
+        config: a configuration, as in `run`.
+        changes: keys that override those of the configuration.
     """
     if isinstance(config, (str, Path)):
         tree = loader.read(str(config))

@@ -1,8 +1,9 @@
-"""YAML files and options in, `Config` out, and back: bases, options, names of classes, strict types.
+"""Converts YAML files and command-line options to a `Config`, and back.
 
-Command-line options win over the file, the file over its `base`, the base over the defaults. The key `name`
-of a section picks its class from the section's catalogue, or is `file.py:Class` or `package.module:Class`;
-the other keys are the fields of that class. A key that holds text takes a number as it was written.
+Command-line options override the file, the file overrides its `base`, and the base overrides the defaults.
+The key `name` of a section selects its class from the section's catalogue, or is `file.py:Class` or
+`package.module:Class`; the other keys are the fields of that class. Types are checked strictly. If a key
+holds text and the value is a number, it is kept as it was written.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from mpifl.results.logging import warn_once
 
 from .schema import CHOICES, Config, Seeds, check_sections
 
-SHIPPED = Path(__file__).parents[1] / "configs"  # the configurations that travel with mpifl
-EXCLUSIVE = ("participation", "cohort_size")  # of a run: the one that is given last counts
+SHIPPED = Path(__file__).parents[1] / "configs"  # the configurations that come with mpifl
+EXCLUSIVE = ("participation", "cohort_size")  # keys of a run; the one that is given last counts
 MAX_BASES = 32  # length of a chain of bases
 MAX_INTEGER = 2**63 - 1
 NULLS = ("", "~", "null", "Null", "NULL")  # in YAML
@@ -40,28 +41,28 @@ Section = TypeVar("Section")
 
 
 def load(name: str, options: Sequence[str] = ()) -> Config:
-    """Return a configuration, unchecked between its sections.
+    """Return a configuration whose sections have not been checked against each other.
 
     Args:
-        name: of a file, see `find`.
-        options: `--key.path value` words.
+        name: name of a file, see `find`.
+        options: words of `--key.path value` options.
 
     Raises:
-        UserError: names the key or the file.
+        UserError: a file or a value is invalid; names the key or the file.
     """
     return from_tree(Config, merged(read(name), overrides(options)))
 
 
 def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()) -> Config:
-    """Return a configuration on every rank, checked; rank 0 reads it and sends it.
+    """Return a checked configuration on every rank; rank 0 reads it and sends it.
 
     Args:
-        transport: every rank calls.
-        name: of a file, see `find`.
-        options: `--key.path value` words.
+        transport: connects the ranks; every rank calls.
+        name: name of a file, see `find`.
+        options: words of `--key.path value` options.
 
     Raises:
-        UserError: on every rank; names the key or the file.
+        UserError: a file or a value is invalid; on every rank. Names the key or the file.
     """
 
     def tree() -> dict[str, Any]:
@@ -79,12 +80,12 @@ def find(name: str, key: str = "CONFIG", given: str | None = None) -> Path:
     """Return the file of a configuration.
 
     Args:
-        name: a path, or the name of a configuration that travels with mpifl; `.yaml` may be left out.
-        key: where it is named, for messages.
-        given: how it is written there; None: as `name`.
+        name: a path, or the name of a configuration that comes with mpifl; `.yaml` may be left out.
+        key: the key or option that names it, for messages.
+        given: the name as the user wrote it; None: `name`.
 
     Raises:
-        UserError: there is none; names the nearest ones.
+        UserError: there is no such file; names similar ones.
     """
     for known in dict.fromkeys((name, name.replace("studies/", "sweeps/"))):
         for root in (Path(), SHIPPED):
@@ -103,17 +104,18 @@ def find(name: str, key: str = "CONFIG", given: str | None = None) -> Path:
 
 
 def read(name: str, above: tuple[Path, ...] = (), given: str | None = None) -> dict[str, Any]:
-    """Return the tree in a configuration file, laid over that of its `base`.
+    """Return the tree in a configuration file, merged over that of its `base`.
 
-    A base is a path relative to the file, or the name of a configuration that travels with mpifl.
+    A base is a path relative to the file, or the name of a configuration that comes with mpifl.
 
     Args:
-        name: of a file, see `find`.
-        above: the files of which it is the base, that which names it last.
-        given: how that one writes it; None: as `name`.
+        name: name of a file, see `find`.
+        above: chain of the files that have this one as their base; the last of them names it directly.
+        given: the name as that file writes it; None: `name`.
 
     Raises:
-        UserError: no such file, no YAML, no mapping, or a chain of bases without end.
+        UserError: there is no such file, it holds no YAML or no mapping, or the chain of bases is endless or
+            too long.
     """
     path = find(name, f"{_shown(above[-1])}: base" if above else "CONFIG", given)
     require(path.resolve() not in above, "base", str(path), "is its own base; take another or none")
@@ -131,13 +133,13 @@ def read(name: str, above: tuple[Path, ...] = (), given: str | None = None) -> d
 
 
 def _shown(path: Path) -> str:
-    """Return a file as it is shown: relative, where it is in the working folder."""
+    """Return a path for messages: relative if it is in the working folder."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _base(path: Path, name: str) -> str:
-    """Return the base that a file names: a file beside it, else a configuration that travels with mpifl."""
+    """Return the base that a file names: a file beside it, else a configuration that comes with mpifl."""
     beside = path.parent / name
     shipped = [p for p in (SHIPPED / name, SHIPPED / f"{name}.yaml") if os.path.isfile(p)]
     is_beside = any(os.path.isfile(p) for p in (beside, f"{beside}.yaml"))
@@ -147,10 +149,10 @@ def _base(path: Path, name: str) -> str:
 def overrides(words: Sequence[str]) -> dict[str, Any]:
     """Return the tree of `--key.path value` or `--key.path=value` options.
 
-    Values are YAML, but for keys that hold text: there they stand for themselves, unless `null` or in quotes.
+    Values are parsed as YAML. For keys that hold text they are kept as written, unless `null` or quoted.
 
     Raises:
-        UserError: a word that is no option, an option without a value, a value that is not YAML.
+        UserError: a word is no option, an option has no value or too many parts, or a value is not YAML.
     """
     tree: dict[str, Any] = {}
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
@@ -176,7 +178,7 @@ def _of_option(keys: tuple[str, ...], option: str, text: str) -> Any:
 
 @cache
 def _holds_text(keys: tuple[str, ...]) -> bool:
-    """Return whether a path of keys holds text; False below a section of whose class only its name tells."""
+    """Return whether a path of keys holds text; False inside a section whose class depends on its `name`."""
     hint: Any = Config
     for name in keys:
         known = dataclasses.is_dataclass(hint) and (hint, name) not in CHOICES
@@ -187,14 +189,14 @@ def _holds_text(keys: tuple[str, ...]) -> bool:
 
 
 def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
-    """Return the tree that holds one value, at a path of keys."""
+    """Return the tree that holds only one value, at a path of keys."""
     for key in reversed(keys):
         value = {key: value}
     return dict(value)
 
 
 def as_of_0_1(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree of a configuration under the keys of release 0.1, whose checkpoints hold its digest."""
+    """Return the tree of a configuration with the keys of release 0.1, whose digest is in checkpoints."""
     out = without_new(tree)
     size = out.pop("cohort_size")
     out["participation"] = out["participation"] if size is None else float(size)
@@ -206,9 +208,9 @@ def as_of_0_1(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `under` with `over` laid on it, key by key; a section that changes its `name` starts anew.
+    """Return `under` updated with `over`, key by key; a section that changes its `name` starts anew.
 
-    A word in the place of a section is its name, a number in that of the section `seed` is all seeds.
+    A word in place of a section is its `name`; a number in place of the section `seed` sets all seeds.
     """
     given = [name for name in EXCLUSIVE if name in over]
     out = {name: value for name, value in under.items() if not (given and name in EXCLUSIVE)}
@@ -242,7 +244,7 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
         path: dotted path of the section, for messages.
 
     Raises:
-        UserError: an unknown or missing key, a value of another type, or one that the class refuses.
+        UserError: a key is unknown or missing, or a value has another type or is refused by the class.
     """
     known = keys_of(cls)
     require(isinstance(tree, Mapping), path or "CONFIG", tree, f"must be a section with {', '.join(known)}")
@@ -278,7 +280,7 @@ def _below(path: str, name: object) -> str:
 
 
 def _value(cls: type, name: str, value: Any, path: str) -> Any:
-    """Return `value` as field `name` of `cls` wants it."""
+    """Return `value` converted for field `name` of `cls`."""
     if (cls, name) in CHOICES:
         return chosen(CHOICES[cls, name], _named(cls, name, value), path)
     hint = types_of(cls)[name]
@@ -289,7 +291,7 @@ def _value(cls: type, name: str, value: Any, path: str) -> Any:
 
 
 def _named(cls: type, name: str, value: Any) -> Any:
-    """Return the tree of a section with a name: a word is one; without any it is that of the default."""
+    """Return the tree of a section with its `name`; a word is a name, and a missing name is the default's."""
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping) or "name" in value:
@@ -301,16 +303,16 @@ def _named(cls: type, name: str, value: Any) -> Any:
 
 
 def without_unit(cls: type, name: str, value: Any, path: str) -> Any:
-    """Return a value whose texts with a unit (`20ms`) are numbers in the unit that the field declares.
+    """Return a value with texts that have a unit (`20ms`) converted to numbers in the unit of the field.
 
     Args:
         cls: the dataclass.
-        name: of its field.
-        value: as it was written; a list is converted item by item.
+        name: name of its field.
+        value: the value as written; a list is converted item by item.
         path: dotted path of the key, for messages.
 
     Raises:
-        UserError: an unknown unit, one of another dimension, or a fraction where a whole number is asked.
+        UserError: a unit is unknown or has another dimension, or a fraction is given for a whole number.
     """
     unit = unit_of(cls, name)
     if unit is None or not unit.dimension or types_of(cls)[name] is str:
@@ -327,7 +329,7 @@ def without_unit(cls: type, name: str, value: Any, path: str) -> Any:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """Return a type, or those inside a union or a tuple."""
+    """Return a type as a tuple, or the types inside a union or a tuple."""
     return tuple(kind for arg in get_args(hint) for kind in _kinds(arg)) or (hint,)
 
 
@@ -336,12 +338,12 @@ def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
 
     Args:
         catalogue: name -> class.
-        tree: `name`, and the keys of that class.
+        tree: the section: `name`, and the keys of that class.
         path: dotted path of the section.
 
     Raises:
-        UserError: no name, an unknown one, or a class that is no dataclass or lacks methods; all that
-            `from_tree` raises.
+        UserError: the name is missing or unknown, the class is no dataclass or lacks methods, or `from_tree`
+            raises.
     """
     names = f"name one of {', '.join(catalogue)}"
     require(isinstance(tree, Mapping) and "name" in tree, path, tree, names)
@@ -366,16 +368,16 @@ def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
 
 
 def _kind(catalogue: Mapping[str, type]) -> type:
-    """Return the first class that all of a catalogue are derived from; object where there is none."""
+    """Return the first common base class of a catalogue; object if there is no other."""
     first, *others = catalogue.values()
     return next(cls for cls in first.__mro__ if cls is not ABC and all(issubclass(o, cls) for o in others))
 
 
 def converted(hint: Any, value: Any, path: str) -> Any:
-    """Return `value` as type `hint`.
+    """Return `value` converted to type `hint`.
 
     Raises:
-        UserError: it is of another type (`true` is no number), not finite, too large, or not printable.
+        UserError: it has another type (`true` is no number), is not finite, too large, or not printable.
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -389,7 +391,7 @@ def converted(hint: Any, value: Any, path: str) -> Any:
         kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
         require(len(kinds) == len(value), path, value, f"must be a list of {len(kinds)} values")
         return tuple(converted(k, v, path) for k, v in zip(kinds, value, strict=True))
-    if origin is Literal:  # the class itself says which ones there are
+    if origin is Literal:  # the class itself checks the choices
         hint, origin = str, None
     if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         return _number(value, path)
@@ -431,8 +433,8 @@ def to_tree(value: Any, owner: type | None = None, name: str = "") -> Any:
 
     Args:
         value: a configuration, a section or a plain value.
-        owner: class of the section that `value` stands in.
-        name: its key there.
+        owner: class of the section that contains `value`.
+        name: key of `value` in that section.
     """
     if isinstance(value, dict):
         return {key: to_tree(one) for key, one in value.items()}
@@ -447,7 +449,7 @@ def to_tree(value: Any, owner: type | None = None, name: str = "") -> Any:
 
 
 def texts(config: Config) -> Iterator[str]:
-    """Yield all texts among the values of a configuration, but those of `output`."""
+    """Yield all texts among the values of a configuration, except those of `output`."""
 
     def inside(value: Any) -> Iterator[str]:
         if isinstance(value, str):

@@ -1,9 +1,9 @@
-"""Processor seconds of the parts of a run, measured: a few visits, evaluations and steps are really made.
+"""Measures the processor seconds of the parts of a run by making a few visits, evaluations and steps.
 
-What is measured are the hooks of the method on the clients' own data, by the engine itself, on a few clients
-of different sizes and the first server of the traffic forecast. A training that would take longer than
-`LONGEST_S` is cut off after some steps, and the rest is reckoned from those. Processor seconds do not depend
-on what else the machine does; where a rank has several threads or a GPU, seconds of the clock are taken.
+The engine calls the method's hooks on the data of a few clients of different sizes, starting from the first
+server of the traffic forecast. A training that would take longer than `LONGEST_S` is cut off after some
+steps, and its total time is extrapolated from these. Processor seconds do not depend on the other load of the
+machine. If a rank has several threads or a GPU, wall time is measured instead.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ from mpifl.training.learner import Learner
 from .build import build_engine, build_server_step, effort
 from .context import RunContext
 
-VISITS, EVALUATIONS = 6, 12  # clients that train and are evaluated
+VISITS, EVALUATIONS = 6, 12  # number of clients to train and to evaluate
 LONGEST_S = 0.25  # of a training
-ENOUGH_S, MOST_REPEATS = 0.5, 12  # visits are measured for so long, unless they would be repeated more often
+ENOUGH_S, MOST_REPEATS = 0.5, 12  # measure visits for this time, but repeat them at most so often
 GRAM_ROWS = 32
-UNSEEN_VISIT = 1 << 20  # of which no data have been read
+UNSEEN_VISIT = 1 << 20  # number of a visit whose data have not been read
 
 
 @dataclass(frozen=True)
 class PerSample:
-    """Seconds of what a client does, as a line: once_s + sample_s * samples.
+    """Seconds of a client's task as a linear function of its samples: once_s + sample_s * samples.
 
     Attributes:
-        once_s: whatever the samples are.
-        sample_s: for each sample.
+        once_s: seconds that do not depend on the number of samples.
+        sample_s: seconds for each sample.
     """
 
     once_s: float = 0.0
@@ -78,11 +78,11 @@ class PerSample:
 
     @classmethod
     def of(cls, samples: Iterable[float], seconds: Iterable[float]) -> PerSample:
-        """Fit a line through the medians of equal numbers of samples; neither part is negative.
+        """Fit a line through the median seconds of each number of samples; neither part is negative.
 
         Args:
-            samples: of each measurement.
-            seconds: of each measurement.
+            samples: number of samples of each measurement.
+            seconds: seconds of each measurement.
         """
         found: dict[float, list[float]] = {}
         for n, s in zip(samples, seconds, strict=True):
@@ -97,40 +97,40 @@ class PerSample:
         return cls(0.0, float(y.sum() / x.sum())) if x.sum() else cls(float(y.mean()))
 
     def __call__(self, samples: np.ndarray) -> np.ndarray:
-        """Return the seconds of clients with so many samples."""
+        """Return the seconds of clients with these numbers of samples."""
         return self.once_s + self.sample_s * np.asarray(samples, float)
 
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Seconds of the parts of a run.
+    """Processor seconds of the parts of a run, except where noted.
 
     Attributes:
-        visit: of a client on a rank that has transformed its samples before, probes left out.
-        first_visit: of a client on a rank that sees it for the first time.
-        look: of one look at another client (`SecondLook`).
+        visit: visit of a client on a rank that has transformed its samples before, without probes.
+        first_visit: visit of a client on a rank that has not seen it before.
+        look: one look at another client (`SecondLook`).
         looks_once: whether two clients look at each other only once.
-        remembered: of an upload that is remembered.
-        fingerprint: of a client's one-shot statistics.
-        shown: of what the server makes for them.
-        setup: of the first server.
-        book: of rank 0, for each visit: tasks out, reports back.
-        book_once: the same, for each step, however many visits it has.
-        decide: of rank 0, for each step, at the full size of a cohort.
-        mix: of the sums, for each upload.
-        mix_once: of the sums, however many uploads there are: rows that are begun and finished.
-        gram: of all products of uploads, at the full size of a cohort.
-        gram_setup: of all products of the statistics of all clients.
-        step: of rank 0 in a step of an asynchronous run, arrivals included.
-        evaluation: of a client that is evaluated.
-        record: of rank 0 at an evaluation, whatever it has evaluated.
-        unread: of rank 0 at an evaluation, to read the test data that it evaluates itself where only workers
+        remembered: handling of an upload that is remembered.
+        fingerprint: one-shot statistics of a client.
+        shown: what the server computes for the statistics.
+        setup: setting up the first server.
+        book: bookkeeping of rank 0 for each visit: sending tasks, receiving reports.
+        book_once: bookkeeping of rank 0 for each step, independent of its number of visits.
+        decide: decision of rank 0 in each step, for a full cohort.
+        mix: sums, for each upload.
+        mix_once: sums, for each step, independent of its number of uploads: starting and finishing rows.
+        gram: products of all pairs of uploads, for a full cohort.
+        gram_setup: products of all pairs of clients' statistics.
+        step: rank 0 in a step of an asynchronous run, arrivals included.
+        evaluation: evaluation of a client.
+        record: rank 0 at an evaluation, independent of the number of evaluated clients.
+        unread: rank 0 at an evaluation, for reading the test data that it evaluates itself if only workers
             have read them (`ServerEvaluation`, data that change with every visit).
-        checkpoint: of writing one, seconds of the clock.
-        spent: seconds of the clock that the measurement took.
-        busy: seconds of the clock for each processor second of the visits: how busy this machine is.
-        num_visits: visits that were measured.
-        samples: of a typical client.
+        checkpoint: writing a checkpoint, in wall time.
+        spent: wall time of the measurement.
+        busy: wall time per processor second of the visits, which shows how busy this machine is.
+        num_visits: number of visits that were measured.
+        samples: number of samples of a typical client.
         cut: whether trainings were cut off.
     """
 
@@ -162,10 +162,10 @@ class MeasuredTimes:
 
 
 class Meter:
-    """Reads processor seconds, and adds those of trainings that were cut off.
+    """Reads processor seconds, and adds the estimated seconds of steps that were cut off.
 
     Args:
-        by_clock: read the clock instead.
+        by_clock: whether to read wall time instead.
     """
 
     def __init__(self, by_clock: bool) -> None:
@@ -178,17 +178,17 @@ class Meter:
 
 
 class CutBackend(Backend):
-    """Trains by the backends of a learner, for no longer than `LONGEST_S`; the rest is reckoned.
+    """Trains with the backends of a learner for at most `LONGEST_S` and extrapolates the rest.
 
     Args:
-        backends: of the learner.
-        meter: is told of what was left out.
+        backends: the backends of the learner.
+        meter: gets the estimated seconds of the steps that were left out.
         drop_single: whether batches of one sample are left out.
     """
 
     def __init__(self, backends: Sequence[Backend], meter: Meter, drop_single: bool = False) -> None:
         self.backends, self.meter, self.drop_single = backends, meter, drop_single
-        self.step_s: dict[tuple[object, ...], float] = {}  # kind of a request -> seconds of a step
+        self.step_s: dict[tuple[object, ...], float] = {}  # kind of request -> seconds of a step
         self.cut = False
 
     def accepts(self, request: Request) -> bool:
@@ -208,21 +208,24 @@ class CutBackend(Backend):
         most = max(1, int(LONGEST_S / max(self.step_s[kind], 1e-9)))
         if steps <= most:
             return self._train(request)
-        most = max(most // per_epoch * per_epoch, min(most, per_epoch))  # whole epochs, where there is time
+        most = max(most // per_epoch * per_epoch, min(most, per_epoch))  # whole epochs, if there is time
         trained, seconds = self._timed(request, most, lasting=True)
         self.meter.skipped += seconds * (steps / most - 1)
         self.cut = True
         return trained
 
     def train_visits(self, visits: VisitRequests) -> TrainedVisits | None:
-        """Train visits as the backends do, once it is known that none of them would be cut off."""
+        """Train visits with the backends; None if one may be cut off, or no step has been timed yet."""
         steps = max(map(visits.config.num_steps, sizes_of(visits.samples).tolist()), default=0)
         if not self.step_s or steps * max(self.step_s.values()) > LONGEST_S:
             return None
         return train_visits(self.backends, visits)
 
     def _timed(self, request: Request, steps: int, lasting: bool = False) -> tuple[Trained, float]:
-        """Train for some steps; unless it is lasting, as if that had not been and taken no time."""
+        """Train for some steps and return their seconds.
+
+        Unless `lasting`, train with a copy of the kept optimiser and do not count the time.
+        """
         start = self.meter()
         kept = None if request.kept is None else copy(request.kept)
         short = request._replace(config=replace(request.config, steps=steps))
@@ -237,7 +240,7 @@ class CutBackend(Backend):
 
 
 class TimedVisits(VisitCounter):
-    """Notes when the visits of a rank end.
+    """Records the seconds of the visits of a rank.
 
     Args:
         meter: reads the seconds.
@@ -248,11 +251,11 @@ class TimedVisits(VisitCounter):
         self.meter, self.seconds, self._last = meter, list[float](), 0.0
 
     def begin(self) -> None:
-        """Note that the first visit starts."""
+        """Record that the first visit starts."""
         self._last = self.meter()
 
     def advance(self, visits: int = 1) -> None:
-        """Note the seconds of a visit; of several that were made in one call, the mean of each."""
+        """Record the seconds of a visit; if one call made several visits, the mean for each."""
         now = self.meter()
         self.seconds += [(now - self._last) / visits] * visits
         self._last = now
@@ -265,14 +268,14 @@ class TimedVisits(VisitCounter):
 
 @dataclass
 class Parts:
-    """What a timed server step took.
+    """Seconds of the parts of a server step.
 
     Attributes:
-        visits: of each visit.
-        work: seconds of loading and training, probes left out.
+        visits: seconds of each visit.
+        work: loading and training, without probes.
         advance: deciding and mixing.
         decide: deciding.
-        whole: of the step.
+        whole: the whole step.
     """
 
     visits: list[float] = field(default_factory=list)
@@ -283,19 +286,19 @@ class Parts:
 
 
 class TimedStep(ServerStep):
-    """A server step that notes its times.
+    """A server step that records its times.
 
     Args:
-        step: the one that it takes the place of.
+        step: the server step that it replaces.
         meter: reads the seconds.
-        visits: notes those of the visits.
+        visits: records the seconds of the visits.
     """
 
     def __init__(self, step: ServerStep, meter: Meter, visits: TimedVisits) -> None:
         super().__init__(step.config)
         self.meter, self.timed_visits = meter, visits
         self.parts: list[Parts] = []
-        self.evaluations: list[tuple[list[float], float]] = []  # of each client, and when the first began
+        self.evaluations: list[tuple[list[float], float]] = []  # seconds of each client, and the start
         self._advance, self._decide = 0.0, 0.0
 
     def step(self, server: Server | None, cohort: np.ndarray, plan: RoundPlan | None = None) -> Any:
@@ -308,7 +311,7 @@ class TimedStep(ServerStep):
         whole, lasted = self.meter() - start, perf_counter() - clock
         phases = {name: s - before.get(name, 0.0) for name, s in self.watch.seconds.items()}
         left_out = self.meter.skipped - skipped
-        share = (whole - left_out) / lasted if lasted else 1.0  # phases are seconds of the clock
+        share = (whole - left_out) / lasted if lasted else 1.0  # phases are in wall time
         work = share * (phases.get("train", 0.0) + phases.get("load", 0.0)) + left_out
         self.parts.append(Parts(self.timed_visits.take(), work, self._advance, share * self._decide, whole))
         return out
@@ -338,12 +341,12 @@ class TimedStep(ServerStep):
 
 
 def measure(context: RunContext, server: Server, decide: float) -> MeasuredTimes:
-    """Make some visits, steps and evaluations of a run, and return what they took; on rank 0.
+    """Make some visits, steps and evaluations of a run, and return their times; on rank 0.
 
     Args:
-        context: of the run.
-        server: before the first round.
-        decide: seconds that rank 0 takes to decide a step at the full size of a cohort.
+        context: context of the run.
+        server: the server before the first round.
+        decide: seconds that rank 0 needs to decide a step with a full cohort.
     """
     began = perf_counter()
     by_clock = torch.get_num_threads() > 1 or context.learner.device.type != "cpu"
@@ -391,7 +394,7 @@ def measure(context: RunContext, server: Server, decide: float) -> MeasuredTimes
 
 
 def _cut(learner: Learner, meter: Meter) -> tuple[Learner, list[CutBackend]]:
-    """Return a learner whose trainings are cut off, and that of the network beside it."""
+    """Return a learner whose trainings are cut off, and its backends and those of its auxiliary network."""
     out, made = copy(learner), CutBackend(learner.backends, meter, learner.drop_single)
     out.backends, backends = (made,), [made]
     if learner.auxiliary is not None:
@@ -401,13 +404,13 @@ def _cut(learner: Learner, meter: Meter) -> tuple[Learner, list[CutBackend]]:
 
 
 def _disk(folder: str) -> Path | None:
-    """Return a folder on the disk of the run folders that can be written; None takes the temporary one."""
+    """Return a writable folder on the disk of the run folders; None for the temporary folder."""
     there = next((p for p in (Path(folder), *Path(folder).absolute().parents) if p.is_dir()), None)
     return there if there is not None and os.access(there, os.W_OK) else None
 
 
 def trained_samples(context: RunContext) -> np.ndarray:
-    """Return the training samples of each client [N]; more where its own options train longer."""
+    """Return the training samples of each client [N], scaled by `effort` for clients that train longer."""
     sizes, factor = context.federation.sizes[:, 0], effort(context)
     return sizes if factor is None else sizes * factor
 
@@ -419,10 +422,10 @@ def _evenly(sizes: np.ndarray, count: int) -> np.ndarray:
 
 
 def _judged(context: RunContext, visited: Sequence[int] | np.ndarray = ()) -> np.ndarray:
-    """Return which clients are evaluated, ascending: some of those that were visited, where there are two.
+    """Return some clients to evaluate, ascending; only visited ones, if there are at least two.
 
-    For clients that no round has visited, methods such as IFCA choose a model at each evaluation; in a run
-    there soon are few of them.
+    Methods such as IFCA choose a model at each evaluation for clients that no round has visited. In a run,
+    such clients soon become rare.
     """
     clients: np.ndarray = np.intersect1d(context.evaluated_clients, visited)
     clients = clients if len(clients) > 1 else context.evaluated_clients
@@ -439,7 +442,7 @@ def _saved(server: Server, step: ServerStep, **values: Any) -> Saved:
 
 
 class _Observer:
-    """Writes the figures of evaluations as a run does, and notes the seconds from their beginning on."""
+    """Writes the figures of evaluations as a run does, and records the seconds that each evaluation took."""
 
     def __init__(self, context: RunContext, step: TimedStep, folder: Path) -> None:
         self.context, self.step = context, step
@@ -473,7 +476,7 @@ class _Observer:
 def _evaluated(
     context: RunContext, step: TimedStep, observer: _Observer, clients: np.ndarray
 ) -> dict[str, Any]:
-    """Return `evaluation` and `record`."""
+    """Return `evaluation`, `record` and `unread` of `MeasuredTimes`."""
     sizes = context.federation.sizes
     samples = sizes[clients, 2] + sizes[clients, 0] * context.config.evaluation.train
     timed = [(n, s) for seconds, _ in step.evaluations for n, s in zip(samples, seconds, strict=True)]
@@ -489,7 +492,7 @@ def _evaluated(
 
 
 def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) -> MeasuredTimes:
-    """Measure rounds of a few clients."""
+    """Measure rounds with a few clients."""
     sizes, algorithm = trained_samples(context), context.config.algorithm
     m = context.decisions.num_sampled
     chosen = _evenly(sizes, min(VISITS, m))
@@ -563,7 +566,7 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
 
 @dataclass(frozen=True)
 class _Cohorts:
-    """The cohort of each step, as a sampler gives it."""
+    """Returns the given cohort of each step, like a sampler."""
 
     cohorts: Sequence[np.ndarray]
 
@@ -574,7 +577,7 @@ class _Cohorts:
 def _arrivals(
     context: RunContext, step: TimedStep, server: Server, folder: Path, repeats: int = 1
 ) -> MeasuredTimes:
-    """Measure steps of an asynchronous run; `repeats` times as many where few took hardly any time."""
+    """Measure steps of an asynchronous run; if they take too little time, measure `repeats` times as many."""
     policy = context.config.policy
     size = policy.size if isinstance(policy, Buffer) else 1
     m = min(context.decisions.num_sampled, max(VISITS, size))
@@ -633,7 +636,7 @@ def _arrivals(
 
 
 def _before(context: RunContext, step: TimedStep, meter: Meter) -> dict[str, Any]:
-    """Measure what comes before the first round: one-shot statistics, or the first server alone."""
+    """Measure what precedes the first round: one-shot statistics, otherwise setting up the first server."""
     algorithm, sizes = context.config.algorithm, context.federation.sizes[:, 0]
     if not uses(algorithm, OneShotStatistics):
         start = meter()
@@ -645,13 +648,13 @@ def _before(context: RunContext, step: TimedStep, meter: Meter) -> dict[str, Any
     shown = meter() - start
     chosen = _evenly(sizes, VISITS)
     step.timed_visits.take()
-    step.fingerprint_round(chosen, None)  # makes what is shown once more: a fixed part, left out
+    step.fingerprint_round(chosen, None)  # repeats `shows`, whose time is left out below
     seconds = step.timed_visits.take()
     return {"shown": shown, "fingerprint": PerSample.of(sizes[chosen][1:], seconds[1:])}
 
 
 def _gram(context: RunContext, layout: Layout, rows: int, capability: type[Any], role: str) -> float:
-    """Return the seconds of all products of so many uploads; 0 where the method asks for none."""
+    """Return the seconds of the products of all pairs of uploads; 0 if the method asks for none."""
     if upload_named(context.config.algorithm, capability, role) is None:
         return 0.0
     few = min(rows, GRAM_ROWS)
@@ -662,7 +665,7 @@ def _gram(context: RunContext, layout: Layout, rows: int, capability: type[Any],
 
 
 def _checkpoint(server: Server, place: Path) -> float:
-    """Return the seconds in which the tables of a server are written as a checkpoint."""
+    """Return the wall time of writing the tables of a server as a checkpoint."""
     start = perf_counter()
     tensors = {name: table.contiguous() for name, table in server.tables.items()}
     checkpoint_files.write(

@@ -1,4 +1,4 @@
-"""How much memory each rank of a run will have resident at its peak."""
+"""Forecasts the peak resident memory of each rank of a run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .context import RunContext
 from .traffic_forecast import TrafficForecast, statistics_report, without_training
 
 FLOAT_BYTES = 4
-MPI_BYTES = 16 << 20  # of the library and its buffers; measured with Open MPI 5 and a handful of ranks
-CLIENT_BYTES = 56  # a registered client's counters and indices, at every rank: 57 of a million, 51 of ten
+MPI_BYTES = 16 << 20  # the library and its buffers; measured with Open MPI 5 and a handful of ranks
+CLIENT_BYTES = 56  # counters and indices per registered client, on every rank: 57 of a million, 51 of ten
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,12 @@ class MeasuredMemory:
     """Resident bytes of Python, PyTorch, the model and its buffers, measured in this process.
 
     Attributes:
-        opened: once data and model are open.
-        recording: what the server's figures add.
-        training: what training on one batch adds.
-        statistics: what the one-shot statistics of one client add, their libraries above all.
-        setup: what the method's set-up adds at the server, but for tables and products, which are counted.
+        opened: after data and model are opened.
+        recording: added by the server's figures.
+        training: added by training on one batch.
+        statistics: added by the one-shot statistics of one client, mainly by their libraries.
+        setup: added by the method's set-up at the server, without tables and products, which `StateMemory`
+            counts.
     """
 
     opened: int
@@ -49,7 +50,7 @@ class MeasuredMemory:
 
     @classmethod
     def of(cls, context: RunContext) -> MeasuredMemory:
-        """Measure a run that is built; before anything else needs memory, because peaks never go down."""
+        """Measure a run that has been built; call it before other work, because peaks never go down."""
         opened = peak_bytes()
         import_scipy_optimize()
         _load_trackers(context.config.output.callbacks)
@@ -61,11 +62,11 @@ class MeasuredMemory:
         return cls(opened, recording - opened, training - recording, peak_bytes() - training)
 
     def with_setup(self, traffic: TrafficForecast, state: StateMemory) -> MeasuredMemory:
-        """Return the same with what the set-up added during the traffic forecast.
+        """Return a copy with the memory that the set-up added during the traffic forecast.
 
         Args:
-            traffic: of the run.
-            state: of federation and method.
+            traffic: traffic forecast of the run.
+            state: memory of federation and method.
         """
         tables = sum(table_bytes(table, False) for table in traffic.server.tables.values())
         return replace(self, setup=max(0, traffic.setup_memory - tables - state.gram))
@@ -73,16 +74,16 @@ class MeasuredMemory:
 
 @dataclass(frozen=True)
 class StateMemory:
-    """What grows with the federation and the method, in bytes.
+    """Memory that depends on the federation and the method, in bytes.
 
     Attributes:
         central: rows of the tables that the server holds.
         sharded: rows of the tables that the workers hold.
-        read: what one visit downloads.
-        upload: what one visit uploads.
-        algorithm_state: of the method, at the server.
+        read: download of one visit.
+        upload: upload of one visit.
+        algorithm_state: state of the method at the server.
         fingerprints: one-shot statistics of all clients.
-        gram: products of all pairs of them.
+        gram: products of all pairs of clients' statistics.
     """
 
     central: int
@@ -103,12 +104,12 @@ class StateMemory:
         mixed: Set[str],
         sharded: Set[str],
     ) -> StateMemory:
-        """Work out what a method holds.
+        """Compute the memory of a method.
 
         Args:
             algorithm: the method.
-            server: before the first round.
-            report: of one client.
+            server: the server before the first round.
+            report: report of one client.
             fingerprints: bytes of the one-shot statistics of all clients.
             mixed: names of the tables that steps change.
             sharded: names of the tables that the workers hold.
@@ -136,18 +137,18 @@ def peak_memory(
     """Return the peak resident bytes of rank 0 and of the busiest worker.
 
     Args:
-        measured: in this process.
-        state: of federation and method.
-        context: of the run.
-        num_ranks: that the run will have; one rank is server and worker.
+        measured: memory measured in this process.
+        state: memory of federation and method.
+        context: context of the run.
+        num_ranks: number of ranks that the run will have; one rank is server and worker.
     """
     workers = max(1, num_ranks - 1)
     visited = _visited_share(context, workers)
     uploads = max(state.upload * -(-context.decisions.num_sampled // workers), state.fingerprints // workers)
-    # old and new rows, and at the end or when it starts the same once more
+    # old and new rows; a copy of both at the start or at the end
     serving = measured.recording + 4 * state.central + state.sharded + state.algorithm_state + state.gram
     serving += measured.setup
-    # sharded rows have two places; a message is copied when it is read and when it arrives
+    # sharded rows are held twice; a message is copied when it is read and when it arrives
     rows = state.central + 2 * state.read + int(2 * max(visited, 1 / workers) * state.sharded)
     working = measured.training + rows + uploads + _sample_bytes(context, visited) + measured.statistics
     everywhere = measured.opened + CLIENT_BYTES * context.problem.num_clients
@@ -160,18 +161,18 @@ def peak_memory(
 
 
 def table_bytes(table: torch.Tensor, mixed: bool) -> int:
-    """Return the bytes that a table takes.
+    """Return the bytes of a table.
 
     Args:
-        table: rows [K, width]; those of stride 0 are one row.
-        mixed: whether steps change it: then each row takes memory of its own.
+        table: rows [K, width]; with stride 0 all rows share the memory of one.
+        mixed: whether steps change the table; then each row needs its own memory.
     """
     rows = len(table) if mixed or table.stride(0) else 1
     return rows * table.shape[1] * FLOAT_BYTES
 
 
 def _kept_models(context: RunContext) -> tuple[int, int]:
-    """Return the bytes of what `output.client_models` asks for, and of the models gathered at a time."""
+    """Return the bytes of the models that `output.client_models` keeps, and of those gathered at a time."""
     if not context.config.output.client_models:
         return 0, 0
     clients, d = len(context.evaluated_clients), context.problem.layout.size
@@ -195,7 +196,7 @@ def _sample_bytes(context: RunContext, visited: float) -> int:
 
 
 def _load_trackers(callbacks: Sequence[object]) -> None:
-    """Import the libraries of trackers among the callbacks; only the server has them."""
+    """Import the libraries of trackers among the callbacks; in a run only the server imports them."""
     for entry in callbacks:
         name = entry.get("name") if isinstance(entry, Mapping) else entry
         if isinstance(name, str) and name in TRACKERS:

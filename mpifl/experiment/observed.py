@@ -1,4 +1,4 @@
-"""The callbacks of a run: when they are called, and how an exception in one ends the run on every rank."""
+"""Calls the callbacks of a run, and ends the run on every rank if one of them raises an exception."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .context import RunContext
 from .schema import Config
 
 Clients = Sequence[Mapping[str, Any]]  # rows of clients.csv
-Bytes = Mapping[str, int]  # by direction
-OPEN = ".callbacks.open"  # a file of the run folder while callbacks wait to be told of the end
+Bytes = Mapping[str, int]  # direction -> bytes
+OPEN = ".callbacks.open"  # this file is in the run folder until `on_end` has been called
 COMPLETE = "the run itself is complete"
 
 
 class Observed:
     """The callbacks of a run, as a context manager around it; every rank calls.
 
-    An exception in a callback asks for a stop, as a signal does: the state is written after the step, and the
+    An exception in a callback requests a stop, as a signal does: the state is written after the step, and the
     exception is raised on every rank.
 
     Args:
-        context: of the run.
-        given: callbacks beside those of `output.callbacks`.
-        folder: of the run.
-        signals: where a stop is asked for.
+        context: context of the run.
+        given: callbacks in addition to those of `output.callbacks`.
+        folder: the run folder.
+        signals: object through which a stop is requested.
     """
 
     def __init__(self, context: RunContext, given: Sequence[Any], folder: Path, signals: Signals) -> None:
@@ -47,12 +47,12 @@ class Observed:
         self.info: RunInfo | None = None
 
     def start(self, run_id: str, resumed: bool, saved: Saved | None) -> None:
-        """Make the callbacks and tell them of the run.
+        """Create the callbacks and call their `on_start`.
 
         Args:
-            run_id: of the run, on rank 0.
-            resumed: whether it goes on.
-            saved: the state from which it does, on rank 0.
+            run_id: identifier of the run, on rank 0.
+            resumed: whether the run is resumed.
+            saved: the state from which it resumes, on rank 0.
         """
         if not self.any:
             return
@@ -82,11 +82,11 @@ class Observed:
         on_server(self.context.transport, tell, everywhere=False)
 
     def step(self, record: Record, row: Mapping[str, Any] | None, clients: Clients, moved: Bytes) -> None:
-        """Tell the callbacks of a step; on rank 0.
+        """Call the callbacks' `on_round` and `on_evaluation` after a step; on rank 0.
 
         Args:
-            record: of the step.
-            row: of `metrics.csv`; None where the step was not evaluated.
+            record: record of the step.
+            row: row of `metrics.csv`; None if the step was not evaluated.
             clients: the scores of each evaluated client.
             moved: bytes that the federation has sent so far, up and down.
         """
@@ -105,7 +105,7 @@ class Observed:
             self.signals.stop = True
 
     def end(self) -> None:
-        """Tell the callbacks that the run folder is complete."""
+        """Call the callbacks' `on_end`; the run folder is complete."""
         complete = f"{COMPLETE}: {self.folder}"
 
         def tell() -> None:
@@ -117,7 +117,7 @@ class Observed:
             return
         try:
             on_server(self.context.transport, tell, everywhere=False, purpose="end")
-        except RankLost:  # nothing is left to be done together
+        except RankLost:  # the ranks have no common work left
             if self.context.transport.is_server:
                 self.callbacks.check(complete)
 
@@ -140,11 +140,11 @@ class Observed:
 
 
 def end_late(folder: Path, given: Sequence[Any] = ()) -> None:
-    """Tell the callbacks of a complete run of its end, where it was killed before they were told; on rank 0.
+    """Call `on_end` for a complete run that was killed before its callbacks were called; on rank 0.
 
     Args:
-        folder: of the run.
-        given: callbacks beside those of `output.callbacks`.
+        folder: the run folder.
+        given: callbacks in addition to those of `output.callbacks`.
     """
     if not (folder / OPEN).is_file():
         return

@@ -1,8 +1,9 @@
-"""The papers' tables and figures: which sweep makes each, and what it gave here.
+"""The sweeps that reproduce the papers' tables and figures, and their recorded results.
 
 A file `configs/papers/PAPER/TABLE.yaml` is a sweep with all rows of a table. `record` keeps the figures of
-finished sweeps in `measured/TABLE.json` beside it, one line a case, each with what differs from the file
-(fewer rounds, say), and writes the pages in `docs/reproductions`. `mpifl list papers` reads the same files.
+finished sweeps in `measured/TABLE.json` beside it, one line per case, with the settings in which the run
+differed from the file (for example fewer rounds). It also writes the pages in `docs/reproductions`.
+`mpifl list papers` reads the same files.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ PAPERS = {  # folder -> the paper
     "fedcuau": "FedCUAU: Clustered Federated Learning Using Weight Divergence",
 }
 FOLDER = loader.SHIPPED / "papers"
-PAGES = Path(__file__).parents[2] / "docs" / "reproductions"  # of a checkout
-SAME_KEYS = (*OF_A_MACHINE, "evaluation.at_start")  # beside whole sections
-EVERY = "evaluation.every"  # the same, too, but for figures that are means over the evaluations
-OVER_EVALUATIONS = "_all"  # what the names of these figures hold
-NOT_RECORDED = "not recorded"  # what cases of earlier versions were computed with
-MOST_LEFT_OUT = 30  # rows that a page names as not run
-SHOWN_LABELS = 4  # of rows that a list names
-PLAIN = re.compile(r"[\w./-]+")  # texts that YAML may read without quotes
+PAGES = Path(__file__).parents[2] / "docs" / "reproductions"  # in a checkout
+SAME_KEYS = (*OF_A_MACHINE, "evaluation.at_start")  # do not change figures, like the sections in `SAME`
+EVERY = "evaluation.every"  # changes only figures that are means over the evaluations
+OVER_EVALUATIONS = "_all"  # part of the names of these figures
+NOT_RECORDED = "not recorded"  # hardware of cases that earlier versions recorded
+MOST_LEFT_OUT = 30  # most rows that a page names as not run
+SHOWN_LABELS = 4  # most rows that a list names
+PLAIN = re.compile(r"[\w./-]+")  # texts that need no quotes in YAML
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Sweep:
     """A sweep file of a paper.
 
     Attributes:
-        paper: the folder.
-        stem: the file's name without `.yaml`.
+        paper: name of its folder.
+        stem: name of the file without `.yaml`.
     """
 
     paper: str
@@ -63,12 +64,12 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """What `mpifl sweep` takes."""
+        """Its name for `mpifl sweep`."""
         return f"papers/{self.paper}/{self.stem}"
 
     @cached_property
     def tree(self) -> dict[str, Any]:
-        """The sweep with its bases."""
+        """Its configuration, merged with its bases."""
         return loader.read(str(FOLDER / self.paper / f"{self.stem}.yaml"))
 
     @cached_property
@@ -93,25 +94,25 @@ class Sweep:
 
     @property
     def measured_file(self) -> Path:
-        """Where `record` keeps its figures."""
+        """The file in which `record` keeps its figures."""
         return FOLDER / self.paper / "measured" / f"{self.stem}.json"
 
     @cached_property
     def measured(self) -> list[dict[str, Any]]:
-        """What is kept of each case that ran, in the order of the cases."""
+        """The record of each case that ran, in the order of the cases."""
         if not self.measured_file.exists():
             return []
         return self.latest(json_file(self.measured_file, "RUN")["cases"])
 
     @cached_property
     def recorded(self) -> list[tuple[Case, dict[str, Any]]]:
-        """The cases that ran, each with what is kept of it."""
+        """The cases that ran, each with its record."""
         kept = {json.dumps(one["labels"]): one for one in self.measured}
         found = ((labels, values, kept.get(json.dumps(labels))) for labels, values in self.combinations)
         return [(case_of(self.tree, labels, values), one) for labels, values, one in found if one is not None]
 
     def latest(self, kept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the last of what is kept of each case, in the order of the cases; others are left out."""
+        """Return the last record of each case, in the order of the cases; unknown cases are left out."""
         by_case = {json.dumps(one["labels"]): one for one in kept}
         order = [json.dumps(labels) for labels in self.labels]
         return [by_case[labels] for labels in order if labels in by_case]
@@ -126,11 +127,11 @@ class Sweep:
     def settings(self, case: Case, changed: Mapping[str, Any]) -> str:
         """Return a short digest of a case's settings.
 
-        It is of those that are not the defaults, so that keys which come later change nothing.
+        Only settings that are not defaults are included, so that keys added later do not change it.
 
         Args:
-            case: one of the file.
-            changed: the keys to leave out, in which the run differs.
+            case: a case of the file.
+            changed: keys in which the run differs; they are left out.
         """
         found = self.deciding(_stated(case.config))
         kept = {key: value for key, value in found.items() if key not in changed}
@@ -144,7 +145,7 @@ class Sweep:
 
     @property
     def outdated_text(self) -> str:
-        """What is said of them; empty where there are none."""
+        """A text about the outdated cases; empty if there are none."""
         count = len(self.outdated)
         return f"{count} under other settings than the file's now: {_few(self.outdated)}" if count else ""
 
@@ -160,7 +161,7 @@ class Sweep:
 
     @property
     def changes(self) -> str:
-        """What differs from the file in the cases that ran, and in which; empty where nothing does."""
+        """The settings in which cases that ran differ from the file, and their rows; empty if none differ."""
         found: dict[str, list[str]] = {}
         for one in self.measured:
             for k, v in one["changed"].items():
@@ -173,19 +174,19 @@ class Sweep:
 
     @property
     def left_out(self) -> str:
-        """The rows of which no case ran; empty where each has one."""
+        """The rows of which no case ran; empty if there are none."""
         ran = {_row(case.labels) for case, _ in self.recorded}
         return _few((row for labels in self.labels if (row := _row(labels)) not in ran), MOST_LEFT_OUT)
 
     @property
     def hours(self) -> float:
-        """Wall time of the trainings; cases that repeat one under other times count once."""
+        """Wall time of the trainings; cases that only recompute the times of another one are not counted."""
         times = {(one["digest"], one["seconds"]): float(one["seconds"]) for one in self.measured}
         return sum(times.values()) / 3600
 
     @cached_property
     def trained(self) -> dict[str, dict[str, Any]]:
-        """What decides the figures of each case that ran -> what is kept of it."""
+        """The settings that decide the figures of each case that ran -> its record."""
         out = {}
         for case, one in self.recorded:
             found = {**self.deciding(_stated(case.config)), **one["changed"]}
@@ -193,7 +194,7 @@ class Sweep:
         return out
 
     def state(self) -> str:
-        """Return whether it ran here, at what size, and the largest difference to a published figure."""
+        """Return whether it was run, how much of it, and the largest difference to a published figure."""
         if not self.measured:
             return f"not run: {self.table.blocked}" if self.table.blocked else "not run"
         text = f"{len(self.measured)} of {len(self.labels)} cases"
@@ -204,7 +205,7 @@ class Sweep:
 
 
 def sweeps(paper: str | None = None) -> list[Sweep]:
-    """Return the sweep files of one paper, or of all."""
+    """Return the sweep files of one paper, or of all papers."""
     found = []
     for folder in [paper] if paper else PAPERS:
         files = sorted((FOLDER / folder).glob("[!_]*.yaml"), key=lambda path: _by_number(path.stem))
@@ -213,12 +214,12 @@ def sweeps(paper: str | None = None) -> list[Sweep]:
 
 
 def _row(labels: Mapping[str, str]) -> str:
-    """Return the title of the row and the group of columns of a case: its labels without the seed."""
+    """Return the title of a case's row and group of columns: its labels without the seed."""
     return ", ".join(label for key, label in labels.items() if key != SEED)
 
 
 def _few(titles: Iterable[str], most: int = SHOWN_LABELS) -> str:
-    """Return the different ones of some titles as text, the first `most` of them."""
+    """Return the first `most` distinct titles as text."""
     found = list(dict.fromkeys(titles))
     return "; ".join(found[:most]) + "; ..." * (len(found) > most)
 
@@ -244,14 +245,14 @@ def listed() -> str:
     return "\n".join(out)
 
 
-# -- keeping what sweeps gave --------------------------------------------------------------------------------
+# -- recording results ---------------------------------------------------------------------------------------
 
 
 def record(folders: Sequence[str]) -> list[Path]:
-    """Keep the figures of sweeps beside their files, and write the pages of a checkout.
+    """Record the figures of sweeps beside their files, and in a checkout write the pages.
 
     Args:
-        folders: of sweeps, complete or not; what was kept of the same cases before is replaced.
+        folders: folders of sweeps, complete or not; earlier records of the same cases are replaced.
 
     Returns:
         The files that were written.
@@ -275,7 +276,7 @@ def record(folders: Sequence[str]) -> list[Path]:
 
 
 def _sweep_of(folder: Path) -> Sweep:
-    """Return the paper's sweep that a folder is of."""
+    """Return the paper's sweep that was run in a folder."""
     tree = started_with(folder)
     paper, _, stem = str(tree.get("name", "")).partition("-")
     known = [sweep.stem for sweep in sweeps(paper)] if paper in PAPERS else []
@@ -286,7 +287,7 @@ def _sweep_of(folder: Path) -> Sweep:
 
 
 def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield what is kept of each finished case."""
+    """Yield the record of each finished case."""
     names = dict.fromkeys(figure.of for figure in sweep.table.columns)
     for case in sweep.cases:
         done = folder / f"{case.config.name}-{case.slug}"
@@ -311,7 +312,7 @@ def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _hardware(identity: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a case was computed with: instructions of processors, and the GPU if there was one."""
+    """Return the hardware of a case: instruction sets of the processors, and the GPU if there was one."""
     device = identity.get("device", CPU.type)
     gpu = {} if device == CPU.type else {"device": device}
     return {"instructions": identity.get("instructions", ""), **gpu}
@@ -323,7 +324,7 @@ def _computed_with(record: Mapping[str, Any]) -> str:
 
 
 def _kept(value: float) -> float:
-    """Return a whole number (bytes) as it is, and six digits of any other."""
+    """Return a whole number (bytes) unchanged, and any other number with six digits."""
     return value if float(value).is_integer() else float(f"{value:.6g}")
 
 
@@ -349,7 +350,7 @@ def _stated(section: Any) -> dict[str, Any]:
 
 
 def _tree_of(case: Case) -> dict[str, Any]:
-    """Return the configuration of a case, as a file has it."""
+    """Return the configuration of a case, as it would be read from a file."""
     return dict(json.loads(json.dumps(loader.to_tree(case.config), default=str)))
 
 
@@ -388,10 +389,10 @@ def _index(every: Mapping[str, Sequence[Sweep]]) -> str:
 
 
 def _other_figures(sweep: Sweep, found: Sequence[Sweep]) -> list[str]:
-    """Return a sentence for each case that has other figures in another sweep, under the same settings.
+    """Return a sentence for each case that has other figures in another sweep with the same settings.
 
     Args:
-        sweep: whose section is written.
+        sweep: the sweep whose section is written.
         found: all recorded sweeps of the paper.
     """
     out = []
@@ -414,11 +415,11 @@ def _other_figures(sweep: Sweep, found: Sequence[Sweep]) -> list[str]:
 
 
 def _section(sweep: Sweep, others: Sequence[str]) -> str:
-    """Return what a page says of one sweep.
+    """Return the section of a page about one sweep.
 
     Args:
-        sweep: with recorded cases.
-        others: what is said of cases that were run in other sweeps, too.
+        sweep: a sweep with recorded cases.
+        others: sentences about cases that were also run in other sweeps.
     """
     table, ran = sweep.table, sweep.measured
     dates, commits = (sorted({one[key] for one in ran}) for key in ("date", "commit"))
@@ -457,13 +458,13 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
 
 
 def _word(value: Any) -> str:
-    """Return a value of a key as a word of a shell's command line, which is read as YAML."""
+    """Return a value quoted for a shell's command line, where options are read as YAML."""
     plain = isinstance(value, str) and PLAIN.fullmatch(value) and yaml_of(value, "", value) == value
     return shlex.quote(value if plain else json.dumps(value))
 
 
 def _kinds_of_hardware(ran: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what how many records were computed with, as one text; nothing where none says it."""
+    """Return a text with the number of records for each kind of hardware; nothing if none is recorded."""
     counts = Counter(_computed_with(one) or NOT_RECORDED for one in ran)
     known = [f"{kind} ({n} case{'s' * (n > 1)})" for kind, n in sorted(counts.items())]
     return [f"computed with {', '.join(known)}"] if {*counts} != {NOT_RECORDED} else []
@@ -475,13 +476,13 @@ def _mixed_rows(ran: Sequence[Mapping[str, Any]]) -> list[str]:
     for one in ran:
         instructions = one.get("instructions", "").partition(" ")[
             0
-        ]  # a limit stands behind what it limits to
+        ]  # the part after a space says that they were limited to these
         kind = one.get("device") or instructions
         kinds.setdefault(_row(one["labels"]), set()).update([kind] if kind else [])
     return [row for row, found in kinds.items() if len(found) > 1]
 
 
 def _common_changes(sweep: Sweep) -> dict[str, Any]:
-    """Return the changes that all cases share: what the command line said."""
+    """Return the changes that all cases share, which were given on the command line."""
     first, *others = [one["changed"] for one in sweep.measured]
     return {key: value for key, value in first.items() if all(o.get(key) == value for o in others)}

@@ -1,4 +1,4 @@
-"""Where the ranks of a job run: hosts, cores, GPUs, threads. Each rank reports its place, rank 0 checks."""
+"""Hosts, cores, GPUs and threads of the ranks of a job. Each rank reports its place; rank 0 checks them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mpifl.results.identity import CODE, LIBRARY_VARIABLES, machine
 
 Place = Mapping[str, Any]  # what `place` returns
 CPU = "cpu"
-MAX_THREADS = 256  # on a machine with fewer cores; a hundred thousand threads end in a segmentation fault
-MPS = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"  # the variable, and the folder of the pipes without it
+MAX_THREADS = 256  # on a machine with fewer cores; a hundred thousand threads cause a segmentation fault
+MPS = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"  # the variable, and the default folder of the pipes
 
 
 def place(transport: Transport, device: str = CPU, own_code: str = "") -> dict[str, Any]:
-    """Return where this rank runs, and what it has used so far; an entry of `environment.json`.
+    """Return where this rank runs and its resource use so far, as an entry of `environment.json`.
 
     Args:
         transport: connects the ranks.
-        device: what it computes on, `cpu` or `cuda:i`.
+        device: device that the rank computes on, `cpu` or `cuda:i`.
         own_code: hash of the modules that the configuration names.
     """
     cuda = device != CPU
@@ -85,7 +85,7 @@ def threads_of(transport: Transport, asked: int) -> int:
         asked: `system.threads`; 0 takes what the CPU masks allow.
 
     Raises:
-        UserError: more are asked for than any machine can run.
+        UserError: more threads are asked for than a machine can run.
     """
     if asked:
         most = max(MAX_THREADS, os.cpu_count() or 1)
@@ -96,7 +96,7 @@ def threads_of(transport: Transport, asked: int) -> int:
 
 
 def threads_by_mask(transport: Transport, servers: Collection[int]) -> int:
-    """Return what the CPU masks of all ranks allow each worker; every rank calls.
+    """Return the number of threads that the CPU masks allow each worker; every rank calls.
 
     Args:
         transport: connects the ranks.
@@ -109,9 +109,9 @@ def threads_by_mask(transport: Transport, servers: Collection[int]) -> int:
 
 
 def threads_for(masks: Sequence[tuple[int, str]], servers: Collection[int] = (0,)) -> int:
-    """Return the most threads that every worker can have on cores of its own.
+    """Return the largest number of threads that every worker can run on its own cores.
 
-    It is the same for all workers, because sums depend on the number of threads.
+    The number is the same for all workers, because sums depend on the number of threads.
 
     Args:
         masks: node and cores of each rank.
@@ -143,12 +143,12 @@ def crowded(places: Sequence[Place]) -> list[str]:
 
 
 def check_places(places: Sequence[Place], compiled: bool = True) -> None:
-    """Refuse ranks with idle GPUs, other code or other limits, and workers with different kernels.
+    """Check for idle GPUs, and that ranks have the same code, instruction limits and kernels.
 
     Raises:
         UserError: a rank has several GPUs that no other rank of its node can use, the ranks do not all run
-            the same code, some of them alone keep to `MPIFL_INSTRUCTIONS`, or the workers do not all have the
-            same kernels.
+            the same code, `MPIFL_INSTRUCTIONS` is set for only some of them, or the workers do not all have
+            the same kernels.
     """
     _check_code(places)
     _check_limits(places)
@@ -170,7 +170,7 @@ def check_places(places: Sequence[Place], compiled: bool = True) -> None:
 
 
 def _check_code(places: Sequence[Place]) -> None:
-    """Refuse ranks that run other files of mpifl, or of the user, than rank 0."""
+    """Raise `UserError` if a rank runs other files of mpifl or of the user than rank 0."""
     first = places[0]
     for one in places:
         remedy = f"{one['host']} (process {one['pid']}) has other files; bring all nodes to the same"
@@ -181,7 +181,7 @@ def _check_code(places: Sequence[Place]) -> None:
 
 
 def _check_limits(places: Sequence[Place]) -> None:
-    """Refuse ranks of which some alone were given a limit of their instructions."""
+    """Raise `UserError` if only some ranks were given a limit of their instruction set."""
     kept = [tells_limit(p["machine"]["instructions"]) for p in places]
     if any(kept) and not all(kept):
         has, lacks = places[kept.index(True)], places[kept.index(False)]
@@ -191,14 +191,14 @@ def _check_limits(places: Sequence[Place]) -> None:
 
 
 def processors_of(places: Sequence[Place]) -> list[str]:
-    """Return the kinds of processors of the ranks, with the instructions that they use, and why these."""
+    """Return the kinds of processors of the ranks, the instruction sets that they use, and the reason."""
     names = ("instructions", LIBRARY_VARIABLES)
     used = [", ".join(p["machine"][name] for name in names if name in p["machine"]) for p in places]
     return sorted({f"{p['machine']['processor']} ({one})" for p, one in zip(places, used, strict=True)})
 
 
 def unlike(places: Sequence[Place]) -> str:
-    """Return in words that the ranks have processors of several kinds; empty where all are alike."""
+    """Return a warning if the ranks have processors of several kinds; empty if all are alike."""
     kinds = processors_of(places)
     if len(kinds) == 1:
         return ""
@@ -212,10 +212,11 @@ def mpi_memory(asked: str, places: Sequence[Place]) -> str:
 
     Args:
         asked: `system.mpi_memory`.
-        places: of all ranks.
+        places: places of all ranks.
 
     Raises:
-        UserError: device memory is asked for, and a worker has none, or its MPI is not CUDA-aware.
+        UserError: device memory is asked for, and there is only one process, a worker trains on the CPU, or
+            its MPI is not CUDA-aware.
     """
     blind = next((r for r, p in enumerate(places) if r and not p["mpi_cuda_aware"]), None)
     if asked != DEVICE:
@@ -230,7 +231,7 @@ def mpi_memory(asked: str, places: Sequence[Place]) -> str:
 
 
 def hints(places: Sequence[Place]) -> list[str]:
-    """Return advice on a placement that works, but could be faster."""
+    """Return advice on placements that work but could be faster."""
     out = [f"{text}: fewer ranks or threads, or wider CPU masks" for text in crowded(places)]
     for node in sorted({p["node"] for p in places}):
         here = [p for p in places if p["node"] == node]
@@ -253,7 +254,7 @@ def hints(places: Sequence[Place]) -> list[str]:
 def table(places: Sequence[Place]) -> str:
     """Return the binding report: a line for each rank, then hints.
 
-    `start s` are the seconds from the start of the process until it was ready to train.
+    The column `start s` has the seconds from the start of the process until it was ready to train.
     """
     form = "{:>4}  {:16} {:>4} {:>5}  {:7} {:16} {:>7}  {:>7}"
     head = form.format("rank", "host", "node", "local", "device", "cpus", "threads", "start s")

@@ -1,4 +1,4 @@
-"""What a run would do, before it does: sizes, collectives, memory, bytes, and how long it takes."""
+"""`mpifl plan`: sizes, collectives, memory, bytes and times of a run, before it begins."""
 
 from __future__ import annotations
 
@@ -62,21 +62,21 @@ from .time_forecast import (
 )
 from .traffic_forecast import TrafficForecast, check_uploads, forecast, uploads_per_step, without_training
 
-MANY_CLIENTS = 10**8  # what a table of ranks says beside its own clients
-BUSY = 1.3  # times as long as the processor's seconds: from here on it is said
-START_S = 2.0  # of a process, where nobody noted them
+MANY_CLIENTS = 10**8  # a table of ranks also gives the bytes for this number of clients
+BUSY = 1.3  # ratio of wall time to processor seconds from which the page says that the machine is busy
+START_S = 2.0  # of a process, if they were not recorded
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a page is to tell of times.
+    """The times that a page shows.
 
     Attributes:
-        times: whether visits are measured, and times forecast.
-        ranks: numbers of ranks of a table; empty: none is made.
-        cores: of a node; None: as many as this machine has.
-        nodes: that the ranks share; None: this machine, or where `cores` are given as many nodes as give each
-            rank a core.
+        times: whether to measure visits and forecast times.
+        ranks: numbers of ranks in the table of times; empty for no table.
+        cores: number of cores of a node; None: as many as this machine has.
+        nodes: number of nodes that the ranks share; None: this machine alone, or, if `cores` is given, as
+            many nodes as are needed to give each rank a core.
     """
 
     times: bool = False
@@ -86,16 +86,16 @@ class Asked:
 
     @classmethod
     def of(cls, times: str, ranks: str | None, cores: str | None, nodes: str | None = None) -> Asked:
-        """Return what options ask for.
+        """Return the times that the command-line options ask for.
 
         Args:
             times: `yes` or `no`.
-            ranks: numbers with commas between them.
+            ranks: numbers separated by commas.
             cores: a number.
             nodes: a number.
 
         Raises:
-            UserError: an option has another form.
+            UserError: an option has another form, or needs times and `times` is `no`.
         """
         numbers = tuple(_count("--ranks", text) for text in ranks.split(",")) if ranks is not None else ()
         require(times == "yes" or not numbers, "--ranks", ranks, "is a table of times, without --time no")
@@ -105,10 +105,10 @@ class Asked:
         return cls(times == "yes", numbers, *machine)
 
     def machine(self, threads: int) -> Cores:
-        """Return the cores that ranks have.
+        """Return the cores of the ranks.
 
         Args:
-            threads: of each rank.
+            threads: number of threads of each rank.
         """
         per_node = self.cores or len(os.sched_getaffinity(0))
         nodes = self.nodes if self.cores or self.nodes else 1
@@ -124,12 +124,13 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
     """Return a page about a run on rank 0, an empty text elsewhere.
 
     Args:
-        config: of the run; `system.ranks` may be more or fewer than there are now.
-        transport: every rank calls.
-        asked: what it is to tell of times; None: nothing.
+        config: configuration of the run; `system.ranks` may differ from the number of ranks of this job.
+        transport: connects the ranks; every rank calls.
+        asked: the times to show; None for none.
 
     Raises:
         UserError: the run would not begin.
+        ClientError: the forecast needs a client that fails.
     """
     asked, system = asked or Asked(), config.system
     on_server(transport, lambda: folders.check(config.output.folder, config.name, config.output.id))
@@ -166,13 +167,13 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
         *_memory_lines(memory, state, context, traffic),
     ]
     if asked.times:
-        if prepared:  # a run finds the cache
+        if prepared:  # the run will find the data in the cache
             with doing("opening the prepared data"):
                 start = process_time()
                 open_data(replace(config, system=here), True)
                 opened = process_time() - start
         start = process_time()
-        forecast(context)  # a run does it at its end, when everything is compiled
+        forecast(context)  # a run repeats the forecast at its end, when everything is compiled
         again = process_time() - start
         try:
             measured = measure(real, traffic.server, decide)
@@ -181,7 +182,7 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
                 raise
             return "\n".join([*page, "", f"no times: {error}"])
         if uses(config.algorithm, OneShotStatistics):
-            measured = replace(measured, setup=foretold)  # the same hooks, for as many clients
+            measured = replace(measured, setup=foretold)  # the forecast calls the same hooks for all clients
         around = Surroundings(
             start=transport.started.get("cpu", START_S),
             open=opened,
@@ -220,13 +221,13 @@ def time_lines(
     """Return the lines of the time forecast.
 
     Args:
-        measured: what it is made from.
-        at: returns the forecast for a number of ranks.
-        room: returns the bytes of server and busiest worker for a number of ranks.
-        num_ranks: that the page is about.
-        asked: the numbers of a table, and the cores of a node.
-        machine: the cores that the ranks have.
-        kept: bytes of client state, on all nodes together.
+        measured: the measured times.
+        at: number of ranks -> forecast.
+        room: number of ranks -> memory of server and busiest worker in bytes.
+        num_ranks: number of ranks of the planned run.
+        asked: the times to show.
+        machine: the cores of the ranks.
+        kept: bytes of client state on all nodes together.
     """
     cores = asked.cores or len(os.sched_getaffinity(0))
     most = max((num_ranks, *asked.ranks))
@@ -273,7 +274,7 @@ def time_lines(
 
 
 def _cores_told(machine: Cores, asked: Asked, cores: int, most: int) -> str:
-    """Return which cores the ranks are taken to have."""
+    """Return a description of the cores that the forecast assumes."""
     threads, whose = torch.get_num_threads(), f"this machine with {cores} cores"
     if asked.nodes:
         whose = f"{asked.nodes} node{'s' * (asked.nodes > 1)} of {cores} cores"
@@ -287,13 +288,13 @@ def _cores_told(machine: Cores, asked: Asked, cores: int, most: int) -> str:
 
 
 def _cores_of(machine: Cores, ranks: int) -> int:
-    """Return how many cores so many ranks have together."""
+    """Return the number of cores that a number of ranks have together."""
     sizes = np.bincount(machine.node_of(ranks))
     return int(np.minimum(sizes, max(1, int(machine.per_node))).sum()) * torch.get_num_threads()
 
 
 def _num_kept(context: RunContext) -> int:
-    """Return how many files of client state there are at a time: of a client's last two visits."""
+    """Return the largest number of files of client state: one for each of a client's last two visits."""
     config = context.config
     visits = config.rounds * context.decisions.num_sampled
     return min(visits, 2 * context.problem.num_clients)
@@ -304,14 +305,14 @@ def _seconds(seconds: float) -> str:
 
 
 def first_plan(context: RunContext, server: Server) -> tuple[Plan, float]:
-    """Return how the first server step mixes rows, where all clients report what client 0 does.
+    """Return the plan of the first server step and the processor seconds of deciding it.
 
-    Also the processor seconds in which that is decided. Where clients that fail are left out, the next one
-    that works stands in for client 0.
+    All clients are assumed to report the same as client 0. If client 0 fails and failing clients are left
+    out, the report of the next client that works is used.
 
     Args:
-        context: of the run; its clients train for no step.
-        server: before the step.
+        context: context of the run; its clients train for no step.
+        server: the server before the step.
     """
     config = replace(context.config, on_client_error="abort")
     m = uploads_per_step(context)
@@ -331,10 +332,10 @@ def first_plan(context: RunContext, server: Server) -> tuple[Plan, float]:
 
 
 def _first_report(step: ServerStep, server: Server, num_sampled: int, k: int) -> ReportHeader:
-    """Return the header of client `k`'s report; a second look meets a cohort of clients like itself."""
+    """Return the header of client `k`'s report; for second looks, the whole cohort equals client `k`."""
     reads = step.hooks.reads("reads", server, np.array([k]))[k]
     task = ClientTask(0, k, 0, reads)
-    if uses(step.algorithm, ServerEvaluation):  # uploads are evaluated where they come in one by one
+    if uses(step.algorithm, ServerEvaluation):  # these methods run visits one by one
         vectors = {name: read_rows(step.tables.rows, name, rows) for name, rows in reads.items()}
         header, _ = step.worker.run_visit(task, Message(vectors, reads))
         assert isinstance(header, ReportHeader)
@@ -344,7 +345,7 @@ def _first_report(step: ServerStep, server: Server, num_sampled: int, k: int) ->
 
 
 def planned_ranks(context: RunContext) -> int:
-    """Return the number of ranks that the page is about: `system.ranks`, or those that are here."""
+    """Return the number of ranks of the planned run: `system.ranks`, or the ranks of this job."""
     return context.config.system.ranks or context.transport.size
 
 
@@ -366,9 +367,9 @@ def _size_lines(context: RunContext) -> list[str]:
 
 
 def _costs(context: RunContext) -> Costs | None:
-    """Return the costs that choose the collective; every rank calls.
+    """Return the costs by which collectives are chosen, None if only bytes decide; every rank calls.
 
-    Given ones are for the planned number of ranks; measured ones need that many here.
+    Given costs apply to the planned number of ranks. Measured costs need a job with that number of ranks.
     """
     kind, size = context.config.system.cost, planned_ranks(context)
     if isinstance(kind, Given) and size > 1:
@@ -377,7 +378,7 @@ def _costs(context: RunContext) -> Costs | None:
 
 
 def _crossover_lines(context: RunContext, costs: Costs | None) -> list[str]:
-    """Return from how many uploads on a reduction is faster, for several K, d and P."""
+    """Return the number of uploads from which a reduction is faster, for several K, d and P."""
     d = context.problem.layout.size
     size, exact, kind = (
         planned_ranks(context),
@@ -434,15 +435,15 @@ def _table_line(mixing: Mixing, table: torch.Tensor, moved: str) -> str:
 
 
 def _robust_bytes(rule: Rule, mixing: Mixing, d: int, size: int, rest: int, name: str) -> tuple[int, str]:
-    """Return the bytes at the busiest rank of a mixing by a rule, and its collectives.
+    """Return the bytes at the busiest rank of a mixing with a robust rule, and its collectives.
 
     Args:
-        rule: takes the place of the mean.
-        mixing: of the method.
-        d: columns of the table.
-        size: P.
+        rule: the rule that replaces the mean.
+        mixing: the method's mixing.
+        d: number of columns of the table.
+        size: P, the number of ranks.
         rest: bytes of the mixing without a rule.
-        name: its collective.
+        name: collective of the mixing without a rule.
     """
     words = name_of(rule).replace("_", " ")
     active = int(mixing.weights.any(1).sum())
@@ -453,7 +454,7 @@ def _robust_bytes(rule: Rule, mixing: Mixing, d: int, size: int, rest: int, name
 
 
 def _is_sharded(table: torch.Tensor, server: Server, context: RunContext) -> bool:
-    """Return whether the workers hold a table: each of its rows has one reader."""
+    """Return whether the workers hold a table, because each of its rows has only one reader."""
     k, n = len(table), context.problem.num_clients
     config = context.config
     alone = k == n and len(np.unique(server.assign)) == n and not config.algorithm.needs.server_update
@@ -469,7 +470,7 @@ def _state_memory(context: RunContext, traffic: TrafficForecast, plan: Plan) -> 
 
 
 def _traffic_lines(traffic: TrafficForecast, config: Config) -> list[str]:
-    """Return what the federation sends; the lines of a known total add up to it."""
+    """Return the lines about the federation's traffic; if the total is known, the lines add up to it."""
     rounds = tuple(config.rounds * size for size in traffic.per_round)
     one = "round   " if config.policy.synchronous else "step    "
     lines = [f"federation per {one} {_size(traffic.per_round[0])} down, {_size(traffic.per_round[1])} up"]
@@ -490,7 +491,7 @@ def _traffic_lines(traffic: TrafficForecast, config: Config) -> list[str]:
 
 
 def _privacy_lines(context: RunContext) -> list[str]:
-    """Return what the noise of `privacy` will be worth at the end."""
+    """Return the privacy that the noise of `privacy` will give at the end."""
     accountant, rounds = context.accountant, context.config.rounds
     if not accountant.counts:
         return []
@@ -507,7 +508,7 @@ def _privacy_lines(context: RunContext) -> list[str]:
 
 
 def _uncounted_lines(context: RunContext) -> list[str]:
-    """Return what times leave out: what grows with the pairs of a cohort, of which few are measured."""
+    """Return what the times do not include: work for each pair of a cohort, of which few were measured."""
     config, m = context.config, context.decisions.num_sampled
     left = []
     if isinstance(config.secure_aggregation, MaskedSums):
@@ -527,7 +528,7 @@ def _both(sizes: Sequence[int]) -> str:
 def _memory_lines(
     measured: MeasuredMemory, state: StateMemory, context: RunContext, traffic: TrafficForecast
 ) -> list[str]:
-    """Return the peak resident memory of server and workers, and what clients keep on the nodes."""
+    """Return the peak resident memory of server and workers, and the client state on the nodes."""
     size = planned_ranks(context)
     server, worker = peak_memory(measured, state, context, size)
     lines = [f"memory, alone           {_size(server)} resident at its peak"]
@@ -546,7 +547,7 @@ def _memory_lines(
 
 
 def _registered_line(num_clients: int) -> str:
-    """Return the bytes of the server's and workers' memory that grow with the registered clients."""
+    """Return the bytes of each rank's memory that grow with the number of registered clients."""
     here, many = (_size(CLIENT_BYTES * n) for n in (num_clients, MANY_CLIENTS))
     return (
         f"registered clients: {CLIENT_BYTES} bytes each at every rank, {here} of these {num_clients:,} "

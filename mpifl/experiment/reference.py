@@ -31,14 +31,14 @@ from mpifl.models import MODELS
 from .loader import SHIPPED, keys_of, to_tree
 from .schema import CHOICES, Config
 
-RUN = "run"  # what `mpifl show` calls the keys that stand in no section
+RUN = "run"  # name of the keys outside sections in `mpifl show`
 
 
 def _plural(word: str) -> str:
     return word if word.endswith("s") else f"{word}s".replace("cys", "cies")
 
 
-LISTED: dict[str, dict[str, Mapping[str, type]]] = {  # what `mpifl list` lists: title -> catalogue
+LISTED: dict[str, dict[str, Mapping[str, type]]] = {  # argument of `mpifl list` -> title -> catalogue
     "algorithms": {"algorithms": CATALOGUE},
     "data": {"sources": SOURCES, "scenarios": SCENARIOS},
     "sources": {"sources": SOURCES},
@@ -53,7 +53,7 @@ LISTED: dict[str, dict[str, Mapping[str, type]]] = {  # what `mpifl list` lists:
 CONFIGURATIONS, KEYS, PAPERS = "configurations", "keys", "papers"
 OTHER_WORDS = {"methods": "algorithms", "datasets": "data", "configs": CONFIGURATIONS}
 _NUMBERS = re.compile(r"\b(int|float)\b")
-FEW = 10  # as many choices are explained with their section, of more only the names
+FEW = 10  # a section's page explains its choices if there are at most so many, otherwise only names them
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,15 @@ class Key:
     """A key of the configuration.
 
     Attributes:
-        path: dotted.
-        type: in words.
-        default: as YAML; empty where there is none.
-        meaning: what the docstring of its class says.
-        choices: values that it may have; empty where these are not a list.
-        unit: of a number; empty for none.
-        examples: of values with other units; empty where there are none.
-        of: name of the component that has the key; empty where every configuration has it.
-        is_section: whether other keys stand below it.
+        path: dotted path.
+        type: type, in words.
+        default: default value as YAML; empty if there is none.
+        meaning: description from the docstring of its class.
+        choices: values that it may have; empty if these are not a list.
+        unit: unit of a number; empty for none.
+        examples: examples of values with other units; empty if there are none.
+        of: name of the component that has the key; empty if every configuration has it.
+        is_section: whether it contains other keys.
     """
 
     path: str
@@ -90,7 +90,7 @@ def keys() -> tuple[Key, ...]:
 
 
 def _keys(cls: type, above: str, of: str) -> Iterator[Key]:
-    """Yield the keys of a dataclass, and those of the sections below."""
+    """Yield the keys of a dataclass and those of its sections."""
     hints, texts = get_type_hints(cls), meanings(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
@@ -115,7 +115,7 @@ def _keys(cls: type, above: str, of: str) -> Iterator[Key]:
 
 
 def _unit(cls: type, name: str, hint: Any) -> Unit | None:
-    """Return the unit of a key; None where its values are no numbers, or have none."""
+    """Return the unit of a key; None if its values are no numbers or have no unit."""
     return unit_of(cls, name) if _NUMBERS.search(_type_text(hint)) else None
 
 
@@ -126,7 +126,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _section_of(hint: Any) -> type | None:
-    """Return the dataclass that a section holds, None where the key is none."""
+    """Return the dataclass of a section; None if the key is no section."""
     return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
 
 
@@ -151,15 +151,15 @@ def _type_text(hint: Any) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """Return a value as it is written in one line of YAML."""
+    """Return a value as one line of YAML."""
     return json.dumps(to_tree(value)) if not isinstance(value, str) else value
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """Return what the docstring of a dataclass says of each field, those of its base classes included.
+    """Return the description of each field of a dataclass, inherited fields included.
 
-    Reads the block `Attributes:`, in which an entry is `name: text` or `name, name: text`; a field without an
-    entry has that of the one whose text names it.
+    Descriptions are read from the block `Attributes:` of the docstrings, in which an entry is `name: text` or
+    `name, name: text`. A field without an entry gets the description of the field whose text names it.
     """
     names = {f.name for f in dataclasses.fields(cls)}
     out: dict[str, str] = {}
@@ -176,7 +176,7 @@ def meanings(cls: type) -> dict[str, str]:
             text = found[head.end() : end].split("\n")[0].strip()
             for name in () if text.startswith("see `") else head[1].split(", "):
                 out.setdefault(name, text)
-    for name in names - set(out):  # explained with another one
+    for name in names - set(out):  # explained in the entry of another field
         near = next((f"see {other}: {text}" for other, text in out.items() if f"`{name}`" in text), "")
         out.update({name: near} if near else {})
     return {name: text for name, text in out.items() if name in names}
@@ -189,10 +189,10 @@ def listed(what: str) -> str:
     """Return the page of `mpifl list`.
 
     Args:
-        what: a key of `LISTED`, `configurations`, `keys`, or empty for what there is to list.
+        what: a key of `LISTED`, `configurations`, `keys`, or empty for the list of these words.
 
     Raises:
-        UserError: it is something else.
+        UserError: `what` is something else.
     """
     what = OTHER_WORDS.get(what, what)
     if not what:
@@ -210,18 +210,18 @@ def listed(what: str) -> str:
 
 
 def kinds() -> list[str]:
-    """Return what `mpifl list` can list."""
+    """Return the words that `mpifl list` takes."""
     return [*LISTED, CONFIGURATIONS, KEYS, PAPERS]
 
 
 def configurations() -> dict[str, Path]:
-    """Return name -> file of the configurations that travel with mpifl."""
+    """Return name -> file of the configurations that come with mpifl."""
     files = (path for path in sorted(SHIPPED.rglob("*.yaml")) if not path.name.startswith("_"))
     return {path.relative_to(SHIPPED).with_suffix("").as_posix(): path for path in files}
 
 
 def _configurations() -> Iterator[str]:
-    """Yield the configurations that travel with mpifl, each with the comment at its top, or its method."""
+    """Yield a line for each configuration that comes with mpifl: its name and its comment or method."""
     for name, path in configurations().items():
         if not name.startswith("papers/"):
             about = " ".join(line.lstrip("# ") for line in _comment(path.read_text()))
@@ -230,7 +230,7 @@ def _configurations() -> Iterator[str]:
 
 
 def _comment(text: str) -> list[str]:
-    """Return the lines of the comment with which a file begins."""
+    """Return the lines of the comment at the start of a file."""
     return list(takewhile(lambda line: line.startswith("#"), text.splitlines()))
 
 
@@ -238,11 +238,11 @@ def shown(name: str) -> str:
     """Return the page of `mpifl show`.
 
     Args:
-        name: a key, a section, `run` for the keys in no section, the name of a component, or the import
-            path of one of the user's own.
+        name: a key, a section, `run` for the keys outside sections, the name of a component, or the import
+            path of a user's own component.
 
     Raises:
-        UserError: there is none of that name; names the nearest one.
+        UserError: there is nothing of that name; suggests similar names.
     """
     if ":" in name:
         cls = load_object(name, "show")
@@ -265,7 +265,7 @@ def shown(name: str) -> str:
 
 
 def _meant(name: str, everything: Sequence[Key], others: Sequence[str]) -> str:
-    """Say what a word could mean: the nearest name, else keys whose last part or meaning has it."""
+    """Suggest meanings of an unknown word: the nearest name, else keys whose last part or meaning has it."""
     paths = [*dict.fromkeys(key.path for key in everything)]
     near = get_close_matches(name, [*paths, *others], n=1, cutoff=0.7)
     words = re.findall(r"\w+?(?=_|\b)", name.lower().replace("_", " "))
@@ -283,7 +283,7 @@ def _meant(name: str, everything: Sequence[Key], others: Sequence[str]) -> str:
 
 
 def _components() -> dict[str, list[type]]:
-    """Return name -> the classes of that name, of all catalogues."""
+    """Return name -> all classes with that name, over all catalogues."""
     out: dict[str, list[type]] = {}
     for catalogue in (*(c for group in LISTED.values() for c in group.values()), *CHOICES.values()):
         for name, cls in catalogue.items():
@@ -293,7 +293,7 @@ def _components() -> dict[str, list[type]]:
 
 
 def _section_page(section: Key, below: list[Key]) -> str:
-    """Return a section, its keys, and its components with theirs."""
+    """Return the page of a section: its keys, and its components with their keys."""
     own = [key for key in below if key.of == section.of]
     lines = [*_lines(section), *(line for key in own for line in _lines(key))]
     catalogue = next((c for c in CHOICES.values() if tuple(c) == section.choices), {})
@@ -323,20 +323,20 @@ def _head(key: Key) -> str:
 
 
 def _summary(cls: type) -> str:
-    """Return the first paragraph of a docstring, its first sentence where that is long."""
+    """Return the first paragraph of a docstring, or its first sentence if the paragraph is long."""
     return _sentence(" ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split()))
 
 
 def _sentence(text: str) -> str:
-    """Return a text, its first sentence where it is long."""
+    """Return a text, or its first sentence if the text is long."""
     return text if len(text) <= 110 else text.split(". ")[0].rstrip(".") + "."
 
 
 def describe(name: str, cls: type) -> str:
-    """Return the page of a component: what it is, its fields and defaults; of a method, its paper.
+    """Return the page of a component: its docstring, fields and defaults; for a method also its paper.
 
     Args:
-        name: in its catalogue.
+        name: its name in its catalogue.
         cls: its class.
     """
     lines = [name, "=" * len(name), ""]
@@ -361,7 +361,7 @@ CLASS_PATH = {"type": "string", "pattern": ":"}  # file.py:Class or package.modu
 
 
 def json_schema() -> str:
-    """Return the JSON Schema of a configuration file: every key may be left out, since a base can hold it."""
+    """Return the JSON Schema of a configuration file; all keys are optional, because a base may set them."""
     tree = _object(Config)
     tree["properties"]["base"] = {"type": "string", "description": "a file that this one is laid over"}
     tree["properties"]["seed"] = {"anyOf": [{"type": "integer"}, tree["properties"]["seed"]]}
@@ -390,7 +390,7 @@ def _properties(cls: type) -> dict[str, Schema]:
 
 
 def _choice(catalogue: Mapping[str, type]) -> Schema:
-    """Return the schema of a section whose name picks a class; without a name it is laid over a base."""
+    """Return the schema of a section whose name selects a class; the base may give the name instead."""
     name = {"anyOf": [{"enum": [*catalogue]}, CLASS_PATH]}
     keys_by_name = {component: _properties(cls) for component, cls in catalogue.items()}
     cases = [

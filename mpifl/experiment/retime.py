@@ -1,7 +1,7 @@
-"""Computes the times of finished synchronous runs under another network; trains nothing.
+"""Computes the times of finished synchronous runs with another network; trains nothing.
 
-The run folder holds what each client downloaded and uploaded in each round (`visits.csv`, `ledger.csv`). The
-simulator that times a run times these records, so the result equals that of a new run to the bit.
+The run folder records the downloads and uploads of each client in each round (`visits.csv`, `ledger.csv`).
+The simulator of a run computes times from these records, so the result equals that of a new run to the bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .sweep_results import Found, is_complete, is_sweep, keep, started_with
 OF_OUTPUT = ("folder", "id", "label")
 ASYNCHRONOUS = "which upload comes first depends on the network: run it again under the new one"
 TIMED = ("network", "delay", "availability", "devices")
-SECTIONS = (*TIMED, "output")  # that `retime` may change
+SECTIONS = (*TIMED, "output")  # sections that `retime` may change
 UNCHANGED = "its times stay as they are; give another network, delay, availability or devices, as in "
 UNCHANGED += "--network.name wired"
 SOME_VISITS = "lacks visits (output.clients), from which the times are computed; run it again with all"
@@ -50,19 +50,19 @@ NEW_FILES = ("config.yaml", "metrics.csv", "summary.json", "visits.csv", "client
 def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
     """Write a copy of a run, or of all runs of a sweep, with the times of another network.
 
-    The copy stands beside the run or sweep; that of a run of a sweep beside the sweep.
+    The copy is placed beside the run or sweep; the copy of a run of a sweep is placed beside the sweep.
 
     Args:
         name: the folder of the run or sweep.
-        options: command-line options of the sections `network`, `delay`, `availability` and `devices`; of
-            `output`, its `folder`, `id` and `label`.
+        options: command-line options of the sections `network`, `delay`, `availability` and `devices`, and
+            the options `folder`, `id` and `label` of `output`.
 
     Returns:
-        The new folder, and what there is to say of it.
+        The new folder, and a text to print.
 
     Raises:
-        UserError: the run is asynchronous or has no `visits.csv`; an option is invalid, of another section
-            or without effect; no option changes any time.
+        UserError: the run is asynchronous or has no `visits.csv`; an option is invalid, belongs to another
+            section or has no effect; no option changes any time.
     """
     asked = loader.overrides(options)
     for section in asked:
@@ -90,7 +90,7 @@ def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
 
 
 def _retime_sweep(old: Path, asked: Mapping[str, Any]) -> tuple[Path, str]:
-    """Write a sweep with the copies of all complete synchronous cases; see `retime`."""
+    """Write a sweep with copies of all complete synchronous cases; see `retime`."""
     began = started_with(old)
     before = cases(began)
     place = {"output": {"folder": str(old.parent), "id": None}}
@@ -126,7 +126,7 @@ def _retime_sweep(old: Path, asked: Mapping[str, Any]) -> tuple[Path, str]:
 def _check_effect(
     before: Sequence[Case], after: Sequence[Case], vary: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> None:
-    """Raise `UserError` where what a sweep varies hides, in one of its cases, what is asked for."""
+    """Raise `UserError` if a varied key of the sweep overrides a requested section in one of the cases."""
     for old, new in zip(before, after, strict=True):
         wanted = loader.from_tree(Config, loader.merged(loader.to_tree(old.config), asked))
         for section in (name for name in asked if name != "output"):
@@ -139,7 +139,7 @@ def _check_effect(
 
 
 def _new_name(old: str, config: Config, asked: Mapping[str, Any]) -> str:
-    """Return the id of a sweep's copy: that of the sweep, and the name of what was asked for first."""
+    """Return the id of a sweep's copy: the sweep's id and the name of the first changed section."""
     section = next((name for name in SECTIONS if name in asked and name != "output"), "")
     word = loader.to_tree(config)[section].get("name", section) if section else "again"
     return f"{old.removeprefix(f'{config.name}-')}-{word}"
@@ -149,10 +149,10 @@ def _new_name(old: str, config: Config, asked: Mapping[str, Any]) -> str:
 
 
 def check(run: Run, config: Config) -> None:
-    """Raise `UserError` unless the times that a finished run has under a configuration can be computed.
+    """Raise `UserError` unless the times of a finished run can be computed for another configuration.
 
     Args:
-        run: the run.
+        run: the finished run.
         config: its configuration with another network, delay, availability or devices.
     """
     old, folder, devices = loader.from_tree(Config, run.config), str(run.folder), config.devices
@@ -170,9 +170,9 @@ def check(run: Run, config: Config) -> None:
 
 
 def _keeps_times(run: Run, config: Config) -> bool:
-    """Return whether a run has the same times under a configuration whose sections are its own.
+    """Return whether a run has the same times, and the same timed sections, under a configuration.
 
-    They need not be the same: a file that a section names may have changed since.
+    Times can differ although the sections are equal, because a file that a section names may have changed.
     """
     old = loader.from_tree(Config, run.config)
     if any(getattr(old, section) != getattr(config, section) for section in TIMED):
@@ -191,7 +191,7 @@ def can_retime(run: Run, config: Config) -> bool:
 
 
 def write_retimed(run: Run, config: Config) -> Path:
-    """Write the run folder that a finished run would have under the times of `config`.
+    """Write the run folder that a finished run would have with the times of `config`.
 
     Args:
         run: a run that passes `check`.
@@ -204,7 +204,7 @@ def write_retimed(run: Run, config: Config) -> Path:
     times, devices = dict(_round_ends(run, duration)), duration.devices
     folder = folders.create(config.output.folder, config.name, config.output.id or _new_id(run, config))
     for path in run.folder.iterdir():
-        left_out = path.name in NEW_FILES or path.name.startswith(".")  # hidden ones are of callbacks
+        left_out = path.name in NEW_FILES or path.name.startswith(".")  # hidden files belong to callbacks
         if path.is_file() and not left_out:
             shutil.copy(path, folder / OLD_NAMES.get(path.name, path.name))
     (folder / "config.yaml").write_text(loader.dump(config))
@@ -220,7 +220,7 @@ def write_retimed(run: Run, config: Config) -> Path:
 def _visit_duration(run: Run, config: Config) -> VisitDuration:
     """Return the durations of visits under a configuration."""
     clients, vector_bytes = int(run.summary["clients"]), 4 * int(run.summary["model_parameters"])
-    model_bytes = int(run.summary.get("whole_model_bytes", vector_bytes))  # where a part of it is frozen
+    model_bytes = int(run.summary.get("whole_model_bytes", vector_bytes))  # written if a part is frozen
     system = key(config.seed.system)
     times = config.delay, config.network, config.availability, system, clients, model_bytes
     if not config.devices.needs_samples:
@@ -248,20 +248,20 @@ def _round_ends(run: Run, duration: VisitDuration) -> Iterator[tuple[int, float]
 
 
 def _with_device(row: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
-    """Return a row of a table with the device of its client; without that column where all are alike."""
+    """Return a row of a table with the device of its client; without that column if all are alike."""
     rest = {name: value for name, value in row.items() if name != "device"}
     return {**rest, "device": devices[int(row["client"])]} if devices else rest
 
 
 def _moved(row: Mapping[str, str]) -> Moved:
-    """Return a row of `visits.csv`."""
+    """Return a row of `visits.csv` as `Moved`."""
     numbers = (int(row[n]) for n in ("step", "client", "visit", "bytes_down", "bytes_up"))
     step, client, visit, bytes_down, bytes_up = numbers
     return Moved(step, client, visit, row["trains"] == "True", bytes_down, bytes_up)
 
 
 def _new_id(run: Run, config: Config) -> str:
-    """Return the id of the new folder: that of the run, and the name of the network."""
+    """Return the id of the new folder: the run's id and the name of the network."""
     old_id = run.folder.name.removeprefix(f"{config.name}-")
     network = loader.to_tree(config)["network"]["name"]
     return folders.unused_id(run.folder.parent, config.name, f"{old_id}-{network}")

@@ -70,28 +70,28 @@ def run(
     """Run a configuration over all ranks; return the run folder on rank 0, None elsewhere.
 
     Args:
-        config: what to run.
-        transport: connects the ranks; every one of them calls.
-        quiet: print no progress.
-        resumed: the folder of a run that goes on; None begins a new one.
-        bind_report: print where every rank is.
+        config: the configuration.
+        transport: connects the ranks; every rank calls.
+        quiet: whether to print no progress.
+        resumed: folder of the run to resume; None begins a new run.
+        bind_report: whether to print where each rank runs.
         from_start: whether a resumed run that has written no checkpoint begins again.
-        asked_to_stop: returns whether to stop though no signal came; called between steps.
-        callbacks: objects that are told of the run, beside those of `output.callbacks`; as many on every
-            rank, though those of rank 0 are called.
+        asked_to_stop: returns whether to stop even without a signal; called between steps.
+        callbacks: objects that are called during the run, in addition to those of `output.callbacks`. Every
+            rank must pass the same number of them; only those of rank 0 are called.
 
     Raises:
-        UserError: on every rank, before anything is trained.
-        CodeFailed: a callback raised an exception; on every rank, the state of the run written.
+        UserError: the run cannot begin; on every rank, before anything is trained.
+        CodeFailed: a callback raised an exception; on every rank, after the state of the run was written.
         Stopped: a signal ended the run after a step.
     """
     start = perf_counter()
     if transport.is_server:
-        folders.commit()  # while the checkout is still what was loaded
+        folders.commit()  # now, while the checkout still equals the loaded code
     silent = quiet or not transport.is_server
     bar = Progress(config.rounds, config.name, silent)
     lock: IO[str] | None = None
-    if resumed:  # before data and model are opened: who watches sees that it goes on
+    if resumed:  # before data and model are opened, so that `mpifl watch` sees the run continue
         lock = on_server(transport, lambda: locked(resumed), everywhere=False)
     transport.begin_run()
     transport.watch_stopped(config.system.stopped_timeout_s)
@@ -133,13 +133,13 @@ def train(
     """Take all steps of a run and write its results; every rank calls.
 
     Args:
-        context: of the run.
-        checkpoints: of the run folder.
-        recorder: of the run folder, on rank 0.
-        saved: the state to go on from; None begins.
-        progress: is shown each step.
-        observed: tells the callbacks of each step.
-        start: of the run, by `perf_counter`; earlier by the seconds before the checkpoint it goes on from.
+        context: context of the run.
+        checkpoints: checkpoints of the run folder.
+        recorder: recorder of the run folder, on rank 0.
+        saved: the state to resume from; None begins the run.
+        progress: shows each step.
+        observed: calls the callbacks after each step.
+        start: start of the run by `perf_counter`, minus the seconds before the checkpoint of a resumed run.
     """
     config, transport, folder = context.config, context.transport, checkpoints.run_folder
     token = on_server(transport, lambda: f"{checkpoints.run_id}-{secrets.token_hex(4)}")
@@ -155,7 +155,7 @@ def train(
         engine = build_engine(context, server_step, arrived, checkpoints)
         with progress_file(context, folder, saved, counter) as file:
             with watchdog():
-                see: Callable[[Record], None] = ignore  # workers are told of no step
+                see: Callable[[Record], None] = ignore  # workers record no steps
                 if recorder is not None:
                     see = observer(context, server_step, engine, recorder, progress, observed, file)
                 server = engine.run(see, saved)
@@ -164,7 +164,7 @@ def train(
 
 
 def open_recorder(context: RunContext, folder: Path) -> Recorder:
-    """Return what writes the tables of the run folder; on rank 0."""
+    """Return the recorder that writes the tables of the run folder; on rank 0."""
     config = context.config
     return Recorder(
         folder,
@@ -180,7 +180,7 @@ def open_recorder(context: RunContext, folder: Path) -> Recorder:
 
 
 def announce(context: RunContext, say: Say, bind_report: bool) -> None:
-    """Say what there is to know before the first step; rank 0 has it."""
+    """Print remarks, warnings and hints before the first step; only on rank 0."""
     if not context.places:
         return
     config = context.config
@@ -206,16 +206,16 @@ def announce(context: RunContext, say: Say, bind_report: bool) -> None:
 
 
 def new_folder(config: Config) -> Path:
-    """Create the run folder, with the configuration in it; on rank 0."""
+    """Create the run folder and write the configuration to it; on rank 0."""
     folder = folders.create(config.output.folder, config.name, config.output.id)
     (folder / "config.yaml").write_text(loader.dump(config))
     return folder
 
 
 def start_checksum(context: RunContext) -> str:
-    """Return a checksum of the weights that the run takes from files; empty where all are drawn.
+    """Return a checksum of the weights that the run reads from files; empty if all are drawn.
 
-    What is drawn beside them is left out: its last bits may differ between machines.
+    Weights that are drawn are left out, because their last bits may differ between machines.
     """
     config = context.config
     weights, start = config.weights, config.start
@@ -236,7 +236,7 @@ def start_checksum(context: RunContext) -> str:
 def go_on(checkpoints: Checkpoints, config: Config, from_start: bool) -> Saved | None:
     """Return the state to resume from, None to start again; on rank 0.
 
-    The run folder gets the configuration that the run goes on with: it may have more rounds.
+    The configuration of the resumed run is written to the run folder: it may have more rounds.
     """
     saved = checkpoints.find(from_start)
     file, text = checkpoints.run_folder / "config.yaml", loader.dump(config)
@@ -246,23 +246,23 @@ def go_on(checkpoints: Checkpoints, config: Config, from_start: bool) -> Saved |
 
 
 def seconds_before(saved: Saved | None) -> float:
-    """Return the real seconds that the engine had run when a state was written; 0 without one."""
+    """Return the wall time that the engine had run when a state was saved; 0 without a state."""
     if saved is None:
         return 0.0
-    return float(np.ravel(saved.values["seconds"])[0])  # an asynchronous run has those of the processor, too
+    return float(np.ravel(saved.values["seconds"])[0])  # asynchronous runs also save processor seconds
 
 
 def progress_file(
     context: RunContext, folder: Path, saved: Saved | None, counter: VisitCounter
 ) -> ProgressFile:
-    """Return what says in the run folder how far the run is; on workers one that writes nothing."""
+    """Return the progress file of the run folder; on workers, one that writes nothing."""
     mine = folder if context.transport.is_server else None
     first = 0 if saved is None else saved.step
     return ProgressFile(mine, context.config.rounds, first, context.places or (), counter.by_rank)
 
 
 def ignore(what: object) -> None:
-    """Write nothing: rank 0 alone has a run folder."""
+    """Do nothing; used on workers, because only rank 0 writes to the run folder."""
 
 
 # -- after each step -----------------------------------------------------------------------------------------
@@ -277,9 +277,9 @@ def observer(
     observed: Observed,
     file: ProgressFile,
 ) -> Callable[[Record], None]:
-    """Return what is called after each step; on rank 0.
+    """Return the function to call after each step; on rank 0.
 
-    It writes the scores, shows the progress and tells the callbacks.
+    It writes the scores, shows the progress and calls the callbacks.
     """
     ledger, algorithm = server_step.ledger, context.config.algorithm
 
@@ -319,7 +319,7 @@ def observer(
 
 
 def in_short(context: RunContext, row: Mapping[str, float | int]) -> str:
-    """Return what the progress shows of a row of `metrics.csv`."""
+    """Return the text that the progress shows for a row of `metrics.csv`."""
     metric = context.config.task.metric.name
     note = f"{metric} {row[f'{metric}_mean']:.4f}  worst {row[f'{metric}_worst']:.4f}"
     if context.federation.groups is not None:
@@ -330,7 +330,7 @@ def in_short(context: RunContext, row: Mapping[str, float | int]) -> str:
 
 
 def by_number(transport: Transport, timing: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """Return the timing of each rank by its number when the run began; empty for those that were lost."""
+    """Return the timing of each rank, in the order of ranks when the run began; empty for lost ranks."""
     found = dict(zip(transport.numbers, timing, strict=False))
     return [found.get(number, {}) for number in range(max(found, default=-1) + 1)]
 
@@ -338,12 +338,12 @@ def by_number(transport: Transport, timing: Sequence[Mapping[str, float]]) -> li
 def estimated(context: RunContext, record: Record) -> Iterator[tuple[int, float]]:
     """Yield the client and KL(true || estimated mixture) of each upload of a step, in nats; on rank 0.
 
-    The truth is that of the data which the upload was trained on. An upload that the step did not take gives
-    no estimate.
+    The true mixture is that of the data on which the upload was trained. An upload that the step did not take
+    gives no estimate.
 
     Args:
-        context: of the run.
-        record: of the step.
+        context: context of the run.
+        record: record of the step.
     """
     u = context.config.algorithm.mixtures(record.server)  # [N, K]
     if u is None:
@@ -357,14 +357,14 @@ def estimated(context: RunContext, record: Record) -> Iterator[tuple[int, float]
 def columns(
     context: RunContext, record: Record, server_step: ServerStep, engine: Engine, running: RunningFigures
 ) -> dict[str, float]:
-    """Return the columns of an evaluation that are not made of the clients' scores; on rank 0.
+    """Return the columns of an evaluation that are not computed from the clients' scores; on rank 0.
 
     Args:
-        context: of the run.
-        record: of a step with scores.
-        server_step: has taken the step.
-        engine: knows the uploads of each client.
-        running: of the run so far; the clusters' scores are added.
+        context: context of the run.
+        record: record of a step with scores.
+        server_step: the server step, after the step.
+        engine: counts the uploads of each client.
+        running: running figures of the run; the clusters' scores are added.
     """
     secure = server_step.config.secure
     return {
@@ -379,21 +379,23 @@ def columns(
 def figures(
     context: RunContext, record: Record, visits: np.ndarray, running: RunningFigures
 ) -> dict[str, float]:
-    """Evaluate what only some methods have, add it to the figures so far, and return columns; on rank 0.
+    """Compute the figures of only some methods, add them to the running figures, and return the columns.
 
+    On rank 0. The columns are:
     `mixture_kl`: mean over the evaluated clients of KL(true || estimated mixture) of the last upload from
-    which theirs was estimated; `mixture_kl_uploads`: mean over all such uploads of all clients so far.
-    `accuracy_cluster`: mean over the groups of row k's accuracy on group k's own test set, for methods whose
-    rows belong to the sets that the server owns, one to each; `accuracy_cluster_std` is its standard
-    deviation over them.
-    `accuracy_cluster_all` and `accuracy_cluster_all_std`: the same of each row's mean over all evaluations.
-    Names begin with that of the task's metric, here `accuracy`.
+    which the client's mixture was estimated; `mixture_kl_uploads`: mean over all such uploads of all clients
+    so far.
+    `accuracy_cluster`: mean over the groups of row k's accuracy on group k's own test set, for methods in
+    which each row belongs to one of the server's own sets; `accuracy_cluster_std` is the standard deviation
+    over the groups.
+    `accuracy_cluster_all` and `accuracy_cluster_all_std`: the same for each row's mean over all evaluations.
+    The names of the cluster columns begin with the name of the task's metric, here `accuracy`.
 
     Args:
-        context: of the run.
-        record: of a step with scores.
-        visits: of each client so far [N].
-        running: of the run so far; the clusters' scores are added.
+        context: context of the run.
+        record: record of a step with scores.
+        visits: number of visits of each client so far [N].
+        running: running figures of the run; the clusters' scores are added.
     """
     out = running.mixture(record.evaluated_clients.tolist())
     out |= before_training(context, record, visits)
@@ -405,13 +407,13 @@ def figures(
 def before_training(context: RunContext, record: Record, visits: np.ndarray) -> dict[str, float]:
     """Return `accuracy_before` and `accuracy_before_std` of asynchronous runs in which nobody downloads.
 
-    Mean and standard deviation over the clients that have trained; their own model is what they are evaluated
-    by (Local). Other methods report it.
+    These are mean and standard deviation over the clients that have trained, which are evaluated with their
+    own models (Local). Other methods report these figures themselves.
 
     Args:
-        context: of the run.
-        record: of a step with scores.
-        visits: of each client so far [N].
+        context: context of the run.
+        record: record of a step with scores.
+        visits: number of visits of each client so far [N].
     """
     seen = visits[record.evaluated_clients] > 0
     alone = not context.config.policy.synchronous and not context.config.algorithm.reads(record.server, 0)
@@ -423,7 +425,7 @@ def before_training(context: RunContext, record: Record, visits: np.ndarray) -> 
 
 
 def cluster_scores(context: RunContext, record: Record) -> list[float]:
-    """Evaluate row k on group k's own test set; return the scores; none where they do not match."""
+    """Return the score of each row k on group k's own test set; empty if rows and groups do not match."""
     evaluates = uses(context.config.algorithm, ServerEvaluation)
     group_test_sets = context.federation.group_test_sets() if evaluates else ()
     rows = record.server.tables.get("model", ())
@@ -437,9 +439,9 @@ def distances(context: RunContext, record: Record, products: ClientProducts | No
     """Return the columns of `evaluation.distances`; on rank 0.
 
     Args:
-        context: of the run.
-        record: of a step with scores.
-        products: of the models that clients uploaded in it; None where they were not measured.
+        context: context of the run.
+        record: record of a step with scores.
+        products: products of the models that clients uploaded in the step; None if they were not measured.
     """
     if products is None or not context.config.evaluation.distances:
         return {}
@@ -456,13 +458,13 @@ def privacy_spent(
     """Return epsilon so far, and the clip of the next round, as columns of `metrics.csv`; on rank 0.
 
     Args:
-        accountant: of the run.
-        server_step: knows the clip.
-        uploads: of each client so far [N].
-        step: rounds so far.
+        accountant: accountant of the run.
+        server_step: has the clip.
+        uploads: number of uploads of each client so far [N].
+        step: number of rounds so far.
 
     Returns:
-        `epsilon` (under local privacy of the client that sent most often) and `clip`; nothing without
+        `epsilon` (under local privacy, that of the client with most uploads) and `clip`; nothing without
         privacy.
     """
     if not accountant.counts:
@@ -490,16 +492,16 @@ def finish(
     start: float,
     watchdog: Callable[[], Watchdog],
 ) -> None:
-    """Collect what is spread over ranks and write the end of the run folder; every rank calls.
+    """Collect the results from all ranks and write the last files of the run folder; every rank calls.
 
     Args:
-        context: of the run.
-        server_step: has taken the steps.
-        engine: has driven them.
-        recorder: of the run folder, on rank 0.
-        server: after the last step, on rank 0.
-        start: of the run, by `perf_counter`; earlier by the seconds before the checkpoint it goes on from.
-        watchdog: returns one for what all ranks do at once.
+        context: context of the run.
+        server_step: the server step, after the last step.
+        engine: the engine that ran the steps.
+        recorder: recorder of the run folder, on rank 0.
+        server: the server after the last step, on rank 0.
+        start: start of the run by `perf_counter`, minus the seconds before the checkpoint of a resumed run.
+        watchdog: returns a watchdog for work that all ranks do together.
     """
     asynchronous = {} if server is None else engine.summary()
     found = compare_clients(context, server_step)
@@ -543,14 +545,14 @@ def finish(
 
 
 def client_models(context: RunContext, server_step: ServerStep, server: Server | None) -> torch.Tensor | None:
-    """Return the models of the evaluated clients [n, d], where `output.client_models` asks for them.
+    """Return the models of the evaluated clients [n, d] on rank 0; None without `output.client_models`.
 
-    Every rank calls, again if a rank is lost; rank 0 gets them.
+    Every rank calls. The models are gathered again if a rank is lost.
     """
     while context.config.output.client_models:
         try:
             models = server_step.client_models(server, context.evaluated_clients)
-            context.transport.barrier()  # a rank that is lost until here makes all ranks repeat it
+            context.transport.barrier()  # if a rank is lost before this, all ranks repeat the gather
             return models
         except RankLost:
             regroup(server_step)
@@ -558,7 +560,7 @@ def client_models(context: RunContext, server_step: ServerStep, server: Server |
 
 
 def uses_rows(context: RunContext, server_step: ServerStep, server: Server) -> bool:
-    """Return whether the evaluated clients are evaluated by their rows of the table `model`, as they are."""
+    """Return whether each evaluated client is evaluated with its unchanged row of the table `model`."""
     if type(context.config.algorithm).model_of is not Algorithm.model_of or "model" not in server.tables:
         return False
     whole = server.tables["model"].shape[1] == context.problem.layout.size
@@ -570,12 +572,12 @@ def uses_rows(context: RunContext, server_step: ServerStep, server: Server) -> b
 
 
 class Collected(NamedTuple):
-    """What is spread over ranks, on rank 0; None elsewhere.
+    """Data collected from all ranks, on rank 0; None elsewhere.
 
     Attributes:
-        tables: name -> rows of the server.
-        places: of all ranks.
-        traffic: what each rank has sent, rows of `mpi_traffic.csv`.
+        tables: name -> table of the server.
+        places: places of all ranks.
+        traffic: traffic of each rank, as rows of `mpi_traffic.csv`.
     """
 
     tables: dict[str, torch.Tensor | None]
@@ -584,7 +586,7 @@ class Collected(NamedTuple):
 
 
 def collect(context: RunContext, server_step: ServerStep, server: Server | None) -> Collected:
-    """Return what is spread over ranks; every rank calls, again if a rank is lost."""
+    """Collect data from all ranks; every rank calls. Repeated if a rank is lost."""
     transport = context.transport
     while True:
         try:
@@ -593,14 +595,14 @@ def collect(context: RunContext, server_step: ServerStep, server: Server | None)
             places = transport.gather(place(transport, str(context.learner.device)), "end")
             traffic = transport.gather_traffic()
             transport.barrier()
-            transport.traffic.clear()  # of several runs in a process, each counts its own
+            transport.traffic.clear()  # each of several runs in a process counts only its own traffic
             return Collected(tables, places, traffic)
         except RankLost:
             regroup(server_step)
 
 
 def _layout(context: RunContext, server_step: ServerStep, places: Sequence[Place]) -> dict[str, Any]:
-    """Return what `environment.json` holds about the ranks."""
+    """Return the part of `environment.json` about the ranks."""
     transport, costs = context.transport, server_step.mixer.costs
     return {
         "ranks": transport.size,
@@ -614,7 +616,7 @@ def _layout(context: RunContext, server_step: ServerStep, places: Sequence[Place
 
 
 def _data_facts(info: DataInfo) -> dict[str, Any]:
-    """Return what a model must know of the data to be built again, beside shape and number of classes."""
+    """Return the facts about the data, beside shape and number of classes, needed to rebuild a model."""
     return {} if info == DataInfo(info.shape, info.num_classes) else {"data_info": asdict(info)}
 
 
@@ -661,7 +663,7 @@ def _summary(
 def _of_some_runs(
     context: RunContext, server_step: ServerStep, engine: Engine, server: Server
 ) -> dict[str, Any]:
-    """Return the figures of `summary.json` that only some runs have, and where the clients' models are."""
+    """Return the figures of `summary.json` that only some runs have, and which models the clients use."""
     out: dict[str, Any] = {}
     if spent := privacy_spent(context.accountant, server_step, engine.num_uploads, server.version):
         finite = {name: value if isfinite(value) else None for name, value in spent.items()}
@@ -673,5 +675,5 @@ def _of_some_runs(
         out["visits_dropped"] = len(server_step.dropped)
     if context.transport.lost:
         out["ranks_lost"] = context.transport.lost
-        out["mpi_bytes_complete"] = False  # nobody knows what they have sent
+        out["mpi_bytes_complete"] = False  # the traffic of lost ranks is unknown
     return out

@@ -1,8 +1,8 @@
 """The configuration of a run: one tree of dataclasses = one YAML tree = one tree of command-line options.
 
-A section that offers a choice (algorithm, model, data source, policy, ...) holds an object; `CHOICES` names
-the classes that it may be of. The docstring of a class says under `Attributes:` what each of its keys means;
-`mpifl show` prints these texts.
+A section that offers a choice (algorithm, model, data source, policy, ...) holds an object. `CHOICES` lists
+the classes that this object can have. The docstring of a class describes each of its keys under
+`Attributes:`; `mpifl show` prints these descriptions.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Seeds:
     """One seed for each kind of randomness; `seed: 3` sets all of them.
 
     Attributes:
-        data: of splits and scenarios.
-        model: of the initial weights.
-        training: of mini-batches and of the method's own draws.
-        system: of cohorts, delays and links.
+        data: seed of splits and scenarios.
+        model: seed of the initial weights.
+        training: seed of mini-batches and of the method's own draws.
+        system: seed of cohorts, delays and links.
     """
 
     data: int = 0
@@ -78,29 +78,33 @@ class EvaluationConfig:
     """When models are evaluated, and on which clients.
 
     Attributes:
-        every: server steps between evaluations; 0 evaluates after the last step only, which always is.
-        at_start: evaluate before the first step, too.
-        clients: number of clients that are evaluated, evenly spaced; null evaluates all.
-        finetune_epochs: evaluate each client a second time after this many epochs on its training data
-            (column `accuracy_finetuned`): the personalised accuracy of a shared model; 0 does not.
-        by: what else accuracies are averaged over: `group`, the clients of each true group (column
-            `accuracy_group0_mean`, ...), `cluster`, those of each estimated cluster
-            (`accuracy_cluster0_mean`, ...), and `device`, those of each class of devices
+        every: number of server steps between evaluations. The last step is always evaluated; with 0, only
+            that one.
+        at_start: whether to evaluate before the first step as well.
+        clients: number of clients to evaluate, evenly spaced over all clients; null evaluates all.
+        finetune_epochs: evaluate each client a second time, after this many epochs on its training data
+            (column `accuracy_finetuned`). This is the personalised accuracy of a shared model. 0 turns it
+            off.
+        by: additional averages of the accuracy. `group` averages over the clients of each true group (column
+            `accuracy_group0_mean`, ...), `cluster` over those of each estimated cluster
+            (`accuracy_cluster0_mean`, ...), and `device` over those of each class of devices
             (`accuracy_device_phone_mean`, ...).
-        train: evaluate each client on its training data, too, by the same model (columns `accuracy_train_*`,
-            the variance in percent squared as `accuracy_variance`).
-        distances: mean L2 distances between the models that clients upload, after local training and before
-            they are averaged (columns `client_distance*`: all parameters; `head_distance*`: the last linear
-            layer; over all pairs, over pairs of one true group and of one estimated cluster). Policy rounds
-            only; costs a gather of all models.
-        matrices: what is compared between all pairs of clients at the end and written to `matrices.npz`:
-            `parameters` (L2 distances of the last uploads), `gradients` (cosines of full-batch gradients on
-            training data at the common initial model), `angles` (degrees, as PACFL compares data, with its
-            options where it runs; and smallest principal angles).
-        metrics: your own figures of a client, as `package.module:function` or `file.py:function`, of the
-            logits [n, L] and labels [n] of its samples (columns `NAME_mean`, `NAME_std`, `NAME_min`,
-            `NAME_max`; each client's value in `clients.csv`). `NAME.better = 1` or `-1` beside the function
-            says whether higher or lower values are better.
+        train: whether to evaluate each client on its training data as well, with the same model (columns
+            `accuracy_train_*`; `accuracy_variance` is the variance in percent squared).
+        distances: whether to measure the mean L2 distances between the models that clients upload, after
+            local training and before averaging. Columns `client_distance*` cover all parameters, columns
+            `head_distance*` the last linear layer; each has means over all pairs, over pairs of the same true
+            group and over pairs of the same estimated cluster. Requires policy rounds, and gathers all
+            models.
+        matrices: quantities to compare between all pairs of clients at the end and to write to
+            `matrices.npz`. `parameters` are L2 distances of the last uploads, `gradients` cosines of
+            full-batch gradients on training data at the common initial model, `angles` PACFL's angles between
+            the clients' data in degrees (with the run's options if the method is PACFL) and the smallest
+            principal angles.
+        metrics: your own metrics of a client, as `package.module:function` or `file.py:function`. The
+            function gets the logits [n, L] and labels [n] of the client's samples. Columns are `NAME_mean`,
+            `NAME_std`, `NAME_min` and `NAME_max`; `clients.csv` has each client's value. `NAME.better = 1` or
+            `-1` beside the function says whether higher or lower values are better.
     """
 
     every: int = 1
@@ -135,34 +139,37 @@ class SystemConfig:
     """How the program runs. Numbers do not depend on it, except on `sums: fast`, `stack` and `kernels`.
 
     Attributes:
-        ranks: number of MPI ranks that the run demands; null takes what the launcher starts.
-        threads: threads of each rank; 0 takes what the CPU masks allow every worker, the same for all.
-        device: `cpu`, `cuda`, or `auto`, which takes a GPU where there is one.
+        ranks: number of MPI ranks that the run requires; null accepts any number.
+        threads: number of threads of each rank. 0 takes the largest number that the CPU masks allow every
+            worker, the same for all.
+        device: `cpu`, `cuda`, or `auto`, which uses a GPU if there is one.
         sums: `exact` (the same bits for any number of ranks) or `fast` (float32, half the bytes).
-        collective: `reduce`, `gather`, or `auto`, which takes the cheaper one for each mixing.
+        collective: `reduce`, `gather`, or `auto`, which chooses the cheaper one for each mixing.
         cost: what `collective: auto` compares: `bytes`, `given` or `measured` seconds.
         placement_seed: seed of a random placement of clients on ranks; null balances the ranks instead.
-        scratch: folder for the client state of a node; null takes shared memory or the temporary folder.
-        stopped_timeout_s: seconds after which a rank that was stopped (SIGSTOP) is ended, so that the others
-            do not wait for it; 0 never ends it.
-        watchdog_s: seconds without progress (take several times the longest round) after which every rank
-            writes its stacks to `logs/` in the run folder and the job ends; 0 never does.
+        scratch: folder for the client state of a node; null uses shared memory or the temporary folder.
+        stopped_timeout_s: seconds after which a rank that was stopped (SIGSTOP) is killed, so that the others
+            do not wait for it; 0 never kills it.
+        watchdog_s: seconds without progress after which every rank writes its stacks to `logs/` in the run
+            folder and the job ends. Choose several times the length of the longest round. 0 turns the
+            watchdog off.
         sample_cache_mb: megabytes of transformed samples that each rank keeps in memory; 0 keeps none.
-            Nothing is kept where the samples of all clients need more than eight times that.
-        statistics_cache: folder in which a network that the server trains for one-shot statistics (FLT's
-            autoencoder) is kept, and found again by later runs that would train the same; null keeps none.
-        stack: number of clients of a cohort that are trained at once (`docs/performance.md`): other last bits
-            than one after the other, the same for any number of ranks; 0 takes what measures fastest at the
-            start.
-        kernels: train networks of dense layers, small convolutions, ReLU, 2x2 pooling and dropout with
-            kernels in C, and compute wide convolutions (3x3, 5x5) of any model with them (CPU only): several
-            times faster than PyTorch, other last bits (`docs/performance.md`).
-        cuda_graphs: replay the steps of SGD as CUDA graphs (GPU only; `docs/performance.md`); null does so
-            where that is known to change no bit: mlp, ifca_mlp and lenet5 on classes, in float32.
-        deterministic: make a GPU give the same bits each time; costs some speed.
-        mpi_memory: memory from which MPI reads sums that a GPU made: `main`, a copy in page-locked main
-            memory; `device`, the GPU's own, refused where MPI is not CUDA-aware; `auto`, `device` where
-            possible.
+            Nothing is kept if the samples of all clients need more than eight times this size.
+        statistics_cache: folder for networks that the server trains for one-shot statistics (FLT's
+            autoencoder). Later runs that would train the same network read it from there. null keeps none.
+        stack: number of clients of a cohort that are trained at once (`docs/performance.md`). The last bits
+            differ from training one client after the other, but are the same for any number of ranks. 0
+            chooses the number that measures fastest at the start.
+        kernels: whether to use kernels in C (CPU only). They train networks of dense layers, small
+            convolutions, ReLU, 2x2 pooling and dropout, and compute the wide convolutions (3x3, 5x5) of any
+            model. They are several times faster than PyTorch and differ in the last bits
+            (`docs/performance.md`).
+        cuda_graphs: whether to replay the steps of SGD as CUDA graphs (GPU only; `docs/performance.md`). null
+            does so where it is known to change no bit: mlp, ifca_mlp and lenet5 on classes, in float32.
+        deterministic: whether a GPU must give the same bits each time; costs some speed.
+        mpi_memory: memory from which MPI reads sums that were computed on a GPU: `main`, a copy in
+            page-locked main memory; `device`, the GPU's own memory, an error if MPI is not CUDA-aware;
+            `auto`, `device` where possible, otherwise `main`.
     """
 
     ranks: int | None = None
@@ -206,13 +213,15 @@ class SystemConfig:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """The model from which a run starts, where it is that of an earlier run.
+    """Start from the final model of an earlier run.
 
     Attributes:
-        run: folder of a finished run whose clients all use one model; its final model takes the place of
-            every initial one. null: initial models are drawn with the model seed.
-        part: what of it is taken: `all`, or `body`, all but the last layer, which every initial model draws
-            for itself. Methods that tell their K models apart by their start (IFCA) need `body`.
+        run: folder of a finished run from whose final model this run starts; all clients of that run must
+            use one model, which replaces every initial model. null draws the initial models with the model
+            seed.
+        part: the part of that model to use: `all`, or `body`, which is all but the last layer; each initial
+            model then draws its own last layer. Methods whose K models differ only in their initial weights
+            (IFCA) need `body`.
     """
 
     run: str | None = None
@@ -230,8 +239,8 @@ class Newcomers:
     """Clients that are absent at first: they miss one-shot clustering and join the cohorts later.
 
     Attributes:
-        share: fraction of the clients in [0, 1), drawn with the system seed.
-        joins: first round they may take part in.
+        share: fraction of the clients, in [0, 1), that are absent at first; drawn with the system seed.
+        joins: first round in which they may take part.
         groups: true groups whose clients are absent at first; instead of `share`.
     """
 
@@ -252,21 +261,24 @@ class OutputConfig:
 
     Attributes:
         folder: parent of the run folders.
-        id: name of the run folder after `<name>-`; null takes date and time.
-        model: write the final models to `model.safetensors`; cases of a sweep do where it is given as true.
-        updates: write `updates.csv`: of each client of each round and each module of the model the size of
-            the update, its cosine with the mean update and its distance to it (in the last layer: FedCUAU's
-            CUAU), for methods whose clients train one model that they download.
-        label: what tables, reports and legends call the run, before the values in which it differs from
-            others of that label; null takes the method. Cases of a sweep have the labels of its `vary`.
-        client_models: write the model by which each evaluated client is evaluated to
-            `client_models.safetensors`, for `Run.model(client=...)`; methods whose clients use rows of the
-            server as they are need none.
-        clients: whose rows are in `clusters.csv`, `assignments.csv`, `client_traffic.csv` and `visits.csv`:
-            `all`; `sample`, 1000 of them drawn by `seed.training`; `none`, which leaves out these files and
-            `clients.csv`. Totals and metrics count everybody all the same. Synchronous rounds only.
-        callbacks: what is told of the run's start, rounds, evaluations and end: `tensorboard`, `wandb`,
-            `mlflow`, a class of your own as `package.module:Name`, or a mapping of `name` and options.
+        id: name of the run folder after `<name>-`; null uses date and time.
+        model: whether to write the final models to `model.safetensors`. Cases of a sweep write them only if
+            the sweep sets this to true.
+        updates: whether to write `updates.csv`. For each client of each round and each module of the model it
+            has the size of the update, its cosine with the mean update and its distance to that mean (in the
+            last layer: FedCUAU's CUAU). Only for methods whose clients download one model and train it.
+        label: name of the run in tables, reports and legends, followed by the values in which it differs from
+            other runs with the same label; null uses the name of the method. Cases of a sweep have the labels
+            of its `vary`.
+        client_models: whether to write the model of each evaluated client, as it is evaluated, to
+            `client_models.safetensors`, for `Run.model(client=...)`. Not needed for methods whose clients use
+            rows of the server's table unchanged.
+        clients: clients that have rows in `clusters.csv`, `assignments.csv`, `client_traffic.csv` and
+            `visits.csv`: `all`; `sample`, 1000 clients drawn with `seed.training`; or `none`, which omits
+            these files and `clients.csv`. Totals and metrics always count all clients. `sample` and `none`
+            require synchronous rounds.
+        callbacks: objects that are called at the run's start, rounds, evaluations and end: `tensorboard`,
+            `wandb`, `mlflow`, your own class as `package.module:Name`, or a mapping of `name` and options.
     """
 
     folder: str = "runs"
@@ -296,37 +308,39 @@ class Config:
         model: the network that clients train.
         name: first part of the run folder's name.
         rounds: number of server steps.
-        participation: fraction of the clients in (0, 1] that take part: in a round, or at a time under an
-            asynchronous policy.
-        cohort_size: number of clients that take part, instead of `participation`; null for none.
-        on_client_error: what happens when a client raises, runs out of memory or returns numbers that are not
-            finite: `abort` ends the run; `drop` tries its visit once more, then leaves it out of the step and
-            lists it in dropped.csv. A client that fails to give one-shot statistics ends the run in both.
-        seed: seeds, one for each kind of randomness.
+        participation: fraction of the clients, in (0, 1], that take part in a round, or at the same time
+            under an asynchronous policy.
+        cohort_size: number of clients that take part; replaces `participation`. null uses `participation`.
+        on_client_error: what happens when a client raises an exception, runs out of memory or returns numbers
+            that are not finite. `abort` ends the run. `drop` tries the visit once more, then leaves the
+            client out of the step and lists it in dropped.csv. A client that fails to give one-shot
+            statistics ends the run in either case.
+        seed: the seeds, one for each kind of randomness.
         local: how a client trains.
         task: what models are trained for: loss and metrics.
-        data: the samples, and how they are spread over clients.
+        data: the samples, and how they are distributed over clients.
         evaluation: when models are evaluated, and on which clients.
         system: how the program runs.
         output: where results are written.
-        checkpoint: when the state of a run is written.
+        checkpoint: when the state of the run is written.
         newcomers: clients that are absent at first.
         start: the model of an earlier run, from which this one starts.
         policy: when the server takes a step.
         delay: how long clients compute.
         network: how long messages take.
-        payload: the form in which numbers travel between clients and server.
-        privacy: clipping of clients' updates and noise on them.
-        secure_aggregation: whether the server learns single uploads, or sums only.
+        payload: number format and compression of the messages between clients and server.
+        privacy: clipping of the clients' updates, and noise on them.
+        secure_aggregation: whether the server sees single uploads or only their sums.
         availability: when clients are present.
-        devices: what clients run on: all alike, resampled from measured devices, or of a few classes.
-        per_client: a client (`3`), a range of them (`4-7`) or the name of a device -> keys of the section
-            `local` that differ for them; a client's number wins over its device.
-        robust: what takes the place of the mean of uploads, so that attackers do little harm.
+        devices: devices of the clients: all alike, resampled from measured devices, or of a few classes.
+        per_client: keys of the section `local` that differ for some clients. Maps a client (`3`), a range of
+            clients (`4-7`) or the name of a device to these keys. A client's number takes precedence over its
+            device.
+        robust: rule that replaces the mean of uploads, so that attackers do little harm.
         attack: which clients attack, and how.
-        clock: what orders the arrivals of an asynchronous run.
-        vary: for `mpifl sweep`: keys, and the values that each of them takes; null for a single run.
-        table: for `mpifl sweep`: the layout of its table, beside a paper's figures; null for none.
+        clock: what determines the order of arrivals in an asynchronous run.
+        vary: for `mpifl sweep`, the keys to vary and the values of each; null for a single run.
+        table: for `mpifl sweep`, the layout of its table beside a paper's figures; null for none.
     """
 
     algorithm: Algorithm
@@ -376,8 +390,8 @@ class Config:
 
     @property
     def weights(self) -> str | None:
-        """The file that the model's weights are read from; None where they are drawn."""
-        return getattr(self.model, "weights", None)  # a model of the user need not have the key
+        """The file from which the model's weights are read; None if they are drawn."""
+        return getattr(self.model, "weights", None)  # a user's own model need not have the key
 
 
 CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
@@ -403,10 +417,10 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
 
 
 def check_sections(config: Config) -> None:
-    """Check what sections demand of each other: all that needs neither data nor a model.
+    """Check the sections against each other, as far as this needs neither data nor a model.
 
     Raises:
-        UserError: names a key, its value and a remedy.
+        UserError: sections do not fit together; names a key, its value and a remedy.
     """
     policy, clock, computing = config.policy, config.clock, config.network.computing
     check_entries(config.output.callbacks)
@@ -454,12 +468,12 @@ def check_sections(config: Config) -> None:
 
 
 def _option_for(name: str, value: Any, plain: Any) -> str:
-    """Return the options that make of a section what it is by default: a base file may have it.
+    """Return the options that set a section back to its default; it may have been set by a base file.
 
     Args:
-        name: of the section.
-        value: its object.
-        plain: its object by default.
+        name: name of the section.
+        value: the object of the section.
+        plain: its default object.
     """
     if type(value) is not type(plain):
         called = next(key for key, of in CHOICES[Config, name].items() if of is type(plain))
@@ -473,7 +487,7 @@ def _as_yaml(value: Any) -> Any:
 
 
 def check_without_rounds(config: Config) -> None:
-    """Raise `UserError` for what needs rounds; called for policies that have none."""
+    """Raise `UserError` if an option needs rounds; called for policies that have none."""
     evaluation, output, late = config.evaluation, config.output, config.newcomers
     remedy = "models of one round are compared; take policy rounds, or leave it out"
     require(not evaluation.distances, "evaluation.distances", True, remedy)
@@ -490,7 +504,7 @@ def check_without_rounds(config: Config) -> None:
 
 
 def check_output(config: Config) -> None:
-    """Raise `UserError` where the method or the evaluation rules out what `output` asks for."""
+    """Raise `UserError` if the method or the evaluation rules out an option of `output`."""
     algorithm, output = config.algorithm, config.output
     remedy = "this method evaluates clients by mixtures of several models; leave it out"
     mixed = algorithm.needs.several_models
@@ -503,11 +517,11 @@ def check_output(config: Config) -> None:
 
 
 def check_local(config: Config, ways: Sequence[LocalConfig]) -> None:
-    """Raise `UserError` where the method cannot train as `local` or `per_client` say.
+    """Raise `UserError` if the method cannot train as `local` or `per_client` say.
 
     Args:
-        config: the run's.
-        ways: `local`, and how clients train that train in another way, as far as they are known.
+        config: the configuration.
+        ways: `local`, and the different configurations of clients in `per_client`, as far as known.
     """
     needs, local = config.algorithm.needs, config.local
     remedy = "this method makes its steps of gradients that it takes by itself, in float32; take float32"
@@ -530,7 +544,7 @@ def check_local(config: Config, ways: Sequence[LocalConfig]) -> None:
 
 
 def check_privacy(config: Config) -> None:
-    """Check that the noise of `privacy` covers all that the method's clients tell, and every other section.
+    """Check that the noise of `privacy` covers all that clients send, and that all other sections fit it.
 
     Raises:
         UserError: it does not.
@@ -565,10 +579,10 @@ def check_privacy(config: Config) -> None:
 
 
 def check_secure_aggregation(config: Config) -> None:
-    """Check that nothing in a run needs single uploads where the server is to learn sums only.
+    """Check that nothing in a run needs single uploads if the server may see only sums.
 
     Raises:
-        UserError: something does.
+        UserError: something needs them.
     """
     if not isinstance(config.secure_aggregation, MaskedSums):
         return
@@ -593,7 +607,7 @@ def check_secure_aggregation(config: Config) -> None:
 
 
 def check_robust(rule: Rule | NoRule, algorithm: Algorithm) -> None:
-    """Refuse a robust rule for a method that takes no averages, or that lets its rows change places."""
+    """Raise `UserError` if the method takes no averages, or reassigns rows that the rule bounds around."""
     if isinstance(rule, NoRule):
         return
     name, needs, method = name_of(rule), algorithm.needs, type(algorithm).__name__

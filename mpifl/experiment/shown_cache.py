@@ -1,4 +1,4 @@
-"""What the server trains for one-shot statistics (FLT's autoencoder), kept on disk for later runs."""
+"""A cache on disk for networks that the server trains for one-shot statistics (FLT's autoencoder)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from mpifl.core.types import ProblemInfo
 
 @dataclass(frozen=True)
 class ShownCache:
-    """One file for each pre-trained network, named by a digest of all that it is made from.
+    """One file for each pre-trained network, named by a digest of everything that determines it.
 
     Attributes:
-        folder: of the files.
-        about: what else decides the numbers: options of local training, libraries and machine; as JSON can
-            hold it.
+        folder: folder of the files.
+        about: further settings that decide the numbers: options of local training, libraries and machine; as
+            JSON values.
     """
 
     folder: Path
@@ -38,7 +38,7 @@ class ShownCache:
         key: Key,
         make: Callable[[], Mapping[str, torch.Tensor]],
     ) -> Mapping[str, torch.Tensor]:
-        """Return what an earlier run left, or what `make` returns, which later runs then find."""
+        """Return the network that an earlier run saved; if there is none, call `make` and save its result."""
         file = self.file(algorithm, problem, key)
         if kept := read_shown(file):
             return kept
@@ -48,12 +48,12 @@ class ShownCache:
         return shown
 
     def file(self, algorithm: Algorithm, problem: ProblemInfo, key: Key) -> Path | None:
-        """Return the file of what `shows` returns; None for methods that train nothing for it.
+        """Return the file for the result of `shows`; None for methods that train nothing for it.
 
         Args:
             algorithm: the method.
-            problem: as `shows` meets it.
-            key: as `shows` is given it.
+            problem: the problem passed to `shows`.
+            key: the key passed to `shows`.
         """
         if algorithm.auxiliary() is None or not uses(algorithm, OneShotStatistics) or not problem.public:
             return None
@@ -71,17 +71,17 @@ class ShownCache:
 
 
 def read_shown(file: Path | None) -> dict[str, torch.Tensor]:
-    """Return what a file holds; nothing where there is none, or it is damaged."""
+    """Return the content of a file; empty if it is missing or damaged."""
     from safetensors.torch import load
 
     try:
         return {} if file is None else load(file.read_bytes())
-    except Exception:  # not there, or whatever a damaged file makes the reader raise: it is made again
+    except Exception:  # missing, or damaged in any way: it is computed again
         return {}
 
 
 def write_shown(file: Path, shown: Mapping[str, torch.Tensor]) -> None:
-    """Write what a later run may read."""
+    """Write a file for later runs."""
     from safetensors.torch import save
 
     write_atomically(file, save({name: rows.contiguous() for name, rows in shown.items()}))

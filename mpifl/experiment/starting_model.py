@@ -28,8 +28,8 @@ def read_model(folder: str) -> torch.Tensor:
         folder: the run folder.
 
     Raises:
-        UserError: there is no such folder or no model in it, it cannot be read, its clients use several
-            models, mixtures of them or parts of one, or its numbers are not finite.
+        UserError: the folder or its model is missing or cannot be read; its clients use several models,
+            mixtures of them or parts of one; or the model's numbers are not finite.
     """
     file = Path(folder).expanduser() / FILE
     remedy = f"has no {FILE}: take the folder of a finished run with output.model true"
@@ -38,7 +38,7 @@ def read_model(folder: str) -> torch.Tensor:
         from safetensors.torch import load_file
 
         tables = load_file(file)
-    except Exception as error:  # whatever a damaged file makes the reader raise
+    except Exception as error:  # a damaged file can make the reader raise anything
         raise UserError(KEY, folder, f"its {FILE} cannot be read ({type(error).__name__})") from error
     summary = _tree(folder, "summary.json")
     require(not uploads_none(summary), KEY, folder, ALONE)
@@ -59,16 +59,16 @@ def read_model(folder: str) -> torch.Tensor:
 
 
 def check_network(key: str, value: str, file: Path, layout: Layout) -> None:
-    """Refuse the model of an earlier run that is another network than that of this run.
+    """Refuse the model of an earlier run if it is another network than that of this run.
 
-    Where the file does not name its tensors, because an earlier release wrote it, configuration and figures
-    beside it tell; where these are not there, nothing is compared.
+    Files of early releases do not name their tensors. The network is then derived from the configuration and
+    the summary beside the file; if these are missing, nothing is compared.
 
     Args:
-        key: of the configuration, that names the file.
-        value: of the key.
+        key: key of the configuration that names the file.
+        value: value of the key.
         file: the `model.safetensors` of the earlier run.
-        layout: of the model into which it is read.
+        layout: layout of the model into which it is read.
 
     Raises:
         UserError: a tensor has another name or shape.
@@ -87,16 +87,16 @@ def check_network(key: str, value: str, file: Path, layout: Layout) -> None:
 
 
 def check_base(folder: str, model: Any, seed: int, frozen: str) -> None:
-    """Refuse an earlier model whose adapters stand on other frozen weights than those of this run.
+    """Refuse an earlier model whose adapters were trained for other frozen weights than this run's.
 
     Args:
-        folder: the earlier run's.
-        model: this run's section of the configuration.
+        folder: folder of the earlier run.
+        model: this run's section `model` of the configuration.
         seed: this run's model seed.
-        frozen: checksum of what is frozen in this run's model; empty where nothing is.
+        frozen: checksum of the frozen weights of this run's model; empty if nothing is frozen.
 
     Raises:
-        UserError: frozen weights, or how adapters are laid on them, differ.
+        UserError: the frozen weights, or the settings of the adapters, differ.
     """
     config, summary = _tree(folder, "config.yaml"), _tree(folder, "summary.json")
     earlier = _part(config, "model")
@@ -104,7 +104,7 @@ def check_base(folder: str, model: Any, seed: int, frozen: str) -> None:
         known = _part(summary, "identity").get("frozen", "")
         remedy = "its adapters stand on other frozen weights; take its seed.model, model.weights and model"
         require(known == frozen, KEY, folder, remedy)
-    elif frozen and config:  # a copy without figures
+    elif frozen and config:  # a copy of the folder without summary.json
         for name, mine, its in (
             ("seed.model", seed, _part(config, "seed").get("model")),
             ("model.weights", getattr(model, "weights", None), earlier.get("weights")),
@@ -119,16 +119,16 @@ def check_base(folder: str, model: Any, seed: int, frozen: str) -> None:
 
 
 def _adapters(lora: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section `model.lora` with lists for tuples, and its alpha where that is the rank."""
+    """Return a section `model.lora` with lists for tuples, and with alpha set to the rank if it is None."""
     found = {k: list(v) if isinstance(v, tuple) else v for k, v in {**asdict(LoRA()), **lora}.items()}
     return {**found, "alpha": found["rank"] if found["alpha"] is None else found["alpha"]}
 
 
 def _tree(folder: str, name: str) -> Mapping[str, Any]:
-    """Return a file of a run folder; empty where there is none.
+    """Return the content of a file of a run folder; empty if there is none.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     file = Path(folder).expanduser() / name
     if not file.exists():
@@ -140,6 +140,6 @@ def _tree(folder: str, name: str) -> Mapping[str, Any]:
 
 
 def _part(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a section of a file; empty where there is none."""
+    """Return a section of a file; empty if there is none."""
     found = tree.get(name)
     return found if isinstance(found, dict) else {}

@@ -1,9 +1,9 @@
 """Runs a sweep: one configuration for every combination of the values that its `vary` names.
 
-The sweep's folder holds one run folder a case, a table over all cases (`sweep.csv`; `sweep.md` with means and
-standard deviations over `vary.seed`), a figure (`sweep.png`), and `table.md` where the sweep has a `table`.
-Cases run one after the other, each over all ranks, or several at a time on groups of the ranks (`jobs`).
-Several processes may share the cases and the folder (`Part`), and a sweep may be joined by more cases later.
+The sweep's folder holds one run folder per case, a table over all cases (`sweep.csv`; `sweep.md` with means
+and standard deviations over `vary.seed`), a figure (`sweep.png`), and `table.md` if the sweep has a `table`.
+Cases run one after the other, each on all ranks, or several at a time on groups of the ranks (`jobs`).
+Several processes may share the cases and the folder (`Part`), and cases may be added to a sweep later.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from .schema import Config
 from .sweep_cases import ALL, Case, Part, cases, changed, trainings, with_configurations
 from .sweep_results import SWEEP_FILE, Found, is_complete, keep, started_with
 
-JOIN_SECONDS = 10.0  # that a process waits for another one, which began the same sweep a moment ago
-JOBS = ".jobs-"  # what groups of a job tell each other, beside them
-ASK_SECONDS = 0.5  # between two looks whether another group asks this one to stop
+JOIN_SECONDS = 10.0  # longest wait for another process that has just begun the same sweep
+JOBS = ".jobs-"  # prefix of the folders through which the groups of a job communicate
+ASK_SECONDS = 0.5  # time between two checks whether another group requests a stop
 FREE = ("name", "output", "checkpoint", "system")  # sections that change no number of a case
 DECIDES_BITS = tuple(f"system.{key}" for key in ("kernels", "stack", "sums", "cuda_graphs", "deterministic"))
 
 
 def read(name: str, options: Sequence[str]) -> dict[str, Any]:
-    """Return the tree of a sweep: a configuration with command-line options laid over it.
+    """Return the tree of a sweep: a configuration, overridden by command-line options.
 
     Args:
         name: the configuration: a file, or the name of one that comes with mpifl.
@@ -70,24 +70,24 @@ def sweep(
 ) -> Path | None:
     """Run all cases of a configuration.
 
-    A sweep with an `output.id` that was begun already is joined: its complete cases stay as they are, and
-    cases that it did not have are added.
+    If a sweep with the same `output.id` exists, the cases are added to it: its complete cases stay as they
+    are, and missing ones are run.
 
     Args:
         tree: returns the configuration; called on rank 0.
         transport: connects the ranks; every rank calls.
-        quiet: print nothing.
+        quiet: whether to print nothing.
         part: the cases that this process runs.
-        jobs: how many run at a time, each on a group of the ranks.
+        jobs: number of cases that run at the same time, each on a group of the ranks.
 
     Returns:
         The sweep's folder on rank 0, None on the others.
 
     Raises:
-        UserError: the configuration or one of its cases is invalid, a sweep of that name has other settings,
-            or there are too few ranks; nothing was run. Or the data or the method's own code rule out a case
-            that runs.
-        Stopped: a signal ended the sweep; `mpifl resume` goes on with it.
+        UserError: the configuration or one of its cases is invalid, an existing sweep of that name has other
+            settings, or there are too few ranks; nothing was run. Or a case cannot run because of the data or
+            the method's own code.
+        Stopped: a signal ended the sweep; `mpifl resume` continues it.
     """
 
     def begin() -> tuple[dict[str, Any], dict[str, Any], Path]:
@@ -110,8 +110,8 @@ def resume_sweep(folder: Path, transport: Transport, quiet: bool = False, jobs: 
     Args:
         folder: the sweep's folder. Files that mpifl 0.1 named `study` are renamed.
         transport: connects the ranks; every rank calls.
-        quiet: print nothing.
-        jobs: how many run at a time, each on a group of the ranks.
+        quiet: whether to print nothing.
+        jobs: number of cases that run at the same time, each on a group of the ranks.
 
     Returns:
         The sweep's folder on rank 0, None on the others.
@@ -128,7 +128,7 @@ def resume_sweep(folder: Path, transport: Transport, quiet: bool = False, jobs: 
 
 
 def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
-    """Return one line for each case of a part of a sweep.
+    """Return one line for each case of a part of a sweep, then a line with their number.
 
     Args:
         tree: the configuration.
@@ -147,7 +147,7 @@ def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
 
 @contextmanager
 def _named(case: Case) -> Iterator[None]:
-    """Name a case in the `UserError` that leaves the block."""
+    """Add the title of a case to a `UserError` that leaves the block."""
     try:
         yield
     except UserError as error:
@@ -158,7 +158,7 @@ def _named(case: Case) -> Iterator[None]:
 
 
 def check_jobs(jobs: int, transport: Transport, some_cases: Sequence[Case]) -> None:
-    """Raise `UserError` where so many cases cannot run at a time on the ranks of a job."""
+    """Raise `UserError` if `jobs` cases cannot run at the same time on the ranks of this job."""
     require(jobs >= 1, "--jobs", jobs, "take the number of cases that run at a time, 1 or more")
     if jobs == 1:
         return
@@ -182,7 +182,7 @@ def check_jobs(jobs: int, transport: Transport, some_cases: Sequence[Case]) -> N
 
 
 def _folder(tree: dict[str, Any], every: Sequence[Case]) -> tuple[dict[str, Any], Path]:
-    """Return the configuration of the whole sweep, and its folder: a new one, or one that is joined."""
+    """Return the configuration and the folder of the whole sweep, which is new or an existing one."""
     first = every[0].config
     there = Path(first.output.folder) / f"{first.name}-{first.output.id}"
     try:
@@ -191,7 +191,7 @@ def _folder(tree: dict[str, Any], every: Sequence[Case]) -> tuple[dict[str, Any]
             keep(tree, folder)
             return tree, folder
     except UserError:
-        if first.output.id is None or not there.is_dir():  # otherwise another process was quicker
+        if first.output.id is None or not there.is_dir():  # otherwise another process has just created it
             raise
     file, until = there / SWEEP_FILE, time.monotonic() + JOIN_SECONDS
     while not file.exists() and time.monotonic() < until and not (there / "config.yaml").exists():
@@ -207,15 +207,15 @@ def _folder(tree: dict[str, Any], every: Sequence[Case]) -> tuple[dict[str, Any]
 
 
 def joined(began: Mapping[str, Any], tree: Mapping[str, Any], there: Path) -> dict[str, Any]:
-    """Return the configuration of a sweep that is joined: that of the one which has more cases.
+    """Return the configuration that covers both an existing sweep and the cases to add.
 
     Args:
-        began: what the sweep was started with.
-        tree: what joins it.
+        began: configuration with which the sweep was started.
+        tree: configuration of the cases to add.
         there: the sweep's folder.
 
     Raises:
-        UserError: the sweep varies other keys, or each has values that the other leaves out.
+        UserError: they vary different keys, or each has values that the other leaves out.
     """
     old, new = began["vary"], tree["vary"]
     remedy = f"the sweep in {there} varies {', '.join(old)}; give another output.id"
@@ -234,7 +234,7 @@ def joined(began: Mapping[str, Any], tree: Mapping[str, Any], there: Path) -> di
 
 
 def _check_same(old: Sequence[Case], new: Sequence[Case], there: Path) -> None:
-    """Raise `UserError` where a case has other settings than that of the same labels in a sweep."""
+    """Raise `UserError` if a case has other settings than the case with the same labels in a sweep."""
     known = {case.slug: case.config for case in old}
     for case in new:
         if case.slug not in known:
@@ -266,10 +266,10 @@ class _Work:
     """The cases that a process, or a job of several ranks, runs.
 
     Attributes:
-        folder: of the sweep.
+        folder: the sweep's folder.
         tree: the configuration of the whole sweep.
         mine: the cases to run.
-        quiet: print nothing.
+        quiet: whether to print nothing.
     """
 
     folder: Path
@@ -284,7 +284,7 @@ class _Work:
 
     @cached_property
     def twins(self) -> dict[str, list[Case]]:
-        """`Case.training` -> all cases of the sweep that this training gives."""
+        """`Case.training` -> all cases of the sweep whose numbers this training gives."""
         found: dict[str, list[Case]] = {}
         for case in self.found.every:
             found.setdefault(case.training, []).append(case)
@@ -293,7 +293,8 @@ class _Work:
     def run(self, transport: Transport, jobs: int) -> Path | None:
         """Run the cases; return the folder on rank 0, None elsewhere.
 
-        Those that another process was running are looked at once more: it may have been killed.
+        Cases that another process was running are tried once more at the end, because it may have been
+        killed.
         """
         self._run_all(transport, jobs)
         passed = on_server(transport, lambda: [case.slug for case in self.left(self.mine)])
@@ -305,7 +306,7 @@ class _Work:
         self.found.draw()
         left = self.left(self.found.every)
         if not left:
-            for path in (self.folder / LOCKS, *self.folder.glob(f"{JOBS}*")):  # those of killed jobs
+            for path in (self.folder / LOCKS, *self.folder.glob(f"{JOBS}*")):  # also those of killed jobs
                 shutil.rmtree(path, ignore_errors=True)
         if not self.quiet:
             print(self.found.text(), flush=True)
@@ -324,11 +325,11 @@ class _Work:
             self.one_by_one(transport)
 
     def left(self, some_cases: Sequence[Case]) -> list[Case]:
-        """Return those cases that are not complete."""
+        """Return the cases that are not complete."""
         return [case for case in some_cases if not is_complete(case, self.folder)]
 
     def one_by_one(self, transport: Transport) -> None:
-        """Run the cases one after the other, each over all ranks; write table and figure after each."""
+        """Run the cases one after the other, each on all ranks; write table and figure after each."""
         display, every = Progress(title=self.folder.name, quiet=self.quiet), len(self.mine)
         answers = transport.is_server and not self.quiet
         with Signals(answers=answers) as signals, display as progress, doing("case", every) as stage:
@@ -350,16 +351,17 @@ class _Work:
     def run_case(
         self, case: Case, transport: Transport, quiet: bool, threads: int = 0, **options: Any
     ) -> None:
-        """Run a case unless it is complete; copy a complete one with other times where that gives it.
+        """Run a case unless it is complete; if possible, retime a complete case with the same training.
 
-        A case that another process is running, or whose training it is running, is left to it.
+        A case is skipped if another process is running it or the same training.
 
         Args:
-            case: one of the sweep.
+            case: a case of the sweep.
             transport: connects the ranks that run it.
-            quiet: print nothing.
-            threads: of each rank, where the case leaves them open; 0 takes what the CPU masks allow.
-            options: of `run`.
+            quiet: whether to print nothing.
+            threads: number of threads of each rank, used if `system.threads` of the case is 0; 0 takes what
+                the CPU masks allow.
+            options: further arguments of `run`.
         """
         with self._alone_with(case, transport) as mine:
             if mine:
@@ -369,10 +371,10 @@ class _Work:
 
     @contextmanager
     def _alone_with(self, case: Case, transport: Transport) -> Iterator[bool]:
-        """Hold a case, and all of its training, against other processes that share the folder.
+        """Lock a case, and all cases with the same training, against other processes that share the folder.
 
-        Give False where one of them has it. Processes whose settings of a machine differ know a case by its
-        name only.
+        Yields whether the locks were free. For processes with different machine settings, only the lock on
+        the case's name works, because `Case.training` contains these settings.
         """
         with ExitStack() as held:
 
@@ -401,13 +403,13 @@ class _Work:
                 run(config, transport, quiet, started, **options)
 
     def _state(self, case: Case) -> tuple[str, Path | None]:
-        """Return whether a case is complete, started or new, and the run of which it is a copy, if any.
+        """Return whether a case is complete, started or new, and the run to retime for it, if any.
 
-        What cannot be resumed is removed.
+        A folder that cannot be resumed is removed.
         """
         folder = case.folder(self.folder)
         if is_complete(case, self.folder):
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # killed in its last moment
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # left if it was killed at the very end
             return "complete", None
         like = self.twins.get(case.training, []) if case.training else []
         done = (other.folder(self.folder) for other in like if is_complete(other, self.folder))
@@ -420,18 +422,18 @@ class _Work:
 
 
 def _gives(folder: Path, config: Config) -> bool:
-    """Return whether a complete run gives that of `config` by other times; False where it cannot be read."""
+    """Return whether a complete run can be retimed to give that of `config`; False if it is unreadable."""
     try:
         return can_retime(load(folder), config)
-    except UserError:  # the tables say so
+    except UserError:  # the tables report this
         return False
 
 
 @contextmanager
 def _cycles_collected() -> Iterator[None]:
-    """Collect, at the end of the block, the cycles made in it: those of a run hold its model and samples.
+    """Collect reference cycles that were made in the block; those of a run hold its model and samples.
 
-    What was there before is not looked at, which takes a fraction of a second once libraries are imported.
+    Older objects are frozen; examining them takes a fraction of a second once libraries are imported.
     """
     gc.freeze()
     try:
@@ -445,13 +447,13 @@ def _cycles_collected() -> Iterator[None]:
 
 
 class _SideBySide:
-    """Runs cases on groups of ranks: each group takes the next one when it has finished one.
+    """Runs cases on groups of ranks; each group takes the next case when it has finished one.
 
-    Cases that one training gives are taken together. A group that fails, or is asked to stop, has the others
-    stop after their step, so that they write their state.
+    A group takes all cases with the same training together. If a group fails or is asked to stop, the others
+    stop after their current step and write their state.
 
     Args:
-        work: what to run.
+        work: the cases to run.
         transport: connects all ranks; every rank calls.
         jobs: number of groups.
     """
@@ -459,20 +461,20 @@ class _SideBySide:
     def __init__(self, work: _Work, transport: Transport, jobs: int) -> None:
         self.work, self.transport = work, transport
         self.units = trainings(work.mine)
-        self.left = iter(enumerate(self.units))  # those that this group has not looked at
+        self.left = iter(enumerate(self.units))  # units that this group has not considered yet
         self.numbers = {case.slug: number for number, case in enumerate(work.mine, 1)}
         limits = [case.config.system.stopped_timeout_s for case in work.mine]
-        transport.watch_stopped(max(limits) if all(limits) else 0.0)  # of the ranks that wait for others
+        transport.watch_stopped(max(limits) if all(limits) else 0.0)  # while ranks wait for other groups
         groups = divided(transport.nodes, jobs)
         self.threads = threads_by_mask(transport, [ranks[0] for ranks in groups if len(ranks) > 1])
         self.group = transport.split(jobs)
         token = on_server(transport, lambda: secrets.token_hex(4))
         self.claims = Claims(work.folder / f"{JOBS}{token}")
         self.quiet = on_server(transport, lambda: work.quiet) or not self.group.is_server
-        self.case: Case | None = None  # that runs now
+        self.case: Case | None = None  # the case that runs now
 
     def run(self) -> None:
-        """Run all cases, and write the tables; raise what ended the first group that did not end well."""
+        """Run all cases and write the tables; raise the error or stop that ended the sweep early, if any."""
         on_server(self.transport, self.claims.create)
         end = self._until_the_end()
         if end is not None and self.group.is_server:
@@ -489,7 +491,7 @@ class _SideBySide:
             raise first
 
     def _joined(self, told: Sequence[tuple[int, Any] | None]) -> Any:
-        """Return what ends the sweep: an error of the first case that had one, or the stops together."""
+        """Return what ends the sweep: the error of the first case that failed, else all stops together."""
         ends = [end for end in told if end is not None and end[1] is not None]
         errors = sorted((end for end in ends if not isinstance(end[1], _Stop)), key=lambda end: end[0])
         if errors:
@@ -498,7 +500,7 @@ class _SideBySide:
         return _Stop(sum(s.cases for s in stops), sum(s.unwritten for s in stops)) if stops else None
 
     def _until_the_end(self) -> UserError | CodeFailed | _Stop | None:
-        """Run cases until none is left; return what ended the group before that."""
+        """Run cases until none is left; return the error or stop that ended this group early, else None."""
         out = sys.stdout
         try:
             with Signals(answers=self.transport.is_server and not self.quiet) as signals:
@@ -520,7 +522,7 @@ class _SideBySide:
             return error
 
     def _next(self, signals: Signals) -> int:
-        """Return the number of the next unit; `NONE_LEFT`, or `STOP` where this group is asked to stop."""
+        """Return the number of the next unit, `NONE_LEFT`, or `STOP` if this group is asked to stop."""
         for number, unit in self.left:
             if all(is_complete(case, self.work.folder) for case in unit):
                 continue
@@ -531,7 +533,7 @@ class _SideBySide:
         return NONE_LEFT
 
     def _run(self, case: Case, out: TextIO) -> None:
-        """Run a case on this group, each of its lines with its number."""
+        """Run a case on this group; each printed line begins with the number of the case."""
         number = self.numbers[case.slug]
         if not self.quiet:
             print(f"case {number}/{len(self.work.mine)}: {case.title}", flush=True)
@@ -547,11 +549,11 @@ NONE_LEFT, STOP = -1, -2
 
 @dataclass(frozen=True)
 class _Stop:
-    """Groups that stopped.
+    """The stop of one or several groups.
 
     Attributes:
-        cases: that were under way.
-        unwritten: of those, how many could not write their last state.
+        cases: number of cases that were running.
+        unwritten: number of these cases that could not write their last state.
     """
 
     cases: int
@@ -559,7 +561,7 @@ class _Stop:
 
 
 class SweepStopped(Stopped):
-    """A sweep ended before its last case because it was asked to, the state of its cases written."""
+    """A sweep ended early on request, after the state of its running cases was written."""
 
     def __init__(self, stop: _Stop, folder: Path) -> None:
         state = f"the state of {stop.cases} cases is written"
@@ -569,12 +571,12 @@ class SweepStopped(Stopped):
 
 
 class Claims:
-    """What the groups of a job tell each other, as files in the sweep's folder, which all nodes see.
+    """Messages between the groups of a job, as files in the sweep's folder, which all nodes share.
 
-    A group has no rank that could answer another one while it trains.
+    Files are used because no rank of a group could answer a message while it trains.
 
     Args:
-        folder: of this job.
+        folder: folder of this job.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -590,7 +592,7 @@ class Claims:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def take(self, number: int) -> bool:
-        """Take a unit of work; return False where another group has it."""
+        """Take a unit of work; return False if another group has taken it."""
         try:
             os.close(os.open(self.folder / str(number), os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -599,11 +601,11 @@ class Claims:
 
     def ask_to_stop(self) -> None:
         """Ask all groups to stop."""
-        with suppress(FileNotFoundError):  # another process found the sweep complete
+        with suppress(FileNotFoundError):  # another process has completed the sweep
             (self.folder / "stop").touch()
 
     def stop_asked(self) -> bool:
-        """Return whether a group has asked all to stop; looks every half second at most."""
+        """Return whether a group has asked all groups to stop; checks at most every half second."""
         now = time.monotonic()
         if not self._asked and now > self._looked + ASK_SECONDS:
             self._looked, self._asked = now, (self.folder / "stop").exists()
@@ -611,11 +613,11 @@ class Claims:
 
 
 class Prefixed(StringIO):
-    """A text stream that puts a text before each line, and hands whole lines on.
+    """A text stream that writes whole lines to another stream, each with a prefix.
 
     Args:
-        stream: where lines go.
-        text: what stands before each of them.
+        stream: the stream to write to.
+        text: the prefix of each line.
     """
 
     def __init__(self, stream: TextIO, text: str) -> None:
@@ -623,7 +625,7 @@ class Prefixed(StringIO):
         self.stream, self.text, self._begun = stream, text, ""
 
     def write(self, text: str) -> int:
-        """Write the lines that are whole, and keep what follows them."""
+        """Write complete lines, and keep the rest for the next call."""
         *lines, self._begun = (self._begun + text).split("\n")
         if lines:
             self.stream.write("".join(f"{self.text}{line}\n" for line in lines))

@@ -1,9 +1,9 @@
 """The cases of a sweep: every combination of the values that `vary` names, and the parts of them.
 
 `vary` maps keys of the configuration to values: a list, or a mapping of labels to values. Three of its keys
-are no keys of the configuration. The values of `vary.configuration` are names of whole configurations, over
-which the sweep's own keys are laid. Those of `vary.rows` and `vary.columns` are parts of a configuration,
-which are laid over it; the part of a group of columns may hold `rows`, what it changes in single rows.
+are no keys of the configuration. The values of `vary.configuration` are names of whole configurations, which
+the sweep's own keys override. The values of `vary.rows` and `vary.columns` are parts of a configuration that
+override it; the part of a group of columns may have a key `rows` with changes for single rows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .schema import Config, OutputConfig, check_sections
 from .sweep_table import COLUMNS, ROWS, SEED, TableConfig
 
 MAX_CASES = 10_000
-LEAN = {"output": {"model": False}}  # cases keep no models, unless output.model says so
-CONFIGURATIONS = "vary.configuration"  # in the tree of a sweep that has begun: what its values were
+LEAN = {"output": {"model": False}}  # cases keep no models, unless output.model is set to true
+CONFIGURATIONS = "vary.configuration"  # key of a started sweep's tree that holds these configurations
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Case:
     Attributes:
         labels: varied key -> label of its value.
         config: the configuration.
-        own: the varied keys whose labels are the user's own: those with a mapping of labels to values.
+        own: the varied keys whose labels the user chose, in a mapping of labels to values.
     """
 
     labels: Mapping[str, str]
@@ -58,17 +58,18 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The labels, each behind its key."""
+        """The labels, each after its key."""
         return title_of(self.labels)
 
     @cached_property
     def training(self) -> str:
-        """What a synchronous run trains: equal for cases that differ at most in times, which are computed.
+        """The settings that decide the training of a synchronous run, as text.
 
-        Times are those of network, delay, availability and devices (unless clients train in another way by
-        the name of their device, or metrics are averaged by it). Empty where they decide what is trained,
-        where callbacks are to be told of each case, and where run folders lack the visits or samples from
-        which times are computed: see `retime.check`.
+        They are equal for cases that differ only in times, so that one training gives all these cases. Times
+        depend on network, delay, availability and devices (except if clients train in another way by the name
+        of their device, or metrics are averaged by it). Empty if times decide what is trained, if callbacks
+        must be called for each case, or if the run folder lacks the visits or samples from which times are
+        computed, see `retime.check`.
         """
         evaluation, output = self.config.evaluation, self.config.output
         some = evaluation.clients is not None or samples_change(self.config)
@@ -90,7 +91,7 @@ class Case:
         return parent / folder_name(self.config.name, self.slug)
 
     def placed(self, parent: Path) -> Config:
-        """Return the configuration with the place and the label of its run.
+        """Return the configuration with the folder and the label of its run.
 
         Args:
             parent: the sweep's folder.
@@ -108,12 +109,12 @@ class Case:
 
 
 def samples_change(config: Config) -> bool:
-    """Return whether clients hold other samples at each visit, as far as the scenario's options say."""
+    """Return whether clients hold other samples at each visit, according to the scenario's options."""
     return not getattr(config.data.scenario, "static", True)
 
 
 def combinations(tree: Mapping[str, Any]) -> list[tuple[dict[str, str], dict[str, Any]]]:
-    """Return the labels and the values of all cases, under the varied keys.
+    """Return the labels and the values of all cases, each as varied key -> label or value.
 
     Args:
         tree: the configuration, as nested mappings.
@@ -145,7 +146,7 @@ def case_of(tree: Mapping[str, Any], labels: Mapping[str, str], values: Mapping[
         values: varied key -> value.
 
     Raises:
-        UserError: it is no valid configuration.
+        UserError: the configuration is invalid.
     """
     own = tuple(key for key, values in tree["vary"].items() if isinstance(values, dict))
     try:
@@ -157,14 +158,14 @@ def case_of(tree: Mapping[str, Any], labels: Mapping[str, str], values: Mapping[
 
 
 def cases(tree: Mapping[str, Any]) -> list[Case]:
-    """Return all combinations that a configuration with `vary` describes.
+    """Return the cases of a configuration with `vary`.
 
     Args:
         tree: the configuration, as nested mappings.
 
     Raises:
-        UserError: `vary` or one of the cases is invalid, two cases are the same run, or there are more than
-            `MAX_CASES`.
+        UserError: `vary`, `table` or one of the cases is invalid, two cases are the same run or have the same
+            name, a name is too long, or there are more than `MAX_CASES`.
     """
     out = [case_of(tree, labels, values) for labels, values in combinations(tree)]
     slugs = [case.slug for case in out]
@@ -179,9 +180,9 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
 
 
 def with_configurations(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree of a sweep with the configurations that `vary.configuration` names, read now.
+    """Return the tree of a sweep with the contents of the configurations that `vary.configuration` names.
 
-    Its cases stay what they are where a file changes later.
+    The cases then stay the same if one of these files changes later.
 
     Args:
         tree: the configuration, as nested mappings.
@@ -195,14 +196,14 @@ def with_configurations(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with a user's changes laid over it.
+    """Return a configuration overridden by a user's changes.
 
-    In a sweep they count in every case: a part of `vary.rows` or `vary.columns` that has a changed section or
-    key takes the change, too.
+    In a sweep the changes apply to every case: they also override parts of `vary.rows` or `vary.columns` that
+    contain a changed section or key.
 
     Args:
         tree: the configuration, as nested mappings.
-        changes: keys and values, those of `vary` and `table` among them.
+        changes: keys and values; may include `vary` and `table`.
 
     Raises:
         UserError: a changed key is varied, so that no case would take its value.
@@ -230,12 +231,12 @@ def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def _decides(key: str, other: str) -> bool:
-    """Return whether a key that is given decides another one: the same, one below it, or one it excludes."""
+    """Return whether a key determines another one: the key itself, one below it, or one that it excludes."""
     return f"{other}.".startswith(f"{key}.") or {key, other} <= {*loader.EXCLUSIVE}
 
 
 def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of a tree that are no sections, and their values."""
+    """Yield the dotted keys of a tree, without sections, and their values."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from _leaves(value, f"{above}{key}.")
@@ -244,7 +245,7 @@ def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 
 def _each(values: Any, change: Callable[[Any], Any]) -> Any:
-    """Return the values of a varied key, each changed."""
+    """Return the values of a varied key after applying `change` to each."""
     if isinstance(values, dict):
         return {label: change(value) for label, value in values.items()}
     return [*map(change, values)] if isinstance(values, list) else values
@@ -263,7 +264,7 @@ def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: M
             one = loader.merged(one, renamed(part))
         elif key == "configuration":
             known = tree.get(CONFIGURATIONS, {}).get(str(value))
-            file = plain(loader.read(str(value))) if known is None else known  # JSON, where it is kept
+            file = plain(loader.read(str(value))) if known is None else known  # saved as JSON
             _check_algorithm(tree, file, str(value))
             one = loader.merged(file, one)
         else:
@@ -273,7 +274,7 @@ def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: M
 
 
 def _special(rows: Any, tree: Mapping[str, Any], labels: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return what a group of columns changes in this case's row: `vary.columns.LABEL.rows.LABEL`."""
+    """Return the changes of a group of columns in this case's row: `vary.columns.LABEL.rows.LABEL`."""
     path = f"vary.columns.{labels[COLUMNS]}.rows"
     require(isinstance(rows, dict), path, rows, "take a mapping of rows to parts of a configuration")
     known = labels_of(tree["vary"].get(ROWS, []))
@@ -291,7 +292,7 @@ def table_of(tree: Mapping[str, Any]) -> TableConfig:
 
 
 def is_seed(key: str) -> bool:
-    """Return whether a varied key is a seed: runs that differ in nothing else are one group."""
+    """Return whether a varied key is a seed; runs that differ only in seeds form one group."""
     return key.partition(".")[0] == SEED
 
 
@@ -309,9 +310,9 @@ def _labelled(key: str, values: Any) -> list[tuple[str, Any]]:
 
 
 def _check_algorithm(own: Mapping[str, Any], file: Mapping[str, Any], name: str) -> None:
-    """Raise `UserError` where the sweep's own algorithm overrides that of a varied configuration.
+    """Raise `UserError` if the sweep's own algorithm overrides that of a varied configuration.
 
-    The row would be labelled with an algorithm that was never run.
+    Otherwise a row would be labelled with an algorithm that was never run.
     """
     mine, theirs = (_algorithm(tree.get("algorithm")) for tree in (own, file))
     remedy = (
@@ -327,7 +328,7 @@ def _algorithm(section: Any) -> str | None:
 
 
 def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None:
-    """Raise `UserError` where two cases are the same run."""
+    """Raise `UserError` if two cases are the same run."""
     seen: dict[str, Case] = {}
     for case in all_cases:
         resolved = {k: v for k, v in loader.to_tree(case.config).items() if k not in ("name", "output")}
@@ -344,7 +345,7 @@ def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None
 
 
 def trainings(some_cases: Sequence[Case]) -> list[list[Case]]:
-    """Return cases in lists of those that one training gives, in the order of their first ones."""
+    """Return cases grouped by their training, in the order of the first case of each group."""
     found: dict[str, list[Case]] = {}
     for case in some_cases:
         found.setdefault(case.training or case.slug, []).append(case)
@@ -356,9 +357,9 @@ class Part:
     """The cases of a sweep that one process runs; all by default.
 
     Attributes:
-        only: varied key -> labels, or lists of them with commas.
-        share: i and N: of those, the i-th of N parts (i from 1). Cases that differ only in times that can be
-            recomputed stay together.
+        only: varied key -> labels, or texts with several labels separated by commas.
+        share: i and N; of the cases in `only`, the i-th of N parts (i from 1). Cases with the same training
+            stay together.
     """
 
     only: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -366,7 +367,7 @@ class Part:
 
     @classmethod
     def of(cls, only: Sequence[str] = (), share: str | None = None) -> Part:
-        """Return the part that options describe.
+        """Return the part that command-line options describe.
 
         Args:
             only: texts `KEY=LABEL,LABEL`.
@@ -386,7 +387,7 @@ class Part:
         return cls(chosen, (number, count))
 
     def check(self, vary: Mapping[str, Any]) -> None:
-        """Raise `UserError` where `only` names a key or label that a sweep does not have."""
+        """Raise `UserError` if `only` names a key or label that the sweep does not have."""
         for key, names in self.only.items():
             if key not in vary:
                 raise UserError("--only", key, f"is not varied; {nearest(key, [*vary])}")
@@ -407,10 +408,10 @@ class Part:
 
 
 def _labels(texts: Sequence[str], known: Collection[str]) -> list[str]:
-    """Return the labels that lists name; a label may hold commas itself.
+    """Return the labels in texts that list them; a label may itself contain commas.
 
     Args:
-        texts: labels with commas between them.
+        texts: labels separated by commas.
         known: all labels.
     """
     out = []
@@ -428,6 +429,6 @@ ALL = Part()
 
 
 def note_on(config: Config) -> str:
-    """Return what is said where only one of several cases is looked at; empty where there is one only."""
+    """Return a note that a page ignores the values in `vary`; empty for a configuration without `vary`."""
     keys = ", ".join(map(str, config.vary or ()))
     return f"\n\nvary: `mpifl sweep` gives other values to {keys}; this is without them" if keys else ""

@@ -1,4 +1,4 @@
-"""What a sweep has given so far: the runs in its folder as tables, a figure, and a `Sweep` in Python."""
+"""Results of a sweep so far: the runs in its folder as tables, a figure, and a `Sweep` in Python."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SWEEP_FILE = "sweep.yaml"  # in the sweep's folder: the configuration that it was started with
-CONFIGURATIONS_FILE = "configurations.json"  # beside it: those that it varies, as they were then
-OLD_STEM = "study"  # of the files in the folder of a sweep of mpifl 0.1
+CONFIGURATIONS_FILE = "configurations.json"  # beside it: the configurations that it varies, at that time
+OLD_STEM = "study"  # stem of these files in mpifl 0.1
 FIGURES = ("{}_mean", "{}_worst", "{}_before", "{}_cluster", "mixture_kl", "ari")  # {}: the metric
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
-VIRTUAL = "virtual_seconds"  # of rounds, in simulated time
-DRAWING_SHARE = 10  # at most a tenth of the time is spent on figures that later ones replace
-FIRST_DRAWING_S = 0.5  # what the first one is thought to take
+VIRTUAL = "virtual_seconds"  # simulated time of rounds
+DRAWING_SHARE = 10  # spend at most a tenth of the time on drawing intermediate figures
+FIRST_DRAWING_S = 0.5  # assumed time of the first drawing
 TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
 
 
@@ -58,11 +58,11 @@ def started_with(folder: Path, key: str = "RUN") -> dict[str, Any]:
     """Return the configuration that a sweep was started with.
 
     Args:
-        folder: the sweep's. Files that mpifl 0.1 named `study` are renamed.
-        key: what names the folder in messages.
+        folder: the sweep's folder. Files that mpifl 0.1 named `study` are renamed.
+        key: key or option that names the folder, for messages.
 
     Raises:
-        UserError: there is none, or it is no mapping.
+        UserError: there is no such file, or it holds no mapping.
     """
     if not (folder / SWEEP_FILE).exists():
         for path in folder.glob(f"{OLD_STEM}.*"):
@@ -77,7 +77,7 @@ def started_with(folder: Path, key: str = "RUN") -> dict[str, Any]:
 
 
 def keep(tree: Mapping[str, Any], folder: Path) -> None:
-    """Write what `started_with` returns into a sweep's folder."""
+    """Write the configuration that `started_with` returns into a sweep's folder."""
     if CONFIGURATIONS in tree:
         folders.write_json(folder / CONFIGURATIONS_FILE, tree[CONFIGURATIONS])
     own = {name: value for name, value in tree.items() if name != CONFIGURATIONS}
@@ -85,10 +85,10 @@ def keep(tree: Mapping[str, Any], folder: Path) -> None:
 
 
 def titles(folder: Path) -> dict[str, str]:
-    """Return name of the run folder -> title of each case that a sweep has or will have.
+    """Return name of the run folder -> title, for each case that a sweep has or will have.
 
     Args:
-        folder: the sweep's.
+        folder: the sweep's folder.
     """
     return {case.folder(folder).name: case.title for case in cases(started_with(folder))}
 
@@ -104,17 +104,17 @@ def is_complete(case: Case, parent: Path) -> bool:
 
 
 def say_missing(names: Sequence[str]) -> None:
-    """Say of each sweep among some folders, in a line, which of its cases have no folder.
+    """Print, for each sweep among some folders, a line with the cases that have no folder.
 
     Args:
-        names: run folders, folders of sweeps, folders that hold these, and patterns of them.
+        names: run folders, folders of sweeps, folders that contain these, and patterns of them.
     """
     named = [Path(path) for name in names for path in matched(name)]
     inside = [file.parent for folder in named for file in sorted(folder.glob(f"*/{SWEEP_FILE}"))]
     for folder in dict.fromkeys([*filter(is_sweep, named), *inside]):
         try:
             of = titles(folder)
-        except (UserError, CodeFailed):  # of another release: its runs can be compared all the same
+        except (UserError, CodeFailed):  # a sweep of another release: its runs can still be compared
             continue
         missing = [title for case, title in of.items() if not (folder / case / "config.yaml").is_file()]
         if missing:
@@ -131,17 +131,17 @@ class Found:
         self.folder, self.every = folder, every
         self.table = None if tree.get("table") is None else table_of(tree)
         self._read: dict[str, tuple[dict[str, Any], Curve, Result]] = {}
-        self._origins: dict[str, Origin] = {}  # run -> what its numbers come from
+        self._origins: dict[str, Origin] = {}  # run -> origin of its numbers
         self._unreadable: set[str] = set()  # cases
-        self._shown = 0  # cases in the figure
+        self._shown = 0  # number of cases in the figure
         self._last_drawn = time.monotonic()
-        self._seconds = FIRST_DRAWING_S  # that the figure took
+        self._seconds = FIRST_DRAWING_S  # time of drawing the figure
 
     def write(self) -> None:
-        """Write the files: each is complete at any time, the figure from time to time.
+        """Write the tables, and from time to time the figure; each file is complete at any time.
 
-        Several processes may do so at a time. Where a case was finished meanwhile, the files are written
-        again: the last process to write has seen every case that was finished before.
+        Several processes may write at the same time. If a case was finished meanwhile, the files are written
+        again, so the last process to write has seen every case that was finished before.
         """
         found: list[tuple[dict[str, Any], Curve, Result]] = []
         while len(now := self._complete()) > len(found):
@@ -157,7 +157,7 @@ class Found:
                 self.draw()
 
     def draw(self) -> None:
-        """Write the figure, unless it shows all complete cases."""
+        """Write the figure, unless it already shows all complete cases."""
         found = self._complete()
         if len(found) > self._shown:
             start = time.monotonic()
@@ -166,7 +166,7 @@ class Found:
             self._seconds = self._last_drawn - start
 
     def text(self) -> str:
-        """Return what is printed in the end."""
+        """Return the text to print at the end."""
         found, files = self._complete(), "sweep.md, sweep.csv, sweep.png"
         unlike = [f"cases differ in {line}" for line in describe_origins(self._origins)]
         if self.table is None:
@@ -193,7 +193,7 @@ class Found:
                 self._read[case.slug] = (_row(case, run), _curve(case, run), result_of(case.labels, run))
                 origin = run.origin
                 self._origins[run.folder.name] = replace(origin, identity=of_machine(origin.identity))
-            except UserError as error:  # the others count all the same
+            except UserError as error:  # the other cases are still shown
                 self._unreadable.add(case.slug)
                 warn_once(f"{case.title} is left out of the tables: {error}")
         return [self._read[case.slug] for case in self.every if case.slug in self._read]
@@ -203,23 +203,23 @@ def result_of(labels: Mapping[str, str], run: Run) -> Result:
     """Return the final figures of a finished run: last row of `metrics.csv`, and `summary.json`.
 
     Args:
-        labels: of the case.
+        labels: labels of the case.
         run: the run.
     """
     values = {k: float(v) for k, v in flat(run.summary) if is_number(v)}
     values |= {name: float(v[-1]) for name, v in run.series.items() if v[-1] == v[-1]}
-    stem = f"{run.metric.name}_"  # metric_mean and so on: for tables over problems of several tasks
+    stem = f"{run.metric.name}_"  # also give metric_mean etc., for tables over problems of several tasks
     alike = {f"{METRIC}{k.removeprefix(stem)}": v for k, v in values.items() if k.startswith(stem)}
     return Result(labels, alike | values, run.metric.better)
 
 
 def _row(case: Case, run: Run) -> dict[str, Any]:
-    """Return the labels and final figures of a case, all digits of them."""
+    """Return the labels and final figures of a case, with all digits."""
     return {**case.labels, **figures_of(run)}
 
 
 def figures_of(run: Run) -> dict[str, Any]:
-    """Return the final figures of a run that stand in the tables of a sweep."""
+    """Return the final figures of a run that the tables of a sweep show."""
     summary, metrics = run.summary, run.rows("metrics.csv")
     metric = run.metric.name
     last, late = metrics[-1], [float(row[f"{metric}_mean"]) for row in metrics[len(metrics) // 2 :]]
@@ -249,7 +249,7 @@ def over_seeds(
 ) -> list[Mapping[str, Any]]:
     """Return one row for all seeds of a case, with mean and sample standard deviation of each figure.
 
-    Where some have fewer seeds than the sweep asks for, all say of how many they are.
+    If some rows have fewer seeds than the sweep asks for, all rows show their number of seeds.
 
     Args:
         rows: labels (texts) and figures (numbers) of each case; `seed` is a label.
@@ -275,18 +275,18 @@ def over_seeds(
 
 
 def _spread(values: Sequence[Any]) -> Any:
-    """Return the common value, or mean and standard deviation as text; of how many seeds, if not of all."""
+    """Return the common value, or mean and standard deviation as text; adds the count if some are missing."""
     there = [v for v in values if v is not None]
     few = f" ({len(there)} of {len(values)})" if len(there) < len(values) else ""
     if len(set(there)) == 1:
         return f"{_shown(there[0])}{few}" if few else there[0]
     centre, spread = over_runs(np.array(there))
-    more = f" ± {spread:.2g}" if isfinite(spread) else ""  # no deviation of infinite figures
+    more = f" ± {spread:.2g}" if isfinite(spread) else ""  # infinite figures have no deviation
     return f"{centre:.4g}{more}{few}"
 
 
 def _shown(value: Any) -> str:
-    """Return a value as text: of floats four decimals, and of small ones four digits."""
+    """Return a value as text: floats with four decimals, small ones with four significant digits."""
     if not isinstance(value, float):
         return str(value)
     return str(round(value, 4) if abs(value) >= 0.1 else float(f"{value:.4g}"))
@@ -310,9 +310,9 @@ class Sweep:
     Attributes:
         folder: the sweep's folder.
         keys: the varied keys, in order.
-        runs: the labels of a case -> its run, in the order of the cases. Labels are texts: one where one key
-            is varied (`runs["ucfl"]`), otherwise a tuple in the order of the keys (`runs["ucfl", "3"]`).
-        values: the labels of a case -> for each varied key its number, or its label where it is no number.
+        runs: labels of a case -> its run, in the order of the cases. Labels are texts: a single text if one
+            key is varied (`runs["ucfl"]`), otherwise a tuple in the order of the keys (`runs["ucfl", "3"]`).
+        values: labels of a case -> its value of each varied key; the label if the value is no number.
     """
 
     folder: Path
@@ -322,7 +322,7 @@ class Sweep:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """A row for each run: a column for each varied key, then the final figures, all digits of them."""
+        """A row for each run: a column for each varied key, then the final figures with all digits."""
         import pandas as pd
 
         rows = [
@@ -333,10 +333,10 @@ class Sweep:
 
 
 def load_sweep(folder: str | Path) -> Sweep:
-    """Return the complete runs of the sweep in a folder; a sweep that goes on may have more later.
+    """Return the complete runs of the sweep in a folder; a sweep that still runs may have more later.
 
     Raises:
-        UserError: the folder is no sweep, or no case of it is complete.
+        UserError: the folder is no sweep, or has no complete case that can be read.
     """
     there = Path(folder)
     require(there.is_dir(), "SWEEP", str(folder), "there is no such folder")
@@ -371,5 +371,5 @@ def load_sweep(folder: str | Path) -> Sweep:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number, and no boolean."""
+    """Return whether a value is a number and not a boolean."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,7 +1,7 @@
 """The table that a sweep writes in the layout of a paper, beside the published numbers.
 
-The section `table` of a sweep names the figures and the published numbers; `vary.rows` and `vary.columns`
-name what stands down and across. Figures of several seeds become their mean and standard deviation.
+The section `table` of a sweep names the figures and the published numbers. `vary.rows` and `vary.columns`
+define the rows and the groups of columns. Figures of several seeds are shown as mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from mpifl.results.tables import as_markdown
 ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table
 FIGURE_KEYS = ["of", "percent", "digits", "better", "deviation"]
 MORE, LESS = "more", "less"
-METRIC = "metric_"  # of figures: the metric of each case, whatever it is
+METRIC = "metric_"  # prefix of figures that stand for the metric of each case, whatever it is
 SAMPLE = "sample"
-DEVIATIONS = {SAMPLE: 1, "population": 0}  # -> degrees of freedom that the mean takes
+DEVIATIONS = {SAMPLE: 1, "population": 0}  # -> ddof, the number subtracted from the number of seeds
 INTERVALS = ("t", "bootstrap", "percentile")
 CONFIDENCE = 0.95
-MAX_FIXED = 1e15  # beyond it a figure is that of a run that diverged
+MAX_FIXED = 1e15  # a larger figure is from a run that diverged
 NUMBER = re.compile(
     r"\s*(-?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d+)?)(?!,\d)"
 )  # a published text begins with it
@@ -39,25 +39,25 @@ NUMBER = re.compile(
 
 @dataclass(frozen=True)
 class TableConfig:
-    """How a sweep's results are laid out, beside the figures that a paper prints.
+    """The layout of a sweep's results, beside the figures that a paper prints.
 
     Attributes:
-        title: which table or figure of the paper.
+        title: the table or figure of the paper.
         figures: label -> `{of: a column of metrics.csv (last evaluation) or a number of summary.json,
-            percent: whether hundredths are shown, digits: after the point, better: more or less, for ranks,
+            percent: whether to show hundredths, digits: number of decimals, better: more or less, for ranks,
             deviation: the standard deviation over seeds, sample or population}`.
-        published: row -> list in the order of `figures`, of numbers or of texts that begin with the number;
-            null, or nothing more, where the paper prints none. Below the label of the group of columns where
-            there are any.
-        spread: what the paper's "+-" is.
-        interval: 95 % confidence interval of the mean over seeds, in the place of the standard deviation: t,
+        published: row -> list of published figures in the order of `figures`, as numbers or as texts that
+            begin with the number. Use null, or a shorter list, where the paper prints none. If there are
+            groups of columns, the rows are below the label of their group.
+        spread: meaning of the paper's "+-".
+        interval: 95 % confidence interval of the mean over seeds, shown instead of the standard deviation: t,
             bootstrap or percentile; empty shows the deviation.
-        ranks: whether average ranks of the rows over the groups of columns follow, with Friedman's test and
-            the critical difference; of figures with three rows and two complete groups.
-        blocked: why the table cannot be run with the data at hand; empty where it can.
-        notes: readings that decide.
-        differences: what differs from the table of the sweep's base, whose notes hold, too.
-        findings: what came out here, and the tested causes of differences, paragraph by paragraph; for
+        ranks: whether to add average ranks of the rows over the groups of columns, with Friedman's test and
+            the critical difference, for figures with at least three rows and two complete groups.
+        blocked: why the table cannot be run with the available data; empty if it can.
+        notes: how the paper was interpreted where this decides the results.
+        differences: what differs from the table of the sweep's base, whose notes also apply.
+        findings: the results and the tested causes of differences, paragraph by paragraph, for
             `docs/reproductions`.
     """
 
@@ -115,8 +115,8 @@ class TableConfig:
             vary: the sweep's `vary`.
 
         Raises:
-            UserError: a published row or group of columns that the sweep does not have, or a row with another
-                number of figures.
+            UserError: a published row or group of columns does not exist in the sweep, or a row has too many
+                figures.
         """
         groups = labels_of(vary[COLUMNS]) if COLUMNS in vary else [""]
         lines = labels_of(vary.get(down(vary), []))
@@ -133,7 +133,7 @@ class TableConfig:
                 require(fits, f"{path}.{row}", given, f"take a list of {len(self.figures)} figures or fewer")
 
     def text_of(self, group: str, row: str) -> list[str]:
-        """Return the published figures of a row as the paper prints them; empty texts where it has none."""
+        """Return the published figures of a row as the paper prints them; empty texts for missing ones."""
         rows = self.published.get(group, {}) if group else self.published
         given = {str(label): values for label, values in rows.items()}.get(row, [])
         texts = ["" if value is None else str(value) for value in given]
@@ -145,12 +145,12 @@ class Figure:
     """A column of the table.
 
     Attributes:
-        label: the paper's.
+        label: the label in the paper.
         of: column of `metrics.csv` at the last evaluation, or a number of `summary.json` (dotted).
-        percent: whether hundredths are shown.
-        digits: after the decimal point.
-        better: `more` or `less`, for ranks; of `metric_mean` and the like the metric itself says it.
-        deviation: `sample` or `population`, over seeds.
+        percent: whether to show hundredths.
+        digits: number of decimals.
+        better: `more` or `less`, for ranks; for `metric_mean` and similar figures, the metric decides.
+        deviation: standard deviation over seeds, `sample` or `population`.
     """
 
     label: str
@@ -161,10 +161,10 @@ class Figure:
     deviation: str
 
     def direction(self, own: Collection[int]) -> int:
-        """Return 1 where more of the figure is better, -1 where less is; 0 where rows disagree.
+        """Return 1 if higher figures are better, -1 if lower ones are, 0 if the rows' metrics disagree.
 
         Args:
-            own: those of the metrics of some rows, which decide what `metric_mean` and the like are.
+            own: directions of the rows' metrics, which decide for `metric_mean` and similar figures.
         """
         told = {*own} - {0}
         if not told or not self.of.startswith(METRIC) or any(word in self.of for word in SPREADS):
@@ -172,7 +172,7 @@ class Figure:
         return told.pop() if len(told) == 1 else 0
 
     def scaled(self, value: float) -> float:
-        """Return a value in the unit that the table shows."""
+        """Return a value in the unit of the table."""
         return 100 * value if self.percent else value
 
 
@@ -183,7 +183,7 @@ class Result:
     Attributes:
         labels: varied key -> label of its value.
         values: name -> number; see `Figure.of`.
-        better: 1 where more of the case's metric is better, -1 where less is; 0 where nobody says.
+        better: 1 if higher values of the case's metric are better, -1 if lower ones are, 0 if unknown.
     """
 
     labels: Mapping[str, str]
@@ -193,15 +193,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of one row: published, and over the seeds that ran.
+    """One figure of one row: the published value, and the values of the seeds that ran.
 
     Attributes:
-        published: as the paper prints it; empty where it prints none.
-        values: of each seed, in the table's unit.
-        digits: after the decimal point.
-        interval: kind of the confidence interval; empty: the standard deviation is shown.
+        published: the figure as the paper prints it; empty if it prints none.
+        values: value of each seed that has the figure, in the unit of the table.
+        digits: number of decimals.
+        interval: kind of the confidence interval; empty shows the standard deviation.
         deviation: `sample` or `population`.
-        seeds: how many ran; of some a run may lack the figure.
+        seeds: number of seeds that ran, including those without the figure.
     """
 
     published: str
@@ -213,7 +213,7 @@ class Cell:
 
     @property
     def measured(self) -> str:
-        """Mean, and over several seeds standard deviation or interval; how many seeds, if not all."""
+        """Mean with standard deviation or interval over several seeds; the count if some lack the figure."""
         if not self.values:
             return ""
         centre, spread = over_runs(np.array(self.values), DEVIATIONS[self.deviation])
@@ -229,12 +229,12 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """Of the seeds; NaN where none ran."""
+        """Mean over the seeds; NaN if none ran."""
         return float(np.mean(self.values)) if self.values else float("nan")
 
     @property
     def difference(self) -> float | None:
-        """The mean minus the published number; None where one of them is missing."""
+        """The mean minus the published number; None if one of them is missing."""
         number = NUMBER.match(self.published)
         if number is None or not self.values:
             return None
@@ -246,12 +246,12 @@ class Line:
     """A row of the table.
 
     Attributes:
-        group: label of its group of columns; empty where there is one only.
-        labels: its labels: the row's, and those of other varied keys.
-        cells: one for each figure.
-        seeds: how many seeds ran.
-        asked: how many the sweep asks for.
-        better: of `Result`.
+        group: label of its group of columns; empty if there are no groups.
+        labels: its labels: the label of the row, and those of other varied keys.
+        cells: one cell for each figure.
+        seeds: number of seeds that ran.
+        asked: number of seeds that the sweep asks for.
+        better: direction of the metric, see `Result`.
     """
 
     group: str
@@ -263,12 +263,12 @@ class Line:
 
 
 def down(keys: Mapping[str, Any] | Sequence[str]) -> str:
-    """Return the varied key whose labels are the rows: `rows`, otherwise the first that is not across."""
+    """Return the varied key whose labels are the rows: `rows`, else the first one but columns and seed."""
     return ROWS if ROWS in keys else next((key for key in keys if key not in (COLUMNS, SEED)), "")
 
 
 def of_seeds(ran: int, asked: int) -> str:
-    """Return how many seeds ran, and of how many where some are missing."""
+    """Return the number of seeds that ran, and the number asked for if some are missing."""
     return f"{ran} of {asked}" if ran < asked else str(ran)
 
 
@@ -279,7 +279,7 @@ def lines(
 
     Args:
         table: the layout.
-        results: of the cases that ran.
+        results: results of the cases that ran.
         every: labels of all cases that the sweep asks for; empty: those of the results.
     """
     groups: dict[tuple[str, tuple[str, ...]], list[Result]] = {}
@@ -290,7 +290,7 @@ def lines(
 
 
 def _group(labels: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Return the group of columns and the labels of the row in which a case stands."""
+    """Return the group of columns of a case, and the labels of its row."""
     rest = tuple(label for key, label in labels.items() if key not in (COLUMNS, SEED))
     return labels.get(COLUMNS, ""), rest
 
@@ -298,7 +298,7 @@ def _group(labels: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
 def _line(table: TableConfig, group: str, labels: tuple[str, ...], results: Sequence[Result]) -> Line:
     """Return one row over all of its seeds."""
     keys = [key for key in results[0].labels if key not in (COLUMNS, SEED)]
-    alone = len(keys) == 1  # the paper prints no row that depends on another key
+    alone = len(keys) == 1  # the paper's rows do not depend on other keys
     row = results[0].labels.get(down(results[0].labels), "")
     texts = table.text_of(group, row) if alone or ROWS not in keys else [""] * len(table.figures)
     cells = []
@@ -312,7 +312,7 @@ def _line(table: TableConfig, group: str, labels: tuple[str, ...], results: Sequ
 
 
 def largest_difference(found: Sequence[Line], table: TableConfig) -> tuple[float, str] | None:
-    """Return the largest difference to a published number, and where; None where nothing is comparable."""
+    """Return the largest difference to a published number and its place; None if there is none."""
     places = [
         (cell.difference, " ".join(filter(None, (line.group, *line.labels, figure.label))))
         for line in found
@@ -328,13 +328,13 @@ def markdown(
     every: Sequence[Mapping[str, str]] = (),
     hints: bool = True,
 ) -> str:
-    """Return the table as Markdown, for each group of columns: published and measured figures; then ranks.
+    """Return the table as Markdown: published and measured figures of each group of columns, then ranks.
 
     Args:
         table: the layout.
-        results: of the cases that ran.
+        results: results of the cases that ran.
         every: labels of all cases that the sweep asks for; empty: those of the results.
-        hints: whether a figure that no case has is answered with a near name.
+        hints: whether to suggest a similar name for a figure that no case has.
     """
     found = lines(table, results, every)
     out = []
@@ -376,10 +376,10 @@ def _of_group(table: TableConfig, found: Sequence[Line]) -> tables.Table:
 
 
 def _ranks(table: TableConfig, found: Sequence[Line]) -> tables.Table | None:
-    """Return the average rank of each row over the groups of columns; None where too few are complete.
+    """Return the average rank of each row over the groups of columns; None if too few are complete.
 
-    A rank needs all rows of a group, an average two groups, Friedman's test three rows. Rows of a group whose
-    metrics have both directions have no rank by them.
+    Ranks need all rows of a group, their average needs two groups, and Friedman's test three rows. A group
+    whose rows have metrics of both directions is not ranked by them.
     """
     rows = list(dict.fromkeys(line.labels for line in found))
     texts, notes = [[" ".join(row)] for row in rows], []

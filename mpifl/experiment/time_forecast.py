@@ -1,9 +1,9 @@
-"""How long a run will take at any number of ranks, from measured seconds of its parts.
+"""Forecasts the time of a run on any number of ranks from measured seconds of its parts.
 
-Synchronous rounds are dealt by the scheduler that a run uses, on the cohorts that it draws; a round lasts as
-long as its busiest worker, and rank 0 and the network after it. Asynchronous runs are played through: the
-policy and the clock of the run start and end the visits, rank 0 deals them by urgency, a few ahead, and takes
-the reports in the order of the clock. Ranks of a node that are more than its cores share their seconds.
+For synchronous rounds, the scheduler of the run assigns the cohorts that the run draws. A round takes the
+time of its busiest worker, then that of rank 0 and the network. Asynchronous runs are simulated: the policy
+and the clock of the run start and end the visits; rank 0 assigns visits by urgency, a few ahead, and takes
+the reports in the order of the clock. If a node has more ranks than cores, its ranks share the cores.
 """
 
 from __future__ import annotations
@@ -37,57 +37,57 @@ from .context import RunContext
 from .measured_times import MeasuredTimes, trained_samples
 from .traffic_forecast import TrafficForecast, uploads_per_step
 
-MOST_STEPS = 400  # that are dealt or played through; the mean of the later half stands for the rest
-LAUNCH_S = 0.3  # in which mpirun starts
+MOST_STEPS = 400  # steps that are simulated; further steps take the mean of the later half of these
+LAUNCH_S = 0.3  # time in which mpirun starts
 MPI_CPU_S = 0.55  # processor seconds of a rank to load MPI and connect: 2.5 instead of 1.95 until it is ready
 EXIT_CPU_S = 0.5  # processor seconds of a rank from its last result until the process has ended
-POLL_S = 1e-3  # until a rank that waits looks again: pauses grow to 2 ms
-POLLING = 0.03  # of a core, that a rank takes which waits for a round
+POLL_S = 1e-3  # time until a waiting rank polls again: pauses grow to 2 ms
+POLLING = 0.03  # fraction of a core that a rank uses while it waits for a round
 SHORT_POLLING = 0.3  # ... for a few milliseconds: a poll takes 45 us, and the first pauses are hardly longer
 HANDOVER_S = 4e-4  # of rank 0 and of a worker for the two messages of a visit: pickling, MPI; 0.26 to 0.5 ms
-EXCHANGES = 3  # of a round that rank 0 or the workers wait for: tasks, reports, plan of the mixing
+EXCHANGES = 3  # exchanges of a round for which rank 0 or the workers wait: tasks, reports, plan of the mixing
 RANK_S = 25e-6  # processor seconds of rank 0 for the tasks and the report of a worker (`mpifl bench server`)
-VISIT_BYTES, RANK_BYTES = 90, 1500  # of tasks and reports: the columns of a visit, the headers of a worker
-CHECKPOINT_BYTES_S = 200e6  # of the client state in checkpoints
+VISIT_BYTES, RANK_BYTES = 90, 1500  # of tasks and reports: columns of each visit, headers of each worker
+CHECKPOINT_BYTES_S = 200e6  # at which the client state of checkpoints is written
 
 
 @dataclass(frozen=True)
 class Cores:
-    """The cores that ranks have; those of a node share its cores where they are more.
+    """The cores of the ranks. If a node has more ranks than cores, its ranks share the cores.
 
     Attributes:
-        per_node: of a node, or of as many ranks as it has cores for: of several threads each, fewer.
-        nodes: how many there are; None: as many as give each rank a core.
+        per_node: number of cores of a node, divided by the number of threads of a rank.
+        nodes: number of nodes; None: as many as are needed to give each rank a core.
     """
 
     per_node: float
     nodes: int | None = None
 
     def num_nodes(self, num_ranks: int) -> int:
-        """Return how many nodes the ranks are on."""
+        """Return the number of nodes on which the ranks run."""
         return min(num_ranks, self.nodes or ceil(num_ranks / max(1, int(self.per_node))))
 
     def node_of(self, num_ranks: int) -> np.ndarray:
-        """Return the node of each rank [P]: evenly, in blocks."""
+        """Return the node of each rank [P]; ranks are distributed evenly, in blocks."""
         return np.arange(num_ranks) * self.num_nodes(num_ranks) // num_ranks
 
     def slowdown(self, num_ranks: int) -> float:
-        """Return how many times as long it takes all ranks to do what they all do."""
+        """Return the factor by which work takes longer if all ranks do it at the same time."""
         return max(1.0, int(np.bincount(self.node_of(num_ranks)).max()) / self.per_node)
 
     def busiest(self, owners: np.ndarray, seconds: np.ndarray, num_ranks: int) -> float:
-        """Return when all tasks are done that ranks begin at once, each rank one after the other.
+        """Return the seconds until all tasks are done, if all ranks start together and do theirs in turn.
 
         Args:
-            owners: the rank of each task.
-            seconds: of a processor, of each task.
-            num_ranks: P; those without a task wait, and look for messages.
+            owners: rank of each task.
+            seconds: processor seconds of each task.
+            num_ranks: P, the number of ranks; ranks without a task wait and poll for messages.
         """
         of_rank = np.bincount(owners, seconds, num_ranks) if len(owners) else np.zeros(num_ranks)
         node_of, last = self.node_of(num_ranks), 0.0
         for node in range(self.num_nodes(num_ranks)):
             at, before, work = 0.0, 0.0, np.sort(of_rank[node_of == node])
-            for i, done in enumerate(work.tolist()):  # those that have less are done, and wait
+            for i, done in enumerate(work.tolist()):  # ranks with less work have finished and wait
                 busy = len(work) - i
                 at += (done - before) * max(1.0, (busy + POLLING * i) / self.per_node)
                 before = done
@@ -100,15 +100,15 @@ OWN_CORES = Cores(1 << 20)
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Seconds of what is not the method's.
+    """Costs of a run that do not depend on the method's computations.
 
     Attributes:
-        start: of a process until it is ready, programs loaded.
-        open: of data and model.
-        figures: of the libraries for rank 0's figures, and the first batch.
-        end: of the last files, without the rows.
-        rows: numbers that a round sends to all workers again.
-        kept_bytes: of client state in a checkpoint.
+        start: seconds until a process is ready, with its libraries loaded.
+        open: seconds for opening data and model.
+        figures: seconds for loading the libraries of rank 0's figures, and for the first batch.
+        end: seconds for the last files, without the rows.
+        rows: number of floats in the rows that each round sends to all workers.
+        kept_bytes: bytes of client state in a checkpoint.
     """
 
     start: float
@@ -121,17 +121,17 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class TimeForecast:
-    """The seconds of a run.
+    """The forecast seconds of a run.
 
     Attributes:
-        num_ranks: P.
-        parts: part -> seconds; they add up to the whole.
-        round_s: of a round, or step: their mean.
-        processor: of all ranks together, without those in which they wait.
-        terms: of a round, by what they are spent on: `training`, at the busiest worker; `rank 0`, which books
-            and decides; `ranks`, tasks and reports of all workers at rank 0 and on its link; `network`, the
-            trees by which rows go out and sums come back; `waiting`, for clients that the wall clock holds
-            back. Of arrivals, which overlap, they are shares.
+        num_ranks: P, the number of ranks.
+        parts: part of the run -> seconds; the parts add up to the total.
+        round_s: mean seconds of a round or step.
+        processor: processor seconds of all ranks together, without waiting.
+        terms: term -> seconds of a round: `training`, at the busiest worker; `rank 0`, its bookkeeping and
+            decisions; `ranks`, tasks and reports of all workers at rank 0 and on its link; `network`, the
+            trees that send out rows and return sums; `waiting`, for clients that the wall clock holds back.
+            In asynchronous runs the terms overlap, and are given as their shares of a step.
     """
 
     num_ranks: int
@@ -142,7 +142,7 @@ class TimeForecast:
 
     @property
     def limits(self) -> str:
-        """What most of a round is spent on."""
+        """The term that takes most of a round."""
         return max(self.terms, key=lambda name: self.terms[name])
 
     @property
@@ -153,7 +153,7 @@ class TimeForecast:
 
 @dataclass
 class _Spent:
-    """Seconds of rounds and evaluations, by what they are spent on."""
+    """Seconds of rounds and evaluations, by term."""
 
     training: float = 0.0
     server: float = 0.0
@@ -161,7 +161,7 @@ class _Spent:
     network: float = 0.0
     waiting: float = 0.0
     evaluation: float = 0.0
-    work: float = 0.0  # of all ranks
+    work: float = 0.0  # processor seconds of all ranks
     rounds: list[float] = field(default_factory=list)
     evaluations: int = 0
 
@@ -175,16 +175,16 @@ def forecast_time(
     num_ranks: int,
     cores: Cores = OWN_CORES,
 ) -> TimeForecast:
-    """Return how long a run takes on so many ranks.
+    """Return the time forecast of a run on a number of ranks.
 
     Args:
-        context: of the run.
-        measured: seconds of its parts.
-        traffic: of the run.
-        plan: of a step.
-        around: what is not the method's.
-        num_ranks: P.
-        cores: that the ranks have.
+        context: context of the run.
+        measured: measured seconds of its parts.
+        traffic: traffic forecast of the run.
+        plan: plan of a step.
+        around: costs that do not depend on the method.
+        num_ranks: P, the number of ranks.
+        cores: cores of the ranks.
     """
     costs = _costs(context, num_ranks)
     if context.config.policy.synchronous:
@@ -223,14 +223,14 @@ def forecast_time(
 
 
 def _costs(context: RunContext, num_ranks: int) -> Costs | None:
-    """Return the costs of messages: given ones, or the defaults of those; None for one process."""
+    """Return the costs of messages: the given ones, or the defaults of `Given`; None for one process."""
     kind = context.config.system.cost
     given = kind if isinstance(kind, Given) else Given()
     return between(given.latency_s, given.bytes_s, num_ranks) if num_ranks > 1 else None
 
 
 def _num_checkpoints(context: RunContext, seconds: float) -> int:
-    """Return how many checkpoints a run of so many seconds writes."""
+    """Return the number of checkpoints that a run of a number of seconds writes."""
     config, rounds = context.config.checkpoint, context.config.rounds
     if rounds < 2 or not (config.every or config.minutes):
         return 0
@@ -245,7 +245,7 @@ def _scheduler(context: RunContext, num_ranks: int) -> Scheduler:
 
 
 def _present(context: RunContext) -> np.ndarray:
-    """Return the clients that are there from the first round on, ascending."""
+    """Return the clients that are present from the first round on, ascending."""
     absent = np.array(context.decisions.absent, np.int64)
     return np.delete(np.arange(context.problem.num_clients), absent)
 
@@ -276,7 +276,7 @@ def _rounds(
     costs: Costs | None,
     cores: Cores,
 ) -> _Spent:
-    """Deal the cohorts of a run's rounds, and add up what they take."""
+    """Assign the cohorts of the rounds to ranks and add up the seconds."""
     config, algorithm, sampler = context.config, context.config.algorithm, context.sampler
     sizes, n, out = trained_samples(context), context.problem.num_clients, _Spent()
     remembers, looks = uses(algorithm, RememberedUploads), uses(algorithm, SecondLook)
@@ -288,7 +288,7 @@ def _rounds(
     most = min(config.rounds, MOST_STEPS)
     for step in range(1, most + 1):
         cohort = sampler(step)
-        if context.config.policy.leaves_out:  # who is left out is not trained
+        if context.config.policy.leaves_out:  # clients that are left out are not trained
             cohort = cohort[: context.decisions.num_sampled]
         clients = np.union1d(seen, cohort) if remembers else cohort
         fresh = np.isin(clients, cohort)
@@ -333,21 +333,21 @@ def _rounds(
 
 
 def ranks_seconds(costs: Costs, visits: float, workers: int) -> float:
-    """Return the seconds that rank 0 takes for the tasks and reports of a round, and for their way.
+    """Return the seconds of a round's tasks and reports at rank 0 and on its link.
 
-    Messages of an exchange are under way together: its latency counts once.
+    The messages of an exchange travel at the same time, so its latency counts once.
 
     Args:
-        costs: of messages.
-        visits: in the round.
-        workers: ranks that host clients.
+        costs: costs of messages.
+        visits: number of visits in the round.
+        workers: number of ranks that host clients.
     """
     on_link = (VISIT_BYTES * visits + RANK_BYTES * workers) / costs.bytes_s
     return RANK_S * workers + EXCHANGES * costs.latency_s + on_link
 
 
 def _network(context: RunContext, plan: Plan, around: Surroundings, costs: Costs, num_ranks: int) -> float:
-    """Return the seconds in which a round's rows and sums travel; ranks meet at a barrier before each sum."""
+    """Return the seconds for sending a round's rows and sums, with a barrier before each sum."""
     exact, d = context.config.system.sums == "exact", context.problem.layout.size
     seconds = 0.0
     for mixing in plan.mixings:
@@ -369,7 +369,7 @@ def _evaluate(
     scheduler: Scheduler,
     out: _Spent,
 ) -> None:
-    """Add the evaluations of a run."""
+    """Add the seconds of a run's evaluations to `out`."""
     config, clients = context.config, context.evaluated_clients
     owners, seconds = evaluation_seconds(context, measured, scheduler)
     each, work = cores.busiest(owners, seconds, num_ranks), float(seconds.sum())
@@ -393,11 +393,11 @@ def evaluation_seconds(
 # -- arrivals ------------------------------------------------------------------------------------------------
 
 START, END, STEP, EVALUATE = range(4)
-Event = tuple[int, int, int, float]  # kind, number of the visit or step, client, when it is due
+Event = tuple[int, int, int, float]  # kind, number of the visit or step, client, time at which it is due
 
 
 class _NoPool:
-    """Trains nothing: the clocks of a forecast know when visits arrive."""
+    """A training pool that trains nothing, because the clocks of a forecast know when visits arrive."""
 
     def finished(self) -> list[int]:
         return []
@@ -407,10 +407,10 @@ class _NoPool:
 
 
 class _HeldBack(VirtualClock):
-    """Visits arrive, in seconds of the wall clock, when it no longer holds them back.
+    """A virtual clock in wall time: visits arrive when the wall clock of the run would release them.
 
     Args:
-        wall: the clock of the run.
+        wall: the wall clock of the run.
     """
 
     def __init__(self, wall: WallClock) -> None:
@@ -418,45 +418,45 @@ class _HeldBack(VirtualClock):
         self.scale = wall.scale
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
-        """Return until when the visit is held back."""
+        """Return the time until which the visit is held back."""
         return self.scale * self.duration.end(client, visit, self.now / self.scale, down, up)
 
     def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
-        """Go on by their messages, in seconds of the wall clock."""
+        """Advance the clock by the time of their messages, in wall time."""
         self.now = self.scale * self.duration.statistics_end(moved)
 
     @property
     def available(self) -> Callable[[int], bool] | None:
-        """As the model of availability says, in simulated seconds."""
+        """Client -> whether it is present in simulated time; None if all clients always are."""
         presence = self.duration.presence
         return None if presence.always else (lambda k: presence.is_available(k, self.now / self.scale))
 
     def advance(self, num_clients: int, pool: TrainingPool) -> None:
-        """Go on to the first return of a client."""
+        """Advance to the first time at which a client is present again."""
         presence, now = self.duration.presence, self.now / self.scale
         self.now = self.scale * min(presence.next_available(k, now) for k in range(num_clients))
 
 
 def _holds_back(context: RunContext) -> bool:
-    """Return whether the clock is that on the wall and holds slow clients back."""
+    """Return whether the clock is the wall clock and holds slow clients back."""
     clock = context.config.clock
     return isinstance(clock, WallTime) and clock.scale > 0
 
 
 def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[Event]:
-    """Return what happens in the first steps of an asynchronous run, as its policy and clock have it.
+    """Return the events in the first steps of an asynchronous run, according to its policy and clock.
 
     Args:
-        context: of the run.
-        traffic: of the run.
-        steps: how many.
+        context: context of the run.
+        traffic: traffic forecast of the run.
+        steps: number of steps.
     """
     config, policy, sampler = context.config, context.config.policy, context.sampler
     assert isinstance(policy, AsynchronousPolicy)
     m = context.decisions.num_sampled
     parts = ClockParts(config.clock, context.duration, context.federation, m, context.system_key, 0)
     clock = policy.open_clock(parts)
-    if isinstance(clock, WallClock):  # arrivals are real: when they are due, or in the order of the starts
+    if isinstance(clock, WallClock):  # assume that visits arrive when due, or in the order of their starts
         clock = _HeldBack(clock) if clock.scale else DrawnClock()
     down, up = (size // uploads_per_step(context) for size in traffic.per_round)
     dispatcher, pool = Dispatcher(policy, clock, sampler, context.system_key), _NoPool()
@@ -487,7 +487,7 @@ def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[
 
 
 def _statistics_moved(context: RunContext, traffic: TrafficForecast) -> Moves:
-    """Return what each client moves for one-shot statistics, all as much as their mean."""
+    """Return the messages of the clients' one-shot statistics, each with the mean size."""
     n = context.problem.num_clients
     who = np.arange(n if uses(context.config.algorithm, OneShotStatistics) else 0)
     down, up = (total // n for total in traffic.fingerprints)
@@ -495,18 +495,18 @@ def _statistics_moved(context: RunContext, traffic: TrafficForecast) -> Moves:
     return Moves(np.stack([nothing, who, nothing, nothing, nothing + down, nothing + up], axis=1))
 
 
-EVALUATION = -1  # the number of a task: an evaluation, which a worker begins after the tasks that it holds
+EVALUATION = -1  # task number of an evaluation, which a worker begins after the tasks that it holds
 
 
 class Ranks:
-    """Rank 0 and its workers in an asynchronous run, as the task pool deals visits to them.
+    """Simulates rank 0 and its workers in an asynchronous run, with visits assigned as by the task pool.
 
-    Workers hold few tasks ahead and do them in turn. Rank 0 receives reports, and sends more tasks, only when
-    it looks for the report that it wants next. Ranks of a node that are more than its cores share them.
+    Workers hold a few tasks ahead and do them in turn. Rank 0 receives reports and sends more tasks only
+    while it waits for the report that it needs next. If a node has more ranks than cores, they share them.
 
     Args:
-        num_ranks: P, at least 2.
-        cores: that they have.
+        num_ranks: P, the number of ranks, at least 2.
+        cores: cores of the ranks.
         handover: processor seconds of rank 0 and of a worker for the messages of a visit.
 
     Attributes:
@@ -518,28 +518,28 @@ class Ranks:
         self.node = cores.node_of(num_ranks).tolist()
         self.on_node = np.bincount(self.node).tolist()
         self.shared = max(self.on_node) > cores.per_node
-        self.left: dict[int, float] = {}  # rank that works -> processor seconds of what it does now
+        self.left: dict[int, float] = {}  # working rank -> remaining processor seconds of its current task
         self.held: dict[int, deque[tuple[int, float]]] = {r: deque() for r in range(1, num_ranks)}
         self.open = dict.fromkeys(self.held, 0)  # tasks of a worker whose reports rank 0 has not received
         self.waiting: list[tuple[float, int, float]] = []  # due, number, seconds
-        self.reports: deque[tuple[int, int]] = deque()  # worker and number, not received
+        self.reports: deque[tuple[int, int]] = deque()  # worker and number of reports not yet received
         self.answers = set[int]()
         self.under_way = 0
 
     def submit(self, number: int, due: float, seconds: float) -> None:
-        """Submit a visit; the one that is due first goes out first.
+        """Submit a visit; the visit that is due first is sent first.
 
         Args:
-            number: of the visit.
-            due: on the run's clock.
-            seconds: of a processor.
+            number: number of the visit.
+            due: time at which it is due, on the run's clock.
+            seconds: processor seconds of the visit.
         """
         heapq.heappush(self.waiting, (due, number, seconds))
         self.under_way += 1
         self._send()
 
     def work(self, seconds: float) -> None:
-        """Let rank 0 work for so many processor seconds."""
+        """Let rank 0 work for a number of processor seconds."""
         if seconds > 0:
             self.left[0] = seconds
             while 0 in self.left:
@@ -554,7 +554,7 @@ class Ranks:
         self.answers.discard(number)
 
     def hold(self, until: float) -> None:
-        """Let rank 0 wait until a time, and receive the reports that come meanwhile."""
+        """Let rank 0 wait until a time and receive the reports that arrive before it."""
         while self.now < until:
             self._poll()
             if self.left:
@@ -563,11 +563,11 @@ class Ranks:
                 self.now = max(self.now, until)
 
     def evaluate(self, owners: np.ndarray, seconds: np.ndarray) -> None:
-        """Let each worker end the tasks that it holds and evaluate clients; rank 0 waits for all.
+        """Let each worker finish the tasks that it holds and evaluate clients; rank 0 waits for all.
 
         Args:
-            owners: the rank that evaluates each client.
-            seconds: of a processor, of each client.
+            owners: rank that evaluates each client.
+            seconds: processor seconds of each client's evaluation.
         """
         of_rank = np.bincount(owners, seconds, len(self.node)).tolist()
         for rank, held in self.held.items():
@@ -578,7 +578,7 @@ class Ranks:
         self._poll()
 
     def _poll(self) -> None:
-        while self.reports:  # more may come while rank 0 receives one
+        while self.reports:  # more may arrive while rank 0 receives one
             rank, number = self.reports.popleft()
             self.work(self.handover)
             self.answers.add(number)
@@ -600,7 +600,7 @@ class Ranks:
             self.left[rank] = self.held[rank][0][1]
 
     def _next(self, until: float = inf) -> None:
-        """Let all ranks work until one has done what it does, or until a time."""
+        """Let all ranks work until one of them has finished its task, or until a time."""
         assert self.left, "a visit that nobody has started"
         rate = [1.0] * len(self.on_node)
         if self.shared:
@@ -632,7 +632,7 @@ def _arrivals(
     costs: Costs | None,
     cores: Cores,
 ) -> _Spent:
-    """Play the arrivals of an asynchronous run through."""
+    """Simulate the arrivals of an asynchronous run."""
     config, sizes = context.config, trained_samples(context)
     steps = min(config.rounds, MOST_STEPS)
     events, out = arrivals(context, traffic, steps), _Spent()
@@ -645,7 +645,7 @@ def _arrivals(
     now, last, evaluated, holds = 0.0, 0.0, 0.0, _holds_back(context)
 
     def held(now: float, due: float) -> float:
-        """Wait until a visit or a step is due, where the clock holds them back; return the time."""
+        """Wait until a visit or a step is due, if the clock holds them back; return the time."""
         if not holds:
             return now
         here = now if ranks is None else ranks.now
@@ -702,20 +702,20 @@ def _arrivals(
 
 # -- several numbers of ranks --------------------------------------------------------------------------------
 
-MARGIN = 1.5  # of the time that is asked for
+MARGIN = 1.5  # factor on the forecast time
 MEMORY_MARGIN = 1.25
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What to ask a scheduler for.
+    """Resources to request from a job scheduler.
 
     Attributes:
-        nodes: how many.
-        ranks: P.
-        bytes: of memory on each node.
-        seconds: for the whole job.
-        shared: whether ranks of a node are more than its cores.
+        nodes: number of nodes.
+        ranks: P, the number of ranks.
+        bytes: memory of each node in bytes.
+        seconds: time of the whole job.
+        shared: whether a node has more ranks than cores.
     """
 
     nodes: int
@@ -733,7 +733,7 @@ class Allocation:
             server: bytes of rank 0.
             worker: bytes of the busiest worker.
             kept: bytes of client state on all nodes together.
-            cores: that the ranks have.
+            cores: cores of the ranks.
         """
         ranks, nodes = found.num_ranks, cores.num_nodes(found.num_ranks)
         on_first = int((cores.node_of(ranks) == 0).sum())
@@ -750,10 +750,10 @@ class Allocation:
 
 
 def efficiencies(found: Sequence[TimeForecast], one_worker: TimeForecast) -> list[float]:
-    """Return the strong efficiency of each: seconds of a round on one worker, by workers times seconds.
+    """Return strong-scaling efficiencies: seconds of a round on one worker / (workers x seconds of a round).
 
     Args:
         found: the forecasts.
-        one_worker: that of two ranks.
+        one_worker: the forecast for two ranks, which have one worker.
     """
     return [one_worker.round_s / (max(1, f.num_ranks - 1) * f.round_s) for f in found]

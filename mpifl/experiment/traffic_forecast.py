@@ -1,7 +1,7 @@
-"""What the federation of a run will send, before anything is trained: one-shot statistics, then the rounds.
+"""Forecasts the traffic of a run's federation before training: one-shot statistics, then the rounds.
 
-The hooks of the method are called with clients that take no step, and what they read and report is measured.
-What differs from round to round, the method adds itself (`Algorithm.extra_bytes`).
+The hooks of the method are called with clients that take no step, and the sizes of what they read and report
+are measured. For differences between rounds, the method adds its own forecast (`Algorithm.extra_bytes`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .schema import Config
 
 Bytes = tuple[int, int]  # down, up
 FLOAT_BYTES = 4
-STEPS_BYTES = 8  # an optimiser's count of its steps
+STEPS_BYTES = 8  # step counter of an optimiser
 
 GROUPS = "who is in which cluster, and who drops out, so that no masked upload comes"
 COHORTS = "how many clients each Poisson sample holds"
@@ -54,20 +54,24 @@ DIFFERENT = "some clients sent other than planned: they dropped out, or notes di
 
 @dataclass(frozen=True)
 class TrafficForecast:
-    """Bytes of a run, by unicast, each (down, up).
+    """Bytes of a run by unicast, each as (down, up).
 
     Attributes:
-        server: before the first round; rows chosen by data are those of a population of equals.
-        report: of client 0 in round 1; of the next that works where it fails and such clients are left out.
-        fingerprints: one-shot statistics before training.
-        per_round: of round 1; of arrivals, of the uploads of a step and as many downloads.
-        new_fingerprints: one-shot statistics of those who give them when they first take part.
-        extra: what the method sends beside equal rounds: looks at each other, rounds that differ; negative
-            where it sends less.
+        server: the server before the first round. Rows that are chosen by data are those for a population of
+            equal clients.
+        report: report of client 0 in round 1; if it fails and failing clients are left out, of the next
+            client that works.
+        fingerprints: bytes of the one-shot statistics before training.
+        per_round: bytes of round 1; in asynchronous runs, of the uploads of a step and as many downloads.
+        new_fingerprints: bytes of the one-shot statistics of clients that give them when they first take
+            part.
+        extra: bytes of the method in addition to equal rounds: looks at each other, rounds that differ;
+            negative if it sends less.
         kept: bytes that a client keeps on its node after a visit.
-        setup_memory: bytes by which the method's set-up raised the peak of this process's memory.
-        total: of the run, the sum of these; None where only training can tell.
-        why: what the total depends on, where there is none.
+        setup_memory: bytes by which the method's set-up raised the peak memory of this process.
+        total: bytes of the run: fingerprints, rounds, new fingerprints and extra; None if they depend on the
+            training.
+        why: what the total depends on, if it is None.
     """
 
     server: Server
@@ -83,7 +87,7 @@ class TrafficForecast:
 
 
 def without_training(context: RunContext) -> RunContext:
-    """Return a context whose clients, those of the server's own sets too, train for no step."""
+    """Return a context whose clients, including those of the server's own sets, train for no step."""
     learner = context.learner.without_training()
     sets = [client.data.train for client in context.problem.public]
     public = public_clients(context.federation, learner, context.config.local, sets)
@@ -92,13 +96,13 @@ def without_training(context: RunContext) -> RunContext:
 
 
 def forecast(context: RunContext) -> TrafficForecast:
-    """Return what a run will send; on rank 0.
+    """Return the traffic forecast of a run; on rank 0.
 
     Args:
-        context: of the run; its clients train for no step here.
+        context: context of the run; its clients train for no step here.
 
     Raises:
-        ClientError: a client fails by which an upload is measured, or its one-shot statistics.
+        ClientError: a client fails that is needed to measure an upload or one-shot statistics.
     """
     context = without_training(context)
     config, algorithm = context.config, context.config.algorithm
@@ -142,17 +146,17 @@ def forecast(context: RunContext) -> TrafficForecast:
 
 
 def compares_uploads(config: Config) -> bool:
-    """Return whether uploads of a round are compared, for which they have to be whole models."""
+    """Return whether uploads of a round are compared; they must then be whole models."""
     evaluation = config.evaluation
     return evaluation.distances or "parameters" in evaluation.matrices or config.output.updates
 
 
 def check_uploads(context: RunContext) -> None:
-    """Check that clients upload what is to be compared: by what client 0 would, on rank 0.
+    """Check, with the upload of client 0, that uploads can be compared if this is asked for; on rank 0.
 
     Raises:
-        UserError: they train no whole model that they download, and updates are asked for; or they upload
-            none, and distances are.
+        UserError: `output.updates` is set and clients do not train one whole model that they download; or
+            distances or the matrix `parameters` are asked for and clients upload no whole model.
     """
     config, algorithm, d = context.config, context.config.algorithm, context.problem.layout.size
     compares = config.evaluation.distances or "parameters" in config.evaluation.matrices
@@ -162,7 +166,7 @@ def check_uploads(context: RunContext) -> None:
         found = forecast(context)
     except UserError:
         raise
-    except Exception as error:  # a method's own, where nothing was trained; the first step checks again
+    except Exception as error:  # the method's code may fail without training; the first step checks again
         if isinstance(error, CodeFailed) and error.code == INTERRUPTED:
             raise
         return
@@ -185,10 +189,10 @@ def _kept_bytes(context: RunContext, report: Report, state: State, trainings: in
     """Return the bytes that a client keeps on its node from one visit to the next.
 
     Args:
-        context: of the run.
-        report: of client 0.
-        state: that the method keeps at client 0.
-        trainings: whose optimisers are kept.
+        context: context of the run.
+        report: report of client 0.
+        state: state that the method keeps at client 0.
+        trainings: number of trainings of a visit whose optimisers are kept.
     """
     config, layout = context.config, context.problem.layout
     vectors = sum(tensor.nbytes for tensor in state.values()) if config.algorithm.needs.client_state else 0
@@ -208,17 +212,17 @@ def compared(context: RunContext, ledger: Ledger) -> dict[str, Any]:
     """Return the forecast of a finished run for its summary, and why the ledger differs; on rank 0.
 
     Args:
-        context: of the run.
-        ledger: what was sent.
+        context: context of the run.
+        ledger: ledger of the traffic that was sent.
 
     Returns:
-        `down` and `up` in bytes, None where there is no forecast; `why` it is missing or wrong, or "".
+        `down` and `up` in bytes, None if there is no forecast; `why` it is missing or wrong, or "".
     """
     down, up, why = None, None, context.config.policy.traffic_depends_on
     if not why:
         try:
             found = forecast(context)
-        except Exception as error:  # a method's own; a finished run is not lost for want of a forecast
+        except Exception as error:  # raised by the method; a missing forecast must not lose a finished run
             why = f"no forecast: {type(error).__name__}: {error}"
         else:
             why = found.why
@@ -242,23 +246,23 @@ def planned_run(context: RunContext) -> PlannedRun:
 
 
 def _message_bytes(payload: Payload) -> Callable[..., int]:
-    """Return what tells a method the bytes of messages (`PlannedRun.message_bytes`)."""
+    """Return the function that gives a method the bytes of messages (`PlannedRun.message_bytes`)."""
 
     def size(numbers: int, messages: int = 1, note: bool = False, named_rows: int = 0) -> int:
-        """Return the bytes of messages, and of the numbers of rows that compressed uploads name."""
+        """Return the bytes of messages, including the row numbers in compressed uploads."""
         return payload.size(numbers, messages, note) + INDEX_BYTES * named_rows * payload.compresses
 
     return size
 
 
 def uploads_per_step(context: RunContext) -> int:
-    """Return how many uploads a server step takes."""
+    """Return the number of uploads that a server step takes."""
     m = context.decisions.num_sampled
     return 1 if context.config.algorithm.needs.single_upload else context.config.policy.uploads_per_step(m)
 
 
 def _senders(context: RunContext) -> int:
-    """Return how many clients upload in a step, those included who come too late and send all the same."""
+    """Return the number of clients that upload in a step, including those that send too late."""
     policy, taken = context.config.policy, uploads_per_step(context)
     return policy.num_started(taken, context.problem.num_clients) if policy.late_send else taken
 
@@ -273,7 +277,7 @@ def _client(context: RunContext, k: int = 0) -> LocalClient:
 
 
 def _message(context: RunContext, server: Server, k: int) -> Message:
-    """Return what client `k` downloads, where its model is trained."""
+    """Return what client `k` downloads, on the device that trains its model."""
     with ServerCall(context.config.algorithm, "reads", client=k):
         reads = context.config.algorithm.reads(server, k)
     vectors = {
@@ -283,7 +287,7 @@ def _message(context: RunContext, server: Server, k: int) -> Message:
 
 
 def _round_bytes(context: RunContext, server: Server, upload: int) -> Bytes:
-    """Return the bytes of a round in which each client uploads so many."""
+    """Return the bytes of a round in which each client uploads `upload` bytes."""
     algorithm, payload, m = context.config.algorithm, context.config.payload, uploads_per_step(context)
     widths = {name: table.shape[1] for name, table in server.tables.items()}
     drawn = max(m, context.config.policy.num_started(m, context.problem.num_clients))
@@ -298,11 +302,11 @@ def _secured(
     """Return the bytes of a round whose uploads are masked, all clients in one group.
 
     Args:
-        context: of the run.
+        context: context of the run.
         secure: how uploads are masked.
-        per_round: of the same round in the clear.
-        report: of a client.
-        message: what it had downloaded.
+        per_round: bytes of the same round without masks.
+        report: report of a client.
+        message: what this client had downloaded.
     """
     payload, m = context.config.payload, context.decisions.num_sampled
     clear = m * sum(sizes(payload, report, message, context.config.algorithm.statistics).values())
@@ -317,7 +321,7 @@ def _secured(
 def _first_server(context: RunContext) -> tuple[Server, Bytes]:
     """Return the server before the first round, and the bytes that set it up.
 
-    One-shot statistics are taken from client 0 alone and repeated for everyone.
+    One-shot statistics are computed for client 0 only and repeated for all clients.
     """
     algorithm, problem, n = context.config.algorithm, context.problem, context.problem.num_clients
     if not uses(algorithm, OneShotStatistics):
@@ -346,7 +350,7 @@ def _initial_clients(context: RunContext) -> np.ndarray:
 
 
 def _new_fingerprints(context: RunContext) -> Bytes:
-    """Return the bytes of the statistics of those who give them when they first take part."""
+    """Return the bytes of the statistics of clients that give them when they first take part."""
     if not uses(context.config.algorithm, NewClients):
         return 0, 0
     cohorts = np.concatenate([*planned_run(context).cohorts()])
