@@ -2,9 +2,9 @@
 
 Deng et al., "Adaptive Personalized Federated Learning", 2020, Algorithm 1. Legend: w global model and the
 client's copy of it, v private model, mixed model bar = alpha v + (1 - alpha) w. For each mini-batch: w <- w -
-eta grad f(w), then v <- v - eta alpha grad f(bar). alpha <- alpha - eta <v - w, grad f(bar)>, kept in [0, 1],
-once in a visit, at its first mini-batch, as in the authors' code. w is averaged by samples as in FedAvg;
-clients are evaluated by alpha v + (1 - alpha) w with the current global w.
+eta grad f(w), then v <- v - eta alpha grad f(bar). Once per visit, at the first mini-batch as in the authors'
+code, alpha <- alpha - eta <v - w, grad f(bar)>, clipped to [0, 1]. w is averaged by samples as in FedAvg.
+Clients are evaluated with alpha v + (1 - alpha) w, where w is the current global model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class APFL(RowUpdates, Algorithm):
     """One shared row w; each client keeps v and alpha.
 
     Attributes:
-        alpha: share of the private model, at first; 0 is FedAvg.
+        alpha: initial share of the private model; 0 without `adaptive` is FedAvg.
         adaptive: learn alpha.
     """
 
@@ -53,7 +53,7 @@ class APFL(RowUpdates, Algorithm):
         require(0 <= self.alpha <= 1, "alpha", self.alpha, "take a share in [0, 1]")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Step w and v in turn over the mini-batches of a visit."""
+        """Update w, then v, on each mini-batch of a visit."""
         w, p, losses = message["model"][0], client.layout.num_parameters, []
         v, alpha = state.get("model", client.init), float(state.get("alpha", self.alpha))
         for t, batch in enumerate(client.batches(key)):

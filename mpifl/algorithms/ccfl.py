@@ -1,15 +1,16 @@
-"""CCFL: a client uploads when it likes; the server answers with the mixture it estimates.
+"""CCFL: clients upload whenever they like; the server answers with the mixture it estimates for them.
 
-"Client-Centric Federated Learning under Dynamic Mixtures of Distributions" (later: "Towards Client Driven
-Federated Learning"), Algorithms 1 and 2. Legend: w_m upload, w_k cluster models, D_k the server's labelled
-set of cluster k, u_k estimated share, tau the client's time stamp, t the current epoch, t_k the last epoch in
-which cluster k changed.
+Li and Zhu, "Client-Centric Federated Learning under Dynamic Mixtures of Distributions" (later: "Towards
+Client Driven Federated Learning"), 2024, Algorithms 1 and 2. Legend: w_m upload, w_k cluster models, D_k the
+server's labelled set of cluster k, u_k estimated share, tau the client's time stamp, t the current epoch, t_k
+the last epoch in which cluster k changed.
 
-Readings: l_k is the loss summed over 16 batches, as if D_k held 2000 images in batches of 128 whatever its
-size (only that fits the published bars 8, 40, 70, which the ablations of |D_k| keep); scores are clamped at
-1e-8 after the bar; the sharpened u is used for the update ratio and for the answer; a2 looks at t_k - tau as
-printed; distances are over parameters; cluster models are pre-trained on D_k, whose length the paper does not
-give. With one cluster u_1 = 1.
+Our reading: l_k is 16 times the mean loss on D_k, that is, the loss summed over the 16 batches of 128 that
+the paper's 2000 images make. The factor stays 16 for other sizes of D_k: only that fits the published bars 8,
+40 and 70, which the ablations of |D_k| keep. Scores are clamped at 1e-8 after the bar is subtracted. The
+sharpened u is used both for the update ratio and for the answer. a2 depends on t_k - tau, as printed.
+Distances are over parameters. Cluster models are pre-trained on D_k; the paper does not say for how long.
+With one cluster u_1 = 1.
 """
 
 from __future__ import annotations
@@ -49,18 +50,21 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
     """K rows; each client reads its own mixture of them.
 
     Attributes:
-        alpha0: largest mixing rate.
-        a: of the staleness factor.
-        b: of the staleness factor.
-        rho: strength of the client's proximal term.
-        max_lag: tau_0, uploads older than this many epochs are refused; 0 stands for the number of clients.
-        c1: weight of the loss.
-        c2: weight of the loss gap; the distance has the rest.
-        sharpen: factors A of the softmaxes, one after the other.
-        bar_loss, bar_gap, bar_distance: origin of each score; -1 takes the smallest. Losses are 16 times the
-            mean over D_k.
-        adjust_from: epoch from which clusters whose scores are unusual are left alone; 0: never.
-        pretrain_epochs: passes over D_k before the first upload.
+        alpha0: alpha_0, the largest mixing rate of an upload.
+        a: decay of the staleness factor 1 / (a s + 1), where s is the number of epochs from the client's last
+            download to the cluster's last change.
+        b: the staleness factor is 1 while s is below this number of epochs.
+        rho: weight of the client's proximal term.
+        max_lag: tau_0, the largest age of an upload in epochs; older ones are refused. 0: the number of
+            clients.
+        c1: weight of the loss in the estimate of the shares.
+        c2: weight of the loss gap; the parameter distance gets the rest, 1 - c1 - c2.
+        sharpen: factors A of the softmaxes that sharpen the shares, applied one after the other.
+        bar_loss, bar_gap, bar_distance: value subtracted from each score; -1 subtracts the smallest score.
+            Losses are 16 times the mean over D_k.
+        adjust_from: from this epoch on, an upload does not change a cluster if one of its three scores for
+            that cluster is above the 70th percentile of the cluster's scores so far; 0: never.
+        pretrain_epochs: epochs of pre-training on D_k, the server's labelled data, before the first upload.
     """
 
     alpha0: float = 0.025
@@ -108,7 +112,7 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
         return {"model": server.algorithm_state["u"][k]}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train near what was received."""
+        """Train with a proximal term towards the received model."""
         ref = message["model"][0]
         start = ref[: client.layout.num_parameters]
         w = client.sgd(ref, key, direction=lambda g, w: g + self.rho * (w - start))
@@ -121,7 +125,7 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
         return {"l": self._losses(vectors["model"], public)}
 
     def appraise(self, old: Server | None, new: Server, public: Sequence[Client]) -> Server:
-        """Remember F(w_k; D_k); only of the clusters that changed."""
+        """Store F(w_k; D_k), computed anew only for clusters that changed."""
         gaps = np.zeros(len(public)) if old is None else new.algorithm_state["own"].copy()
         for k, d in enumerate(public):
             if old is None or not torch.equal(old.tables["model"][k], new.tables["model"][k]):
@@ -136,7 +140,7 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
         m, t = int(notes.client[0]), server.version + 1
         tau = server.version - int(notes.staleness[0])
         if t - tau > (self.max_lag or len(server.assign)):
-            return Plan([])  # refused: the stored mixture is the answer
+            return Plan([])  # refused: the answer is the stored mixture
         loss = notes["l"][0]  # l_k
         scores = np.stack(
             [loss, np.abs(server.algorithm_state["own"] - loss), notes["row_distance"][0]]
@@ -163,8 +167,9 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
     def estimate(self, scores: np.ndarray) -> np.ndarray:
         """Return u [K] from the raw scores [3, K] (Algorithm 2).
 
-        Before the softmax no share exceeds 1 / (K - 1), however well one cluster fits. With the paper's A the
-        largest is 0.95 for K = 2, 0.51 for 3 (A = 3), 0.42 for 4 (A = 7) and 0.27 for 6 (A = 15).
+        Before the softmax no share exceeds 1 / (K - 1), however well one cluster fits. After it, with the
+        paper's A, the largest possible share is 0.95 for K = 2, 0.51 for 3 (A = 3), 0.42 for 4 (A = 7) and
+        0.27 for 6 (A = 15).
         """
         K = scores.shape[1]
         if K == 1:  # the brackets sum to K - 1

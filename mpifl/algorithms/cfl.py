@@ -3,22 +3,22 @@
 Sattler et al., "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy
 Constraints", TNNLS 2020, Algorithms 1 and 3. Split iff ||mean dw|| < eps1, max ||dw_i|| > eps2, more than two
 members and the warm-up is over. The authors' code splits by complete linkage on the negative cosine
-similarity; the paper's criterion, the smallest largest cross-cluster similarity, is single linkage, and its
-test gamma_max < sqrt((1 - alpha_cross) / 2) is in no code: options here. Legend: dw_i update of client i, S
-cosine matrix, alpha_cross its largest entry across the cut, gamma_i = ||dw_i - mean|| / ||mean|| with the
-mean over the client's side of the cut.
+similarity. The paper minimises the largest cross-cluster similarity, which is single linkage (`linkage`), and
+adds the test gamma_max < sqrt((1 - alpha_cross) / 2), which no code implements (`gamma_max`). Legend: dw_i
+update of client i, S cosine matrix, alpha_cross its largest entry across the cut, gamma_i = ||dw_i - mean|| /
+||mean|| with the mean over the client's side of the cut.
 
-Members of a cluster that are away when it splits, and clients that were never there, descend the paper's
-parameter tree: the server keeps the model w_c that was split and the updates of both halves; at its next
-visit such a client trains from w_c and goes to the half with the update most similar to its own, until it
-stands at a leaf. These visits enter no average; until then it is evaluated by w_c and is labelled as a
-cluster of those who wait there. The authors' code has full participation, and keeps each client's optimiser
-(`local.keep_optimizer`).
+Clients that are absent when their cluster splits, and clients that never took part, descend the paper's
+parameter tree. The server keeps the model w_c that was split and the updates of both halves. At its next
+visit such a client trains from w_c and moves to the half that holds the update most similar to its own; it
+repeats this in later visits until it reaches a leaf. These visits enter no average. Meanwhile the client is
+evaluated with w_c, and all clients waiting there are labelled as one cluster. The authors' code has full
+participation, and keeps each client's optimiser (`local.keep_optimizer`).
 
-Norms and cosines are over parameters. Variant `emdcfl`, the EMD-CFL repository: updates of whole state dicts,
-running statistics and the counters of batches included, whose growth by the number of steps keeps the mean
-update of a ResNet long and all cosines near 1, so that it never splits; averages by samples; a first split in
-round 2.
+Norms and cosines are over parameters. Variant `emdcfl` follows the EMD-CFL repository: updates are those of
+whole state dicts, including running statistics and batch counters (`num_batches_tracked`); averages are
+weighted by samples; the first split can occur in round 2. The counters grow by the number of steps. This
+keeps the mean update of a ResNet long and all cosines near 1, so that it never splits.
 """
 
 from __future__ import annotations
@@ -55,18 +55,21 @@ from mpifl.training.evaluation import counter_weight, state_change
 
 @dataclass(frozen=True)
 class CFL(ComparedUploads, PlainVisits, Algorithm):
-    """K grows by splits; table `update` holds the updates of halves that somebody may still be compared with.
+    """K grows by splits; table `update` holds updates of split clusters, for clients still to be placed.
 
     Attributes:
-        eps1: largest norm of the mean update at which a cluster splits (absolute: it depends on the model).
-        eps2: smallest largest norm of an update at which it splits (absolute, likewise).
-        warmup: rounds before the first split; None: 20, under `emdcfl` 1.
-        linkage: `complete` (code) or `single` (paper).
-        gamma_max: demand gamma_max < sqrt((1 - alpha_cross) / 2) as well, for a bound in [0, 1]; -1 takes the
-            largest gamma_i of the updates; None: no such test.
-        weighted: average updates by samples; otherwise each member counts the same. None: only under
+        eps1: a cluster splits only if the norm of its mean update is below this value (absolute, so it
+            depends on the model).
+        eps2: a cluster splits only if the largest norm of a member's update is above this value (absolute,
+            likewise).
+        warmup: rounds before the first split; None: 20, or 1 for variant `emdcfl`.
+        linkage: `complete` (authors' code) or `single` (paper).
+        gamma_max: a bound in [0, 1] requires gamma_max < sqrt((1 - alpha_cross) / 2) for a split, with
+            alpha_cross the largest cosine between the two halves; -1 takes the largest relative deviation
+            gamma_i of an update from the mean of its half; None: no such test.
+        weighted: average updates by samples; otherwise with equal weights. None: by samples only for variant
             `emdcfl`.
-        variant: `paper` or `emdcfl`: updates of state dicts, `warmup` 1, `weighted` true.
+        variant: `paper`, or `emdcfl` (updates of whole state dicts, `warmup` 1, `weighted` true).
     """
 
     eps1: float = 0.4
@@ -92,10 +95,11 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Start with one cluster and a tree of one leaf; row 0 of `update` is the origin.
+        """Start with one cluster and a tree of one leaf; row 0 of `update` is the zero vector.
 
-        State: `children` [K, 2], the rows below each row of `model` (-1: a leaf); `cached` [R, 2], the row
-        that was split and the side of each row of `update` (-1: the origin); `cached_norm` [R], its norm.
+        State: `children` [K, 2], the two rows below each row of `model` (-1: a leaf). For each row of
+        `update`: `cached` [R, 2], the row of `model` that was split and the side of the cut (-1: the zero
+        vector), and `cached_norm` [R], its norm.
         """
         layout, leaf = problem.layout, np.full((1, 2), -1)
         whole = layout.size + (counter_weight(layout) is not None)
@@ -105,7 +109,7 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
         return Server(tables, np.zeros(problem.num_clients, np.int64), state)
 
     def plain_visit(self) -> PlainVisit:
-        """Report dw, which is also what is compared."""
+        """Report dw; the comparisons use the same vector."""
         return PlainVisit("delta", change=True, unsent=("update",))
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
@@ -119,27 +123,27 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
         return client.report(metrics=metrics, unsent=("update",), delta=dw, update=compared), {}
 
     def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
-        """Compare what arrives of dw; counters of batches are those of the report."""
+        """Return the compared update as it arrives; the batch counters are those of the report."""
         dw, update = arrived["delta"], report.vectors["update"]
         return {"update": torch.cat([dw, update[len(dw) :]])[: len(update)]}
 
     def measures(self, server: Server) -> bool:
-        """Measure distances while updates of halves are kept."""
+        """Measure distances while updates of split clusters are kept."""
         return len(server.algorithm_state.get("cached", ())) > 1
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Split what must be split, then w_c <- w_c + mean dw over the members of the new clusters."""
-        gram = notes["gram"]  # [m, m] of what is compared of dw
+        """Split the clusters that meet the criterion, then w_c <- w_c + mean dw over each new cluster."""
+        gram = notes["gram"]  # [m, m], of the compared updates
         state, assign = server.algorithm_state, server.assign.copy()
         own, parent = assign[notes.client], list(range(len(server.tables["model"])))  # [m]
-        grows = "update" in server.tables  # not in a run that release 0.1 began
+        grows = "update" in server.tables  # absent from runs that release 0.1 began
         leaves = np.full((len(parent), 2), -1)
         children, cached = state.get("children", leaves).tolist(), state.get("cached", leaves[:1]).tolist()
         waits = np.array([children[c][0] >= 0 for c in own])  # trained from a model that was split
         for i in np.flatnonzero(waits):
             assign[notes.client[i]] = children[own[i]][_nearer(state, notes["row_distance"][i], own[i])]
-        new, uploads = np.where(waits, -1, own), list[int]()  # row of each upload; those that are cached
-        last = last_uploads(notes.client)  # in a buffer a client may stand twice
+        new, uploads = np.where(waits, -1, own), list[int]()  # row of each upload; uploads to cache
+        last = last_uploads(notes.client)  # a client may occur twice in a buffer
         for c in np.unique(own[~waits]).tolist():
             members = last[new[last] == c]
             products = gram[np.ix_(members, members)]
@@ -198,7 +202,7 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
 
 
 def _awaited(children: list[list[int]], assign: np.ndarray, row: int) -> bool:
-    """Return whether a client stands at the inner node `row`, or above `row` and may come down to it."""
+    """Return whether a client waits at the inner node `row`, or above `row` and may descend to it."""
     above: int | None = row if children[row][0] >= 0 else None
     if above is None:
         above = next((a for a, below in enumerate(children) if row in below), None)
@@ -208,9 +212,9 @@ def _awaited(children: list[list[int]], assign: np.ndarray, row: int) -> bool:
 
 
 def _nearer(state: Mapping[str, np.ndarray], apart: np.ndarray, node: int) -> int:
-    """Return the side of `node` with the update of largest cosine to one at distances `apart` [R]."""
+    """Return the side of `node` with the update most similar to one at distances `apart` [R] (cosine)."""
     rows = np.flatnonzero(state["cached"][:, 0] == node)
-    length, norms = apart[0], state["cached_norm"][rows]  # row 0 is the origin
+    length, norms = apart[0], state["cached_norm"][rows]  # row 0 is the zero vector
     cosine = (length**2 + norms**2 - apart[rows] ** 2) / np.maximum(2 * length * norms, 1e-300)
     return int(state["cached"][rows[cosine.argmax()], 1])
 

@@ -2,21 +2,21 @@
 
 Kim, Kim and de Veciana, "Clustered Federated Learning via Gradient-based Partitioning", ICML 2024, Algorithm
 1. Every `period` rounds, up to `last_round`, a client also trains the criterion model (that of cluster 0) and
-adds what it finds, v_i, to its profile: G_i <- (1 - beta) G_i + beta v_i, beta = 1 / (floor((t + 1) / (K
-period)) + 1). With G = P S Q', the clients' coordinates P_K' G come from the products G'G alone; k-means on
-them, labels matched with the old ones (Hungarian). A cluster's model moves by the plain mean of what its
-members found.
+adds its change v_i to its profile: G_i <- (1 - beta) G_i + beta v_i, beta = 1 / (floor((t + 1) / (K period))
++ 1). With the SVD G = P S Q', the clients' coordinates P_K' G follow from the products G'G alone.
+k-means clusters them, and the labels are matched with the old ones (Hungarian algorithm). A cluster's model
+moves by the unweighted mean of its members' changes.
 
-Readings: the authors' code's: v_i is one mini-batch step (`protocol="gradient"`, default) or a whole local
-training (`gap`); the K models start independently, but everyone trains that of cluster 0 in round 1, and what
-a member found there moves its new cluster's model; the new labels count at once. Differs: v_i is taken at the
-criterion model for everyone, where that code trains the own cluster's model twice; with K unknown it looks
-for K in every clustering, where that code fixes it after a warm-up in one cluster; clients keep their profile
-themselves, and those who take part are clustered.
+As in the authors' code, v_i is the change by one mini-batch step (`protocol="gradient"`, the default) or by a
+whole local training (`gap`). The K models start independently, but in round 1 all clients train that of
+cluster 0, and a client's change moves the model of its new cluster. New labels count in the same round.
+Differs from that code: all clients compute v_i at the criterion model, where the code trains the own
+cluster's model twice. If K is unknown, every clustering chooses it anew, where the code fixes it after a
+warm-up with one cluster. Clients store their own profiles, and only clients that take part are clustered.
 
-Variant `emdcfl`, the EMD-CFL repository: period 1 in all rounds; one initial model; v_i is the change of the
-state dict of the own cluster's model, counters of batches included, and enters that cluster's block of the
-profile; models are averaged by samples.
+Variant `emdcfl` follows the EMD-CFL repository: every round clusters; all models start alike; v_i is the
+change of the whole state dict of the own cluster's model, including batch counters (`num_batches_tracked`),
+and enters that cluster's block of the profile; models are averaged by samples.
 """
 
 from __future__ import annotations
@@ -56,13 +56,15 @@ class CFLGP(ComparedUploads, Algorithm):
     """K rows.
 
     Attributes:
-        num_clusters: K; 0 takes the number in 2 .. `max_clusters` of the largest mean silhouette.
-        period: rounds between clusterings.
-        last_round: no clustering from this round on; `emdcfl` goes on.
-        protocol: `gradient` or `gap`.
-        starts: `independent` or `alike`, the initial models; None: independent where K is given, alike where
-            it is sought and under `emdcfl`.
-        variant: `paper` or `emdcfl`; see the module.
+        num_clusters: K, number of clusters; 0 takes the number from 2 to `max_clusters` with the largest mean
+            silhouette.
+        period: rounds between clusterings; variant `emdcfl` clusters in every round.
+        last_round: no clustering after this many rounds; variant `emdcfl` ignores it.
+        protocol: `gradient` (a visit is one mini-batch step) or `gap` (a visit is a whole local training).
+        starts: initial models: `independent` or `alike`. None: independent if K is given, alike if it is
+            unknown (`num_clusters` 0) or the variant is `emdcfl`.
+        variant: `paper`, or `emdcfl` (the EMD-CFL repository: clustering in every round, changes of whole
+            state dicts, averages by samples).
     """
 
     num_clusters: int = 4
@@ -92,7 +94,7 @@ class CFLGP(ComparedUploads, Algorithm):
 
     @cached_property
     def needs(self) -> Needs:
-        """Rounds, and a new optimiser in each; a visit of one step ignores how many it could take."""
+        """Rounds, and a new optimiser in each; a visit of one step ignores some keys of `local`."""
         ignored = ("epochs", "steps", "momentum") if self._takes_one_step else ()
         return Needs(
             client_state=True,
@@ -120,15 +122,15 @@ class CFLGP(ComparedUploads, Algorithm):
         return Server({"model": models}, np.zeros(problem.num_clients, np.int64))
 
     def _clusters(self, t: int) -> bool:
-        """Return whether round `t` (from 0) looks at profiles."""
+        """Return whether round `t` (from 0) clusters."""
         return self.variant == "emdcfl" or (t % self.period == 0 and t < self.last_round)
 
     def compares(self, server: Server) -> bool:
-        """Look at profiles when it is time."""
+        """Compare profiles in rounds that cluster."""
         return self._clusters(server.version)
 
     def reads(self, server: Server, k: int) -> Reads:
-        """Download the own cluster's model, and the criterion model when it is time."""
+        """Download the own cluster's model, and in rounds that cluster the criterion model."""
         own = int(server.assign[k])
         also = (0,) if own and self.variant == "paper" and self._clusters(server.version) else ()
         return {"model": (own, *also)}
@@ -141,12 +143,12 @@ class CFLGP(ComparedUploads, Algorithm):
         """Take one mini-batch step, or train a whole visit."""
         if not self._takes_one_step:
             return client.sgd(w, key)
-        batch = next(client.batches(key, epochs=1), client.data.train)  # all, where nothing is trained
+        batch = next(client.batches(key, epochs=1), client.data.train)  # all data, where nothing is trained
         step: dict[str, Any] = {"epochs": 1, "batch_size": len(batch), "momentum": 0.0}
         return client.sgd(w, key, split=batch, **step)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the own cluster's model; when it is time, add v_i to the profile."""
+        """Train the own cluster's model; in rounds that cluster, add v_i to the profile."""
         start, t, K = message["model"][0], message.step - 1, self.num_clusters or self.max_clusters
         w = self._train(client, start, key)
         metrics, gap = {"train_loss": w.loss}, w.vector - start
@@ -162,11 +164,11 @@ class CFLGP(ComparedUploads, Algorithm):
         beta = 1 / ((t + 1) // (K * (self.period if self.variant == "paper" else 1)) + 1)
         G = state.get("profile", torch.zeros(blocks, len(v))).clone()
         G[block] = (1 - beta) * G[block] + beta * v.to(G)
-        unsent = ("profile",) if sent else ()  # the server has what it is made of
+        unsent = ("profile",) if sent else ()  # the server can compute it from the uploads
         return client.report(metrics=metrics, unsent=unsent, profile=G.reshape(-1), **upload), {"profile": G}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Cluster when it is time, then move each cluster's model."""
+        """Cluster the clients in rounds that do so, then move each cluster's model."""
         assign, K = server.assign.copy(), len(server.tables["model"])
         if "gram" in notes.columns:
             assign[notes.client] = match_labels(self._labels(notes["gram"], K), assign[notes.client])

@@ -1,9 +1,10 @@
-"""Asynchronous clustered averaging: one-shot clusters (EMD-CFL's, FLT's, any), then FedAsync inside each.
+"""Asynchronous clustered averaging: the clusters of an earlier run, then FedAsync inside each cluster.
 
-A combination of ours. A short synchronous run of a clustering method finds the labels and leaves them in its
-folder's `clusters.csv`; here every upload is blended into its cluster's model as FedAsync does (Xie, Koyejo
-and Gupta, "Asynchronous Federated Optimization", OPT 2020): w_c <- (1 - alpha_t) w_c + alpha_t w_k, alpha_t =
-alpha s(t - tau), s(x) = (x + 1)^-a or another of FedAsync's. One cluster is FedAsync.
+Our own combination, from no paper. A short synchronous run of a clustering method (EMD-CFL, FLT or any other)
+finds the labels and writes them to `clusters.csv` in its run folder. Here every upload is blended into its
+cluster's model as in FedAsync (Xie, Koyejo and Gupta, "Asynchronous Federated Optimization", OPT 2020): w_c
+<- (1 - alpha_t) w_c + alpha_t w_k, alpha_t = alpha s(t - tau), with s(x) = (x + 1)^-a or another of
+FedAsync's staleness functions. With one cluster this is FedAsync.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class ClusteredAsync(PlainVisits, Algorithm):
 
     Attributes:
         clusters: a run folder, or a CSV file with the columns client and cluster; empty: one cluster.
-        alpha: as FedAsync's.
-        staleness: as FedAsync's.
-        a: as FedAsync's.
-        b: as FedAsync's.
-        rho: as FedAsync's.
+        alpha: mixing rate of a fresh upload.
+        staleness: staleness function: `constant`, `polynomial` or `hinge`.
+        a: decay of the polynomial (x + 1)^-a and of the hinge 1 / (a (x - b) + 1); x is the staleness.
+        b: largest staleness at which the hinge is 1.
+        rho: weight of the proximal term.
     """
 
     clusters: str = ""
@@ -62,7 +63,7 @@ class ClusteredAsync(PlainVisits, Algorithm):
         check_blending(self.alpha, self.staleness, self.a, self.b, self.rho)
 
     def check(self, problem: ProblemInfo) -> None:
-        """The labels must be there, one for each client."""
+        """Raise `UserError` unless there is one label for each client."""
         read_labels(self.clusters, problem.num_clients)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
@@ -72,15 +73,15 @@ class ClusteredAsync(PlainVisits, Algorithm):
         return Server({"model": rows}, labels)
 
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
-        """The earlier run placed everyone."""
+        """Return true for all clients: the earlier run clustered them."""
         return np.ones_like(visited)
 
     def plain_visit(self) -> PlainVisit:
-        """Train near the cluster's model."""
+        """Train with a proximal term towards the cluster's model."""
         return PlainVisit(mu=self.rho or None)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train near the cluster's model."""
+        """Train with a proximal term towards the cluster's model."""
         return train_near(message["model"][0], self.rho, client, key), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
@@ -91,7 +92,11 @@ class ClusteredAsync(PlainVisits, Algorithm):
 
 
 def read_labels(place: str, num_clients: int) -> np.ndarray:
-    """Return the cluster [N] of each client, numbered from 0 in order of appearance."""
+    """Return the cluster [N] of each client, numbered from 0 in order of appearance.
+
+    Raises:
+        UserError: the file is missing, lacks a column, or does not hold exactly the clients 0 to N - 1.
+    """
     if not place:
         return np.zeros(num_clients, np.int64)
     path, why = Path(place), "there is no such file or run folder"

@@ -1,9 +1,10 @@
 """Ditto: a personal model at each client, held near the global one.
 
 Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, Algorithm 1. The
-global model w is FedAvg's; the personal one follows v <- v - eta (grad F_k(v) + lambda (v - w)), w as
-received. The authors' code interleaves both step by step, here one follows the other on the same batches: the
-same numbers, since w is fixed. Its global mean counts each client once (`weighted=False`).
+global model w is FedAvg's; the personal model follows v <- v - eta (grad F_k(v) + lambda (v - w)), with w as
+received. The authors' code alternates steps of the two trainings; here one training follows the other on the
+same batches, which gives the same result because w is fixed. That code averages the global model with equal
+weights (`weighted=False`).
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Ditto(RowUpdates, Algorithm):
     """One shared row w; each client keeps a personal model v and is evaluated by it.
 
     Attributes:
-        lam: lambda, pull of v towards w; 0 is local training.
-        weighted: average by samples; otherwise each client counts the same.
+        lam: lambda, pull of the personal model towards the global one; 0 is local training.
+        weighted: average the global model by samples; otherwise with equal weights.
     """
 
     lam: float = 1.0
@@ -66,5 +67,5 @@ class Ditto(RowUpdates, Algorithm):
         return Plan([average(notes, None if self.weighted else np.ones(len(notes)))])
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return v, the common initial model before the first visit."""
+        """Return v, or the common initial model before the first visit."""
         return state.get("model", client.init)

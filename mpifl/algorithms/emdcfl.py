@@ -1,22 +1,24 @@
 """EMD-CFL: clients whose data look alike under each other's extractor share a model.
 
-"Clustered Federated Learning via Embedding Distributions", section 3. After the first local training, W[c,
-c'] is the earth mover's distance between the embeddings of c's training data and of the data of c' under c's
-extractor, minus the client's own distance tau_c between training and validation data. Pairs below epsilon in
-both directions are linked; clients with the same neighbourhood share its average.
+Zhang, Toni and Williams, "Clustered Federated Learning via Embedding Distributions", 2025, section 3. After
+the first local training, W[c, c'] is the earth mover's distance between the embeddings of c's training data
+and of the data of c' under c's extractor, minus the client's own distance tau_c between training and
+validation data. Pairs below epsilon in both directions are linked; clients with the same neighbourhood share
+its average.
 
-Readings, where paper and repository differ: cosine ground metric; own training data against the other's
-validation data (`against="train"`: the paper); one projection R per client for tau and for all its distances
-(`tau="full"`: a square R of its own, the repository); evaluation mode for the extractor (`train_mode=True`:
-the repository's batch statistics); at most `sample_cap` images of a split enter (the repository), and no more
-than `sample_share` of the client's (the paper: 0.1).
+Our reading, where paper and repository differ: the ground metric is cosine. A client's training data are
+compared with the other's validation data (`against="train"`: the paper). Each client uses one projection R
+for tau and for all its distances (`tau="full"`: a square R of its own for tau, as in the repository). The
+extractor is in evaluation mode (`train_mode=True`: batch statistics, as in the repository). At most
+`sample_cap` images of a split enter a distance (the repository), and at most the share `sample_share` of the
+client's images (the paper: 0.1).
 
-Partial participation: two clients look at each other once, in the first round after which both have taken
-part, the absent one with its last model (the paper: a pair without a distance is compared, and no other).
-`looks="together"`, read more strictly: once, in the first round in which both take part; until then they are
-not linked. `looks="seen"`, the repository, whose rows the paper prints: all clients seen so far look again in
-every round with their last models. The last models of absent members are averaged too; clients never seen
-stay alone.
+Partial participation: two clients are compared once, in the first round after which both have taken part; an
+absent client counts with its last model (the paper: a pair without a distance is compared, and no other). A
+stricter reading is `looks="together"`: once, in the first round in which both take part; until then they are
+not linked. `looks="seen"` is the rule of the repository, which produced the paper's tables: in every round
+all clients seen so far are compared again with their last models. The last models of absent members are
+averaged too; clients never seen stay alone.
 """
 
 from __future__ import annotations
@@ -56,18 +58,20 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     """One row per neighbourhood, found in the first round.
 
     Attributes:
-        epsilon: tolerance on W.
+        epsilon: two clients are linked if their corrected distances in both directions are below this value.
         projection: p / d, share of the embedding's width kept by the random projection.
-        sample_cap: most images of a client's split that enter a distance.
-        sample_share: most of them as a share of the client's training and validation images; 0.1 in the
-            paper.
+        sample_cap: largest number of images of a client's split that enter a distance.
+        sample_share: largest number of images of a client's split that enter a distance, as a share of the
+            client's training and validation images; 0.1 in the paper.
         metric: ground cost, `cosine` or `euclidean`.
         solver: `exact` or `sinkhorn`, with regularisation `reg`.
-        against: `val` or `train`, the other client's data.
-        tau: `shared` or `full`, the projection under which tau is measured.
-        train_mode: embed with batch statistics.
-        looks: which pairs look at each other in a round: `once`, those that were seen and have not yet;
-            `together`, those that take part and have not yet; `seen`, all that were seen.
+        against: the other client's data that enter a distance: `val` or `train`.
+        tau: projection under which the client's own distance tau is measured: `shared` (that of its other
+            distances) or `full` (a square one of its own).
+        train_mode: compute embeddings with batch statistics.
+        looks: which pairs of clients are compared in a round: `once` (pairs seen so far that have not been
+            compared), `together` (pairs that take part and have not been compared) or `seen` (all pairs seen
+            so far).
     """
 
     epsilon: float = 0.025
@@ -98,19 +102,19 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         require(self.looks in LOOKS, "looks", self.looks, f"take one of {', '.join(LOOKS)}")
 
     def probes(self, server: Server, step: int) -> bool:
-        """Look until all pairs have, under `seen` until all clients were seen in the first round."""
+        """Compare until every pair has a distance; under `seen` stop only if round 1 had all clients."""
         return "frozen" not in server.algorithm_state
 
     def pairs(self, server: Server, clients: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-        """Return the pairs that look at each other: all, or those without a distance."""
+        """Return the pairs to compare: all, or those without a distance."""
         return self._pairs(_distances(server)[np.ix_(clients, clients)], fresh)
 
     def _pairs(self, W: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-        """Return which of the clients seen look at which, bool [m, m].
+        """Return which of the clients seen so far are compared with which, bool [m, m].
 
         Args:
             W: their distances so far [m, m], NaN where there is none.
-            fresh: who takes part [m].
+            fresh: whether each of them takes part in this step, bool [m].
         """
         if self.looks == "seen":
             return np.ones(W.shape, bool)
@@ -118,7 +122,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         return np.asarray(np.isnan(W) & together & ~np.eye(len(W), dtype=bool))
 
     def probe(self, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key) -> Look:
-        """Return row c of W; NaN for those that are not looked at."""
+        """Return row c of W, with NaN for clients that are not compared."""
         extractor = take(own["model"], client.layout.part("body"))
         source, target = (self._embed(client, extractor, name, key) for name in ("train", self.against))
         e = source.shape[1]
@@ -146,14 +150,14 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         return client.embed(model, x[torch.from_numpy(chosen)], train_mode=self.train_mode).flatten(1).cpu()
 
     def _most(self, train: int, val: int) -> int:
-        """Return the most images of a split that enter, for a client with so many images."""
+        """Return how many images of a split may enter, for a client with `train` and `val` images."""
         return min(self.sample_cap, max(2, int(self.sample_share * (train + val))))
 
     def _emd(self, Z_s: torch.Tensor, Z_t: torch.Tensor) -> float:
         return emd(Z_s.numpy(), Z_t.numpy(), metric=self.metric, solver=self.solver, reg=self.reg)
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Link, name the neighbourhoods, average each."""
+        """Link clients, number the neighbourhoods, average each."""
         if "distance" in notes.columns:
             W, here = self._known(server, notes), np.ix_(notes.client, notes.client)
             linked = (self.epsilon > W[here]) & (self.epsilon > W[here].T) | np.eye(len(notes), dtype=bool)
@@ -166,7 +170,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         return neighbourhood_plan(server, notes, linked)
 
     def _known(self, server: Server, notes: Notes) -> np.ndarray:
-        """Return all distances that are known after a step [N, N]; NaN for the others."""
+        """Return the distances known after a step [N, N]; NaN for the others."""
         W = _distances(server)
         if self.looks == "seen":
             W[:] = np.nan
@@ -178,10 +182,10 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         return W
 
     def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
-        """Count the second looks.
+        """Count the traffic of the pairwise comparisons.
 
-        Each ordered pair sends an extractor up and down, and the projected embeddings of both up; each who
-        takes part and looks sends tau.
+        For each ordered pair, an extractor goes up and down, and the projected embeddings of both clients go
+        up. Each client that takes part and compares sends tau.
         """
         body = sum(s.stop - s.start for s in run.problem.layout.part("body"))
         width = run.client.embed(run.client.init, run.client.data.train.x[:1]).flatten(1).shape[1]
@@ -198,7 +202,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
             looks = self._pairs(W[here], fresh)
             W[here] = np.where(looks, 0.0, W[here])
             W[seen, seen] = 0.0
-            asks = int((looks.any(1) & fresh).sum())  # of those who take part
+            asks = int((looks.any(1) & fresh).sum())  # clients that take part and compare
             looks &= ~np.eye(len(seen), dtype=bool)
             pairs = int(looks.sum())
             numbers = p * int(looks.sum(1) @ of_train[seen] + looks.sum(0) @ of_other[seen])
@@ -208,7 +212,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         return down, up
 
     def labels(self, server: Server) -> np.ndarray:
-        """Name the neighbourhoods."""
+        """Return the neighbourhood [N] of each client."""
         return neighbourhood_labels(server)
 
 
@@ -219,6 +223,6 @@ def _projection(e: int, p: int, key: Key) -> torch.Tensor:
 
 
 def _distances(server: Server) -> np.ndarray:
-    """Return the distances that are known [N, N], a copy; NaN for the others."""
+    """Return a copy of the known distances [N, N]; NaN for the others."""
     n = len(server.assign)
     return np.array(server.algorithm_state.get("distance", np.full((n, n), np.nan)))

@@ -1,10 +1,10 @@
-"""FedAMP: the server keeps a model for each client, drawn to the models that are near its own.
+"""FedAMP: the server keeps a model for each client, drawn towards the models close to the client's own.
 
 Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021, Algorithm 1. Legend:
 w_i model of client i, u_i its cloud model, A(x) = 1 - exp(-x / sigma). u_i <- sum_j xi_ij w_j with xi_ij =
-alpha A'(||w_i - w_j||^2) for j /= i and xi_ii = 1 - sum of the others; w_i <- argmin F_i(w) + lambda / (2
-alpha) ||w - u_i||^2, here by local training from u_i. Evaluated with w_i. Variant `heur` (HeurFedAMP): xi_ij
-~ exp(sigma cos(w_i, w_j)), xi_ii = `self_weight`.
+alpha A'(||w_i - w_j||^2) for j != i and xi_ii = 1 - sum of the others; w_i <- argmin F_i(w) + lambda / (2
+alpha) ||w - u_i||^2, here by local training from u_i. Clients are evaluated with w_i. Variant `heur`
+(HeurFedAMP): xi_ij ~ exp(sigma cos(w_i, w_j)), xi_ii = `self_weight`.
 
 Differs: alpha does not decay over the rounds; distances include batch-norm statistics.
 """
@@ -42,10 +42,10 @@ class FedAMP(ComparedUploads, Algorithm):
     """N rows, one cloud model for each client.
 
     Attributes:
-        lam: lambda, with alpha the pull lambda / alpha towards u_i.
-        alpha: step of the message passing; alpha (m - 1) / sigma should stay below 1.
+        lam: lambda; the pull towards the client's cloud model has weight lambda / alpha.
+        alpha: step of the message passing; alpha (m - 1) / sigma should stay below 1 for m participants.
         sigma: squared distance at which attention has fallen to 1/e (`paper`), sharpness (`heur`).
-        self_weight: share of the own model (`heur`).
+        self_weight: share of the client's own model (`heur`).
         variant: `paper` or `heur`.
     """
 
@@ -77,13 +77,13 @@ class FedAMP(ComparedUploads, Algorithm):
         return {}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train near u_i."""
+        """Train with a proximal term towards u_i."""
         u = message["model"][0]
         w = client.sgd(u, key, direction=proximal(self.lam / self.alpha, u))
         return client.report(model=w.vector, metrics={"train_loss": w.loss}), {"model": w.vector}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """u_i <- sum_j xi_ij w_j over those who take part."""
+        """u_i <- sum_j xi_ij w_j over the clients that take part."""
         return Plan([own_rows(self.attention(notes["gram"]), notes, len(server.assign))])
 
     def attention(self, gram: np.ndarray) -> np.ndarray:
@@ -98,5 +98,5 @@ class FedAMP(ComparedUploads, Algorithm):
         return np.asarray(xi + np.diag(1.0 - xi.sum(1)))
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return w_i, the common initial model before the first visit."""
+        """Return w_i, or the common initial model before the first visit."""
         return state.get("model", client.init)

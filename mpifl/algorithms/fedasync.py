@@ -1,10 +1,10 @@
-"""FedAsync: the server blends every upload in as it comes, the staler the less.
+"""FedAsync: the server blends in every upload on arrival; a stale upload has less weight.
 
 Xie et al., "Asynchronous Federated Optimization", OPT 2020, Algorithm 1. alpha_t = alpha s(t - tau), w <- (1
 - alpha_t) w + alpha_t w_k; local objective with a proximal term rho/2 ||w - w_tau||^2. Staleness functions,
 section 5.2: constant s = 1; polynomial s(x) = (x + 1)^-a; hinge s(x) = 1 if x <= b, else 1 / (a (x - b) + 1).
-Several uploads of one step are blended one after the other, as they arrived; in rounds, where all arrive at
-once, in an order that is drawn for each.
+Several uploads of one step are blended in one after the other, in order of arrival. In rounds, where all
+arrive at once, the order is drawn at random for each round.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ class FedAsync(PlainVisits, Algorithm):
 
     Attributes:
         alpha: mixing rate of a fresh upload.
-        staleness: `constant`, `polynomial` or `hinge`; `a` and `b` are its parameters.
-        rho: strength of the proximal term.
+        staleness: staleness function: `constant`, `polynomial` or `hinge`.
+        a: decay of the polynomial (x + 1)^-a and of the hinge 1 / (a (x - b) + 1); x is the staleness.
+        b: largest staleness at which the hinge is 1.
+        rho: weight of the proximal term.
     """
 
     alpha: float = 0.6
@@ -58,11 +60,11 @@ class FedAsync(PlainVisits, Algorithm):
         check_blending(self.alpha, self.staleness, self.a, self.b, self.rho)
 
     def plain_visit(self) -> PlainVisit:
-        """Train near the model that was read."""
+        """Train with a proximal term towards the downloaded model."""
         return PlainVisit(mu=self.rho or None)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train near the model that was read."""
+        """Train with a proximal term towards the downloaded model."""
         return train_near(message["model"][0], self.rho, client, key), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
@@ -72,7 +74,7 @@ class FedAsync(PlainVisits, Algorithm):
 
 
 def check_blending(alpha: float, staleness: str, a: float, b: float, rho: float) -> None:
-    """Raise `UserError` for what no blending can do."""
+    """Raise `UserError` for hyperparameters out of range."""
     require(0 < alpha <= 1, "alpha", alpha, "take a rate in (0, 1]")
     require(staleness in STALENESS, "staleness", staleness, f"take one of {', '.join(STALENESS)}")
     require(a >= 0, "a", a, "take 0 or more")
@@ -87,7 +89,7 @@ def train_near(x: Vector, rho: float, client: Client, key: Key) -> Report:
 
 
 def weight_of(staleness: str, lag: np.ndarray, a: float, b: float) -> np.ndarray:
-    """Return s(lag)."""
+    """Return s(lag) [m]."""
     if staleness == "polynomial":
         return (lag + 1.0) ** -a
     if staleness == "hinge":

@@ -1,9 +1,9 @@
-"""FedAvg with fine-tuning: the global model, trained a little further by each client before it is evaluated.
+"""FedAvg with fine-tuning: each client trains the global model a little further before it is evaluated.
 
-McMahan et al., AISTATS 2017, Algorithm 1, for the federation. The personalised evaluation is the baseline of
-many papers, among them Cheng et al., "Fine-tuning is Fine in Federated Learning", 2021. Evaluated after
-fine-tuning (`accuracy`) and before (`accuracy_initial`); what is tuned is not kept. With `mu` the federation
-is FedProx (Li et al., MLSys 2020); fine-tuning is plain SGD all the same.
+The federation is McMahan et al., AISTATS 2017, Algorithm 1. The personalised evaluation is the baseline of
+many papers, among them Cheng et al., "Fine-tuning is Fine in Federated Learning", 2021. Clients are
+evaluated after fine-tuning (`accuracy`) and before (`accuracy_initial`); the fine-tuned model is not kept.
+With `mu` the federation is FedProx (Li et al., MLSys 2020); fine-tuning never has the proximal term.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class FedAvgFT(PlainVisits, RowUpdates, Algorithm):
     """FedAvg, evaluated after fine-tuning.
 
     Attributes:
-        tune_epochs: passes over the data before a client is evaluated.
-        tune_part: `all`, `body` or `head`, what these passes train.
-        mu: of FedProx: the gradients of a visit gain mu (w - x), x the received model; 0 is FedAvg.
+        tune_epochs: epochs of fine-tuning before a client is evaluated.
+        tune_part: the part of the model that is fine-tuned: `all`, `body` or `head`.
+        mu: weight of FedProx's proximal term, which adds mu (w - x) to the gradients of a visit; x is the
+            received model. 0 is FedAvg.
     """
 
     tune_epochs: int = 1

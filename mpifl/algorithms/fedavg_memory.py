@@ -1,8 +1,8 @@
-"""FedAvg over all clients in every step: who does not take part counts with the last model it uploaded.
+"""FedAvg over all clients in every step: an absent client counts with the last model it uploaded.
 
 The FedAvg of FLT's repository (Jamali-Rad et al., "Federated Learning with Taskonomy for Non-IID Data", IEEE
-TNNLS 2022, `all_clients`): w <- sum_k n_k wbar_k / sum_k n_k over all clients. Legend: wbar_k the last upload
-of client k, w^0 the initial model, which stands for a client that never took part.
+TNNLS 2022, `all_clients`): w <- sum_k n_k wbar_k / sum_k n_k over all clients. Legend: wbar_k last upload of
+client k, or the initial model w^0 for a client that never took part.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FedAvgMemory(PlainVisits, RememberedUploads, Algorithm):
         return replace(server, tables=tables, algorithm_state={"num_samples": problem.num_samples})
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Return w <- (sum_k n_k wbar_k + sum_j n_j w^0) / sum n, j over those who never took part."""
+        """Return w <- (sum_k n_k wbar_k + sum_j n_j w^0) / sum n, j over clients that never took part."""
         n = server.algorithm_state["num_samples"].copy()
         n[notes.client] = notes.num_samples  # data may change from visit to visit
         unseen = n.sum() - n[notes.client].sum()

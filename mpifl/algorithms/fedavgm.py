@@ -23,7 +23,7 @@ class FedAvgM(PlainVisits, RowUpdates, Algorithm):
 
     Attributes:
         beta: momentum of the server.
-        server_lr: step of the server along v.
+        server_lr: step of the server along its momentum v.
     """
 
     beta: float = 0.9

@@ -1,9 +1,9 @@
-"""FedBABU: only the body is trained together, under a common random head that nobody moves; heads come last.
+"""FedBABU: clients jointly train only the body, under a fixed common random head, and fine-tune at the end.
 
 Oh et al., "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Algorithm
-1. Evaluated twice: with the common head (`accuracy_initial`) and after fine-tuning on the client's training
-data (`accuracy`). The authors' code counts each sampled client once (`weighted=False`); the paper averages by
-samples.
+1. Clients are evaluated twice: with the common head (`accuracy_initial`) and after fine-tuning on their
+training data (`accuracy`). The authors' code averages sampled clients with equal weights (`weighted=False`);
+the paper averages by samples.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class FedBABU(RowUpdates, Algorithm):
     """One table, `body`; the head is the initial one, known to all from the seed.
 
     Attributes:
-        tune_epochs: passes over the data before a client is evaluated.
-        tune_part: `all`, `body` or `head`, what these passes train.
-        weighted: average by samples; otherwise each client counts the same.
+        tune_epochs: epochs of fine-tuning before a client is evaluated.
+        tune_part: the part of the model that is fine-tuned: `all`, `body` or `head`.
+        weighted: average bodies by samples; otherwise with equal weights.
     """
 
     tune_epochs: int = 5

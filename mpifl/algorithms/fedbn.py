@@ -1,4 +1,4 @@
-"""FedBN: FedAvg that leaves batch normalisation at home.
+"""FedBN: FedAvg in which each client keeps its own batch normalisation.
 
 Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021, Algorithm
 1. Parameters and running statistics of batch-norm layers are client state; the rest is averaged by samples.
@@ -44,11 +44,11 @@ class FedBN(RowUpdates, Algorithm):
         return Server({"shared": shared[None]}, np.zeros(problem.num_clients, np.int64))
 
     def reads(self, server: Server, k: int) -> Reads:
-        """Download what is shared."""
+        """Download the shared part."""
         return {"shared": (0,)}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train everything; report what is shared, keep batch norm."""
+        """Train everything; report the shared part, keep batch norm."""
         w = client.sgd(self.model_of(message, state, client), key)
         shared, norm = (take(w.vector, client.layout.part(name)).clone() for name in ("unnormed", "norm"))
         return client.report(shared=shared, metrics={"train_loss": w.loss}), {"norm": norm}

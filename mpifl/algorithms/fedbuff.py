@@ -35,9 +35,10 @@ class FedBuff(PlainVisits, Algorithm):
     """One model, changed by a buffer of updates.
 
     Attributes:
-        server_lr: eta_g.
+        server_lr: eta_g, step of the server along the mean update.
         staleness_a: a in s(x) = (1 + x)^-a; 0 ignores staleness.
-        normalise: `size` or `weights`.
+        normalise: divisor of the sum of updates: `size` (of the buffer) or `weights` (sum of staleness
+            weights).
     """
 
     server_lr: float = 1.0

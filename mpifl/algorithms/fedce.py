@@ -1,14 +1,13 @@
-"""FedCE: clusters by ensembles of evaluations; association of clients and clusters grows over the rounds.
+"""FedCE: clients evaluate all models in each visit; their association with clusters grows over the rounds.
 
 Cai et al., "FedCE: Personalized Federated Learning Method based on Clustering Ensembles", ACM MM 2023. No
-official code is known; this follows what the EMD-CFL repository states. Legend: L_i vector of client c's
-batch-mean validation losses under model w_i, b the model of smallest mean, h[c, i] association. In a visit
-h[c, b] grows by 1 and the others by exp(-delta ||L_b - L_i||_2); c trains w_b and is evaluated by it
-(before its
-first visit by the w_b it would train); w_i <- sum_c a_ci w_c, a_.i = softmax_c h[c, i].
+official code is known; this follows the EMD-CFL repository. Legend: L_i vector of client c's batch-mean
+validation losses under model w_i, b the model of smallest mean, h[c, i] association. In a visit h[c, b] grows
+by 1 and the other h[c, i] by exp(-delta ||L_b - L_i||_2). The client trains w_b and is evaluated with it, or
+before its first visit with the w_b it would train. Server: w_i <- sum_c a_ci w_c, a_.i = softmax_c h[c, i].
 
-Variant `emdcfl`: the running best is incremented while the models are compared, up to K times a visit (its
-defect).
+Variant `emdcfl` keeps a defect of that repository: each of a visit's K comparisons adds 1 to the association
+of the best model so far.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ class FedCE(Algorithm):
     """K rows, all read by everyone, each trained by those whom it fits best.
 
     Attributes:
-        num_clusters: K.
-        delta: how fast association falls with the distance of losses.
-        variant: `paper` or `emdcfl`.
+        num_clusters: K, number of clusters.
+        delta: how fast the growth of the association falls with the distance between loss vectors.
+        variant: `paper`, or `emdcfl` (the EMD-CFL repository, with its defect in the association).
     """
 
     num_clusters: int = 4
@@ -74,7 +73,7 @@ class FedCE(Algorithm):
         return {"model": tuple(range(self.num_clusters))}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the last best model."""
+        """Evaluate with the model chosen last."""
         return {"model": (int(server.assign[k]),)}
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
@@ -82,7 +81,7 @@ class FedCE(Algorithm):
         return self.reads(server, k)
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return the model that was served; of several the best."""
+        """Return the served model, or the best of several."""
         models = message["model"]
         return models[self._compare(models, client)[0] if len(models) > 1 else 0]
 
@@ -102,7 +101,7 @@ class FedCE(Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """w_i <- sum_c softmax_c(h[c, i]) w_c."""
         h, assign = server.algorithm_state["association"].copy(), server.assign.copy()  # [N, K], [N]
-        np.add.at(h, notes.client, notes["association"])  # a client may come twice
+        np.add.at(h, notes.client, notes["association"])  # a client may occur twice
         assign[notes.client] = notes["best"]
         ours = h[notes.client].T  # [K, m]
         a = np.exp(ours - ours.max(1, keepdims=True))
@@ -114,8 +113,8 @@ def association(L: np.ndarray, delta: float, running: bool = False) -> tuple[int
 
     Args:
         L: batch losses [K, batches].
-        delta: of the paper's exponential.
-        running: increment the best so far after every comparison, instead of the best once.
+        delta: decay of the paper's exponential.
+        running: add 1 to the best model so far after every comparison, instead of once to the best model.
     """
     mean = L.mean(1)
     b = int(mean.argmin())

@@ -2,12 +2,13 @@
 
 Islam et al., "FedClust: Tackling Data Heterogeneity in Federated Learning through Weight-Driven Client
 Clustering", ICPP 2024. From the common initial model every client trains for a few epochs and sends the
-weights v_i of its final layer; the server cuts a hierarchy on ||v_i - v_j|| at lambda; then FedAvg inside
-each cluster, from the initial model. A new client does the same and joins the cluster with the nearest mean
-of final layers.
+weights v_i of its final layer. The server cuts a hierarchy on ||v_i - v_j|| at lambda. Then FedAvg runs
+inside each cluster, from the initial model. A new client does the same first training and joins the cluster
+with the nearest mean of final layers.
 
-Readings (no official code): complete linkage. Variant `emdcfl`, which shapes that paper's rows: whole state
-dicts, counters of batches included; clusters are averaged once, over this first training, and never again.
+There is no official code; our reading is complete linkage. Variant `emdcfl` follows the EMD-CFL repository,
+which produced that paper's FedClust rows: whole state dicts are compared, including batch counters
+(`num_batches_tracked`), and clusters are averaged once, over this first training, and never again.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ class FedClust(NewClients, PlainVisits, Algorithm):
     """One row per cluster, and the initial model; table `signature` holds the clusters' mean final layers.
 
     Attributes:
-        threshold: lambda, in units of the weights; depends on model, learning rate and epochs.
-        num_clusters: cut the hierarchy at this number instead; 0: at the threshold.
-        epochs: of the first training; 0: as many as in a round.
+        threshold: lambda, the distance of weights at which the hierarchy is cut; a good value depends on
+            model, learning rate and epochs.
+        num_clusters: cut the hierarchy into this many clusters instead; 0: cut at `threshold`.
+        epochs: epochs of the first training; 0: as many as in a round.
         linkage: `complete`, `single`, `average` or `ward`.
-        variant: `paper` or `emdcfl` (state dicts instead of final layers, one average).
+        variant: `paper`, or `emdcfl` (compares whole state dicts instead of final layers, averages once).
     """
 
     threshold: float = 1.0
@@ -78,7 +80,7 @@ class FedClust(NewClients, PlainVisits, Algorithm):
         return "head" if self.variant == "paper" else "all"
 
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
-        """Return v_i after a little training."""
+        """Train for a few epochs and return v_i."""
         changes: dict[str, Any] = {"epochs": self.epochs} if self.epochs else {}
         trained = client.sgd(shown["init"][0], key, **changes)
         v = take(trained.vector, client.layout.part(self._compared)).clone()
@@ -104,7 +106,7 @@ class FedClust(NewClients, PlainVisits, Algorithm):
         )
 
     def initial_plan(self, server: Server, fingerprints: Notes) -> Plan:
-        """Keep each cluster's mean final layer; under `emdcfl` its mean model, the only average there is."""
+        """Store each cluster's mean final layer; under `emdcfl` also its mean model, averaged only once."""
         labels, num = server.assign[fingerprints.client], len(server.tables["signature"])
         mixings = [by_cluster(labels, num, np.ones(len(fingerprints)), into="signature", of="signature")]
         if self.variant == "emdcfl":

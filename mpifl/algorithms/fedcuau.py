@@ -1,15 +1,17 @@
-"""FedCUAU: clusters by how non-IID a client is; knowledge flows only from even clients to skewed ones.
+"""FedCUAU: clusters clients by how non-IID they are; knowledge flows only from even clients to skewed ones.
 
 "FedCUAU: Clustered Federated Learning Using Weight Divergence", Algorithm 1. Legend: CU_k update of the last
 layer after one epoch from the common w_0, AU their mean by samples, CUAU_k = ||CU_k - AU||; cluster i (here 0
 .. C-1) by quantiles of CUAU. w^s trunk, w^{Cj} copies of the cluster block. A client of cluster i trains
-(w^s, w^{CC}) together, then, with its new trunk frozen, each w^{Cj}, j >= i, alone. Copy j < C averages those
-of cluster <= j; trunk and last copy average everyone: they evolve as the method below does without clusters.
+(w^s, w^{CC}) together, then, with its new trunk frozen, each w^{Cj}, j >= i, alone. Copy j < C is averaged
+over the clients of clusters <= j, trunk and last copy over all clients. Trunk and last copy therefore evolve
+as the underlying method (`over`) does without clusters.
 
-Readings: convex averages by samples; a copy is averaged over those who trained it; the trunk is frozen at its
-new local value, in evaluation mode; stage 2 starts from w_0 again, so that the limit holds bit for bit;
-initial accuracy is that of (w^s, w^{C1}) on the entire test set, the test data of all clients together
-(`accuracy_initial_pooled`). Over FedPer the private head is trained with the trunk and frozen with it.
+Our reading: averages are convex and weighted by samples. A copy is averaged over the clients that trained it.
+The trunk is frozen at its new local value, in evaluation mode. Stage 2 starts from w_0 again, so that trunk
+and last copy agree with the underlying method bit for bit. Initial accuracy is that of (w^s, w^{C1}) on the
+entire test set, the test data of all clients together (`accuracy_initial_pooled`). Over FedPer the private
+head is trained with the trunk and frozen with it.
 """
 
 from __future__ import annotations
@@ -53,13 +55,12 @@ class FedCUAU(OneShotStatistics, Algorithm):
     """Tables `trunk` (one row) and `block` (C rows).
 
     Attributes:
-        over: the method that is plugged into: fedavg, fedprox, fedbabu (head frozen) or fedper (head
-            private).
-        num_clusters: C; 1 is the method below.
-        mu: of fedprox.
-        tune_epochs: passes over the data before the personalised accuracy is taken.
-        evaluate_copies: evaluate every copy at every client, too: `accuracy_copy0_initial` as it is and
-            `accuracy_copy0` after fine-tuning, and so on (table 4).
+        over: underlying method: fedavg, fedprox, fedbabu (head frozen) or fedper (head private).
+        num_clusters: C, number of clusters; 1 is the underlying method.
+        mu: weight of the proximal term, if the underlying method is fedprox.
+        tune_epochs: epochs of fine-tuning before the personalised accuracy is measured.
+        evaluate_copies: also evaluate every copy at every client, as it is (`accuracy_copy0_initial`) and
+            after fine-tuning (`accuracy_copy0`), and so on (table 4).
     """
 
     over: str = "fedavg"
@@ -82,7 +83,7 @@ class FedCUAU(OneShotStatistics, Algorithm):
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
 
     def check(self, problem: ProblemInfo) -> None:
-        """Raise `UserError` without a client for each cluster, or a block below a head that is not shared."""
+        """Raise `UserError` for more clusters than clients, or a model without the block `over` needs."""
         remedy = f"there are only {problem.num_clients} clients; take fewer clusters"
         require(self.num_clusters <= problem.num_clients, "num_clusters", self.num_clusters, remedy)
         remedy = "the model names no block below its head; take a model that does, or over fedavg"
@@ -97,7 +98,7 @@ class FedCUAU(OneShotStatistics, Algorithm):
         return layout.part("block" if self.over in ("fedavg", "fedprox") else "stage")
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
-        """Send the seed of w_0, nothing else."""
+        """Send only the seed of w_0."""
         return {"seed": torch.zeros(1, 1)}
 
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
@@ -120,11 +121,11 @@ class FedCUAU(OneShotStatistics, Algorithm):
         return Server(tables, assign, {"cuau": cuau, **algorithm_state})
 
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
-        """All clients gave their statistics before training."""
+        """Return true for all clients: they sent statistics before training."""
         return np.ones_like(visited)
 
     def reads(self, server: Server, k: int) -> Reads:
-        """Download the trunk and the copies from the own cluster's upwards."""
+        """Download the trunk and the copies of the own cluster and of all higher ones."""
         return {"trunk": (0,), "block": tuple(range(int(server.assign[k]), self.num_clusters))}
 
     def serves(self, server: Server, k: int) -> Reads:
@@ -133,19 +134,19 @@ class FedCUAU(OneShotStatistics, Algorithm):
         return {"trunk": (0,), "block": (*copies, int(server.assign[k]))}
 
     def _model(self, trunk: Vector, copy: Vector, state: State, client: Client) -> Vector:
-        """Return a whole model: trunk, one copy, and the head where it is not part of the block."""
+        """Return a whole model: trunk, one copy, and the private head if there is one."""
         w = put(client.init, client.layout.part("trunk"), trunk)
         w = put(w, self._block(client.layout), copy)
         return put(w, client.layout.part("head"), state["head"]) if "head" in state else w
 
     def _train(self, client: Client, w: Vector, key: Key, part: Part | None) -> Trained:
-        """Train as the method below does."""
+        """Train as the underlying method does."""
         return client.sgd(
             w, key, part=part, direction=proximal(self.mu, w) if self.over == "fedprox" else None
         )
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train trunk and last copy, then each copy from the own cluster's upwards under the new trunk."""
+        """Train trunk and last copy, then other copies from the own cluster upwards under the new trunk."""
         copies, layout, block = message["block"], client.layout, self._block(client.layout)
         first = self.num_clusters - len(copies)  # the client's cluster
         body = layout.part("body") if self.over == "fedbabu" else None
@@ -167,7 +168,7 @@ class FedCUAU(OneShotStatistics, Algorithm):
         return {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Average trunk and last copy over all, copy j over those of cluster <= j."""
+        """Average trunk and last copy over all clients, copy j over the clients of clusters <= j."""
         trunk, block = (
             tuple(slice(int(a), int(b)) for a, b in server.algorithm_state[name])
             for name in ("trunk_part", "block_part")

@@ -2,10 +2,10 @@
 
 Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1.
 Legend: theta_k components, pi the client's shares of them, q[k, s] responsibility of component k for sample
-s, l loss. Clients predict with the mixture; one that never took part finds its pi by one E and M step on its
-training data, as the authors' code does for new clients. That code keeps an optimiser for each component of a
-client: `local.keep_optimizer`. Variant `emdcfl`, the EMD-CFL repository: evaluate by the last component
-alone, as the client trained it.
+s, l loss. Clients predict with the mixture. A client that never took part computes its pi by one E and M step
+on its training data, as the authors' code does for new clients. That code keeps an optimiser for each
+component of a client (`local.keep_optimizer`). Variant `emdcfl`, the EMD-CFL repository: a client is
+evaluated with the last component alone, as trained by that client.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class FedEM(Algorithm):
     """K rows, all read and all trained by everyone.
 
     Attributes:
-        num_components: K.
-        variant: `paper` or `emdcfl`, the model that is evaluated.
+        num_components: K, number of components.
+        variant: `paper` (evaluate the mixture) or `emdcfl` (evaluate the last component as the client trained
+            it).
     """
 
     num_components: int = 3
@@ -79,7 +80,7 @@ class FedEM(Algorithm):
         return q, q.mean(1).cpu()  # eq. 11
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """theta_k <- sum_i n_i theta_ik / n; `assign` only names each client's largest share."""
+        """theta_k <- sum_i n_i theta_ik / n; `assign` only records each client's largest component."""
         n = np.tile(sample_weights(notes), (self.num_components, 1))  # [K, m]
         assign = server.assign.copy()
         assign[notes.client] = notes["component"]

@@ -1,21 +1,20 @@
 """FedFomo: every client weighs other clients' models by what they would gain on its validation data.
 
-Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021,
-Algorithm 1.
+Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021, Algorithm 1.
 Legend: w_i own model at the previous federation, L_i validation loss, P affinities. omega_ij = max((L_i(w_i)
 - L_i(w_j)) / ||w_j - w_i||, 0), normalised to sum 1; w_i <- w_i + sum_j omega_ij (w_j - w_i), then local
 training; P_i grows by the raw omega. The server sends the M models of largest P_i, or, with probability
 epsilon, M at random.
 
-Readings: a client is never sent its own model; ties are broken at random; before the first round all models
-are alike and nothing is sent; a client is evaluated by its own model, as trained.
+Our reading: a client never receives its own model; ties are broken at random; in the first round all models
+are alike and none is sent; a client is evaluated with its own model as trained.
 
-Variant `ucfl`, the UCFL repository, which shapes that paper's FedFomo rows: losses are those on the client's
-*test* data, so the row is optimistic and no validation data are needed; ||w_j - w_i|| is the sum of the norms
-over tensors; w_i is the model that the client trained a round before its last, and its last one is a
-candidate like the others; where none helps, the client goes on from its last model. After round 1 all clients
-start from the average by samples. A client is evaluated by what it mixes before it trains. There every client
-weighs all others: `num_models` of N - 1.
+Variant `ucfl` follows the UCFL repository, which produced that paper's FedFomo rows. Losses are measured on
+the client's *test* data, so these rows are optimistic, and no validation data are needed. ||w_j - w_i|| is
+the sum of the norms over tensors. w_i is the model from the client's last visit but one; the model from its
+last visit is a candidate like the others, and the client continues from it if no candidate helps. After round
+1 all clients start from the average by samples. A client is evaluated with its mixture before training. In
+that repository every client weighs all others, which is `num_models` N - 1.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ class FedFomo(Algorithm):
 
     Attributes:
         num_models: M, models sent to a client.
-        epsilon: chance that they are drawn at random, in the first round.
-        epsilon_decay: taken off epsilon after every round.
+        epsilon: probability in the first round that the models sent to a client are drawn at random.
+        epsilon_decay: subtracted from epsilon after every round.
         variant: `paper`, or `ucfl`, which weighs models on the client's test data.
     """
 
@@ -74,16 +73,16 @@ class FedFomo(Algorithm):
 
     @cached_property
     def needs(self) -> Needs:
-        """Validation data, which variant `ucfl` does without."""
+        """Validation data, except for variant `ucfl`."""
         return Needs(client_state=True, validation=self.variant == "paper", fresh_uploads=True)
 
     def check(self, problem: ProblemInfo) -> None:
-        """There must be M other clients."""
+        """Raise `UserError` for fewer than M other clients."""
         remedy = f"there are only {problem.num_clients - 1} other clients; take fewer models"
         require(self.num_models < problem.num_clients, "num_models", self.num_models, remedy)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Start all clients alike, with no affinity; draws are addressed by `seed` and version."""
+        """Start all clients alike, with zero affinities; random draws are addressed by `seed` and version."""
         num_clients = problem.num_clients
         algorithm_state = {
             "affinity": np.zeros((num_clients, num_clients)),
@@ -93,7 +92,7 @@ class FedFomo(Algorithm):
         return Server({"model": models}, np.arange(num_clients), algorithm_state)
 
     def reads(self, server: Server, k: int) -> Reads:
-        """Download the chosen models of others; in variant `ucfl`, at first the average of all."""
+        """Download the chosen models of others; in round 2 of variant `ucfl`, the average of all."""
         if not server.version:
             return {}
         if self.variant == "ucfl" and server.version == 1:
@@ -105,7 +104,7 @@ class FedFomo(Algorithm):
         return self.reads(server, k) if self.variant == "ucfl" else {}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Mix what helps into the own model, then train it."""
+        """Mix helpful models into the own model, then train it."""
         w, notes = self.mixed(message, state, client)
         trained = client.sgd(w, key)
         new = {"model": trained.vector}
@@ -137,7 +136,7 @@ class FedFomo(Algorithm):
         return w, {"gain": raw[1:]}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Remember each model in its client's row, add the gains to P, choose what to send next."""
+        """Store each model in its client's row, add the gains to P, choose the models to send next."""
         P = server.algorithm_state["affinity"].copy()  # [N, N]
         if "gain" in notes.columns:
             P[notes.client[:, None], server.algorithm_state["chosen"][notes.client]] += notes["gain"]
@@ -152,9 +151,9 @@ class FedFomo(Algorithm):
         return Plan([mixing], algorithm_state=algorithm_state)
 
     def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
-        """Count M models down, M gains up from round 2 on; in variant `ucfl` an average in round 2.
+        """Count M models down and M gains up from round 2 on; variant `ucfl`: instead one average in round 2.
 
-        A compressed upload names the nearest of several models, from which it is counted.
+        With several models, a compressed upload is the difference from the nearest one and names it.
         """
         d, M, ucfl = run.problem.layout.size, self.num_models, self.variant == "ucfl"
         visits = max(run.num_rounds - 1 - ucfl, 0) * run.num_sampled
@@ -168,7 +167,7 @@ class FedFomo(Algorithm):
 
 
 def gains(losses: np.ndarray, distances: np.ndarray) -> np.ndarray:
-    """Return max((L(w_i) - L(w_j)) / ||w_j - w_i||, 0) [M] from losses [1 + M], own first; 0 if equal."""
+    """Return max((L(w_i) - L(w_j)) / ||w_j - w_i||, 0) [M] from losses [1 + M], own first (0 if equal)."""
     better = np.maximum(losses[0] - losses[1:], 0.0)
     return np.asarray(np.divide(better, distances, out=np.zeros_like(better), where=distances > 0))
 

@@ -37,7 +37,7 @@ class FedNova(Algorithm):
     needs = Needs(server_update=True, new_optimizer=True, averages=True)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Remember where the buffers begin."""
+        """Store the number of parameters, after which the buffers begin."""
         algorithm_state = {
             "num_parameters": np.array(problem.layout.num_parameters),
             "tau_eff": np.array(0.0),
@@ -47,7 +47,7 @@ class FedNova(Algorithm):
         )
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Report d_i, the change of the buffers behind it, and ||a_i||_1."""
+        """Report d_i followed by the change of the buffers, and ||a_i||_1."""
         x, p = message["model"][0], client.layout.num_parameters
         w = client.sgd(x, key)
         a = accumulation(w.steps, w.momentum)
@@ -56,7 +56,7 @@ class FedNova(Algorithm):
         return client.report({"accumulation": a}, metrics, based_on={"model": None}, model=d), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """x + sum p_i d_i, and the length of the step for `server_update`."""
+        """Move x by sum p_i d_i and store tau_eff for `server_update`."""
         p = sample_weights(notes)
         algorithm_state = {**server.algorithm_state, "tau_eff": np.array(float(p @ notes["accumulation"]))}
         return Plan([add(p)], algorithm_state=algorithm_state)
@@ -69,5 +69,5 @@ class FedNova(Algorithm):
 
 
 def accumulation(tau: int, rho: float) -> float:
-    """Return ||a||_1: how many gradients' worth tau steps with momentum rho move a model."""
+    """Return ||a||_1: the total weight of the gradients in tau steps with momentum rho."""
     return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)

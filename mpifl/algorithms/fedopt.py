@@ -27,10 +27,10 @@ class FedAdam(PlainVisits, RowUpdates, Algorithm):
     """Table `model`, and tables `first` and `second`, its moments, that nobody reads.
 
     Attributes:
-        server_lr: eta.
+        server_lr: eta, learning rate of the server.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
-        tau: degree of adaptivity, the least denominator.
+        tau: degree of adaptivity, added to sqrt(v) in the denominator of a step.
     """
 
     server_lr: float = 0.01
@@ -66,10 +66,10 @@ class FedYogi(PlainVisits, RowUpdates, Algorithm):
     """Table `model`, and tables `first` and `second`, its moments, that nobody reads.
 
     Attributes:
-        server_lr: eta.
+        server_lr: eta, learning rate of the server.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
-        tau: degree of adaptivity, the least denominator.
+        tau: degree of adaptivity, added to sqrt(v) in the denominator of a step.
     """
 
     server_lr: float = 0.01

@@ -2,7 +2,7 @@
 
 Arivazhagan et al., "Federated Learning with Personalization Layers", 2019, Algorithms 1 and 2. Body and head
 are trained together; the body is averaged by samples, the head never leaves the client. Papers that compare
-personalised models (FedCUAU) fine-tune each client's model before it is evaluated: `tune_epochs`.
+personalised models (FedCUAU) fine-tune each client's model before they evaluate it (`tune_epochs`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FedPer(RowUpdates, Algorithm):
     """One table, `body`; the head is client state, the common initial one before the first visit.
 
     Attributes:
-        tune_epochs: passes over the data before a client is evaluated (`accuracy`; before them:
+        tune_epochs: epochs of fine-tuning before a client is evaluated (`accuracy`; before fine-tuning:
             `accuracy_initial`); 0 evaluates the model as it is.
     """
 
@@ -76,7 +76,7 @@ class FedPer(RowUpdates, Algorithm):
         return put(w, client.layout.part("head"), state["head"]) if "head" in state else w
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
-        """Evaluate the client's model, after fine-tuning and before (`_initial`) where there is any."""
+        """Evaluate the client's model; with fine-tuning, after it and before it (`_initial`)."""
         w = self.model_of(message, state, client)
         if not self.tune_epochs:
             return client.evaluate(w, split)

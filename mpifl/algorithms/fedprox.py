@@ -1,8 +1,8 @@
 """FedProx: FedAvg whose clients are held near the global model.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2. Local objective:
-F_k(w) + mu/2 ||w - x||^2. Variant `unsquared` is the penalty mu sum_l ||w_l - x_l|| over tensors l of the
-EMD-CFL repository, which shapes that paper's FedProx rows.
+F_k(w) + mu/2 ||w - x||^2. Variant `unsquared` has the penalty mu sum_l ||w_l - x_l|| over tensors l instead,
+as in the EMD-CFL repository, which produced that paper's FedProx rows.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class FedProx(PlainVisits, RowUpdates, Algorithm):
     """FedAvg with a proximal term.
 
     Attributes:
-        mu: strength of the proximal term.
-        variant: `standard` or `unsquared`.
+        mu: weight of the proximal term.
+        variant: `standard` (squared norm) or `unsquared` (sum of the norms of all tensors).
     """
 
     mu: float = 0.1
@@ -55,7 +55,7 @@ class FedProx(PlainVisits, RowUpdates, Algorithm):
         return PlainVisit(mu=self.mu) if self.variant == "standard" else None
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train with the pull towards x added to the gradient."""
+        """Train with the gradient of the penalty added."""
         x = message["model"][0]
         standard = self.variant == "standard"
         pull = proximal(self.mu, x) if standard else unsquared(self.mu, x, client.layout)

@@ -3,8 +3,8 @@
 Guo et al., "FedRC: Tackling Diverse Distribution Shifts Challenge in Federated Learning by Robust
 Clustering", ICML 2024, Algorithm 1. Legend: theta_k models, omega the client's shares of them, q[k, s] weight
 of sample s in cluster k, C[k, y] share of label y in cluster k: q[k, s] ~ omega_k exp(-l(theta_k; s)) / C[k,
-y_s]. Table `labels` holds the mean over clients of sum_s q[k, s] [y_s = y], from which C is normalised where
-it is read. Variant `emdcfl` as in FedEM.
+y_s]. Table `labels` holds the mean over clients of sum_s q[k, s] [y_s = y]; clients normalise it to get C.
+Variant `emdcfl` is that of FedEM.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FedRC(Algorithm):
     """K rows of models and K rows of label sums, all read by everyone.
 
     Attributes:
-        num_clusters: K.
+        num_clusters: K, number of clusters.
         variant: `paper` (evaluate the mixture) or `emdcfl` (evaluate the last model as the client
             trained it).
     """
@@ -89,7 +89,7 @@ class FedRC(Algorithm):
         return q, q.mean(1).cpu()
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """theta_k <- sum_i n_i theta_ik / n; the label sums over those who take part."""
+        """theta_k <- sum_i n_i theta_ik / n; average the label sums over the clients that take part."""
         n = np.tile(sample_weights(notes), (self.num_clusters, 1))  # [K, m]
         once = np.full_like(n, 1 / len(notes))
         assign = server.assign.copy()

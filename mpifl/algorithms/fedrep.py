@@ -2,7 +2,7 @@
 
 Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021, Algorithm
 1. In a visit the head is trained for `head_epochs` with the received body fixed, then the body for
-`local.epochs` with the head fixed; bodies are averaged by samples, heads never leave.
+`local.epochs` with the head fixed. Bodies are averaged by samples; heads never leave the clients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FedRep(RowUpdates, Algorithm):
     """One table, `body`; the head is client state, the common initial one before the first visit.
 
     Attributes:
-        head_epochs: passes over the data for the head.
+        head_epochs: epochs for the head in each visit.
     """
 
     head_epochs: int = 10

@@ -2,15 +2,16 @@
 
 Yan et al., "Balancing Similarity and Complementarity for Federated Learning", ICML 2024. As pFedGraph, with
 the overlap c_ij of the clients' feature spaces: row i minimises ||x||^2 + (lambda1 c_i + lambda2 d_i - 2p)'x
-on the simplex, the projection of p - (lambda1 c_i + lambda2 d_i) / 2. Legend: d_ij = -cos(dw_i, dw_j), p_j =
-n_j / n, phi angles of the three principal directions of the training features, paired greedily, c_ij =
-cos(mean phi). As in the authors' code a direction has a sign (its largest entry is positive), cosines above
-0.9 count as 1, dw is the change since the initial model, buffers left out; its cosine term of the local loss
-has the wrong sign (`repo`).
+on the simplex, which is the projection of p - (lambda1 c_i + lambda2 d_i) / 2. Legend: d_ij = -cos(dw_i,
+dw_j), p_j = n_j / n, phi angles of the three principal directions of the training features, paired greedily,
+c_ij = cos(mean phi). As in the authors' code, a direction has a sign (its largest entry is positive), cosines
+above 0.9 count as 1, and dw is the change since the initial model, without buffers. That code has the wrong
+sign in the cosine term of the local loss (variant `repo`).
 
-Variant `emdcfl`, the EMD-CFL repository: dw of the whole state dict since the start of the round, counters of
-batches included (on a ResNet all cosines are then near 1, and only complementarity is left), no clipping,
-features under batch statistics, the local term draws to the model received, with lam 1.
+Variant `emdcfl` follows the EMD-CFL repository: dw is the change of the whole state dict since the start of
+the round, including batch counters (`num_batches_tracked`; on a ResNet all cosines are then near 1, and only
+complementarity matters); cosines are not clipped; features are computed with batch statistics; the local term
+pulls towards the received model, with lam 1.
 """
 
 from __future__ import annotations
@@ -51,12 +52,13 @@ class FedSaC(ComparedUploads, Algorithm):
     """N rows, one for each client, which reads its own.
 
     Attributes:
-        lambda1: weight of complementarity, against overlapping features.
+        lambda1: weight of complementarity, a penalty on overlapping features.
         lambda2: weight of similarity.
-        num_directions: principal directions sent, k_principal of the authors' code.
-        lam: weight of the cosine term in local training; None: 0.01, under `emdcfl` 1.
-        variant: `paper`, `repo` (sign of the cosine term) or `emdcfl` (dw of state dicts since the round's
-            start, unclipped, features in training mode, drawn to the model received with `lam` 1).
+        num_directions: number of principal directions a client sends, k_principal in the authors' code.
+        lam: weight of the cosine term in local training; None: 0.01, or 1 for variant `emdcfl`.
+        variant: `paper`, `repo` (opposite sign of the cosine term) or `emdcfl` (changes of whole state dicts
+            since the start of the round, cosines not clipped, features in training mode, local term towards
+            the received model with `lam` 1).
     """
 
     lambda1: float = 0.9
@@ -76,11 +78,11 @@ class FedSaC(ComparedUploads, Algorithm):
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Start all clients alike, without directions."""
+        """Start all clients alike, with zero directions."""
         return own_models(problem, directions=self.variant != "emdcfl")
 
     def reads(self, server: Server, k: int) -> Reads:
-        """Download the own mixture and the direction to stay near."""
+        """Download the own mixture and the direction to train towards."""
         return {name: (k,) for name in server.tables}
 
     def serves(self, server: Server, k: int) -> Reads:
@@ -101,11 +103,11 @@ class FedSaC(ComparedUploads, Algorithm):
         return client.report(notes, metrics, unsent=("delta", "direction"), based_on=None, **vectors), {}
 
     def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
-        """Compare, and mix the direction of, what arrives."""
+        """Return update and direction of the model as it arrives."""
         return aligned_vectors(report, arrived["model"])
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """w_i <- sum_j x_ij w_j, and v_i likewise, over those who take part."""
+        """w_i <- sum_j x_ij w_j, and v_i likewise, over the clients that take part."""
         d = dissimilarity(notes["gram"], None if self.variant == "emdcfl" else -0.9)
         c = overlap(notes["basis"])
         X = graph(c, d, sample_weights(notes), self.lambda1, self.lambda2)
@@ -120,7 +122,7 @@ def graph(c: np.ndarray, d: np.ndarray, p: np.ndarray, lambda1: float, lambda2: 
 def principal_directions(features: np.ndarray, count: int) -> np.ndarray:
     """Return the first principal directions [count, e] of features [n, e]; zeros where there are fewer.
 
-    n samples have n - 1 at the most; what rounding to float32 leaves of others is none.
+    n samples have at most n - 1 directions; a direction that is only float32 rounding does not count.
     """
     _, lengths, rows = np.linalg.svd(features - features.mean(0), full_matrices=False)
     rows = rows[:count][lengths[:count] > ROUNDING * lengths.max(initial=0.0)]
@@ -133,7 +135,7 @@ def principal_directions(features: np.ndarray, count: int) -> np.ndarray:
 def overlap(bases: np.ndarray) -> np.ndarray:
     """Return c_ij = cos(mean angle) [m, m] of bases [m, k, e], their directions paired greedily by cosine.
 
-    Rows of zeros are no directions: the mean is over the pairs that there are, and without one c_ij = 0.
+    Rows of zeros are not directions: the mean is over the pairs of other rows, and without a pair c_ij = 0.
     """
     cosines = np.einsum("iae,jbe->ijab", bases, bases, dtype=np.float64)  # [m, m, k, k]
     m, k = bases.shape[:2]

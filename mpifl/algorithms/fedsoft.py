@@ -2,14 +2,14 @@
 
 Ruan and Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
 Algorithm 1. Legend: c_s centres, u_s share of the client's samples that centre s explains best (sigma if
-none), v_is importance of client i in centre s. Local objective F_i(w) + (lambda/2) sum_s u_s ||w - c_s||^2,
-continued from the client's own w. Differs: everyone who takes part trains, the server draws `selected` of
-them per centre (0: all, c_s = sum_i v_is w_i). The authors' code keeps each client's Adam from visit to
-visit: `local.keep_optimizer`. A client that never took part is evaluated by sum_s u_s c_s.
+none), v_is importance of client i in centre s. The local objective is F_i(w) + (lambda/2) sum_s u_s ||w -
+c_s||^2; training continues from the client's own w. Differs: all clients of a round train, and the server
+draws `selected` of them per centre (0: all, c_s = sum_i v_is w_i). The authors' code keeps each client's Adam
+from visit to visit (`local.keep_optimizer`). A client that never took part is evaluated with sum_s u_s c_s.
 
-Variant `emdcfl`, the EMD-CFL repository: losses are compared per batch of 64 validation samples, in every
-round; a centre that explains none counts max(1, n_val / 1000) of them; every visit starts from the mixture of
-centres; no proximal term.
+Variant `emdcfl` follows the EMD-CFL repository: losses are compared per batch of 64 validation samples, in
+every round; a centre that explains no batch counts max(1, n_val / 1000) samples; every visit starts from the
+mixture of centres; there is no proximal term.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class FedSoft(Algorithm):
     """K rows, all read by everyone; one personal model at each client.
 
     Attributes:
-        num_clusters: K.
+        num_clusters: K, number of clusters.
         lam: lambda, pull towards the centres.
-        sigma: share of a centre that explains no sample.
-        tau: rounds between two counts of a client's samples; None: 2, under `emdcfl` 1.
-        selected: clients the server draws for each centre; 0 for all who take part.
-        variant: `paper` or `emdcfl`: validation batches counted in every round, no proximal term, visits
-            start from the mixture.
+        sigma: share given to a centre that explains no sample best.
+        tau: rounds between two counts of a client's samples; None: 2, or 1 for variant `emdcfl`.
+        selected: clients the server draws for each centre; 0: all clients that take part.
+        variant: `paper`, or `emdcfl` (validation batches counted in every round, no proximal term, visits
+            start from the mixture of centres).
     """
 
     num_clusters: int = 2
@@ -78,7 +78,7 @@ class FedSoft(Algorithm):
 
     @cached_property
     def needs(self) -> Needs:
-        """Two uploads of a step, and validation data in variant `emdcfl`."""
+        """At least two uploads in a step, and validation data in variant `emdcfl`."""
         return Needs(
             min_cohort=2,
             client_state=True,
@@ -93,7 +93,7 @@ class FedSoft(Algorithm):
         return self.tau or (1 if self.variant == "emdcfl" else 2)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Start from K independent centres; draws of the server are addressed by `seed` and version."""
+        """Start from K independent centres; random draws are addressed by `seed` and version."""
         centres = torch.stack([problem.init(s) for s in range(self.num_clusters)])
         algorithm_state = {
             "counts": np.zeros((problem.num_clients, self.num_clusters)),
@@ -110,7 +110,7 @@ class FedSoft(Algorithm):
         c = message["model"]  # [K, d]
         due = not state or (message.step - 1) % self.period == 0
         counts = self._counts(c, client) if due else state["counts"]  # [K]
-        n = torch.tensor(client.num_samples) if due else state["samples"]  # those that were counted
+        n = torch.tensor(client.num_samples) if due else state["samples"]  # number of samples counted
         if self.variant == "emdcfl":
             w = client.sgd(_mixed(c, counts), key)
         else:
@@ -125,7 +125,7 @@ class FedSoft(Algorithm):
         return report, {"model": w.vector, "counts": counts, "samples": n}
 
     def _counts(self, c: torch.Tensor, client: Client) -> torch.Tensor:
-        """Return n_is [K]: samples whose loss is lowest under c_s, and never none."""
+        """Return n_is [K]: samples whose loss is lowest under c_s, with a small positive number for none."""
         emdcfl = self.variant == "emdcfl"
         split = client.data.val if emdcfl else client.data.train
         losses = component_losses(client, c, split)  # [K, n]
@@ -138,7 +138,7 @@ class FedSoft(Algorithm):
         return torch.where(counts == 0, self.sigma * client.num_samples, counts)
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """c_s <- sum_i v_is w_i, or the mean of the clients drawn by v_is."""
+        """c_s <- sum_i v_is w_i, or the mean of the clients drawn with probabilities v_is."""
         counts = server.algorithm_state["counts"].copy()  # [N, K]
         if "counts" in notes.columns:
             told = ~np.isnan(notes["counts"][:, 0])
@@ -153,7 +153,7 @@ class FedSoft(Algorithm):
         return Plan([rows(v)], assign=counts.argmax(1).astype(np.int64), algorithm_state=algorithm_state)
 
     def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
-        """Take off the counts where they are not due: between two periods, for clients seen before."""
+        """Subtract counts that are not sent: those of known clients in rounds without a count."""
         seen, left_out = set[int](), 0
         for t, cohort in enumerate(run.cohorts()):
             left_out += len(seen & set(cohort.tolist())) if t % self.period else 0

@@ -1,15 +1,15 @@
-"""FedSoft-Async: clients weigh the cluster models by their own samples, the server moves each by its share.
+"""FedSoft-Async: clients weigh cluster models by their own samples; the server moves each by its share.
 
 The baseline of "Client-Centric Federated Learning under Dynamic Mixtures of Distributions" (CCFL), made from
 FedSoft (Ruan and Joe-Wong, AAAI 2022). Legend: w_k cluster models, mu_mk share of client m's samples whose
 loss is lowest under w_k, tau version that m read, t_k last step in which cluster k changed. alpha_k = alpha_0
 mu_mk a_k with a_k = 1 if t_k - tau < b, else 1 / (a (t_k - tau) + 1); w_k <- (1 - alpha_k) w_k + alpha_k w_m.
 
-Readings: a client starts from sum_k mu_mk w_k, which is also what it is evaluated by; the models start where
-CCFL's do, pre-trained on the server's labelled sets D_k. A share is a count of samples and may be 0. CCFL's
-paper compares the shares by KL(true || mu) and does not say what becomes of a 0: here it stays 0, and
-`mixture_kl` takes 1e-12 in its place (27.6 nats for each unit of the true share). `sigma` is FedSoft's
-smoothing.
+Our reading: a client starts from sum_k mu_mk w_k and is evaluated with the same mixture. As in CCFL, the
+cluster models are pre-trained on the server's labelled sets D_k. A share is a count of samples and may be 0.
+CCFL's paper compares the shares by KL(true || mu) and does not say how it treats a 0. Here it stays 0, and
+`mixture_kl` uses 1e-12 in its place (27.6 nats for each unit of the true share). A positive `sigma` is
+FedSoft's smoothing.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
     """K rows, all read by everyone.
 
     Attributes:
-        alpha0: largest mixing rate.
-        a: of the staleness factor.
-        b: of the staleness factor.
-        rho: strength of the client's proximal term.
-        pretrain_epochs: passes over D_k before the first upload.
-        sigma: share of a cluster whose model explains no sample best, in the mixture and the server's step;
-            1e-4 in FedSoft.
+        alpha0: alpha_0, the largest mixing rate of an upload.
+        a: decay of the staleness factor 1 / (a s + 1), where s is the number of steps from the client's last
+            download to the cluster's last change.
+        b: the staleness factor is 1 while s is below this number of steps.
+        rho: weight of the client's proximal term.
+        pretrain_epochs: epochs of pre-training on D_k, the server's labelled data, before the first upload.
+        sigma: share given to a cluster whose model explains no sample best, in the mixture and in the
+            server's step; 1e-4 in FedSoft.
     """
 
     alpha0: float = 0.025
@@ -88,7 +89,7 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
         return {"model": server.algorithm_state["mu"][k]}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Count samples, then train near the mixture."""
+        """Count samples, then train with a proximal term towards the mixture."""
         w = message["model"]  # [K, d]
         best = component_losses(client, w).argmin(0).cpu()  # [n]
         mu = torch.bincount(best, minlength=len(w)).double() / len(best)

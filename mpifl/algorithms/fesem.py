@@ -1,22 +1,23 @@
 """FeSEM (FedSEM): k-means on the clients' weights, taking turns with local training.
 
-Xie et al., "Multi-Center Federated Learning: Clients Clustering for Better Personalization", World
-Wide Web 2023, Algorithm 1. E: k_i = argmin_k ||w_i - c_k||; M: c_k = mean of its members; clients of cluster
-k train from c_k.
+Long et al., "Multi-Center Federated Learning: Clients Clustering for Better Personalization", World Wide Web
+2023, Algorithm 1. E: k_i = argmin_k ||w_i - c_k||; M: c_k = mean of its members; clients of cluster k train
+from c_k.
 
-Three implementations differ. `flt` (FLT's repository, default): in every step whole k-means on the last
-models of all clients seen so far, 20 starts at first and then from the centres that k-means ended with
-before, in which every member counts the same; averages by samples, absent members included. `flexcfl`
-(FlexCFL's): independent initial centres, one E and one M step over those who take part, each counting the
-same. `emdcfl` (EMD-CFL's): one E and one M step over all seen so far, by samples, after a first
-assignment by chance (there: k-means on numerical noise), and clients are held near their centre by the
-unsquared norms of all tensors; distances are of whole state dicts, running statistics and counters of
-batches included. That repository takes both steps before the training of a round and never aggregates the
-last one: its T rounds are T - 1 here.
+Three implementations differ. `flt` (FLT's repository, default): every step runs a complete k-means on the
+last models of all clients seen so far, first with 20 starts and later from the previous centres of k-means,
+in which all members have equal weight. Cluster models are averages by samples, including absent members.
+`flexcfl` (FlexCFL's repository): the initial centres are independent; every round takes one E and one M step
+over the clients that take part, with equal weights. `emdcfl` (EMD-CFL's repository): one E and one M step
+over all clients seen so far, weighted by samples, after a random first assignment (there: k-means on
+numerical noise). A penalty sum_l ||w_l - c_l|| over tensors l holds clients near their centre. Distances are
+over whole state dicts, including running statistics and batch counters (`num_batches_tracked`). That
+repository takes both steps before the training of a round and never aggregates the last training: its T
+rounds are T - 1 here.
 
-With `initial_models` clients that never took part count in k-means and in the averages with the initial model
-w^0, as they do in FLT's repository, and belong to the centre that k-means gives them. Otherwise a client that
-never took part has no w_i; it is evaluated by the centre of lowest training loss. (The centre nearest to what
+With `initial_models`, clients that never took part count in k-means and in the averages with the initial
+model w^0, as in FLT's repository, and belong to the centre that k-means assigns them to. Otherwise such a
+client has no w_i; it is evaluated with the centre of lowest training loss. (The centre nearest to the model
 it would train is mostly the one it would start from.)
 """
 
@@ -58,14 +59,14 @@ VARIANTS = ("flt", "flexcfl", "emdcfl")
 
 @dataclass(frozen=True)
 class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
-    """K rows, the centres; under `flt` those of k-means follow, under `emdcfl` counters are behind vectors.
+    """K rows, the centres; `flt` appends the centres of k-means, `emdcfl` a batch counter to each vector.
 
     Attributes:
-        num_clusters: K.
-        variant: `flt`, `flexcfl` or `emdcfl`; see the module.
-        mu: pull towards the centre under `emdcfl`.
-        initial_models: under `flt`, let clients that never took part count with the initial model; the table
-            has one more row then, the last, which keeps it.
+        num_clusters: K, number of clusters.
+        variant: the repository that is followed: `flt`, `flexcfl` or `emdcfl`.
+        mu: weight of the penalty that holds clients near their centre, for variant `emdcfl`.
+        initial_models: let clients that never took part count with the initial model (variant `flt`), which
+            an additional last row of the table keeps.
     """
 
     num_clusters: int = 4
@@ -86,7 +87,7 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         require(not self.initial_models or self.variant == "flt", "initial_models", True, remedy)
 
     def check(self, problem: ProblemInfo) -> None:
-        """Raise `UserError` without a client for each centre, or where distances miss part of a model."""
+        """Raise `UserError` for more centres than clients, or `initial_models` with running statistics."""
         super().check(problem)
         plain = problem.layout.size == problem.layout.num_parameters
         remedy = "the model has running statistics, which distances leave out; take a model without"
@@ -108,21 +109,21 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         return Server({"model": torch.cat([centres, problem.init(0)[None]])}, assign, state)
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Evaluate with the centre that fits best, of all; with its own where k-means has given it one."""
+        """Evaluate with the best-fitting of all centres; under `initial_models` with the assigned one."""
         if self.initial_models:
             return self.serves(server, k)
         return {"model": tuple(range(self.num_clusters))}
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return the centre that was served; of several the one that fits best."""
+        """Return the served centre, or the best-fitting of several."""
         return fitting_model(client, message["model"][:, : client.layout.size])
 
     def compares(self, server: Server) -> bool:
-        """Only whole k-means reads products."""
+        """Compare models only under `flt`, whose k-means reads the products."""
         return self.variant == "flt"
 
     def plain_visit(self) -> PlainVisit | None:
-        """Train from the centre, without the pull of `emdcfl`."""
+        """Train from the centre; None under `emdcfl`, which adds a penalty."""
         return PlainVisit() if self.variant != "emdcfl" else None
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
@@ -132,16 +133,16 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         w = client.sgd(c[:d], key, direction=pull)
         model = w.vector
         if weight := self._counts(client.layout):
-            batches = int(float(c[d]) / weight + 1e-3) + w.steps  # an integer there: a mean is cut off
+            batches = int(float(c[d]) / weight + 1e-3) + w.steps  # an integer there: means are truncated
             model = torch.cat([model, model.new_tensor([weight * batches])])
         return client.report(model=model, metrics={"train_loss": w.loss}), {}
 
     def _counts(self, layout: Layout) -> float:
-        """Return the weight of the counter behind a vector; 0 where there is none."""
+        """Return the weight of the batch counter behind a vector; 0 without one."""
         return (counter_weight(layout) or 0.0) if self.variant == "emdcfl" else 0.0
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """E and M."""
+        """Take the E and the M step."""
         if self.initial_models:
             return self._with_everyone(server, notes)
         assign, K = server.assign.copy(), self.num_clusters
@@ -165,7 +166,13 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         return self._kmeans(server.version, notes["gram"], apart[:, self.num_clusters :])
 
     def _kmeans(self, version: int, gram: np.ndarray, apart: np.ndarray) -> np.ndarray:
-        """Return the cluster [m] of models with products `gram` [m, m], `apart` [m, K] from its centres."""
+        """Return the cluster [m] of each model.
+
+        Args:
+            version: of the server.
+            gram: products of the models [m, m].
+            apart: their distances from the previous centres [m, K].
+        """
         centred = gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
         points, K = principal_coordinates(centred, len(gram)), min(self.num_clusters, len(gram))
         if version == 0 or self.num_clusters > K:
@@ -173,9 +180,9 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         return kmeans(points, K, init=_means(points, apart)).labels
 
     def _with_everyone(self, server: Server, notes: Notes) -> Plan:
-        """Take both steps over all N clients; who never took part stands at w^0, as the last row does.
+        """Take both steps over all N clients; clients that never took part are at w^0, the last row.
 
-        All vectors are taken from w^0. `moved` [K] is how far the centres of k-means are from there.
+        All vectors are relative to w^0. `moved` [K] holds the distances of the k-means centres from w^0.
         """
         K, m, state = self.num_clusters, len(notes), server.algorithm_state
         unseen = np.setdiff1d(np.arange(len(server.assign)), notes.client)
@@ -194,7 +201,7 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         share = share / np.where(total > 0, total, 1.0)  # [2 K, m + u]
         last = len(share)
         keep = np.zeros((last + 1, last + 1))
-        keep[np.arange(last), np.arange(last)] = total[:, 0] == 0  # a centre of nobody stays
+        keep[np.arange(last), np.arange(last)] = total[:, 0] == 0  # a centre without members stays
         keep[:last, last], keep[last, last] = share[:, m:].sum(1), 1.0
         weights = np.concatenate([share[:, :m], np.zeros((1, m))])
         own = share[K:, :m]
@@ -204,7 +211,7 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
 
 
 def _means(points: np.ndarray, apart: np.ndarray) -> np.ndarray:
-    """Return where k-means stands after its first step from centres at distances `apart` [m, K]: [K, r].
+    """Return the centres [K, r] after one step of k-means from centres at distances `apart` [m, K].
 
     A centre that is nearest to no point moves to the point farthest from its own centre.
     """

@@ -7,15 +7,15 @@ dw; EDC E_ij = cos(dw_i, V_j); g_j mean of the dw_i of group j. A sample of alph
 (k-means on E, or hierarchically on MADC); a group starts from w_0 + g_j. The others do the same training when
 they first take part and join argmax_j cos(dw_i, g_j). Inter-group step with rate eta_G: w_j <- (w_j + sum_l
 (eta_G / ||w_l||) w_l) / (1 + sum_l eta_G / ||w_l||), l != j. A client whose labels shifted by more than
-`migration` (Wasserstein-1, in labels) is grouped anew at its next visit; what it trained on the new labels
-enters no group. (The repository looks at the labels before a round and groups anew at once; its distance is
-between the values of the counts, so that it sees that there are more samples, not which labels they have.)
+`migration` (Wasserstein-1, in labels) is regrouped at its next visit; its model trained on the new labels
+enters no group. (The repository checks the labels before a round and regroups at once. Its distance is
+between the values of the label counts, so it detects a change in the number of samples, not in their labels.)
 
-Variant `emdcfl`, which shapes that paper's rows: the first training is a whole local one and is round 1,
-after which a group is the mean of its members, each counting the same; updates are of whole state dicts,
-counters of batches included; from round 2 the inter-group step has rate 5 and no denominator, so that weights
-grow, slowly where the norm of a state dict is mostly that of its counters. A client that comes later spends
-its first visit on the first training.
+Variant `emdcfl` follows the EMD-CFL repository, which produced that paper's FlexCFL rows. The first training
+is a whole local training and is round 1, after which a group's model is the unweighted mean of its members.
+Updates are those of whole state dicts, including batch counters (`num_batches_tracked`). From round 2 the
+inter-group step has rate 5 and no denominator, so that weights grow, but slowly if the counters dominate the
+norm of a state dict. A client that comes later spends its first visit on the first training.
 """
 
 from __future__ import annotations
@@ -60,15 +60,17 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
     """One row per group, and the initial model; table `direction` holds the g_j.
 
     Attributes:
-        num_groups: m.
-        alpha: clients per group that are clustered at first; under `emdcfl` everyone in round 1 is, under
-            asynchronous policies before the first.
-        iterations: mini-batches of the first training; under `emdcfl` it is a visit like all others.
-        measure: `edc` or `madc`.
-        eta_g: rate of the inter-group step; None: 0, under `emdcfl` 5.
-        migration: shift of labels above which a client is grouped anew; None: never, as under `emdcfl`.
-        variant: `paper` or `emdcfl`: the first training is round 1, updates of state dicts, `eta_g` 5 without
-            a denominator.
+        num_groups: m, number of groups.
+        alpha: clients per group that are clustered before training. Asynchronous policies cluster all clients
+            then; variant `emdcfl` clusters those that take part in round 1 instead.
+        iterations: mini-batches of the first training; for variant `emdcfl` it is a visit like all others.
+        measure: `edc` (k-means on cosines with the main singular directions of the updates) or `madc`
+            (hierarchical clustering on mean absolute differences of cosines).
+        eta_g: rate of the inter-group step; None: 0, or 5 for variant `emdcfl`.
+        migration: Wasserstein-1 distance, in labels, by which a client's labels must shift for it to be
+            regrouped. None: never; variant `emdcfl` allows only this.
+        variant: `paper`, or `emdcfl` (the first training is round 1, updates of whole state dicts, `eta_g` 5
+            without a denominator).
     """
 
     num_groups: int = 3
@@ -96,7 +98,7 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
 
     @cached_property
     def needs(self) -> Needs:
-        """Rounds under `migration`, where clients are admitted at the beginning of a round."""
+        """Rounds under `migration`, which regroups clients at the beginning of a round."""
         return Needs(
             client_state=True,
             server_update=True,
@@ -107,7 +109,7 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
 
     @property
     def capabilities(self) -> frozenset[type[Capability]]:
-        """Statistics before training, or under `emdcfl` uploads that are compared in round 1."""
+        """Statistics before training, or under `emdcfl` a comparison of the uploads of round 1."""
         if self.variant == "emdcfl":
             return frozenset({ComparedUploads})
         return declared(type(self)) - {ComparedUploads}
@@ -168,11 +170,11 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
         return server.version == 0
 
     def plain_visit(self) -> PlainVisit | None:
-        """Train the group's model, where nobody is grouped anew."""
+        """Train the group's model; None under `migration` and `emdcfl`, which report more."""
         return PlainVisit() if self.migration is None and self.variant == "paper" else None
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the group's model; tell whether the labels shifted."""
+        """Train the group's model; report whether the labels shifted."""
         w = client.sgd(message["model"][0], key)
         metrics = {"train_loss": w.loss}
         if self.variant == "emdcfl":
@@ -189,14 +191,14 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
         return report, {"labels": now if shifted else old}
 
     def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
-        """Compare what arrives of dw; counters of batches are those of the report."""
+        """Return the compared update as it arrives; the batch counters are those of the report."""
         dw = report.vectors["direction"]
         if "delta" in arrived:  # the first training
             return {"direction": arrived["delta"][: len(dw)]}
         return {"direction": change_on_arrival(dw, report.vectors["model"], arrived["model"])}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Average each group by samples; who shifted is a new client again."""
+        """Average each group by samples; a client whose labels shifted is a new client again."""
         if self.variant == "emdcfl":
             return self._first(server, notes) if server.version == 0 else self._later(server, notes)
         if self.migration is None:
@@ -208,7 +210,7 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
         return Plan([mixing], algorithm_state={**server.algorithm_state, "known": known})
 
     def _first(self, server: Server, notes: Notes) -> Plan:
-        """Group those who take part by their updates; w_j is the mean of their models, g_j of their dw."""
+        """Group the step's clients by their updates; w_j is the mean of their models, g_j of their dw."""
         labels, m = self._groups(notes["gram"]), self.num_groups
         each = np.ones(len(notes))
         mixings = [
@@ -218,7 +220,7 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
         return self._grouped(server, notes, mixings, labels, labels, each)
 
     def _later(self, server: Server, notes: Notes) -> Plan:
-        """Average each group by samples; who was trained from the initial model only joins."""
+        """Average each group by samples; a client that trained from the initial model only joins a group."""
         known = server.algorithm_state["known"][notes.client]
         own = server.assign[notes.client]
         trained = np.where(known, own, -1)
@@ -235,9 +237,9 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
         trained: np.ndarray,
         weights: np.ndarray,
     ) -> Plan:
-        """Return a plan after which those who take part are in groups `labels` [m].
+        """Return a plan after which the clients of the step are in groups `labels` [m].
 
-        Batches of a group's model are counted as the models are averaged, of uploads `trained` by `weights`.
+        A group's batch counter is averaged like its model: over uploads of group `trained`, by `weights`.
         """
         assign, state = server.assign.copy(), dict(server.algorithm_state)
         known, batches = state["known"].copy(), state["batches"].copy()
@@ -245,7 +247,7 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
         for j in np.unique(trained[trained >= 0]):
             some = trained == j
             seen = np.average(notes["steps"][some], weights=weights[some])
-            batches[j] = int(batches[j] + seen + 1e-9)  # an integer there: a mean is cut off
+            batches[j] = int(batches[j] + seen + 1e-9)  # an integer there: means are truncated
         return Plan(mixings, assign=assign, algorithm_state={**state, "known": known, "batches": batches})
 
     def server_update(self, old: Server, new: Server) -> Server:
@@ -264,7 +266,7 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
 
 
 def pulled_counts(batches: np.ndarray, eta: float, norms: np.ndarray) -> np.ndarray:
-    """Return the counters [m] of groups after the inter-group step, which takes them for weights."""
+    """Return the groups' batch counters [m] after the inter-group step, which treats them as weights."""
     scaled = eta * batches / norms
     return np.asarray(np.floor(batches + scaled.sum() - scaled + 1e-9))
 

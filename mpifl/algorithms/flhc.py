@@ -4,10 +4,9 @@ Briggs, Fan and Andras, "Federated Learning with Hierarchical Clustering of Loca
 on Non-IID Data", IJCNN 2020, Algorithm 1. Legend: n rounds before the clustering, dw_k update of client k
 from the shared model, P = (metric, linkage, threshold).
 
-Readings: the updates that are clustered are averaged inside the new clusters in the same round. The paper
-asks all clients for an update in that round; those who do not take part in it stay together with the shared
-model and go on with FedAvg among themselves. Its third metric, L1, would need the updates themselves at one
-place: it is left out.
+Our reading: the clustered updates are averaged inside the new clusters in the same round. The paper asks all
+clients for an update in that round; here absent clients stay together with the shared model and continue with
+FedAvg among themselves. The paper's third metric, L1, is left out: it would need all updates in one place.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
     """One row, then one per cluster (and the shared model, if somebody was absent).
 
     Attributes:
-        rounds_before: n.
-        threshold: cut of the hierarchy, a distance of updates (euclidean) or 1 - cosine.
-        num_clusters: cut at this number instead; 0: at the threshold.
+        rounds_before: n, rounds of FedAvg before the clustering.
+        threshold: where the hierarchy is cut: a distance of updates (euclidean) or 1 - cosine.
+        num_clusters: cut the hierarchy into this many clusters instead; 0: cut at `threshold`.
         metric: `euclidean` or `cosine`.
         linkage: `average`, `complete`, `single` or `ward`.
     """
@@ -69,7 +68,7 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
         require(fits, "linkage", self.linkage, "needs metric euclidean")
 
     def compares(self, server: Server) -> bool:
-        """Look at updates in one round only."""
+        """Compare updates in one round only."""
         return server.version == self.rounds_before
 
     def plain_visit(self) -> PlainVisit:
@@ -82,10 +81,10 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
         return client.report(delta=w.vector - message["model"][0], metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Cluster in the one round; average each cluster's updates by samples."""
+        """Cluster after `rounds_before` rounds; in every round average each cluster's updates by samples."""
         assign, keep = server.assign, np.eye(len(server.tables["model"]))
         if self.compares(server):
-            last = last_uploads(notes.client)  # in a buffer a client may stand twice
+            last = last_uploads(notes.client)  # a client may occur twice in a buffer
             labels = self._labels(notes["gram"][np.ix_(last, last)])
             assign = np.full(len(assign), labels.max() + 1)
             assign[notes.client[last]] = labels

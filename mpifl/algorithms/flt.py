@@ -1,4 +1,4 @@
-"""FLT: clients whose images an autoencoder puts close together are averaged together.
+"""FLT: clients whose images an autoencoder encodes alike are averaged together.
 
 Jamali-Rad, Abdizadeh and Singh, "Federated Learning with Taskonomy for Non-IID Data", TNNLS 2022, sections 3
 and 4. The server pre-trains an autoencoder on images of its own (`data.public`: FashionMNIST for Enc2, EMNIST
@@ -7,18 +7,19 @@ sends the k centroids of the codes. Legend: Z_i centroids of client i after UMAP
 Z_j, A~_ij = 1[A_ij < gamma]. Case I (`full`): w_i <- sum_j A~_ij n_j w_j / sum_j A~_ij n_j; case II (`ward`):
 FedAvg inside Ward clusters of the rows of A~.
 
-Readings: distance below gamma links (as printed it would link the far ones); convex averages; matching at
-least cost as in the code (`distance="closest"`: the paper's closest pair); k = 5 for all (0: as many as the
-client has classes, what the code's leak amounts to); every client fine-tunes the server's encoder, none that
-of another; w_j is the last local model, that of a client never visited the initial one, unless `all_clients`
-is off. Clients with equal rows of A~ share a row here. The plane is the one that UMAP has fitted; the code
-transforms each client's points by it once more (0 of 1600 links differ with k = 5, 6 with k = 2, digits of 40
-clients). New clients are placed on the plane of the old clients.
+Our reading: a distance below gamma links two clients (as printed, far clients would be linked). Averages are
+convex. A_ij is the cost of the best matching as in the code (`distance="closest"`: the paper's closest pair).
+k = 5 for all clients (0: the client's number of classes, which is what the code's leak amounts to). Every
+client fine-tunes its own copy of the server's encoder. w_j is the last local model, or the initial one for a
+client never visited, unless `all_clients` is off. Clients with equal rows of A~ share a row of the table. The
+points are those of the plane that UMAP fitted; the code transforms each client's points once more (0 of 1600
+links differ with k = 5, 6 with k = 2, digits of 40 clients). New clients are placed on the plane of the
+initial clients.
 
-A~ depends on the order of a client's samples: k-means starts from samples drawn by their numbers, and most
-clients find another local optimum under another order. Of the links of scenario 1 on MNIST (100 clients) 3 to
-4 % change without and 4 to 7 % with fine-tuning, all inside the true clusters (docs/methods.md). UMAP's own
-part, the order of equal centroids, is below 1 %.
+A~ depends on the order of a client's samples: k-means draws its starting samples by their index, and most
+clients reach another local optimum under another order. On scenario 1 of MNIST (100 clients) another order
+changes 3 to 4 % of the links without fine-tuning and 4 to 7 % with it, all inside the true clusters
+(docs/methods.md). UMAP, which depends on the order of equal centroids, contributes less than 1 %.
 """
 
 from __future__ import annotations
@@ -67,15 +68,16 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
 
     Attributes:
         gamma: distance on the plane below which two clients are related.
-        centroids: k of a client; 0 for its number of classes.
-        distance: `matching` or `closest`, between sets of centroids.
-        case: `full` or `ward`, the latter with `num_clusters` clusters; 0 finds their number.
-        all_clients: average those who do not take part, too.
+        centroids: k, centroids of a client; 0: its number of classes.
+        distance: distance of two clients' sets of centroids: `matching` (of least cost) or `closest` (pair).
+        case: `full` (average over related clients) or `ward` (FedAvg in `num_clusters` Ward clusters; 0
+            chooses their number).
+        all_clients: average absent clients, too, by their last model or the initial one.
         autoencoder: `flt_ae` (grey, 28 x 28) or `flt_ae_cifar` (colour).
-        code: e, numbers in a code.
-        pretrain_epochs: of the autoencoder at the server.
-        finetune_epochs: of the autoencoder at a client.
-        loss: `mse` or `bce`; the latter needs pixels in [0, 1].
+        code: e, width of a code.
+        pretrain_epochs: epochs of pre-training of the autoencoder at the server.
+        finetune_epochs: epochs of fine-tuning of the autoencoder at a client.
+        loss: loss of the autoencoder: `mse` or `bce`; the latter needs pixels in [0, 1].
     """
 
     gamma: float = 1.0
@@ -110,7 +112,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         require(self.loss == "mse" or self.autoencoder == "flt_ae", "loss", self.loss, remedy)
 
     def check(self, problem: ProblemInfo) -> None:
-        """Refuse `bce` for pixels outside of [0, 1], and too few centroids for a plane."""
+        """Raise `UserError` for `bce` with pixels outside of [0, 1], or too few centroids for a plane."""
         super().check(problem)
         for client in problem.public if self.loss == "bce" else ():
             least, most = client.data.train.x.aminmax()
@@ -121,7 +123,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         self._check_points(int(np.minimum(problem.num_samples, k).sum()), False, "centroids")
 
     def _check_points(self, count: int, joined: bool, key: str) -> None:
-        """Raise `UserError` where UMAP cannot fit a plane: to two points, or to one that others join."""
+        """Raise `UserError` if UMAP cannot fit a plane: two points, or one point that others join later."""
         remedy = f"there is no plane through {count} point{'s' * (count > 1)}, the centroids of all clients"
         remedy += " that are there at first; take more centroids, or more clients"
         require(count > 2 or (count == 1 and not joined), key, self.centroids, remedy)
@@ -131,7 +133,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         return {"name": self.autoencoder, "code": self.code}
 
     def _fit(self, client: Client, w: Vector, key: Key, epochs: int, split: Split | None = None) -> Vector:
-        """Train the autoencoder with Adam, whatever `local` says of the clients' models."""
+        """Train the autoencoder with Adam; the settings in `local` are for the clients' models only."""
         lr = {"lr": 1e-3, "lr_decay": 1.0, "milestones": ()}
         plain = {"augment": "none", "precision": "float32"}
         how: dict[str, Any] = {"optimizer": "adam", "momentum": 0.0, "weight_decay": 0.0, **lr, **plain}
@@ -143,7 +145,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         return client.sgd(w, key, loss=loss, split=split, epochs=epochs, batch_size=32, **how).vector
 
     def _part(self, client: Client) -> tuple[slice, ...]:
-        """Return what clients download: the encoder, with the decoder where they fine-tune."""
+        """Return the part clients download: the encoder, and the decoder if they fine-tune."""
         return client.layout.part("all" if self.finetune_epochs else "encoder")
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
@@ -166,7 +168,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         return client.report({"centroids": padded})
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Relate the initial clients."""
+        """Link the initial clients."""
         assert fingerprints is not None
         centroids = np.full((problem.num_clients, *fingerprints["centroids"].shape[1:]), np.nan)
         centroids[fingerprints.client] = fingerprints["centroids"]
@@ -186,7 +188,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         )
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
-        """Relate new clients to all who are known."""
+        """Link new clients with all known clients."""
         centroids = server.algorithm_state["centroids"].copy()
         centroids[fingerprints.client] = fingerprints["centroids"]
         known = server.algorithm_state["known"].copy()
@@ -197,7 +199,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         return regrouped(server, everyone, linked, centroids=centroids)
 
     def _linked(self, centroids: np.ndarray, initial_clients: np.ndarray, later: np.ndarray) -> np.ndarray:
-        """Return who is averaged with whom, initial_clients first [n, n], from centroids [N, k, e].
+        """Return which clients are averaged together [n, n], initial clients first, from centroids [N, k, e].
 
         A~ = 1[A < gamma], A measured on the plane fitted to the initial clients.
         """

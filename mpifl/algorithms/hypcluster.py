@@ -1,8 +1,8 @@
 """HypCluster: K hypotheses; each client trains the one with the lowest loss, the server averages by samples.
 
 Mansour et al., "Three Approaches for Personalization with Applications to Federated Learning", 2020,
-Algorithm HypCluster. As IFCA's model averaging, except that a cluster's clients count by their samples, and
-that the paper looks at any number of hypotheses from independent starts. The choice at test time is the last
+Algorithm HypCluster. As IFCA's model averaging, except that a cluster's clients are weighted by samples, and
+that the paper considers any number of hypotheses from independent starts. At test time a client uses its last
 training choice; a client that never took part chooses when it is evaluated.
 """
 
@@ -41,7 +41,7 @@ class HypCluster(PlainVisits, RowUpdates, Algorithm):
     """K rows, all read by everyone.
 
     Attributes:
-        num_clusters: K, the hypotheses.
+        num_clusters: K, number of hypotheses.
     """
 
     num_clusters: int = 4
@@ -63,15 +63,15 @@ class HypCluster(PlainVisits, RowUpdates, Algorithm):
         return {"model": tuple(range(self.num_clusters))}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the last chosen one."""
+        """Evaluate with the hypothesis chosen last."""
         return {"model": (int(server.assign[k]),)}
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Evaluate with the hypothesis that fits best, of all."""
+        """Evaluate with the best-fitting of all hypotheses."""
         return self.reads(server, k)
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return the hypothesis that was served; of several the one that fits best."""
+        """Return the served hypothesis, or the best-fitting of several."""
         return fitting_model(client, message["model"])
 
     def plain_visit(self) -> PlainVisit:

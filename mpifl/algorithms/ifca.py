@@ -1,15 +1,16 @@
 """IFCA: K models; each client trains the one that fits its data best.
 
 Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, Algorithm 1. Model
-averaging, or (`variant="gradient"`) w_k <- w_k - (gamma / M) sum of the members' gradients, M all who take
-part. With weight sharing (`share="body"`, section 5) only the last layer is per cluster and the body is
-averaged over everyone.
+averaging, or (`variant="gradient"`) w_k <- w_k - (gamma / M) sum of the members' gradients, M the number of
+all clients that take part. With weight sharing (`share="body"`, section 5) only the last layer is per cluster
+and the body is averaged over all clients.
 
-Differs: the choice at test time is the last training choice (the repository peeks at test labels), and a
-client that never took part chooses when it is evaluated, as in a visit. Gradients are those of all training
-data, in one plain step a visit. `restarts` is the repository's search for initial models: without it two
-groups often choose the same one. Variant `emdcfl`, the EMD-CFL repository: selection on validation data by
-the mean of batch means, in which a short last batch counts as much as the others, and averages by samples.
+Differs: at test time a client uses its last training choice (the repository peeks at test labels); a client
+that never took part chooses when it is evaluated, as in a visit. Under `gradient` a visit is one plain step
+along the gradient over all training data. `restarts` is the repository's search for initial models: without
+it two groups often choose the same model. Variant `emdcfl`, the EMD-CFL repository: clients choose on
+validation data by the mean of batch means, in which a short last batch counts as much as the others, and
+averages are weighted by samples.
 """
 
 from __future__ import annotations
@@ -59,17 +60,19 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
     """K rows, all read by everyone; with weight sharing K heads and one body.
 
     Attributes:
-        num_clusters: K.
-        select_on: `train` or `val`, the data on which a client compares the models; None: `train`, under
-            `emdcfl` `val`.
-        loss_batch: samples of a batch, where models are compared by the mean of batch means; 0: by the mean
-            over samples. None: 0, under `emdcfl` 64.
-        weighted: average a cluster by samples; otherwise each member counts the same. None: only under
-            `emdcfl`.
-        variant: `averaging`, `gradient`, or `emdcfl`: averaging with the other readings above.
-        share: `none` or `body`.
-        restarts: sets of initial models that all clients try before the first round, until every model is
-            chosen by at least a share `least` of them; 0 takes the first set untried.
+        num_clusters: K, number of clusters.
+        select_on: data on which a client compares the models: `train` or `val`. None: `train`, or `val` for
+            variant `emdcfl`.
+        loss_batch: compare models by the mean of the mean losses of batches of this many samples; 0: by the
+            mean over samples. None: 0, or 64 for variant `emdcfl`.
+        weighted: average a cluster by samples; otherwise with equal weights. None: by samples only for
+            variant `emdcfl`.
+        variant: `averaging`, `gradient`, or `emdcfl` (averaging with other defaults: `select_on` val,
+            `loss_batch` 64, `weighted` true).
+        share: the part that all clusters share: `none` or `body`.
+        restarts: number of sets of initial models that all clients try before the first round; the first set
+            is taken in which every model is chosen by at least a share `least` of the clients, otherwise the
+            set that comes closest. 0: the first set, without a trial.
     """
 
     num_clusters: int = 4
@@ -96,7 +99,7 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
 
     @cached_property
     def needs(self) -> Needs:
-        """Validation data where models are compared on them; `gradient` takes one step of its own."""
+        """Validation data if models are compared on them; `gradient` ignores several keys of `local`."""
         return Needs(
             validation=self._on == "val",
             new_optimizer=self.variant == "gradient",
@@ -112,7 +115,7 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
 
     @property
     def capabilities(self) -> frozenset[type[Capability]]:
-        """One-shot statistics choose among several sets of initial models only; gradients update no row."""
+        """One-shot statistics only with `restarts`, row updates only without `gradient`."""
         unused: set[type[Capability]] = set() if self.restarts else {OneShotStatistics}
         unused |= {RowUpdates} if self.variant == "gradient" else set()
         return declared(type(self)) - unused
@@ -136,7 +139,7 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         return client.data.train if self._on == "train" else client.data.val
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Start from K independent models: the first set that spreads the clients, or the best tried."""
+        """Start from K independent models: the first set that spreads the clients, or the best one tried."""
         first = 0
         if fingerprints is not None:
             fewest = np.array(
@@ -156,12 +159,12 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         return {name: tuple(range(len(rows))) for name, rows in server.tables.items()}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the last chosen model."""
+        """Evaluate with the model chosen last."""
         own = (int(server.assign[k]),)
         return {name: (0,) if name == "body" else own for name in server.tables}
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Evaluate with the model that fits best, of all."""
+        """Evaluate with the best-fitting of all models."""
         return self.reads(server, k)
 
     def _models(self, message: Message, client: Client) -> list[Vector]:
@@ -172,7 +175,7 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         return [put(w, client.layout.part("head"), head) for head in message["head"]]
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return the model that was served; of several the one that fits best."""
+        """Return the served model, or the best-fitting of several."""
         models = self._models(message, client)
         return models[self._best(client, models) if len(models) > 1 else 0]
 
@@ -198,7 +201,7 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         return client.report({"cluster": k}, {"train_loss": w.loss}, based_on=changes, **vectors), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Average per cluster, the body over all; an empty cluster stays as it is."""
+        """Average per cluster, and the body over all clients; an empty cluster stays as it is."""
         k = notes["cluster"].astype(int)  # [m]
         by_samples = self.variant == "emdcfl" if self.weighted is None else self.weighted
         weights = notes.num_samples if by_samples else np.ones(len(notes))

@@ -2,8 +2,8 @@
 
 Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020,
 Algorithm 1. The mirror image of FedPer: body and head are trained together, the head is averaged by samples,
-the body never leaves. The authors start from a model trained by FedAvg; here all start from the common
-initial one.
+the body never leaves the client. The authors start from a model trained by FedAvg; here all clients start
+from the common initial model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LGFedAvg(RowUpdates, Algorithm):
     """One table, `shared`; the rest is client state, the common initial one before the first visit.
 
     Attributes:
-        shared: `head` (last layer) or `block` (last stage and head).
+        shared: the part that is averaged: `head` (last layer) or `block` (last stage and head).
     """
 
     shared: str = "head"

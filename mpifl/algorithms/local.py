@@ -1,6 +1,7 @@
 """Local training: every client alone, no communication.
 
-The baseline of every paper here. A client continues from its own model, all from the same initial one.
+The baseline of every paper here. A client continues from its own model; all start from the same initial
+model.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Local(Algorithm):
     needs = Needs(client_state=True)
 
     def reads(self, server: Server, k: int) -> Reads:
-        """Download the initial model, known to all from the seed; nothing that changes."""
+        """Download nothing: all clients know the initial model from the seed."""
         return {}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
@@ -50,5 +51,5 @@ class Local(Algorithm):
         return state.get("model", client.init)
 
     def labels(self, server: Server) -> np.ndarray:
-        """Every client is a cluster of its own."""
+        """Return a cluster of its own for every client."""
         return np.arange(len(server.assign))

@@ -1,4 +1,4 @@
-"""MOON: local training holds the representation near the global model's, away from the last local one's.
+"""MOON: local training pulls representations towards the global model's, away from the last local model's.
 
 Li et al., "Model-Contrastive Federated Learning", CVPR 2021, Algorithm 1. Legend: z embedding of a sample
 under the model in training, z_glob under the global model, z_prev under the client's last local model. Loss:
@@ -40,7 +40,7 @@ class MOON(RowUpdates, Algorithm):
 
     Attributes:
         mu: weight of the contrastive loss; 0 is FedAvg.
-        temperature: tau.
+        temperature: tau, temperature of the contrastive loss.
     """
 
     mu: float = 1.0
@@ -54,7 +54,7 @@ class MOON(RowUpdates, Algorithm):
         require(self.temperature > 0, "temperature", self.temperature, "take a positive temperature")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train with the contrast; keep the local model for the next visit."""
+        """Train with the contrastive loss; keep the local model for the next visit."""
         x, w = client.data.train.x, message["model"][0]
         z_glob, z_prev = (client.embed(v, x).flatten(1) for v in (w, state.get("model", client.init)))
         loss = contrastive(z_glob, z_prev, self.mu, self.temperature, client.task)
@@ -68,7 +68,7 @@ class MOON(RowUpdates, Algorithm):
 
 
 def contrastive(z_glob: torch.Tensor, z_prev: torch.Tensor, mu: float, tau: float, task: Task) -> Loss:
-    """Return the loss with the fixed embeddings [n, e] of all training samples."""
+    """Return the loss, given the fixed embeddings [n, e] of all training samples."""
 
     def loss(module: Any, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         z = module.embed(x)

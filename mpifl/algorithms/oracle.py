@@ -1,8 +1,8 @@
 """Oracle: FedAvg inside the true groups, the upper bound of clustered methods.
 
 The baseline of EMD-CFL and UCFL ("Clustered Federated Learning via Embedding Distributions", section 4): the
-same loop as EMD-CFL with the true neighbourhoods, absent members' last models included, clients never seen
-alone.
+same loop as EMD-CFL with the true neighbourhoods. The last models of absent members are averaged too; clients
+never seen stay alone.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Oracle(PlainVisits, RememberedUploads, Algorithm):
     needs = Needs(groups=True, averages=True, new_rows=True)
 
     def check(self, problem: ProblemInfo) -> None:
-        """The truth must be known."""
+        """Raise `UserError` if the true groups are unknown."""
         require(
             problem.groups is not None, "name", "oracle", "this scenario has no true groups; take another"
         )
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Remember the truth."""
+        """Start from one model; store the true groups."""
         assert problem.groups is not None
         start = np.zeros(problem.num_clients, np.int64)
         return Server({"model": problem.init(0)[None]}, start, {"groups": problem.groups})
@@ -51,5 +51,5 @@ class Oracle(PlainVisits, RememberedUploads, Algorithm):
         return neighbourhood_plan(server, notes, group[:, None] == group[None, :])
 
     def labels(self, server: Server) -> np.ndarray:
-        """Name the groups seen so far."""
+        """Return the group [N] of each client; a client never seen is alone."""
         return neighbourhood_labels(server)

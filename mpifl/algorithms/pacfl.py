@@ -2,20 +2,21 @@
 
 Vahidian et al., "Efficient Distribution Similarity Identification in Clustered Federated Learning via
 Principal Angles between Client Data Subspaces", AAAI 2023, Algorithm 1. Before training a client sends, for
-every class it has, the first p left singular vectors of its images, U_i [D, p L_i]; the server merges the
-closest clients while they are no further apart than a threshold in degrees; then FedAvg inside each cluster.
-New clients extend the matrix of angles and join the cluster they fall in; if that has no old member, they
-found one.
+every class it has, the first p left singular vectors of its images, U_i [D, p L_i]. The server merges the
+closest clients while they are no further apart than a threshold in degrees. Then FedAvg runs inside each
+cluster. New clients extend the matrix of angles and join the cluster they fall into; if it has no old member,
+they form a new one.
 
-Readings: angles of single columns, signs as they are (`angle="columns"`, the code), the smallest principal
-angle or their sum (the paper); training images as they are stored, D = C H W (the code, pixels from 0 to
-255). The pixels decide: 100 CIFAR-10 clients of two classes each are told apart without an error by raw ones,
-by normalised ones at no threshold. Variant `emdcfl`, the EMD-CFL repository: normalised validation images,
-every colour plane a column of its own, D = H W.
+Our reading: `angle="columns"` (the code) takes angles of single columns with their signs; the paper takes the
+smallest principal angle (`smallest`) or the sum of the angles (`sum`). Training images enter as they are
+stored, D = C H W (the code, pixels from 0 to 255). The pixels decide the result: with raw ones, 100 CIFAR-10
+clients of two classes each are clustered without an error; with normalised ones no threshold achieves this.
+Variant `emdcfl`, the EMD-CFL repository: normalised validation images, in which every colour plane is a
+column of its own, D = H W.
 
-`budget`: p in proportion to a class's share of the samples. The repository has such a rule for Dirichlet
-partitions, a budget of 20, which never acts: it looks a list with the label up among the labels, finds none,
-and takes p for every class. Its rows are those of `budget: 0`.
+With `budget`, a class gets p in proportion to its share of the samples. The authors' code has such a rule for
+Dirichlet partitions, with a budget of 20, but it never takes effect: the code searches the labels for a list
+that holds the label, finds none, and takes p for every class. Its published rows are those of `budget: 0`.
 """
 
 from __future__ import annotations
@@ -57,12 +58,13 @@ class PACFL(NewClients, PlainVisits, Algorithm):
     Attributes:
         threshold: degrees up to which clusters merge.
         p: singular vectors of each class.
-        budget: singular vectors of all classes together, instead of `p`; 0: p of each.
-        angle: `columns`, `smallest` or `sum`.
+        budget: singular vectors of all classes together, shared out by samples; 0: `p` of each class.
+        angle: distance of two clients: `columns` (smallest angle between two columns), `smallest` (smallest
+            principal angle) or `sum` (sum of the principal angles).
         linkage: `average` (plain mean of two rows), `maximum` or `minimum`.
-        variant: `paper` or `emdcfl`.
-        pixels: `raw`, as they are stored, or `normalised`, as the model sees them; null: raw, under `emdcfl`
-            normalised.
+        variant: `paper`, or `emdcfl` (validation images, every colour plane a column of its own).
+        pixels: `raw`, as they are stored, or `normalised`, as the model sees them; null: raw, or normalised
+            for variant `emdcfl`.
     """
 
     threshold: float = 12.0
@@ -132,7 +134,7 @@ class PACFL(NewClients, PlainVisits, Algorithm):
         return pairwise(spans, lambda u, v: subspace_angle(u, v, self.angle))
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
-        """Cluster all who are known and the new clients; old clients stay where they are."""
+        """Cluster the known and the new clients together; known clients keep their clusters."""
         bases = server.algorithm_state["bases"].copy()
         bases[fingerprints.client] = fingerprints["basis"]
         everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), fingerprints.client)

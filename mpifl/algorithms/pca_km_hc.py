@@ -3,13 +3,14 @@
 The baseline of FLT, after k-FED: Jamali-Rad, Abdizadeh and Singh, "Federated Learning with Taskonomy for
 Non-IID Data", TNNLS 2022; Dennis, Li and Smith, "Heterogeneity for the Win: One-Shot Federated Clustering",
 ICML 2021. A client projects its images on its own e principal components and sends the k centroids of the
-scores. Clients whose centroids match within a threshold are related; then as FLT, case I or II.
+scores. Clients whose centroids match within a threshold are related; the rest is FLT, case I or II.
 
-Readings: threshold 1.2 (the repository's HEAD; 3 in its submission); every client has a basis of its own, so
-that scores are comparable only as far as the bases agree. A client with fewer than e images repeats them.
+Our reading: the threshold is 1.2 (the repository's HEAD; 3 in its submission). Every client has a basis of
+its own, so that scores are comparable only as far as the bases agree. A client with fewer than e images
+repeats them.
 
-Links depend on the order of a client's samples, from which k-means starts: on scenario 1 of MNIST (100
-clients) 36 to 39 % of them change with it, since distances are dense around the threshold.
+Links depend on the order of a client's samples, because k-means starts from it. On scenario 1 of MNIST (100
+clients) another order changes 36 to 39 % of the links, since many distances are close to the threshold.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
 
     Attributes:
         threshold: matching distance below which two clients are related.
-        components: e, of the principal component analysis; at most as many as there are pixels.
-        centroids: k of a client.
-        case: `full` or `ward`, the latter with `num_clusters` clusters; 0 finds their number.
-        all_clients: average those who do not take part, too.
+        components: e, number of principal components; at most the number of pixels.
+        centroids: k, centroids of a client.
+        case: `full` (average over related clients) or `ward` (FedAvg in `num_clusters` Ward clusters; 0
+            chooses their number).
+        all_clients: average absent clients, too, by their last model or the initial one.
     """
 
     threshold: float = 1.2
@@ -87,7 +89,7 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
         return client.report({"centroids": padded})
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Relate the initial clients."""
+        """Link the initial clients."""
         assert fingerprints is not None
         centroids = np.full((problem.num_clients, *fingerprints["centroids"].shape[1:]), np.nan)
         centroids[fingerprints.client] = fingerprints["centroids"]
@@ -95,14 +97,14 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
         return replace(server, algorithm_state={**server.algorithm_state, "centroids": centroids})
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
-        """Relate new clients to all who are known."""
+        """Link new clients with all known clients."""
         centroids = server.algorithm_state["centroids"].copy()
         centroids[fingerprints.client] = fingerprints["centroids"]
         everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), fingerprints.client)
         return regrouped(server, everyone, self._linked(centroids[everyone]), centroids=centroids)
 
     def _linked(self, centroids: np.ndarray) -> np.ndarray:
-        """Return who is averaged with whom, from centroids [n, k, e]."""
+        """Return which clients are averaged together [n, n], from centroids [n, k, e]."""
         A = pairwise([c[~np.isnan(c[:, 0])] for c in centroids], matching_distance)
         related = (self.threshold > A) | np.eye(len(A), dtype=bool)
         return linked_clients(related, self.case, self.num_clusters)

@@ -3,12 +3,12 @@
 Fallah et al., "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
 Approach", NeurIPS 2020, Algorithm 1. Each local step draws mini-batches D, D', D'': theta = w - alpha grad
 f(w; D); first order (`fo`): w <- w - beta grad f(theta; D'); Hessian-free (`hf`): w <- w - beta (g' - alpha
-h), g' = grad f(theta; D'), h = (grad f(w + delta g'; D'') - grad f(w - delta g'; D'')) / (2 delta). Evaluated
-after theta = w - alpha grad F_k(w) on all training data.
+h), g' = grad f(theta; D'), h = (grad f(w + delta g'; D'') - grad f(w - delta g'; D'')) / (2 delta). Clients
+are evaluated with theta = w - alpha grad F_k(w), the gradient over all training data.
 
 Of `local` only epochs, steps and batch_size apply: a visit takes as many steps as FedAvg would. Gradients are
-taken in evaluation mode (no dropout; batch norm keeps its initial statistics). The paper averages by number,
-here by samples.
+taken in evaluation mode (no dropout; batch norm keeps its initial statistics). The paper averages with equal
+weights; here averages are weighted by samples.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class PerFedAvg(RowUpdates, Algorithm):
     """One shared row, evaluated one step later.
 
     Attributes:
-        alpha: rate of the step a client takes to make the model its own; 0: FedAvg.
-        beta: rate of the shared model.
+        alpha: learning rate of the personalisation step of a client; 0: FedAvg.
+        beta: learning rate of the shared model.
         variant: `fo` (first order) or `hf` (Hessian-free).
         delta: length of the finite difference (`hf`).
     """

@@ -3,14 +3,14 @@
 Ye et al., "Personalized Federated Learning with Inferred Collaboration Graphs", ICML 2023, Algorithm 1.
 Legend: dw_i update of client i, d_ij = -cos(dw_i, dw_j), p_j = n_j / n. Row i of the graph minimises alpha
 ||x||^2 + (d_i - 2 alpha p)'x on the simplex, which is the projection of p - d_i / (2 alpha): no QP solver.
-Local loss: cross-entropy - lam <v_i, w> / ||w||, v_i = sum_j x_ij w_j / ||w_j||, table `direction` (zero in
-round 1: no such term).
+Local loss: cross-entropy - lam <v_i, w> / ||w||, with v_i = sum_j x_ij w_j / ||w_j|| in table `direction`
+(zero in round 1, so that there is no such term).
 
-The authors' code adds the cosine term, against its own objective (`repo`); dw is the change since the initial
-model, cosines above 0.9 count as 1, buffers are left out. Variant `emdcfl`, the EMD-CFL repository: dw is the
-change of the whole state dict since the start of the round, counters of batches included (on a ResNet all
-cosines are then near 1, and the graph is uniform averaging); nothing is clipped; v_i is the direction of the
-model received.
+The authors' code adds the cosine term, against its own objective (variant `repo`). As in that code, dw is the
+change since the initial model without buffers, and cosines above 0.9 count as 1. Variant `emdcfl` follows the
+EMD-CFL repository: dw is the change of the whole state dict since the start of the round,
+including batch counters (`num_batches_tracked`; on a ResNet all cosines are then near 1, and the graph is
+uniform averaging); cosines are not clipped; v_i is the direction of the received model.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ class PFedGraph(ComparedUploads, Algorithm):
     """N rows, one for each client, which reads its own.
 
     Attributes:
-        alpha: weight of the term that holds the graph near p; large: FedAvg.
+        alpha: weight of the term that holds the graph near the clients' shares of samples; a large value is
+            FedAvg.
         lam: weight of the cosine term in local training.
-        variant: `paper`, `repo` (sign of the cosine term) or `emdcfl` (dw of state dicts since the round's
-            start, unclipped, drawn to the model received).
+        variant: `paper`, `repo` (opposite sign of the cosine term) or `emdcfl` (changes of whole state dicts
+            since the start of the round, cosines not clipped, local term towards the received model).
     """
 
     alpha: float = 0.8
@@ -70,11 +71,11 @@ class PFedGraph(ComparedUploads, Algorithm):
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Start all clients alike, without directions."""
+        """Start all clients alike, with zero directions."""
         return own_models(problem, directions=self.variant != "emdcfl")
 
     def reads(self, server: Server, k: int) -> Reads:
-        """Download the own mixture and the direction to stay near."""
+        """Download the own mixture and the direction to train towards."""
         return {name: (k,) for name in server.tables}
 
     def serves(self, server: Server, k: int) -> Reads:
@@ -82,17 +83,17 @@ class PFedGraph(ComparedUploads, Algorithm):
         return {"model": (k,)}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train towards v; the server can work out by itself what it compares."""
+        """Train towards v_i; the server computes the compared update from the upload."""
         trained, vectors = train_aligned(client, message, self.lam, self.variant, key)
         metrics = {"train_loss": trained.loss}
         return client.report({}, metrics, unsent=("delta", "direction"), based_on=None, **vectors), {}
 
     def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
-        """Compare, and mix the direction of, what arrives."""
+        """Return update and direction of the model as it arrives."""
         return aligned_vectors(report, arrived["model"])
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """w_i <- sum_j x_ij w_j, and v_i likewise, over those who take part."""
+        """w_i <- sum_j x_ij w_j, and v_i likewise, over the clients that take part."""
         d = dissimilarity(notes["gram"], None if self.variant == "emdcfl" else -0.9)
         return graph_plan(server, notes, graph(d, sample_weights(notes), self.alpha))
 

@@ -3,18 +3,18 @@
 Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1. Legend: w
 global model, w_i the client's copy, theta personal model. R times: on one mini-batch, K steps theta <- theta
 - eta_p (grad l(theta) + lambda (theta - w_i) + mu theta), theta warm-started; then w_i <- w_i - eta lambda
-(w_i - theta). Server: w <- (1 - beta) w + beta sum n_i w_i / sum n_i. Evaluated with theta.
+(w_i - theta). Server: w <- (1 - beta) w + beta sum n_i w_i / sum n_i. Clients are evaluated with theta.
 
-Its rates are its own, and training is plain SGD: of `local` only batch_size, augment, precision and the
-schedule of the rate apply, which changes eta_p and leaves eta as it is.
-mu is in the authors' code, not in the paper. There everyone trains and the sampled are averaged; here only
-the sampled train.
+The method has its own learning rates and trains with plain SGD. Of `local` only batch_size, augment,
+precision and the learning-rate schedule apply; the schedule changes eta_p, not eta. mu is in the authors'
+code, not in the paper. In that code all clients train and the sampled ones are averaged; here only the
+sampled ones train.
 
-Variants `ucfl` and `ucfl_nesterov`, the code of the paper "User-Centric Federated Learning": theta starts
-each visit at the model received, every one of its K steps takes another mini-batch, there is no mu, and theta
-and w_i move with the rates eta_p and eta by an optimiser whose memory stays with the client: Adam, which that
-code sets in the end, its steps counted together, or SGD with Nesterov's momentum of 0.9, which its comments
-recommend.
+Variants `ucfl` and `ucfl_nesterov` follow the code of the paper "User-Centric Federated Learning": theta
+starts each visit at the received model, each of its K steps takes another mini-batch, and there is no mu.
+theta and w_i move with the rates eta_p and eta by an optimiser whose state stays with the client: Adam with
+one step count for both, which that code uses in effect (`ucfl`), or SGD with Nesterov momentum 0.9, which its
+comments recommend (`ucfl_nesterov`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Adam:
         self.moments = {name: state.get(name, zeros).to(like.device) for name in names}
 
     def step(self, name: str, gradient: Vector) -> Vector:
-        """Return what the optimiser takes instead of the gradient [p] of a vector."""
+        """Return the optimiser's step [p] for the gradient [p] of a vector, before the learning rate."""
         self.steps += 1
         first = 0.9 * self.moments[f"{name}.first"] + 0.1 * gradient
         second = 0.999 * self.moments[f"{name}.second"] + 0.001 * gradient.square()
@@ -82,7 +82,7 @@ class _Adam:
         return first / (1 - 0.9**self.steps) / size
 
     def direction(self, name: str, change: Direction) -> Direction:
-        """Return the direction of the optimiser along a changed gradient."""
+        """Return the direction that the optimiser makes of the gradient changed by `change`."""
         return lambda g, w: self.step(name, change(g, w))
 
     def state(self) -> State:
@@ -111,14 +111,15 @@ class PFedMe(Algorithm):
     """One shared row w; each client keeps its theta.
 
     Attributes:
-        lam: lambda, pull of theta towards w_i.
-        inner_steps: K, steps of theta on each mini-batch.
-        local_rounds: R, mini-batches of a visit.
-        lr: eta, rate of w_i.
-        personal_lr: eta_p, rate of theta.
+        lam: lambda, pull of the personal model theta towards the client's copy w_i of the global model.
+        inner_steps: K, steps of theta on each mini-batch; in UCFL's code each step has its own mini-batch.
+        local_rounds: R, mini-batches of a visit; in UCFL's code rounds of K mini-batches.
+        lr: eta, learning rate of w_i.
+        personal_lr: eta_p, learning rate of theta.
         beta: share of the average that enters the global model.
         mu: weight decay of theta.
-        variant: `paper`, or UCFL's code by Adam (`ucfl`) or with momentum (`ucfl_nesterov`), without mu.
+        variant: `paper`, or UCFL's code with Adam (`ucfl`) or Nesterov momentum (`ucfl_nesterov`), both
+            without mu.
     """
 
     lam: float = 15.0
@@ -171,7 +172,7 @@ class PFedMe(Algorithm):
             theta = inner.vector
             w_i = w_i - self.lr * self.lam * (w_i - theta)
             losses.append(inner.loss)
-        metrics = {"train_loss": float(np.mean(losses or [0.0]))}  # no batch: a plan, which does not train
+        metrics = {"train_loss": float(np.mean(losses or [0.0]))}  # a forecast has no batches
         return client.report(model=w_i, metrics=metrics), {"model": theta}
 
     def _remembering(self, received: Vector, state: State, client: Client, key: Key) -> tuple[Report, State]:
@@ -183,7 +184,7 @@ class PFedMe(Algorithm):
         losses = []
         for r in range(self.local_rounds):
             some, pull = list(islice(batches, self.inner_steps)), proximal(self.lam, w_i)
-            if not some:  # a shortened visit, or a plan, which does not train
+            if not some:  # a shortened visit, or a forecast, which does not train
                 break
             for k, batch in enumerate(some):
                 inner = client.sgd(
@@ -210,5 +211,5 @@ class PFedMe(Algorithm):
         return Plan([blend(self.beta * sample_weights(notes))])
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return theta, the common initial model before the first visit."""
+        """Return theta, or the common initial model before the first visit."""
         return state.get("model", client.init)

@@ -106,7 +106,7 @@ CATALOGUE: dict[str, type[Algorithm]] = {  # in the order of docs/methods.md
 
 
 def citation(method: type[Algorithm]) -> str:
-    """Return the BibTeX entry of a method's paper; nothing where it names none."""
+    """Return the BibTeX entry of a method's paper; empty if it names none."""
     if not method.paper or method.paper.startswith("@"):
         return method.paper
     entries = (Path(__file__).parent / "papers.bib").read_text(encoding="utf-8")

@@ -1,18 +1,19 @@
 """UCFL: each user gets its own mixture of all local models, weighted by similarity of gradients.
 
-"User-Centric Federated Learning: Trading off Wireless Resources for Personalization", sections IV and V.
-Before training, client i sends its gradient g_i at the initial model and the variance sigma_i^2 of its
-mini-batch gradients; w_ij ~ n_j exp(-||g_i - g_j||^2 / (2 sigma_i^2)), rows normalised, fixed for the run.
-With `streams` the rows are the centroids of k-means on W. `parallel` is the paper's upper bound: every client
-trains all streams.
+Mestoukirdi et al., "User-Centric Federated Learning: Trading off Wireless Resources for Personalization",
+IEEE TMLCN 2023, sections IV and V. Before training, client i sends its gradient g_i at the initial model and
+the variance sigma_i^2 of its mini-batch gradients; w_ij ~ n_j exp(-||g_i - g_j||^2 / (2 sigma_i^2)), rows
+normalised, fixed for the run. With `streams` the rows are the centroids of k-means on W. `parallel` is the
+paper's upper bound: every client trains all streams.
 
-Readings: `kernel="geo"` uses sigma_i sigma_j (the repository); the batches behind sigma are a disjoint random
-partition (eq. 10). sigma falls as n_b grows and is 0 at n_b = n_i, where the one batch holds all samples: the
-paper's limit n_b -> n_i is local training, and a client with n_i <= n_b gets its own model only.
-Algorithm 2 chooses m_t = argmax_k c(k, s_k), with s_k the mean silhouette, and leaves c open; the repository
-takes s_k. Here c(k, s) = s - stream_cost k, so that `stream_cost` is the silhouette that one stream more must
-bring, or any function of yours (`tradeoff`). Beyond the paper: under partial participation weights are
-normalised over those who take part, and in the full variant the rows of absent users stay.
+Our reading: the kernel uses sigma_i^2 (`kernel="geo"`: sigma_i sigma_j, the repository). The mini-batches for
+sigma are a disjoint random partition (eq. 10). sigma falls as n_b grows and is 0 at n_b = n_i, where the one
+batch holds all samples: the paper's limit n_b -> n_i is local training, and a client with n_i <= n_b gets its
+own model only. Algorithm 2 chooses m_t = argmax_k c(k, s_k), with s_k the mean silhouette, and leaves c open;
+the repository takes s_k. Here c(k, s) = s - stream_cost k, so that `stream_cost` is the silhouette that each
+additional stream must gain; `tradeoff` replaces c by a function of yours. Beyond the paper: under partial
+participation weights are normalised over the clients that take part, and with one mixture per user the rows
+of absent users stay unchanged.
 """
 
 from __future__ import annotations
@@ -57,13 +58,14 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
     """N rows, or as many as there are streams.
 
     Attributes:
-        streams: 0 for one mixture per user, k for k mixtures, -1 for the k of largest c(k, s_k), s_k the mean
-            silhouette.
+        streams: 0 for one mixture per user, k for k mixtures, -1 for the k of largest c(k, s_k), where s_k is
+            the mean silhouette.
         kernel: `paper` (sigma_i^2) or `geo` (sigma_i sigma_j).
-        noise_batch: n_b, samples per batch behind sigma; below 1, a share of the client's samples.
+        noise_batch: n_b, samples per mini-batch for sigma; below 1, a share of the client's samples.
         parallel: train all streams at every client.
-        stream_cost: what a stream costs in units of the silhouette: c(k, s) = s - stream_cost k.
-        tradeoff: instead, c as a function of k and s: `file.py:name` or `package.module:name`.
+        stream_cost: cost of a stream in units of the silhouette, in c(k, s) = s - stream_cost k.
+        tradeoff: function that replaces c(k, s) = s - stream_cost k, `file.py:name` or
+            `package.module:name`.
     """
 
     streams: int = 0
@@ -90,13 +92,13 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
         require(self.tradeoff is None or not self.stream_cost, "tradeoff", self.tradeoff, remedy)
 
     def check(self, problem: ProblemInfo) -> None:
-        """There may not be more streams than users; a function must be found."""
+        """Raise `UserError` for more streams than users, or a `tradeoff` that does not work."""
         remedy = f"there are only {problem.num_clients} clients; take fewer streams"
         require(self.streams <= problem.num_clients, "streams", self.streams, remedy)
         self.worth(2, 0.5)
 
     def worth(self, k: int, s: float) -> float:
-        """Return c(k, s): what k streams of mean silhouette s are worth.
+        """Return c(k, s), the value of k streams with mean silhouette s.
 
         Raises:
             UserError: the function of the user cannot be loaded, raises, or returns no finite number.
@@ -161,7 +163,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
         return Server({"model": table}, np.asarray(assign, np.int64), algorithm_state)
 
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
-        """All clients gave their statistics before training."""
+        """Return true for all clients: they sent statistics before training."""
         return np.ones_like(visited)
 
     def reads(self, server: Server, k: int) -> Reads:
@@ -186,7 +188,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
         return client.report(model=models, metrics={"train_loss": loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """theta_s <- sum_j w_sj theta_j over those who took part."""
+        """theta_s <- sum_j w_sj theta_j over the clients that took part."""
         W, k = mixtures(server.algorithm_state), notes.client  # [K, N], [m]
         if len(W) == len(server.assign) and not self.parallel:
             return Plan([own_rows(W[np.ix_(k, k)], notes, len(W))])
@@ -197,5 +199,5 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
 
 
 def mixtures(algorithm_state: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the weights of each stream's mixture [K, N]; where there are none, of each user's [N, N]."""
+    """Return the mixture weights of each stream [K, N] or, without streams, of each user [N, N]."""
     return algorithm_state.get("weights", algorithm_state["collaboration"])
