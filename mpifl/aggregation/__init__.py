@@ -1,1 +1,1 @@
-"""Rows of the server: exact sums, mixing over ranks, where tables and client state are kept."""
+"""The server's rows: exact sums, mixing over ranks, and storage of tables and client state."""

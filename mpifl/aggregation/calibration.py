@@ -1,4 +1,4 @@
-"""Measurement of the costs of collectives on the ranks of a job."""
+"""Measurement of the cost of collectives on the ranks of a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .exact_sum import exact_sum
 
 SMALL, LARGE = 1 << 10, 1 << 17  # int64 numbers of a block: 8 kB and 1 MB
 SHAPES = ((1, SMALL), (8, SMALL), (1, LARGE), (6, LARGE))  # (calls in a row, numbers per call)
-REPEATS = 5  # the minimum counts: other programs can only add time
+REPEATS = 5  # of which the fastest counts: other programs can only add time
 PURPOSE = "sweep"
 
 
@@ -25,7 +25,7 @@ def costs_of(kind: object, transport: Transport) -> Costs | None:
 
     Args:
         kind: a `ByBytes`, `Given` or `Measured`.
-        transport: the ranks.
+        transport: connects the ranks.
     """
     if transport.size == 1:
         return None
@@ -35,7 +35,7 @@ def costs_of(kind: object, transport: Transport) -> Costs | None:
 
 
 def measure(transport: Transport) -> Costs:
-    """Measure the costs of the collectives of this job, about a second on a fast network. Collective."""
+    """Measure the costs of this job's collectives; takes about a second on a fast network. Collective."""
     latency, rate = ping_pong(transport)
     lines = {name: _line(transport, name) for name in (REDUCE, GATHER, BCAST)}
     far = len(far_ranks(transport.nodes)) / (transport.size - 1)
@@ -63,7 +63,7 @@ def ping_pong(transport: Transport) -> tuple[float, float]:
 
 
 def _line(transport: Transport, name: str) -> Line:
-    """Return the fitted cost of a collective; only the clock of rank 0 counts."""
+    """Return the fitted cost of a collective, measured by the clock of rank 0."""
     rows = []
     for calls, numbers in SHAPES:
         seconds = [_timed(transport, _call(transport, name, numbers), calls) for _ in range(REPEATS)]
@@ -89,7 +89,7 @@ def _call(transport: Transport, name: str, numbers: int) -> Callable[[], Any]:
 
 
 def _timed(transport: Transport, call: Callable[[], Any], times: int) -> float:
-    """Return the seconds of some calls, from barrier to barrier."""
+    """Return the seconds that `times` calls take, from barrier to barrier."""
     transport.barrier()
     start = perf_counter()
     for _ in range(times):
@@ -102,10 +102,10 @@ def fit(rows: Sequence[tuple[int, int, float]]) -> Line:
     """Fit a line to four measurements.
 
     The time of one more block is the difference within each pair, at least 0. The large blocks decide the
-    time per byte, because a link may pass small ones at once.
+    time per byte, because a link may pass small blocks at once.
 
     Args:
-        rows: (calls, bytes, seconds) of one and of several small blocks, of one and of several large ones.
+        rows: (calls, bytes, seconds) of one small block, several small ones, one large block, several large.
     """
     (c0, b0, t0), (c1, b1, t1), (c2, b2, t2), (c3, b3, t3) = rows
     small, large = (t1 - t0) / (c1 - c0), (t3 - t2) / (c3 - c2)  # seconds of one more block
@@ -117,7 +117,7 @@ def fit(rows: Sequence[tuple[int, int, float]]) -> Line:
 
 
 def _term() -> float:
-    """Return the seconds in which this rank weighs and adds one number, the best of several trials."""
+    """Return the seconds that this rank takes to weight and add one number, the best of several trials."""
     uploads = [torch.ones(BLOCK // 8) for _ in range(8)]
     weights, seconds = np.full((1, 8), 0.125), []
     for _ in range(2 * REPEATS):  # the first one also touches the memory

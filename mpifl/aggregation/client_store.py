@@ -1,7 +1,7 @@
-"""Client state in node-local files, which every rank of the node reads and which survive their writer.
+"""Client state in node-local files, which every rank of a node can read and which outlive their writer.
 
-There is one file per client and visit. A visit reads the state of the previous visit and writes its own, so
-that a repeated step overwrites nothing that was committed.
+There is one file per client, kind and visit. A visit reads the state of the previous visit and writes its
+own, so a repeated step overwrites nothing that was committed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mpifl.core.files import told_as_os_error, write_atomically
 
 OWNER = ".owner"  # holds the host name; every rank of the node locks it while it runs
 SCRATCH = re.compile(r"mpifl-[0-9a-f]{16}-[0-9a-f]{8}")  # mpifl-RUN-LAUNCH
-ATTEMPTS = 10  # to create the folder
+ATTEMPTS = 10  # tries to create the folder
 YOUNG_S = 60.0  # a younger folder is not removed: its first rank may not have locked it yet
 
 
@@ -34,7 +34,7 @@ def scratch_root(need_bytes: int = 1 << 30) -> Path:
     """Return the parent folder of node-local files: shared memory, or the temporary folder if it is too full.
 
     Args:
-        need_bytes: free space that shared memory must have.
+        need_bytes: least free space of shared memory for it to be used.
     """
     shm = Path("/dev/shm")
     if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free >= need_bytes:
@@ -43,14 +43,14 @@ def scratch_root(need_bytes: int = 1 << 30) -> Path:
 
 
 def remove_dead(root: Path, own: Path) -> None:
-    """Remove the folders of jobs of this user that were killed on this host.
+    """Remove the folders of this user's jobs that were killed on this host.
 
-    A folder is removed if it names this host, is at least a minute old and no process holds its lock. On a
+    A folder is removed if it names this host, is at least a minute old, and no process holds its lock. On a
     shared file system the folders of other hosts stay.
 
     Args:
-        root: parent folder of all jobs.
-        own: the folder of this job.
+        root: parent of the folders of all jobs.
+        own: folder of this job.
     """
     for folder in root.glob("mpifl-*"):
         if folder == own or not SCRATCH.fullmatch(folder.name):
@@ -69,7 +69,7 @@ class ClientStore:
     """Named tensors of clients, one file per client, kind and visit.
 
     Args:
-        token: RUN-LAUNCH, which names the folder of this job.
+        token: RUN-LAUNCH, part of the name of this job's folder.
         folder: parent folder; None for `scratch_root()`.
         kept: folder in which a resumed run finds earlier client state; None for a new run.
 
@@ -104,7 +104,7 @@ class ClientStore:
         return lock
 
     def _opened(self) -> int:
-        """Create the folder and open its lock; again where a rank that has ended removes it meanwhile."""
+        """Create the folder and open its lock; try again if a rank that ends removes it meanwhile."""
         attempts = 0
         while True:
             try:
@@ -124,7 +124,7 @@ class ClientStore:
         return os.path.join(self._place, self.name(kind, k, visit))
 
     def load(self, kind: str, k: int, visit: int) -> dict[str, torch.Tensor]:
-        """Return the tensors that client `k` saved in visit `visit`; empty for visit 0."""
+        """Return the tensors that client `k` saved for `visit`; empty for visit 0, or if it saved none."""
         if not visit:
             return {}
         places = [self._path(kind, k, visit)]
@@ -133,10 +133,10 @@ class ClientStore:
         return load_file(found) if found else {}
 
     def save(self, kind: str, k: int, visit: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Save the tensors of client `k` for visit `visit` and remove those of two visits before.
+        """Save the tensors of client `k` for `visit` and remove those of two visits before.
 
         Raises:
-            UserError: the disk is full.
+            UserError: the file cannot be written, for example because the disk is full.
         """
         path = self._path(kind, k, visit)
         if tensors:
@@ -159,11 +159,11 @@ class ClientStore:
         """Copy files to a folder that outlives this node.
 
         Args:
-            names: of files, as returned by `name`.
-            folder: where to.
+            names: file names, as returned by `name`.
+            folder: destination.
 
         Returns:
-            Size in bytes and SHA-256 of each file that exists, by name.
+            File name -> (size in bytes, SHA-256), for the files that exist.
         """
         out = {}
         for name in names:

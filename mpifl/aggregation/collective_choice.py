@@ -1,12 +1,13 @@
-"""The choice of the collective that carries a mixing, by bytes or by a cost model.
+"""Choice of the collective that carries out a mixing, by bytes or by a cost model.
 
 A mixing has weights [K, m]. A rank sends either K partial rows (int64 in the exact mode; `REDUCE`, or
-`SCATTER` for a sharded table) or its own uploads (float32; `GATHER`). The choice is arithmetic on sizes, with
-the same result on every rank.
+`SCATTER` for a sharded table) or its own uploads (float32; `GATHER`). The choice depends on sizes alone, so
+its result is the same on every rank.
 
-The cost model is the alpha-beta model (Hockney 1994): seconds for a call, for each message and for each byte,
-and the time in which a rank weighs and adds a number. Its constants are given, or measured on the ranks of
-the job (`calibration`), which includes the algorithms of the MPI library and the links between nodes.
+The cost model is the alpha-beta model (Hockney 1994): seconds per call, per message and per byte, plus the
+time that a rank takes to weight and add a number. Its constants are given, or measured on the ranks of the
+job (`calibration`); measured constants include the effects of the MPI library's algorithms and of the links
+between nodes.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def choose(num_rows: int, num_uploads: int, exact: bool = True, sharded: bool = 
     """Return the collective with the fewest bytes at the busiest rank.
 
     Args:
-        num_rows: K, rows that receive uploads.
-        num_uploads: m.
-        exact: whether partial rows are int64 (8 bytes a number) rather than float32.
-        sharded: whether the rows of the table live at the ranks that read them.
+        num_rows: K, number of rows that receive uploads.
+        num_uploads: m, number of uploads.
+        exact: whether partial rows are int64 (8 bytes per number) rather than float32.
+        sharded: whether the rows of the table are stored at the ranks that read them.
     """
     if sharded:
         return SCATTER
@@ -48,9 +49,9 @@ def is_sharded(num_rows: int, most_readers: int, num_ranks: int) -> bool:
     """Return whether to shard a table over its readers: many rows, each read by one client.
 
     Args:
-        num_rows: K.
+        num_rows: K, rows of the table.
         most_readers: largest number of clients that read the same row.
-        num_ranks: P.
+        num_ranks: P, number of ranks.
     """
     return num_ranks > 2 and most_readers <= 1 and num_rows > num_ranks
 
@@ -89,11 +90,11 @@ class Costs:
     Attributes:
         latency_s: seconds of an empty message between the server and the farthest worker.
         bytes_s: bytes per second between the two.
-        reduce: of a reduction; its bytes are those of the block.
-        gather: of a gather; its bytes are all that arrive from far ranks.
-        bcast: of a broadcast; its bytes are those of the block.
-        term_s: seconds in which a rank weighs and adds one number.
-        far: fraction of the workers that are on other nodes than the server; 1 if all are on its node.
+        reduce: cost of a reduction; its bytes are those of the block.
+        gather: cost of a gather; its bytes are those that arrive from far ranks.
+        bcast: cost of a broadcast; its bytes are those of the block.
+        term_s: seconds that a rank takes to weight and add one number.
+        far: fraction of the workers that are not on the server's node; 1 if all workers are on it.
     """
 
     latency_s: float
@@ -118,12 +119,12 @@ class Costs:
 
         Args:
             collective: `REDUCE` or `GATHER`.
-            rows: K, rows that receive uploads.
-            uploads: m, on all ranks together.
+            rows: K, number of rows that receive uploads.
+            uploads: m, number of uploads on all ranks together.
             width: columns of the table.
-            ranks: P.
+            ranks: P, number of ranks.
             exact: whether sums are int64.
-            from_far: uploads on far ranks; None estimates them by `far`.
+            from_far: number of uploads on far ranks; None estimates it from `far`.
         """
         if collective == GATHER:
             far = ceil(uploads * self.far) if from_far is None else from_far
@@ -134,7 +135,7 @@ class Costs:
         return self.reduce.seconds(blocks_of(rows, width), size) + self.term_s * terms
 
     def sharing(self, rows: int, width: int) -> float:
-        """Return the seconds of a broadcast of rows [rows, width] to all workers."""
+        """Return the seconds that a broadcast of rows [rows, width] to all workers takes."""
         return self.bcast.seconds(rows * ceil(width / (1 << 26)), rows * width * 4)
 
     def choose(
@@ -162,14 +163,14 @@ def far_ranks(nodes: Sequence[int]) -> list[int]:
 
 
 def between(latency_s: float, bytes_s: float, ranks: int) -> Costs:
-    """Return the costs of ranks whose messages take latency_s + size / bytes_s seconds each.
+    """Return the costs of collectives if each message takes latency_s + size / bytes_s seconds.
 
     A reduction and a broadcast are trees of ceil(log2 P) levels; a gather arrives over the server's link.
 
     Args:
-        latency_s: seconds of an empty message.
+        latency_s: seconds that an empty message takes.
         bytes_s: bytes per second.
-        ranks: P.
+        ranks: P, number of ranks.
     """
     levels = tree_levels(ranks)
     tree = Line(0.0, levels * latency_s, levels / bytes_s)
@@ -177,7 +178,7 @@ def between(latency_s: float, bytes_s: float, ranks: int) -> Costs:
 
 
 def tree_levels(ranks: int) -> int:
-    """Return the levels of a binary tree of so many ranks, which are also the steps of a barrier."""
+    """Return the number of levels of a binary tree of `ranks`, which is also the number of barrier steps."""
     return ceil(log2(max(ranks, 2)))
 
 
@@ -186,9 +187,9 @@ def crossover(costs: Costs | None, rows: int, width: int, ranks: int, exact: boo
 
     Args:
         costs: the cost model; None compares the bytes of the busiest rank.
-        rows: K.
+        rows: K, number of rows that receive uploads.
         width: columns of the table.
-        ranks: P.
+        ranks: P, number of ranks.
         exact: whether sums are int64.
     """
 
@@ -219,11 +220,11 @@ class ByBytes:
 
 @dataclass(frozen=True)
 class Given:
-    """Choose by costs of messages that take latency_s + size / bytes_s seconds each.
+    """Choose the faster collective, assuming that a message takes latency_s + size / bytes_s seconds.
 
     Attributes:
-        latency_s: seconds of an empty message.
-        bytes_s: bytes per second.
+        latency_s: seconds that an empty message takes.
+        bytes_s: bandwidth of a link, bytes per second.
     """
 
     latency_s: float = 2e-5
@@ -236,7 +237,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Measured:
-    """Choose by costs measured at the start of a run, which takes a second on a fast network."""
+    """Choose the faster collective by costs measured at the start of a run (1 s on a fast network)."""
 
 
 COSTS: dict[str, type] = {"bytes": ByBytes, "given": Given, "measured": Measured}

@@ -1,12 +1,12 @@
 """Weighted sums of float32 vectors whose bits depend neither on the order nor on the split of the terms.
 
-Each weighted upload is rounded once to a grid with one spacing per row, and multiples of the spacing are
-added as int64, which is exact in any order. Adding the constant 1.5 * 2^52 * spacing to a float64 rounds it
-to a multiple of the spacing and leaves that multiple in the low bits, from which the bits of the constant are
-subtracted (the rounding is that of Demmel and Nguyen, "Fast Reproducible Floating-Point Summation", 2013).
+Each weighted upload is rounded once to a grid with one spacing per row. The multiples of the spacing are
+added as int64, which is exact in any order. The rounding is that of Demmel and Nguyen, "Fast Reproducible
+Floating-Point Summation", 2013: adding the constant 1.5 * 2^52 * spacing to a float64 rounds it to a multiple
+of the spacing and leaves that multiple in the low bits; the bits of the constant are then subtracted.
 
-A sum is made in three steps: `spacings` chooses the grid from the largest absolute values, `exact_sum` adds
-the uploads of a rank, and `finish` turns the sums of all ranks into float32 rows.
+A sum takes three steps: `spacings` chooses the grid from the largest absolute values, `exact_sum` adds the
+uploads of a rank, and `finish` turns the sums of all ranks into float32 rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def max_abs(upload: torch.Tensor) -> float:
     """Return the largest absolute value of an upload [b]; NaN if it contains NaN."""
     if bindings.AVAILABLE and upload.device.type == "cpu" and upload.dtype == torch.float32:
         return bindings.max_abs(upload.contiguous())
-    low, high = map(float, torch.stack(torch.aminmax(upload)).tolist())  # one wait for a GPU, not two
+    low, high = map(float, torch.stack(torch.aminmax(upload)).tolist())  # one GPU synchronisation, not two
     return max(-low, high)
 
 
@@ -51,14 +51,14 @@ def exact_sum(
 ) -> torch.Tensor:
     """Return sum_j round(w_kj x_j / g_k), int64 [K, b].
 
-    The sum is made where the uploads are and stays there if they share a device; otherwise it is in main
-    memory.
+    The uploads are added on their devices. The result stays on the device if they share one; otherwise it is
+    in main memory.
 
     Args:
         uploads: m tensors, float32 [b].
         weights: float64 [K, m].
         spacing: g of each row, float64 [K].
-        width: b.
+        width: b, length of an upload.
     """
     if not uploads:  # as on rank 0
         return torch.zeros(len(spacing), width, dtype=torch.int64, device=CPU)
@@ -75,7 +75,7 @@ def exact_sum(
 def _backend(
     device: torch.device,
 ) -> Callable[[torch.Tensor, list[torch.Tensor], np.ndarray, np.ndarray], None]:
-    """Return what adds uploads on a device; all backends return the same bits."""
+    """Return the function that adds uploads on a device; all backends produce the same bits."""
     if device != CPU:
         return _add_torch
     return bindings.exact_sum_add if bindings.AVAILABLE else _add_numpy
@@ -84,7 +84,7 @@ def _backend(
 def _add_numpy(
     sums: torch.Tensor, uploads: Sequence[torch.Tensor], weights: np.ndarray, magic: np.ndarray
 ) -> None:
-    """Do what `bindings.exact_sum_add` does, without a compiler; twice as fast as with PyTorch on a CPU."""
+    """Do what `bindings.exact_sum_add` does, without a compiler; on a CPU, twice as fast as with PyTorch."""
     vectors, width = [u.numpy() for u in uploads], sums.shape[1]
     scratch = np.empty(min(NUMPY_SCRATCH, width))
     for lo in range(0, width, NUMPY_SCRATCH):
@@ -96,14 +96,14 @@ def _add_numpy(
             for j in chosen.tolist():
                 np.multiply(vectors[j][columns], row[j], out=terms, dtype=np.float64)
                 np.add(terms, magic[k], out=terms)
-                np.add(row_sum, bits, out=row_sum)  # wraps around; so does the next line
+                np.add(row_sum, bits, out=row_sum)  # wraps around, as does the next line
             row_sum -= _bits(magic[k], len(chosen))
 
 
 def _add_torch(
     sums: torch.Tensor, uploads: Sequence[torch.Tensor], weights: np.ndarray, magic: np.ndarray
 ) -> None:
-    """Do what `bindings.exact_sum_add` does, on any device, as many uploads at a time as scratch allows."""
+    """Do what `bindings.exact_sum_add` does, on any device, as many uploads at a time as fit in scratch."""
     several, first = max(1, TORCH_SCRATCH // max(1, sums.shape[1])), 0
     scales = torch.from_numpy(weights[weights != 0]).to(sums.device)[:, None]  # row by row
     for k, row in enumerate(weights):
@@ -126,9 +126,9 @@ def finish(sums: torch.Tensor, spacing: np.ndarray, kept: torch.Tensor | None) -
     """Return sums * spacing + kept, computed in float64, as float32 [K, b].
 
     Args:
-        sums: as returned by `exact_sum`, added over all ranks, int64 [K, b] in main memory.
+        sums: sums from `exact_sum`, added over all ranks, int64 [K, b] in main memory.
         spacing: g of each row, float64 [K].
-        kept: as returned by `kept_rows`.
+        kept: result of `kept_rows`.
     """
     if bindings.AVAILABLE and sums.is_contiguous() and (kept is None or kept.is_contiguous()):
         return bindings.exact_sum_finish(sums, spacing, kept)
@@ -140,8 +140,8 @@ def kept_rows(keep: np.ndarray | None, old: torch.Tensor) -> torch.Tensor | None
     """Return keep @ old, float64 [K, b], added in ascending order of the old rows; None if nothing is kept.
 
     Args:
-        keep: None, [K] (each row keeps a part of itself) or [K, K0].
-        old: float32 [K0, b].
+        keep: None, factors [K] (each row keeps a part of itself), or a matrix [K, K0].
+        old: old rows, float32 [K0, b].
     """
     if keep is None:
         return None
@@ -160,7 +160,7 @@ def float32_sum(uploads: Sequence[torch.Tensor], weights: np.ndarray, width: int
     Args:
         uploads: m tensors, float32 [b], in main memory.
         weights: float64 [K, m].
-        width: b.
+        width: b, length of an upload.
     """
     out = torch.zeros(len(weights), width)
     for k, row in enumerate(weights):

@@ -1,8 +1,8 @@
 """Mixing of uploads into table rows, over ranks or on one rank, and pairwise products of uploads.
 
-Over ranks, rank 0 plans, every rank adds its own uploads, and the rows end up where they are read. All work
-is done in column blocks, so that no rank needs more than a few blocks of scratch and no message exceeds MPI's
-count limit.
+Over ranks, rank 0 plans, every rank adds its own uploads, and each row ends up where it is read. All work is
+done in column blocks, so that no rank needs more than a few blocks of scratch memory and no message exceeds
+MPI's count limit.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .exact_sum import exact_sum, finish, float32_sum, kept_rows, spacings
 from .tables import Tables
 
 GRAM_BLOCK = 8192  # columns per block of a Gram matrix; fixed, because the bits depend on it
-GRAM_ROWS = 2048  # rows of it at a time; fixed for the same reason
+GRAM_ROWS = 2048  # rows of a Gram matrix computed at a time; fixed for the same reason
 LOCAL_BLOCK = 1 << 16  # numbers of a block that one rank mixes alone: its int64 sums fit in the L2 cache
 
 
 @dataclass(frozen=True)
 class RankMixPlan:
-    """One mixing as one rank sees it. Active rows are the Ka rows that change.
+    """One mixing as one rank sees it. Its Ka active rows are the rows that it changes.
 
     Attributes:
         collective: `REDUCE`, `GATHER` or `SCATTER`.
@@ -41,12 +41,12 @@ class RankMixPlan:
         rows: indices of the active rows [Ka], in the order in which they travel.
         weights: float64 [Ka, uploads that this rank adds].
         spacing: grid spacing of each active row [Ka].
-        num_uploads: on all ranks.
+        num_uploads: number of uploads on all ranks.
         counts: number of uploads on each rank; on rank 0.
         owned: number of active rows on each rank; for `SCATTER` only.
-        keep: what remains of each active row [Ka]; for `SCATTER` only.
-        masks: hide single uploads; None where nothing does.
-        scale: what the sums of the active rows are multiplied with [Ka]; None: with 1.
+        keep: factor of the old value of each active row [Ka]; for `SCATTER` only.
+        masks: masks that hide single uploads; None if nothing hides them.
+        scale: factors by which the sums of the active rows are multiplied [Ka]; None for 1.
     """
 
     collective: str
@@ -69,15 +69,15 @@ class Mixer:
     """Carries out mixings and pairwise products over a transport.
 
     Args:
-        transport: the ranks.
-        tables: the rows that are mixed into.
+        transport: connects the ranks.
+        tables: the tables whose rows are mixed.
         exact: whether to add in int64, with the same bits for any number of ranks; otherwise in float32.
-        collective: the collective to use; None chooses by `costs`, or by bytes if there are none.
-        costs: seconds of each collective.
+        collective: the collective to use; None chooses by `costs`, or by bytes if there are no costs.
+        costs: cost model of the collectives.
         direct: whether MPI reads GPU memory; otherwise GPU tensors are copied to main memory first.
 
     Attributes:
-        last_collectives: the collective of each mixing of the last call of `mix`; on rank 0.
+        last_collectives: the collective of each mixing in the last call of `mix`; on rank 0.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Mixer:
         """Apply mixings in order; return the new central tables by name on rank 0. Collective.
 
         Args:
-            mixings: on rank 0; None elsewhere.
-            upload_info: returns largest absolute value and rank of each upload [m] of a name; on rank 0,
-                where uploads are mixed.
+            mixings: the mixings, on rank 0; None elsewhere.
+            upload_info: returns, for a name, the largest absolute value and the rank of each upload [m]; on
+                rank 0, if any mixing has uploads.
             uploads: this rank's uploads [w] by name, in ascending order of their number.
-            before: tables that were changed in this step already, on rank 0; None for none.
+            before: tables that were already changed in this step, on rank 0; None if there are none.
         """
         plans: Sequence[Sequence[RankMixPlan]] | None = None
         weights, counts = None, list[int]()
@@ -124,7 +124,7 @@ class Mixer:
         own = np.frombuffer(sent, float)
         for i, plan in enumerate(mine_of):
             given, num_rows = uploads.get(plan.of, []), len(plan.rows)
-            if not (self.transport.is_server and plan.collective == GATHER):  # else it has those of all
+            if not (self.transport.is_server and plan.collective == GATHER):  # else its plan has all weights
                 part = own[start : start + len(given) * num_rows].reshape(len(given), num_rows)
                 start += part.size
                 plan = replace(plan, weights=np.ascontiguousarray(part.T))
@@ -141,16 +141,18 @@ class Mixer:
     def _by_rank(
         self, mixings: Sequence[Mixing], info: Sequence[tuple[np.ndarray, np.ndarray]]
     ) -> tuple[list[list[RankMixPlan]], np.ndarray, list[int]]:
-        """Return the plans of each rank, without weights but where the uploads come to rank 0; and these.
+        """Return the plans of each rank, and separately the weights that the ranks need.
 
-        Workers have the same plans, unless masks hide uploads.
+        Plans have no weights, except those of rank 0 for a `GATHER`, where rank 0 adds all uploads. Workers
+        have the same plans, unless masks hide uploads.
 
         Args:
-            mixings: as decided on rank 0.
-            info: largest absolute value and rank of each upload [m], of each mixing.
+            mixings: the mixings, as decided on rank 0.
+            info: for each mixing, the largest absolute value and the rank of each upload [m].
 
         Returns:
-            The plans; the weights as they are sent, by rank, mixing, and upload; numbers for each rank.
+            The plans; the weights to send, ordered by rank, mixing and upload; the number of weights for each
+            rank.
         """
         size = self.transport.size
         plans = [self._plan(m, *of) for m, of in zip(mixings, info, strict=True)]
@@ -178,7 +180,7 @@ class Mixer:
         """Return the plan for `mixing` with the weights of all ranks, without masks.
 
         Args:
-            mixing: as decided on rank 0.
+            mixing: the mixing, as decided on rank 0.
             max_abs: largest absolute value of each upload [m].
             owners: rank of each upload [m].
         """
@@ -231,7 +233,7 @@ class Mixer:
         mixing: Mixing | None,
         changed: Mapping[str, torch.Tensor],
     ) -> torch.Tensor | None:
-        """Reduce or gather; return the new table [K, w] on rank 0."""
+        """Carry out a mixing by `REDUCE` or `GATHER`; return the new table [K, w] on rank 0."""
         old = new = None
         if mixing is not None:
             old = changed.get(plan.into, self.tables.central[plan.into])
@@ -239,7 +241,7 @@ class Mixer:
         for columns in _blocks(plan.width, plan.num_uploads if plan.collective == GATHER else len(plan.rows)):
             block = [u[columns] for u in mine]
             given = self._given(plan, block, columns)
-            if columns.start == 0:  # ranks wait for each other here, with a free core, not in MPI
+            if columns.start == 0:  # ranks wait for each other here, with a free core, instead of inside MPI
                 self.transport.barrier()
             sums = self._collected(plan, given, columns)
             if mixing is not None and new is not None and old is not None and sums is not None:
@@ -247,7 +249,7 @@ class Mixer:
         return new
 
     def _given(self, plan: RankMixPlan, block: Sequence[torch.Tensor], columns: slice) -> torch.Tensor:
-        """Return what this rank gives of its uploads: their sums, or themselves where rank 0 adds."""
+        """Return what this rank contributes: sums of its uploads, or the uploads if rank 0 adds them."""
         width = columns.stop - columns.start
         if plan.collective == GATHER:
             return self._for_mpi(stacked(block, width))
@@ -279,7 +281,7 @@ class Mixer:
         return self._finish(full, spacing, kept)
 
     def _scatter(self, plan: RankMixPlan, mine: Sequence[torch.Tensor]) -> None:
-        """Mix the active rows of a sharded table; each ends at the worker that owns it."""
+        """Mix the active rows of a sharded table; each row ends up at the worker that owns it."""
         table = self.tables.sharded[plan.into]
         start = sum(plan.owned[: self.transport.rank])
         own = slice(start, start + plan.owned[self.transport.rank])
@@ -303,13 +305,13 @@ class Mixer:
         return float32_sum(block, plan.weights, width)
 
     def _finish(self, sums: torch.Tensor, spacing: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
-        """Return float32 rows from sums and what is kept of the old rows."""
+        """Return float32 rows: sums plus the kept parts of the old rows."""
         if self.exact:
             return finish(sums, spacing, kept)
         return sums if kept is None else kept.add_(sums).float()
 
     def _for_mpi(self, block: torch.Tensor) -> torch.Tensor:
-        """Return a block in memory that MPI reads; rank 0 works in main memory."""
+        """Return a block in memory that MPI can read; on rank 0, always main memory."""
         return block if self.direct and not self.transport.is_server else to_main_memory(block)
 
     def gram(
@@ -318,7 +320,7 @@ class Mixer:
         """Return the inner products of all pairs of vectors of all ranks, float64 [m, m], on rank 0.
 
         Column blocks of fixed width are gathered and multiplied on rank 0 in the order of the reports, so
-        that the bits do not depend on where the vectors were.
+        the bits do not depend on which rank held which vector.
 
         Args:
             vectors: this rank's vectors, float32 [width].
@@ -337,7 +339,7 @@ class Mixer:
             everything = self.transport.Gatherv(block, counts, "gram")
             if out is not None and everything is not None:
                 x = everything[order].double()
-                for top in range(0, len(out), GRAM_ROWS):  # in parts: a second matrix [m, m] is never needed
+                for top in range(0, len(out), GRAM_ROWS):  # in parts, to avoid a second matrix [m, m]
                     out[top : top + GRAM_ROWS] += x[top : top + GRAM_ROWS] @ x.T
         return None if out is None else out.numpy()
 
@@ -345,11 +347,11 @@ class Mixer:
 def mix_exact(
     mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor], max_abs: np.ndarray
 ) -> torch.Tensor:
-    """Mix on one rank that has all uploads, with the bits of a mixing over ranks; return float32 [K, w].
+    """Mix on one rank that has all uploads, with the same bits as over ranks; return float32 [K, w].
 
     Args:
-        mixing: what to mix.
-        old: the table, float32 [K0, w].
+        mixing: the mixing.
+        old: the table before the mixing, float32 [K0, w].
         uploads: m tensors, float32, in the order of the weights.
         max_abs: largest absolute value of each upload [m].
     """
@@ -367,11 +369,11 @@ def mix_exact(
 def mix_float32(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor]) -> torch.Tensor:
     """Mix on one rank in float32; return float32 [K, w].
 
-    Faster than `mix_exact` for a single upload, where the order of additions is no question.
+    For a single upload, the order of additions does not matter, and this is faster than `mix_exact`.
 
     Args:
-        mixing: what to mix.
-        old: the table, float32 [K0, w].
+        mixing: the mixing.
+        old: the table before the mixing, float32 [K0, w].
         uploads: m tensors, float32, in the order of the weights.
     """
     parts, out = parts_of(uploads, mixing.part), torch.empty(mixing.num_rows, old.shape[1])
@@ -389,14 +391,14 @@ def mix_float32(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tenso
 
 
 def _blocks(width: int, height: int, size: int | None = None) -> Iterator[slice]:
-    """Yield column blocks of a matrix [height, width], each of about `size` numbers (default: a message)."""
+    """Yield column blocks of a matrix [height, width], each of about `size` numbers (default: `BLOCK`)."""
     step = max(1024, (BLOCK if size is None else size) // max(height, 1))
     for lo in range(0, width, step):
         yield slice(lo, min(lo + step, width))
 
 
 def _hidden(plan: RankMixPlan, mixing: Mixing, owners: np.ndarray, rank: int) -> RankMixPlan:
-    """Return a rank's plan with the masks that hide its uploads, if there are any."""
+    """Return a rank's plan with the masks that hide its uploads, if the mixing has masks."""
     if mixing.masks is None:
         return plan
     return replace(plan, masks=mixing.masks.of_rank(plan.rows, np.flatnonzero(owners == rank), rank == 0))
@@ -408,7 +410,7 @@ def parts_of(uploads: Sequence[torch.Tensor], part: Part | None) -> Sequence[tor
 
 
 def stacked(block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """Return vectors as one contiguous [n, width], in main memory if they are on different devices."""
+    """Return vectors as one contiguous tensor [n, width], in main memory if their devices differ."""
     if len({u.device for u in block}) > 1:
         block = [to_main_memory(u) for u in block]
     return torch.stack(list(block)) if len(block) else torch.empty(0, width)

@@ -1,13 +1,12 @@
-"""Mixings whose means are taken by a robust rule, over ranks that each see a block of the coordinates.
+"""Mixings in which a robust rule replaces the mean, computed over ranks that each see a block of coordinates.
 
-Uploads change places by `Alltoallv`: in a pass, each rank gives every other rank its own uploads' values of
-that rank's block of columns, and has the values of all uploads for its own block. So no rank holds all
-uploads, and the work is spread evenly. What a rank finds goes to rank 0: the rule's values of its columns
-(`Gatherv`), or its part of the distances (`Reduce`), from which rank 0 weighs the uploads; the mixing is then
-an ordinary one.
+`Alltoallv` redistributes the uploads in passes: each rank owns a block of columns and receives the values of
+all uploads in that block. So no rank holds all uploads, and the work is spread evenly. Each rank sends its
+results to rank 0: the rule's values for its columns (`Gatherv`), or its part of the distances (`Reduce`).
+From the distances, rank 0 computes weights of the uploads, and an ordinary mixing with these weights follows.
 
-Results do not depend on the number of ranks: members stand in the order of their reports, coordinates are
-independent of each other, and distances are added over tiles of fixed width as multiples of a grid.
+Results do not depend on the number of ranks: members are ordered as their reports, coordinates are
+independent of each other, and distances are added over tiles of fixed width as multiples of a grid spacing.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ from .mixer import Mixer, gather_order, parts_of, stacked
 from .robust_rules import CoordinateRule, DistanceRule, Rule, total
 
 TILE = 256  # columns over which distances are added at a time; fixed, because the bits depend on it
-LINE = 64  # columns are dealt to ranks in multiples of this where coordinates stand alone
-SCRATCH = 1 << 20  # numbers of a block of all uploads on one rank: 4 MB
-LARGEST_COUNT = (1 << 31) - 1  # numbers in one message of MPI
+LINE = 64  # for coordinate rules, columns are assigned to ranks in multiples of this
+SCRATCH = 1 << 20  # numbers in a block of all uploads on one rank: 4 MB
+LARGEST_COUNT = (1 << 31) - 1  # most numbers in one MPI message
 
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """What every rank knows of one mixing.
+    """What every rank knows about one mixing.
 
     Attributes:
         into: name of the table.
         of: name of the uploads.
         part: slices of an upload that are mixed; None for all.
         width: columns of the table.
-        counts: uploads on each rank.
-        order: where each upload [m] stands among those that ranks send, in rank order.
-        groups: the uploads [n] that enter each active row, ascending.
-        centres: whether the members of each active row are measured from the old row, bool [Ka]; else
-            from 0.
+        counts: number of uploads on each rank.
+        order: position of each upload [m] in an exchanged block, whose rows are in rank order.
+        groups: for each active row, the uploads [n] that enter it (its members), ascending.
+        centres: whether distances of each active row's members are measured from the old row, bool [Ka];
+            otherwise from 0.
         rows: indices of the active rows [Ka].
         max_abs: largest absolute value of each upload [m].
-        row_max_abs: of the old row of each active row [Ka]; 0 where it is not used.
+        row_max_abs: largest absolute value of the old row of each active row [Ka]; 0 where it is not used.
     """
 
     into: str
@@ -68,26 +67,27 @@ class ExchangePlan:
 
     @property
     def num_centres(self) -> int:
-        """Old rows that rank 0 sends with its uploads."""
+        """Number of old rows that rank 0 sends with its uploads."""
         return int(self.centres.sum())
 
     @property
     def height(self) -> int:
-        """Lines of a block: all uploads, and old rows."""
+        """Number of rows of a block: all uploads, and the old rows."""
         return len(self.order) + self.num_centres
 
 
 class RobustMixer:
-    """Carries out mixings in which a rule takes the place of the mean.
+    """Carries out mixings in which a robust rule replaces the mean.
 
     Args:
-        transport: the ranks.
-        mixer: carries out what is left to add; its tables are those that are mixed into.
-        rule: takes the place of the mean.
-        statistics: names of uploads that do not stand for parameters (`Rule.applies`).
+        transport: connects the ranks.
+        mixer: carries out the ordinary mixings; its tables are the ones that are mixed into.
+        rule: the robust rule.
+        statistics: names of uploads that do not represent parameters (`Rule.applies`).
 
     Attributes:
-        num_too_small: rows of the last call of `mix` whose groups were too small for the rule; on rank 0.
+        num_too_small: number of rows in the last call of `mix` whose groups were too small for the rule; on
+            rank 0.
     """
 
     def __init__(
@@ -106,13 +106,15 @@ class RobustMixer:
         """Apply mixings in order; return the new tables by name on rank 0. Collective.
 
         Args:
-            mixings: on rank 0; None elsewhere.
-            upload_info: returns largest absolute value and rank of each upload [m] of a name; on rank 0.
+            mixings: the mixings, on rank 0; None elsewhere.
+            upload_info: returns, for a name, the largest absolute value and the rank of each upload [m]; on
+                rank 0.
             uploads: this rank's uploads [w] by name, in ascending order of their number.
-            tables: the tables that are mixed into, on rank 0; None: those that the mixer has.
+            tables: the tables that are mixed into, on rank 0; None for those of the mixer.
 
         Raises:
-            MethodError: a mixing is no average, on rank 0.
+            MethodError: on rank 0, if a mixing is not an average, or has new rows where the rule needs old
+                ones.
         """
         if tables is not None:
             self.mixer.tables.publish(tables)
@@ -147,7 +149,7 @@ class RobustMixer:
         upload_info: Callable[[str], tuple[np.ndarray, np.ndarray]],
         changed: Mapping[str, torch.Tensor],
     ) -> ExchangePlan | None:
-        """Return the plan of a mixing; None where no upload enters, or the rule does not apply."""
+        """Return the plan of a mixing; None if no upload enters it, or if the rule does not apply."""
         rows = np.flatnonzero(mixing.weights.any(1)) if mixing.of else np.zeros(0, np.int64)
         old = self._old(mixing.into, changed)
         if not len(rows) or not old.shape[1] or not self.rule.applies(mixing.of, self.statistics):
@@ -193,9 +195,9 @@ class RobustMixer:
         changed: Mapping[str, torch.Tensor],
         unit: int,
     ) -> Iterator[tuple[list[slice], torch.Tensor]]:
-        """Yield the columns of each rank, and all uploads' values [m + centres, b] of this rank's columns.
+        """Yield the columns of each rank, and all uploads' values [m + centres, b] in this rank's columns.
 
-        Uploads stand in the order of their reports, old rows after them.
+        Uploads are in the order of their reports, followed by the old rows.
         """
         transport, mine = self.transport, parts_of(uploads.get(plan.of, []), plan.part)
         rows = None
@@ -228,7 +230,7 @@ class RobustMixer:
         changed: Mapping[str, torch.Tensor],
         rule: CoordinateRule,
     ) -> torch.Tensor | None:
-        """Return the new table [K, w] by a rule of coordinates, on rank 0."""
+        """Return the new table [K, w] according to a coordinate rule, on rank 0."""
         new = None if mixing is None else torch.empty(mixing.num_rows, plan.width)
         for columns, block in self._blocks(plan, uploads, changed, LINE):
             values, active = block.numpy(), len(plan.groups)
@@ -254,10 +256,10 @@ class RobustMixer:
         changed: Mapping[str, torch.Tensor],
         rule: DistanceRule,
     ) -> list[np.ndarray] | None:
-        """Return the squared distances that a rule asks for, one array for each active row; on rank 0."""
+        """Return the squared distances that a rule needs, one array for each active row; on rank 0."""
         spacing = _spacings(plan, rule)
         sums = np.zeros(len(spacing), np.int64)
-        centre = np.cumsum(plan.centres) - 1  # of each active row, among the old rows that were sent
+        centre = np.cumsum(plan.centres) - 1  # index of each active row's old row among those sent
         for _, block in self._blocks(plan, uploads, changed, TILE):
             for lo in range(0, block.shape[1], TILE):
                 tile = block[:, lo : lo + TILE].double()
@@ -286,13 +288,13 @@ class RobustMixer:
 
 
 def columns_of_ranks(columns: int, ranks: int, height: int, unit: int) -> Iterator[list[slice]]:
-    """Yield, for each pass, the columns of each rank; multiples of `unit` wide but for the last.
+    """Yield, for each pass, the columns of each rank; widths are multiples of `unit`, except the last.
 
     Args:
-        columns: of the table.
-        ranks: P.
-        height: lines of a block; a block has about `SCRATCH` numbers at most.
-        unit: columns are not divided further.
+        columns: number of columns of the table.
+        ranks: P, number of ranks.
+        height: rows of a block; a block has at most about `SCRATCH` numbers.
+        unit: number of columns that are not divided further.
     """
     units = -(-columns // unit)
     each = max(1, min(SCRATCH // (unit * max(height, 1)), -(-units // ranks)))
@@ -306,18 +308,18 @@ def busiest_bytes(rows: int, uploads: int, d: int, ranks: int, rule: Rule) -> in
     """Return the bytes that the busiest rank receives before the rule's mixing.
 
     Args:
-        rows: K, rows that receive uploads.
-        uploads: m; each enters one row.
+        rows: K, number of rows that receive uploads.
+        uploads: m, number of uploads; each enters one row.
         d: columns of the table.
-        ranks: P.
-        rule: which.
+        ranks: P, number of ranks.
+        rule: the robust rule.
     """
     if ranks == 1:
         return 0
     unit = LINE if isinstance(rule, CoordinateRule) else TILE
     share = min(d, -(-d // (unit * ranks)) * unit)  # columns of a rank
     if isinstance(rule, CoordinateRule):
-        return 4 * uploads * share + 4 * rows * (d - share)  # rank 0: its columns, and the others' results
+        return 4 * uploads * share + 4 * rows * (d - share)  # rank 0: its columns, and results of other ranks
     assert isinstance(rule, DistanceRule)
     centres = rows if rule.from_row else 0
     each = -(-uploads // rows)
@@ -326,13 +328,13 @@ def busiest_bytes(rows: int, uploads: int, d: int, ranks: int, rule: Rule) -> in
 
 
 def placed(mixing: Mixing, rows: np.ndarray, found: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """Return all new rows, float32 [K, b]: what is kept of the old rows, and s times the rule.
+    """Return all new rows, float32 [K, b]: the kept parts of the old rows plus s times the rule's value.
 
     Args:
-        mixing: its weights of row k add up to s.
+        mixing: the mixing; s is the sum of its weights in a row.
         rows: indices of the active rows [Ka].
-        found: what the rule found for them, float32 [Ka, b].
-        old: the table before, float32 [K0, b].
+        found: the rule's values for these rows, float32 [Ka, b].
+        old: the table before the mixing, float32 [K0, b].
     """
     scale = total(mixing.weights[rows])
     kept = kept_rows(mixing.keep, old)
@@ -344,13 +346,13 @@ def placed(mixing: Mixing, rows: np.ndarray, found: torch.Tensor, old: torch.Ten
 def reweighted(
     mixing: Mixing, plan: ExchangePlan, squares: Sequence[np.ndarray], rule: DistanceRule
 ) -> Mixing:
-    """Return a mixing with the weights of a rule; what they lack of the method's stays with the old row.
+    """Return a mixing with the weights of a rule; the old row keeps the weight that the rule removes.
 
     Args:
-        mixing: of the method.
-        plan: its active rows and their members.
-        squares: for each active row, what `DistanceRule.weights` takes.
-        rule: which.
+        mixing: mixing of the method.
+        plan: the mixing's active rows and their members.
+        squares: for each active row, the squared distances for `DistanceRule.weights`.
+        rule: the robust rule.
     """
     weights, keep = np.zeros_like(mixing.weights), mixing.keep
     rest = np.zeros(mixing.num_rows)
@@ -366,7 +368,7 @@ def reweighted(
 
 
 def _places(owners: np.ndarray, centres: int) -> np.ndarray:
-    """Return where each upload [m] stands among those that ranks send; rank 0 adds old rows to its own."""
+    """Return the position of each upload [m] among all that ranks send; rank 0's are followed by old rows."""
     places = np.argsort(gather_order(owners))
     return np.where(owners > 0, places + centres, places)
 
@@ -386,7 +388,7 @@ def _spacings(plan: ExchangePlan, rule: DistanceRule) -> np.ndarray:
 
 
 def _square(upper: np.ndarray, n: int) -> np.ndarray:
-    """Return the symmetric matrix [n, n] whose upper triangle is given line by line."""
+    """Return the symmetric matrix [n, n] whose upper triangle is given row by row."""
     out = np.zeros((n, n))
     out[np.triu_indices(n, 1)] = upper
     return out + out.T

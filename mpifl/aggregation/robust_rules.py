@@ -1,11 +1,11 @@
-"""Rules that take the place of a mean of uploads, so that some of the clients may send what they like.
+"""Robust rules that replace a mean of uploads, so that some clients may send arbitrary values.
 
 A rule replaces the weighted mean in a row of a mixing: sum_j w_j x_j = s * mean becomes s * rule, with
-s = sum_j w_j. Two kinds differ in what has to be computed where:
+s = sum_j w_j. There are two kinds of rules, which need different computations:
 
 - `CoordinateRule`: each coordinate by itself, from the values of all members (median, trimmed mean);
-- `DistanceRule`: weights of the members, from distances between them or from the row they enter (Krum, norm
-  bound, geometric median); the mixing is then carried out with these weights.
+- `DistanceRule`: weights of the members, from the distances between them or from the row they enter (Krum,
+  norm bound, geometric median); the mixing is then carried out with these weights.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from mpifl.core.errors import require
 
 @dataclass(frozen=True)
 class NoRule:
-    """Take the mean, as the method says."""
+    """Take the method's weighted mean."""
 
 
 class Rule(ABC):
-    """What takes the place of the mean of a group of uploads."""
+    """A replacement for the mean of a group of uploads."""
 
     def check(self, uploads: int) -> None:
-        """Refuse a rule that has no effect on a step, or cannot withstand what it promises to.
+        """Refuse a rule that has no effect on a step, or cannot withstand as many attackers as it promises.
 
         Args:
-            uploads: of a step.
+            uploads: number of uploads in a step.
 
         Raises:
-            UserError: names the key of the section `robust`, its value and a remedy.
+            UserError: the rule is refused; names the key of the section `robust`, its value and a remedy.
         """
         require(uploads >= 2, "name", name_of(self), "has no effect on steps of one upload; leave it out")
 
     @abstractmethod
     def too_small(self, members: int) -> bool:
-        """Return whether a group is too small for what the rule promises; it takes what is nearest to it."""
+        """Return whether a group is too small for the rule's guarantee; it then gets the closest result."""
 
     def applies(self, upload: str, statistics: Collection[str]) -> bool:
-        """Return whether the rule takes the place of the mean of an upload.
+        """Return whether the rule replaces the mean of an upload.
 
         Args:
-            upload: its name.
-            statistics: names of uploads that do not stand for parameters (`Algorithm.statistics`).
+            upload: name of the upload.
+            statistics: names of uploads that do not represent parameters (`Algorithm.statistics`).
         """
         return True
 
@@ -61,35 +61,35 @@ class CoordinateRule(Rule):
         """Return the value of each coordinate, float64 [b].
 
         Args:
-            ordered: what the n members sent, float32 [b, n], ascending in each line.
+            ordered: values that the n members sent, float32 [b, n], sorted for each coordinate.
         """
 
     def row(self, members: np.ndarray) -> np.ndarray:
-        """Return the rule of some uploads, float32 [b].
+        """Return the rule's value for a group of uploads, float32 [b].
 
         Args:
-            members: float32 [n, b], n >= 1.
+            members: the uploads, float32 [n, b], n >= 1.
         """
         ordered = np.sort(np.ascontiguousarray(members.T), axis=1)
-        found = self.values(ordered) + 0.0  # -0.0 and 0.0 may stand in any order
+        found = self.values(ordered) + 0.0  # makes -0.0 0.0: sorting leaves the two in any order
         return np.asarray(found, np.float32)
 
 
 @dataclass(frozen=True)
 class Median(CoordinateRule):
-    """The median of each coordinate; of an even number, the mean of the middle two.
+    """The median of each coordinate; for an even number of uploads, the mean of the middle two.
 
     Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
-    Rates", ICML 2018, definition 1. Weights are ignored, as there. Bounded while fewer than half of a group
-    attack.
+    Rates", ICML 2018, definition 1. Weights are ignored, as in the paper. The result is bounded while fewer
+    than half of a group attack.
     """
 
     def too_small(self, members: int) -> bool:
-        """Return whether one attacker moves the median at will."""
+        """Return whether a single attacker can move the median at will."""
         return members < 3
 
     def values(self, ordered: np.ndarray) -> np.ndarray:
-        """Return the middle value, or the mean of two."""
+        """Return the middle value, or the mean of the middle two."""
         n = ordered.shape[1]
         return np.asarray((ordered[:, (n - 1) // 2].astype(np.float64) + ordered[:, n // 2]) / 2)
 
@@ -98,11 +98,11 @@ class Median(CoordinateRule):
 class TrimmedMean(CoordinateRule):
     """The mean of each coordinate without its largest and its smallest values.
 
-    Yin et al., ICML 2018, definition 2. Weights are ignored, as there. Bounded while at most a share `beta`
-    of a group attacks.
+    Yin et al., ICML 2018, definition 2. Weights are ignored, as in the paper. The result is bounded while at
+    most a share `beta` of a group attacks.
 
     Attributes:
-        beta: share of a group that is left out at either end, in [0, 0.5); floor(beta * n) of n members.
+        beta: share of a group that is left out at each end, in [0, 0.5); floor(beta * n) of n members.
     """
 
     beta: float = 0.1
@@ -111,7 +111,7 @@ class TrimmedMean(CoordinateRule):
         require(0 <= self.beta < 0.5, "beta", self.beta, "take a share in [0, 0.5)")
 
     def trimmed(self, members: int) -> int:
-        """Return how many of `members` values are left out at either end."""
+        """Return how many of `members` values are left out at each end."""
         return int(self.beta * members + 1e-9)  # 0.3 * 10 is below 3 in floating point
 
     def check(self, uploads: int) -> None:
@@ -126,7 +126,7 @@ class TrimmedMean(CoordinateRule):
         return self.beta > 0 and not self.trimmed(members)
 
     def values(self, ordered: np.ndarray) -> np.ndarray:
-        """Return the mean of what is left, added from the smallest to the largest."""
+        """Return the mean of the remaining values, added from the smallest to the largest."""
         n = ordered.shape[1]
         k = self.trimmed(n)
         sums = np.zeros(len(ordered))
@@ -136,34 +136,34 @@ class TrimmedMean(CoordinateRule):
 
 
 class DistanceRule(Rule):
-    """A rule that weighs the members of a group by squared distances.
+    """A rule that weights the members of a group by squared distances.
 
     Attributes:
-        from_row: whether distances are those from the row that the members enter, instead of those between
-            the members. Uploads that are added to a row (updates) are measured from 0.
+        from_row: whether distances are measured from the row that the members enter, instead of between the
+            members. For uploads that are added to a row (updates), they are measured from 0.
     """
 
     from_row: ClassVar[bool] = False
 
     def applies(self, upload: str, statistics: Collection[str]) -> bool:
-        """Return whether an upload stands for parameters: clients with other labels are no worse."""
+        """Return whether an upload represents parameters: distant statistics may be due to other labels."""
         return upload not in statistics
 
     @abstractmethod
     def weights(self, squares: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Return the weights of the members in the place of `weights`, float64 [n].
+        """Return the rule's weights of the members, which replace `weights`, float64 [n].
 
-        Their sum is that of `weights`, or less where `from_row`: the rest stays with the row.
+        They have the same sum as `weights`, or a smaller one if `from_row`: the row keeps the rest.
 
         Args:
             squares: squared distances between members, float64 [n, n], or from the row, float64 [n].
-            weights: of the method, float64 [n], all above 0.
+            weights: weights of the method, float64 [n], all above 0.
         """
 
 
 @dataclass(frozen=True)
 class _KrumRule(DistanceRule):
-    """Uploads that are closest to their neighbours."""
+    """The uploads that are closest to their neighbours."""
 
     f: int = 1
 
@@ -175,7 +175,7 @@ class _KrumRule(DistanceRule):
         """Return how many of `members` are selected; None for n - f."""
 
     def check(self, uploads: int) -> None:
-        """Refuse more attackers than Krum withstands."""
+        """Refuse more attackers than Krum withstands, or a selection of more uploads than a step has."""
         super().check(uploads)
         most = max((uploads - 3) // 2, 0)
         remedy = f"Krum withstands f among 2 f + 3 uploads, and a step has {uploads}; take at most {most}"
@@ -184,11 +184,11 @@ class _KrumRule(DistanceRule):
         require(count is None or count <= uploads, "select", count, remedy)
 
     def too_small(self, members: int) -> bool:
-        """Return whether there are fewer than 2 f + 3."""
+        """Return whether there are fewer than 2 f + 3 members."""
         return members < 2 * self.f + 3
 
     def weights(self, squares: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Return equal weights of those that are selected."""
+        """Return equal weights for the selected members, and 0 for the others."""
         n = len(squares)
         chosen = selected(squares, self.f, self.count(n)) if n > 2 else np.arange(n)
         out = np.zeros(n)
@@ -202,12 +202,12 @@ class Krum(_KrumRule):
 
     Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine Tolerant
     Gradient Descent", NeurIPS 2017. The score of an upload is the sum of its squared distances to the
-    n - f - 2 uploads that are nearest to it; equal scores go to the client of the lower number. Weights are
-    ignored, as there. A group of fewer than 2 f + 3 takes the largest f that it allows; one or two members,
-    their mean.
+    n - f - 2 uploads that are nearest to it; of equal scores, the client with the lower number wins. Weights
+    are ignored, as in the paper. A group of fewer than 2 f + 3 uploads uses the largest f that it allows; for
+    one or two uploads, the rule is their mean.
 
     Attributes:
-        f: attackers that a group withstands.
+        f: number of attackers that a group withstands.
     """
 
     def count(self, members: int) -> int:
@@ -220,8 +220,8 @@ class MultiKrum(_KrumRule):
     """The mean of the uploads that are closest to their neighbours; scores and small groups as for `krum`.
 
     Attributes:
-        f: attackers that a group withstands.
-        select: uploads whose mean is taken; null takes n - f.
+        f: number of attackers that a group withstands.
+        select: number of uploads whose mean is taken; null takes n - f.
     """
 
     select: int | None = None
@@ -236,18 +236,18 @@ class MultiKrum(_KrumRule):
 
 
 def total(weights: np.ndarray) -> np.ndarray:
-    """Return the sums over the last axis; 1 where they are 1 but for rounding."""
+    """Return the sums over the last axis; exactly 1 where they are 1 up to rounding."""
     sums = weights.sum(-1)
     return np.where(np.isclose(sums, 1.0, rtol=0, atol=1e-9), 1.0, sums)
 
 
 def selected(squares: np.ndarray, f: int, select: int | None) -> np.ndarray:
-    """Return the members that Krum selects, by score.
+    """Return the indices of the members with the best Krum scores, ascending.
 
     Args:
         squares: squared distances, float64 [n, n], n >= 3.
-        f: attackers; fewer where n < 2 f + 3.
-        select: number of members; None for n - f.
+        f: number of attackers; reduced if n < 2 f + 3.
+        select: number of members to select; None for n - f.
     """
     n = len(squares)
     f = min(f, (n - 3) // 2)
@@ -260,15 +260,15 @@ def selected(squares: np.ndarray, f: int, select: int | None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class NormBound(DistanceRule):
-    """The method's weighted mean of updates that are cut to a norm.
+    """The method's weighted mean of updates that are clipped to a norm.
 
     Sun, Kairouz, Suresh and McMahan, "Can You Really Backdoor Federated Learning?", 2019, section 4: update u
-    becomes u / max(1, |u| / bound). The update of an upload is its difference from the row that it enters; of
-    uploads that are added to a row, the upload. A bounded share of harm, not none: take it against scaled
-    updates.
+    becomes u / max(1, |u| / bound). The update of an upload is its difference from the row that it enters, or
+    the upload itself if uploads are added to a row. Each attacker's harm is bounded, not removed: use this
+    rule against scaled updates.
 
     Attributes:
-        bound: the largest norm; null takes the median norm of the group (weights ignored).
+        bound: largest norm of an update; null takes the median norm of the group (ignoring weights).
     """
 
     from_row: ClassVar[bool] = True
@@ -290,16 +290,17 @@ class NormBound(DistanceRule):
 
 @dataclass(frozen=True)
 class GeometricMedian(DistanceRule):
-    """The point with the least weighted sum of distances to the uploads.
+    """The geometric median: the point with the smallest weighted sum of distances to the uploads.
 
     Pillutla, Kakade and Harchaoui, "Robust Aggregation for Federated Learning" (RFA), IEEE Transactions on
-    Signal Processing 2022, algorithm 2: smoothed Weiszfeld steps from the weighted mean. The method's weights
-    count. Every iterate is a mean of the uploads, so all steps need their distances only once. Bounded while
-    less than half of the weight attacks.
+    Signal Processing 2022, algorithm 2: smoothed Weiszfeld steps from the weighted mean, with the method's
+    weights. Every iterate is a weighted mean of the uploads, so the distances between uploads are computed
+    only once for all steps. The result is bounded while attackers have less than half of the weight.
 
     Attributes:
-        steps: of Weiszfeld's algorithm.
-        smoothing: distances below this count as this, in units of the weights of the model.
+        steps: number of steps of Weiszfeld's algorithm.
+        smoothing: smallest distance that is used, in units of the model's parameters; smaller distances are
+            replaced by it.
     """
 
     steps: int = 10
@@ -316,7 +317,7 @@ class GeometricMedian(DistanceRule):
     def weights(self, squares: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Return the weights of the last iterate."""
         alpha = weights / weights.sum()
-        share = alpha  # of each upload in the iterate
+        share = alpha  # weight of each upload in the iterate
         for _ in range(self.steps):
             along = squares @ share
             apart = np.sqrt(np.maximum(along - share @ along / 2, 0.0))  # |x_j - z|, z = sum_i share_i x_i
@@ -337,5 +338,5 @@ RULES: dict[str, type] = {
 
 
 def name_of(rule: Rule | NoRule) -> str:
-    """Return the name of a rule in a configuration."""
+    """Return the name that a rule has in configurations."""
     return next((name for name, known in RULES.items() if type(rule) is known), type(rule).__name__)

@@ -1,20 +1,21 @@
-"""Secure aggregation: integers that hide each upload and whose sum is that of the uploads, bit for bit.
+"""Secure aggregation: masked integers that hide each upload but have the sum of the uploads, bit for bit.
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, against an
-honest but curious server. Exact sums are sums of integers already (`exact_sum.py`): each client adds, modulo
-2^bits, a mask of its own and, for each neighbour, a mask that both of them know, once with + and once with -.
-Pair masks cancel in the sum. Clients share their secrets among their neighbours (Shamir): from the shares of
-those who are left the server finds the own masks of those whose upload came, and the keys of those whose did
-not, hence the pair masks that did not cancel. It never learns both of one client.
+honest but curious server. Exact sums are already sums of integers (`exact_sum.py`). Modulo 2^bits, each
+client adds a mask of its own and, for each neighbour, a pair mask that both of them know; one of the two adds
+it and the other subtracts it, so pair masks cancel in the sum. Clients share their secrets among their
+neighbours (Shamir). From the shares of the remaining clients, the server reconstructs the own masks of the
+clients whose uploads arrived, and the keys of those whose uploads did not, which give the pair masks that did
+not cancel. It never learns both secrets of one client.
 
-With `neighbours` = k each client has k neighbours, on a ring in random order, instead of all: costs grow with
-m k instead of m^2 (Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS
-2020).
+With `neighbours` = k, each client has k neighbours on a ring in random order, instead of all clients, so
+costs grow with m k instead of m^2 (Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic
+Overhead", CCS 2020).
 
-What is simulated: secrets are addressed draws, so that a run can be repeated; masks come from NumPy's Philox,
-no cipher; keys are agreed on by Diffie and Hellman's exchange modulo 2^255 - 19, whose messages have the size
-of X25519's and which is no secure group; encryption of the shares is counted and not done. All arithmetic on
-masks, keys and shares is done.
+The simulation differs from a real deployment as follows. Secrets are draws with fixed addresses, so that a
+run can be repeated. Masks come from NumPy's Philox, which is not a cipher. Keys are agreed on by a
+Diffie-Hellman exchange modulo 2^255 - 19, whose messages have the size of X25519's but which is not a secure
+group. Encryption of the shares is counted but not done. All arithmetic on masks, keys and shares is done.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from mpifl.core.rng import Key
 
 from .exact_sum import exact_sum
 
-GROUP, GENERATOR = 2**255 - 19, 2  # of the key exchange
-PRIME = 2**256 - 189  # of the shares: the largest below 2^256
+GROUP, GENERATOR = 2**255 - 19, 2  # modulus and generator of the key exchange
+PRIME = 2**256 - 189  # modulus of the shares: the largest prime below 2^256
 KEY_BYTES = SHARE_BYTES = 32
 CIPHER_BYTES = 2 * SHARE_BYTES + 28  # shares of two secrets, with nonce and tag of an authenticated cipher
 BOUND_BYTES, GRID_BYTES = 4, 16  # largest absolute value, float32; weight and spacing, float64
-EXACT_BITS = 52  # hold every sum of `exact_sum`: below 2^51, with sign
+EXACT_BITS = 52  # enough for every sum of `exact_sum`: below 2^51, with sign
 KEY, SEED = "key", "seed"  # the two secrets of a client
-Seeds = Sequence[tuple[int, int]]  # of masks, each with its sign
+Seeds = Sequence[tuple[int, int]]  # (seed of a mask, its sign)
 STAGES = ("secure_keys", "secure_grid", "secure_shares", "secure_unmasking")
 
 
@@ -51,12 +52,12 @@ STAGES = ("secure_keys", "secure_grid", "secure_shares", "secure_unmasking")
 
 
 def secret(key: Key) -> int:
-    """Return the 256 bits at an address, modulo `PRIME`."""
+    """Return the 256-bit secret at an address, modulo `PRIME`."""
     return int.from_bytes(blake2b(repr(key.path).encode(), digest_size=32).digest(), "little") % PRIME
 
 
 def polynomial(coefficients: Sequence[int], x: int) -> int:
-    """Return c_0 + c_1 x + c_2 x^2 + ... modulo `PRIME`: at x > 0 a share of the secret c_0."""
+    """Return c_0 + c_1 x + c_2 x^2 + ... modulo `PRIME`: for x > 0, a share of the secret c_0."""
     value = 0
     for c in reversed(coefficients):
         value = (value * x + c) % PRIME
@@ -64,7 +65,7 @@ def polynomial(coefficients: Sequence[int], x: int) -> int:
 
 
 def reconstructed(shares: Mapping[int, int]) -> int:
-    """Return the secret of as many shares as it takes, x -> share (Lagrange interpolation at 0)."""
+    """Return the secret from exactly as many shares as needed, x -> share (Lagrange interpolation at 0)."""
     total = 0
     for x, share in shares.items():
         above, below = 1, 1
@@ -76,23 +77,23 @@ def reconstructed(shares: Mapping[int, int]) -> int:
 
 
 def public_key(private: int) -> int:
-    """Return what a client publishes."""
+    """Return the public key of a private key."""
     return pow(GENERATOR, private, GROUP)
 
 
 def agreed_seed(private: int, public: int) -> int:
-    """Return the seed of two clients, from the private key of one and the public one of the other."""
+    """Return the common seed of two clients, from one's private key and the other's public key."""
     common = pow(public, private, GROUP)
     return int.from_bytes(blake2b(common.to_bytes(32, "little"), digest_size=32).digest(), "little")
 
 
 def stream(seed: int, first: int, size: int) -> np.ndarray:
-    """Return the masks of a block of numbers, uint64 [size]; uniform.
+    """Return the mask of a block of numbers, uniform uint64 [size].
 
     Args:
-        seed: of the mask.
-        first: number of the block's first column.
-        size: of the block.
+        seed: seed of the mask.
+        first: index of the block's first column.
+        size: number of columns of the block.
     """
     about = seed.to_bytes(32, "little") + first.to_bytes(8, "little")
     key = int.from_bytes(blake2b(about, digest_size=16).digest(), "little")
@@ -104,13 +105,13 @@ def stream(seed: int, first: int, size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SecureGroup:
-    """The clients whose uploads are summed.
+    """A group of clients whose uploads are summed.
 
     Attributes:
         key: address of their secrets.
-        ring: the clients, in the order in which they are neighbours.
-        threshold: share of a client's neighbours that must be left to reveal a secret of it.
-        degree: neighbours of each; all others where that is n - 1.
+        ring: the clients in ring order, which decides who are neighbours.
+        threshold: share of a client's neighbours that must remain to reveal one of its secrets.
+        degree: number of neighbours of each client; n - 1 for all others.
         public: client -> public key.
     """
 
@@ -122,13 +123,13 @@ class SecureGroup:
 
     @staticmethod
     def of(key: Key, members: Sequence[int], threshold: float, degree: int | None) -> SecureGroup:
-        """Return the group of some clients.
+        """Return a group of the given clients.
 
         Args:
-            key: address of its secrets.
+            key: address of the group's secrets.
             members: the clients.
             threshold: see `SecureGroup`.
-            degree: neighbours of each, an even number; None, or more than there are: all others.
+            degree: number of neighbours of each client, even; None, or more than there are, for all others.
         """
         n = len(members)
         ring = tuple(members[i] for i in key.of("ring").numpy().permutation(n))
@@ -136,7 +137,7 @@ class SecureGroup:
         return SecureGroup(key, ring, threshold, n - 1 if degree is None else min(degree, n - 1), public)
 
     def neighbours(self, client: int) -> tuple[int, ...]:
-        """Return the clients with whom one shares masks, ascending."""
+        """Return the clients with whom a client shares masks, ascending."""
         n = len(self.ring)
         if self.degree == n - 1:
             return tuple(sorted(k for k in self.ring if k != client))
@@ -149,25 +150,25 @@ class SecureGroup:
         return max(1, ceil(self.threshold * self.degree))
 
     def shares(self, which: str, owner: int, holders: Sequence[int]) -> dict[int, int]:
-        """Return the shares of a client's secret, `KEY` or `SEED`, that some neighbours of it hold."""
+        """Return the shares of the owner's secret (`KEY` or `SEED`) held by some of its neighbours."""
         key, places = self.key.of(which, owner), self.neighbours(owner)
         coefficients = [secret(key), *(secret(key.of("coefficient", c)) for c in range(1, self.needed))]
         return {1 + (x := places.index(k)): polynomial(coefficients, 1 + x) for k in holders}
 
     def revealed(self, which: str, owner: int, left: Collection[int]) -> int:
-        """Return a secret from the shares of neighbours that are left, as many as it takes."""
+        """Return a secret of the owner, from as many shares of remaining neighbours as needed."""
         holders = [k for k in self.neighbours(owner) if k in left][: self.needed]
         assert len(holders) == self.needed, "the group would have been given up"
         return reconstructed(self.shares(which, owner, holders))
 
     def holds(self, left: Collection[int]) -> bool:
-        """Return whether the sum of those who are left can be revealed, and is one of two at least."""
+        """Return whether the sum over the remaining clients can be revealed, and has at least two terms."""
         there = set(left)
         enough = (len(there.intersection(self.neighbours(k))) >= self.needed for k in self.ring)
         return len(there) > 1 and all(enough)
 
     def seeds(self, client: int) -> Seeds:
-        """Return the seeds of a client's masks with their signs, from its own secrets and public keys."""
+        """Return the seeds and signs of a client's masks, from its own secrets and others' public keys."""
         private = secret(self.key.of(KEY, client))
         pairs = [
             (agreed_seed(private, self.public[k]), 1 if client < k else -1) for k in self.neighbours(client)
@@ -175,7 +176,7 @@ class SecureGroup:
         return [(secret(self.key.of(SEED, client)), 1), *pairs]
 
     def left_over(self, left: Collection[int]) -> Seeds:
-        """Return the seeds of the masks that stay in the sum of those who are left, with their signs."""
+        """Return the seeds and signs of the masks that do not cancel in the remaining clients' sum."""
         there = set(left)
         own = [(self.revealed(SEED, k, there), 1) for k in sorted(there)]
         pairs = []
@@ -190,7 +191,7 @@ class SecureGroup:
 
 
 def total_mask(seeds: Seeds, first: int, size: int) -> np.ndarray:
-    """Return the sum of masks with their signs, modulo 2^64: uint64 [size]."""
+    """Return the signed sum of masks, modulo 2^64: uint64 [size]."""
     total = np.zeros(size, np.uint64)
     for seed, sign in seeds:
         (np.add if sign > 0 else np.subtract)(total, stream(seed, first, size), out=total)
@@ -208,15 +209,15 @@ def masked_upload(
     first: int,
     bits: int,
 ) -> np.ndarray:
-    """Return a block of what a client sends: multiples of the spacing plus masks, modulo 2^bits; uint64 [b].
+    """Return a block of a masked upload: multiples of the spacing plus masks, modulo 2^bits; uint64 [b].
 
     Args:
-        upload: float32 [b].
-        weight: of the upload in its row.
-        spacing: of the row's grid.
-        seeds: of the client's masks.
-        first: number of the block's first column.
-        bits: of a number.
+        upload: block of the upload, float32 [b].
+        weight: weight of the upload in its row.
+        spacing: grid spacing of the row.
+        seeds: seeds and signs of the client's masks.
+        first: index of the block's first column.
+        bits: bits per number.
     """
     size = upload.shape[0]
     terms = to_main_memory(exact_sum([upload], np.array([[weight]]), np.array([spacing]), size))[0]
@@ -225,17 +226,17 @@ def masked_upload(
 
 
 def unmasked_sum(sums: np.ndarray, seeds: Seeds, first: int, bits: int) -> np.ndarray:
-    """Return the sum of uploads, int64 [b], from that of masked ones, uint64 [b].
+    """Return the sum of uploads, int64 [b], from the sum of masked uploads, uint64 [b].
 
     Args:
-        sums: modulo 2^64.
-        seeds: of the masks that did not cancel.
-        first: number of the block's first column.
-        bits: of a number.
+        sums: sum of masked uploads, modulo 2^64.
+        seeds: seeds and signs of the masks that did not cancel.
+        first: index of the block's first column.
+        bits: bits per number.
     """
     spare = np.uint64(64 - bits)
-    plain = (sums - total_mask(seeds, first, len(sums))) << spare  # drops what is above 2^bits
-    return np.asarray(plain.view(np.int64) >> np.int64(64 - bits))  # and spreads the sign
+    plain = (sums - total_mask(seeds, first, len(sums))) << spare  # drops the bits above the lowest `bits`
+    return np.asarray(plain.view(np.int64) >> np.int64(64 - bits))  # and extends the sign
 
 
 @dataclass(frozen=True)
@@ -243,9 +244,10 @@ class RankMasks:
     """The masks of one mixing as one rank sees it.
 
     Attributes:
-        uploads: client and group of each of this rank's uploads; None where it does not arrive.
-        rows: group of each active row, and whose uploads arrive; on rank 0 only.
-        bits: of a number.
+        uploads: client and group of each of this rank's uploads; None if the upload does not arrive, or its
+            row is given up.
+        rows: group of each active row, and the clients whose uploads arrive; on rank 0 only.
+        bits: bits per number.
     """
 
     uploads: Sequence[tuple[int, SecureGroup] | None]
@@ -254,12 +256,12 @@ class RankMasks:
 
     @cached_property
     def _seeds(self) -> list[Seeds]:
-        """Of each upload: made where the client is."""
+        """Seeds of each upload's masks, computed on the client's rank."""
         return [[] if of is None else of[1].seeds(of[0]) for of in self.uploads]
 
     @cached_property
     def _left_over(self) -> list[Seeds]:
-        """Of each active row: from shares, at the server."""
+        """Seeds of each active row's remaining masks, computed at the server from shares."""
         return [group.left_over(left) for group, left in self.rows]
 
     def sums(
@@ -268,10 +270,10 @@ class RankMasks:
         """Return the sums of this rank's masked uploads for the active rows, modulo 2^64, int64 [Ka, b].
 
         Args:
-            block: columns of this rank's uploads [b].
+            block: the given columns of this rank's uploads, each [b].
             weights: float64 [Ka, uploads].
             spacing: g of each active row [Ka].
-            columns: which columns they are.
+            columns: the columns of the block.
         """
         out = np.zeros((len(spacing), columns.stop - columns.start), np.uint64)
         for j, (upload, seeds) in enumerate(zip(block, self._seeds, strict=True)):
@@ -293,12 +295,12 @@ class GroupMasks:
     """The masks of one mixing, on rank 0.
 
     Attributes:
-        groups: row -> those whose uploads enter it.
-        clients: of each upload [m].
-        arrives: whether it does, bool [m].
-        grid_weights: the weights that clients were told [K, m], when nobody knew who would drop out.
-        scale: what the sum of those who are left is multiplied with [K].
-        bits: of a number.
+        groups: row -> the group of clients whose uploads enter it.
+        clients: client of each upload [m].
+        arrives: whether each upload arrives, bool [m].
+        grid_weights: weights that the clients were told [K, m], before it was known who drops out.
+        scale: factor of the sum over the remaining clients, for each row [K].
+        bits: bits per number.
     """
 
     groups: Mapping[int, SecureGroup]
@@ -310,16 +312,16 @@ class GroupMasks:
 
     @property
     def grid_factor(self) -> float:
-        """How much coarser than that of exact sums the grid is, so that sums fit."""
+        """Grid spacing relative to that of exact sums: larger if sums must fit in fewer bits."""
         return float(2 ** max(EXACT_BITS - self.bits, 0))
 
     def of_rank(self, rows: np.ndarray, uploads: np.ndarray, is_server: bool) -> RankMasks:
         """Return the masks that one rank needs.
 
         Args:
-            rows: the active rows.
-            uploads: numbers of the rank's uploads.
-            is_server: whether it removes those that do not cancel.
+            rows: indices of the active rows.
+            uploads: indices of the rank's uploads.
+            is_server: whether the rank removes the masks that do not cancel.
         """
         own: list[tuple[int, SecureGroup] | None] = []
         for j in uploads.tolist():
@@ -339,22 +341,23 @@ class GroupMasks:
 
 @dataclass(frozen=True)
 class SecureConfig:
-    """Sums are not secured: the server gets single uploads."""
+    """No secure aggregation: the server sees single uploads."""
 
 
 @dataclass(frozen=True)
 class MaskedSums(SecureConfig):
-    """The server learns sums of uploads only (Bonawitz et al., CCS 2017); `docs/privacy.md`.
+    """The server learns only sums of uploads (Bonawitz et al., CCS 2017); see `docs/privacy.md`.
 
     Attributes:
-        threshold: share of a client's neighbours in (0, 1] that must be left at the end of a round; a row
-            whose clients have fewer stays as it is.
-        neighbours: with how many others, an even number, each client shares masks; null: with all.
-        bits: of a number that is sent, 16 to 64. From 52 on sums are those of a run without masks, bit for
-            bit; with fewer the grid is coarser.
-        dropout: probability in [0, 1) that a client is lost after it has shared its secrets, so that its
+        threshold: share of a client's neighbours, in (0, 1], that must remain at the end of a round to reveal
+            the sum of a row; if fewer remain, see `on_failure`.
+        neighbours: number of other clients with whom each client shares masks, even; null for all others.
+        bits: bits per number of a masked upload, 16 to 64. With 52 or more, sums equal those of a run without
+            masks, bit for bit; with fewer, the grid is coarser.
+        dropout: probability, in [0, 1), that a client is lost after it has shared its secrets, so that its
             upload does not arrive.
-        on_failure: what happens when too few are left: `skip` leaves the row as it is, `abort` ends the run.
+        on_failure: what happens if too few clients remain to reveal the sum of a row: `skip` leaves the row
+            unchanged, `abort` ends the run.
     """
 
     threshold: float = 2 / 3
@@ -373,7 +376,7 @@ class MaskedSums(SecureConfig):
         require(known, "on_failure", self.on_failure, "take skip or abort")
 
     def vector_bytes(self, numbers: int) -> int:
-        """Return the bytes of a masked upload."""
+        """Return the bytes of a masked upload with this many numbers."""
         return ceil(self.bits * numbers / 8)
 
 
@@ -381,13 +384,13 @@ SECURE: Mapping[str, type[SecureConfig]] = {"none": SecureConfig, "masks": Maske
 
 
 class Booking(NamedTuple):
-    """What one client sends or is sent in one stage of the protocol.
+    """A ledger entry: what one client sends or receives in one stage of the protocol.
 
     Attributes:
-        client: who.
+        client: the client.
         direction: `up` or `down`.
-        name: of the stage, or of the upload.
-        numbers: that are in it.
+        name: name of the stage, or of the upload.
+        numbers: how many numbers are sent.
         size: bytes.
     """
 
@@ -403,12 +406,12 @@ class SecureRounds:
     """Groups, drop-outs and messages of each round; on rank 0.
 
     Attributes:
-        config: the run's.
+        config: configuration of the run.
         key: address of all draws.
-        fixed: whether sums are divided by what was planned (central privacy); otherwise by the weights of
-            those that arrive.
-        dropped: uploads that did not arrive so far.
-        skipped: rows that stayed as they were for want of clients so far.
+        fixed: whether sums are divided by the planned weights (central privacy); otherwise by the weights of
+            the uploads that arrive.
+        dropped: number of uploads that did not arrive so far.
+        skipped: number of rows left unchanged so far because too few clients remained.
     """
 
     config: MaskedSums
@@ -421,16 +424,17 @@ class SecureRounds:
     def begin(
         self, mixings: Sequence[Mixing], clients: np.ndarray, step: int, widths: Mapping[str, int]
     ) -> tuple[list[Mixing], list[Booking]]:
-        """Return the mixings of a round under masks, and what its clients send.
+        """Return the mixings of a round with masks, and what its clients send and receive.
 
         Args:
-            mixings: as planned; each upload enters one row of each.
-            clients: of each upload [m].
+            mixings: mixings as planned; each upload enters one row of each.
+            clients: client of each upload [m].
             step: number of the round.
-            widths: name of an upload -> numbers in it.
+            widths: upload -> how many numbers it has.
 
         Raises:
-            UserError: too few are left for a row, and the run is to end then.
+            UserError: too few clients remain for a row, and `on_failure` is `abort`.
+            MethodError: an upload enters several rows of a mixing, or only a part of it is mixed.
         """
         drops = [self.key.of("drop", step, k).below(1 << 53) < self.config.dropout * 2**53 for k in clients]
         arrives = ~np.array(drops, bool)
@@ -483,12 +487,12 @@ class SecureRounds:
         return bytes_of_round(clients, width, self.config, header)
 
     def commit(self) -> None:
-        """Count the round; the step was taken."""
+        """Add the round to the counts, after its step was taken."""
         self.dropped, self.skipped = self.dropped + self._now[0], self.skipped + self._now[1]
         self._now = [0, 0]
 
     def figures(self) -> dict[str, int]:
-        """Return the columns of `metrics.csv`: uploads lost and rows left so far."""
+        """Return the columns of `metrics.csv`: uploads lost and rows left unchanged so far."""
         return {"secure_dropped": self.dropped, "secure_skipped": self.skipped}
 
     def state_dict(self) -> dict[str, int]:
@@ -503,15 +507,15 @@ class SecureRounds:
 def messages(
     group: SecureGroup, left: Sequence[int], name: str, width: int, config: MaskedSums, ends: bool
 ) -> list[Booking]:
-    """Return what the clients of a group send and are sent, stage by stage, without headers.
+    """Return what the clients of a group send and receive, stage by stage, without headers.
 
     Args:
-        group: two clients or more.
-        left: whose masked upload arrives.
-        name: of the upload.
-        width: numbers in it.
-        config: the run's.
-        ends: whether enough are left, so that the masks are revealed.
+        group: group of two or more clients.
+        left: clients whose masked uploads arrive.
+        name: name of the upload.
+        width: how many numbers it has.
+        config: configuration of the run.
+        ends: whether enough clients remain, so that the masks are revealed.
     """
     out = []
     g = group.degree
@@ -526,7 +530,7 @@ def messages(
         ]
     for k in left:
         out.append(Booking(k, "up", name, width, config.vector_bytes(width)))
-        if ends:  # who is left, a bit each; one share of each neighbour
+        if ends:  # down: a bit for each neighbour, whether it remains; up: one share for each neighbour
             out += [
                 Booking(k, "down", STAGES[3], g, ceil(g / 8)),
                 Booking(k, "up", STAGES[3], g, SHARE_BYTES * g),
@@ -535,15 +539,15 @@ def messages(
 
 
 def bytes_of_round(clients: int, width: int, config: MaskedSums, header: int = 0) -> tuple[int, int]:
-    """Return the bytes (down, up) of a round of one group without drop-outs; nothing for one client.
+    """Return the bytes (down, up) of a round of one group without drop-outs; 0 for a single client.
 
     Per client with g neighbours, d numbers of b bits and headers of h bytes: up 64 + 4 + 92 g + ceil(b d / 8)
     + 32 g + 5 h, down 64 g + 16 + 92 g + ceil(g / 8) + 4 h.
 
     Args:
-        clients: m.
-        width: d.
-        config: the run's.
+        clients: m, number of clients.
+        width: d, how many numbers an upload has.
+        config: configuration of the run.
         header: bytes of each message's header.
     """
     if clients < 2:

@@ -1,6 +1,6 @@
 """Tables of model rows: on rank 0 with copies at the workers, or sharded over the ranks that read them.
 
-Also what a client downloads of a table, and the distance of an upload from its rows.
+This module also computes a client's download from a table, and the distances of an upload from its rows.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from mpifl.core.parameters import Layout
 
 from .exact_sum import kept_rows
 
-SHARD_BLOCK = 1 << 22  # numbers of a table per message while it is sharded or collected
+SHARD_BLOCK = 1 << 22  # numbers per message while a table is sharded or collected
 BCAST_BLOCK = 1 << 26  # numbers of a row per broadcast, which must stay below MPI's count limit
 
 
 class ShardedTable:
-    """A table in files that all ranks of a node map into memory; only its owner writes a row.
+    """A table in files that all ranks of a node map into memory; each row is written by its owner only.
 
-    Each row has a place in two files: one holds the committed row, the other one the row being written. Only
-    rows that are written change places, so the cost of a step depends on its rows alone.
+    Each row has a place in two files: one holds the committed row, the other the row being written. Only
+    rows that are written change places, so the cost of a step depends on these rows alone.
 
     Args:
-        path: of the files, without their last letter.
+        path: path of the files without their suffixes `-a` and `-b`.
         shape: rows and columns of the table.
         owner: rank of each row [K].
 
@@ -46,7 +46,7 @@ class ShardedTable:
         self._maps: list[torch.Tensor] = []
 
     def make(self, rows: np.ndarray) -> UserError | None:
-        """Create the files with space for some rows; on one rank of the node, before any rank calls `open`.
+        """Create the files with space for some rows; one rank of the node calls it, before any calls `open`.
 
         Args:
             rows: indices of the rows of this node.
@@ -63,7 +63,7 @@ class ShardedTable:
             return UserError("system.scratch", str(Path(self._files[0]).parent), remedy)
 
     def open(self) -> None:
-        """Map the files into memory; on every rank of the node."""
+        """Map the files into memory; every rank of the node calls it."""
         self._maps = [torch.from_numpy(np.lib.format.open_memmap(f, "r+")) for f in self._files]
 
     def read(self, rows: Sequence[int] | np.ndarray, columns: slice = slice(None)) -> torch.Tensor:
@@ -87,12 +87,12 @@ class ShardedTable:
                 file[int(rows[i]), columns].copy_(values[i])
 
     def commit(self, rows: np.ndarray) -> None:
-        """Commit what was written for these rows by any rank; every rank calls it."""
+        """Commit the new values of these rows, whichever rank wrote them; every rank calls it."""
         self.committed[rows] ^= 1
 
 
 def new_owner(ranks: Sequence[int], k: int) -> int:
-    """Return which of `ranks` takes over row `k` of a rank that was lost.
+    """Return which of `ranks` takes over row `k` of a lost rank.
 
     Raises:
         CannotRecover: `ranks` is empty.
@@ -103,14 +103,14 @@ def new_owner(ranks: Sequence[int], k: int) -> int:
 
 
 class Tables:
-    """The rows of all tables that this rank has.
+    """This rank's part of all tables.
 
     Args:
-        transport: the ranks.
+        transport: connects the ranks.
 
     Attributes:
-        central: tables float32 [K, w] by name; on rank 0.
-        sharded: tables whose rows are at the ranks that read them, by name; on every rank.
+        central: name -> table, float32 [K, w]; on rank 0.
+        sharded: name -> table whose rows are stored at the ranks that read them; on every rank.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -121,11 +121,11 @@ class Tables:
         self._fresh: dict[str, set[int]] = {}  # rows whose copies are up to date; on rank 0
 
     def width(self, name: str) -> int:
-        """Return the columns of a table; on rank 0."""
+        """Return the number of columns of a table; on rank 0."""
         return self.sharded[name].width if name in self.sharded else self.central[name].shape[1]
 
     def publish(self, tables: Mapping[str, torch.Tensor]) -> None:
-        """Replace central tables on rank 0; copies of rows whose bits changed become out of date."""
+        """Replace central tables on rank 0; workers' copies of rows whose bits changed become stale."""
         for name, new in tables.items():
             old, fresh = self.central.get(name), self._fresh.setdefault(name, set())
             if old is not new:
@@ -138,10 +138,10 @@ class Tables:
         """Return the rows that must be broadcast before workers can read `needed`; on rank 0.
 
         Args:
-            needed: indices of rows by table.
+            needed: table -> indices of rows.
 
         Returns:
-            Indices of rows, and the columns of the table, by table.
+            Table -> (indices of rows, number of columns of the table).
         """
         out = {}
         for name, numbers in needed.items():
@@ -154,7 +154,7 @@ class Tables:
         """Broadcast rows to every worker. Collective, with the same argument on every rank.
 
         Args:
-            missing: as returned by `missing`.
+            missing: rows to broadcast, as returned by `missing`.
         """
         if self.transport.size == 1:
             return
@@ -185,11 +185,11 @@ class Tables:
         """Move a central table to the ranks that own its rows. Collective, with equal arguments everywhere.
 
         Args:
-            name: of the table.
+            name: name of the table.
             owner: rank of each row [K].
             shape: rows and columns of the table.
             folder: node-local folder for its files.
-            identical: whether all rows are equal; one is then broadcast instead of all.
+            identical: whether all rows are equal; then only one is broadcast.
 
         Raises:
             UserError: a node has no room for its rows; on every rank.
@@ -219,7 +219,7 @@ class Tables:
         self.central.pop(name, None)
 
     def regroup(self, left: Sequence[int], nodes: Sequence[int]) -> None:
-        """Continue with fewer ranks: rows of a lost rank go to others of its node. Collective.
+        """Continue with fewer ranks: rows of a lost rank go to other ranks of its node. Collective.
 
         Args:
             left: old rank of each remaining rank.
@@ -243,8 +243,8 @@ class Tables:
         """Return a table, central or sharded, float32 [K, w] on rank 0; None elsewhere. Collective.
 
         Args:
-            name: of the table.
-            block_rows: rows per message; 0 for a default.
+            name: name of the table.
+            block_rows: rows per message; 0 for the default.
         """
         if name not in self.sharded:
             return self.central.get(name)
@@ -265,12 +265,12 @@ class Tables:
 def read_rows(
     rows: Callable[[str, list[int]], torch.Tensor], name: str, which: tuple[int, ...] | np.ndarray
 ) -> torch.Tensor:
-    """Return what a client downloads of a table, float32 [r, w].
+    """Return the rows that a client downloads from a table, float32 [r, w].
 
     Args:
-        rows: returns rows of a table by its name and their indices.
-        name: of the table.
-        which: indices of rows, or the weight of each row [K] in one mixture.
+        rows: function (table, indices) -> rows of the table.
+        name: name of the table.
+        which: indices of rows, or the weights of all rows [K] in one mixture.
     """
     if not isinstance(which, np.ndarray):
         return rows(name, list(which))
@@ -288,7 +288,8 @@ def rows_of(which: tuple[int, ...] | np.ndarray) -> list[int]:
 def row_distances(upload: torch.Tensor, rows: torch.Tensor, layout: Layout) -> np.ndarray:
     """Return the Euclidean distances [K] of an upload [w] from rows [K, w].
 
-    Of uploads as long as the model's vector the parameters count and no buffers; others count in full.
+    If the upload is as long as the model's vector, only its parameters count, not its buffers. Any other
+    upload counts in full.
     """
     p = layout.num_parameters if len(upload) == layout.size else len(upload)
     return np.array([float((upload[:p] - row[:p]).double().norm()) for row in rows])

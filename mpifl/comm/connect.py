@@ -1,4 +1,4 @@
-"""Connects this process to the others: over MPI where a launcher started it, alone otherwise."""
+"""Connects this process to the other ranks: over MPI if an MPI launcher started it, otherwise alone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def connect(monitored: bool = False) -> Transport:
         monitored: turn on Open MPI's monitoring; works only before MPI has started.
 
     Raises:
-        UserError: a launcher started several processes, and MPI does not connect them; or its libraries do
-            not keep to `MPIFL_INSTRUCTIONS`.
+        UserError: a launcher started several processes, but MPI does not connect them; or the libraries of
+            this process do not respect the limit in `MPIFL_INSTRUCTIONS`.
     """
     instructions.check()
     loaded = age()

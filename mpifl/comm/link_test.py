@@ -1,4 +1,4 @@
-"""A test of the links between nodes: latency, bandwidth and sums of collectives between each pair of nodes.
+"""A test of the links between nodes: latency, bandwidth and correct sums, for each pair of nodes.
 
 A broken link may block a collective for ever, so each exchange has a deadline, after which the job is
 aborted.
@@ -19,15 +19,15 @@ import numpy as np
 from .transport import Transport
 
 SMALL, LARGE = 1, 1 << 20  # float32 numbers: 4 bytes for the latency, 4 MiB for the bandwidth
-REPEATS = 5  # the fastest counts: other programs only add time
+REPEATS = 5  # of which the fastest counts: other programs can only add time
 
 
 class Link(NamedTuple):
-    """What was measured between two ranks.
+    """Measurements of the link between two ranks.
 
     Attributes:
-        ranks: in ascending order.
-        latency_s: seconds of a short message.
+        ranks: the two ranks, ascending.
+        latency_s: seconds that a short message takes.
         bytes_s: bandwidth, bytes per second.
         right: whether all sums were correct.
     """
@@ -39,10 +39,10 @@ class Link(NamedTuple):
 
 
 def rounds_of_pairs(number: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield rounds of disjoint pairs of 0..number - 1, in which each pair comes once.
+    """Yield rounds of disjoint pairs of 0..number - 1, so that each pair occurs in one round.
 
-    The circle method for round-robin tournaments: one stays, the others rotate. There are number - 1 rounds,
-    or `number` where that is odd.
+    This is the circle method for round-robin tournaments: one number stays, the others rotate. There are
+    `number` - 1 rounds, or `number` rounds if `number` is odd.
     """
     ring: list[int | None] = [*range(number), *([None] if number % 2 else [])]
     for _ in range(len(ring) - 1):
@@ -61,13 +61,13 @@ def first_ranks(nodes: tuple[int, ...]) -> list[int]:
 
 
 def measure(transport: Any, limit: float) -> list[Link] | None:
-    """Return the link of every pair of nodes on rank 0, None elsewhere; every rank calls.
+    """Return the links between all pairs of nodes on rank 0, None elsewhere; every rank calls.
 
-    Pairs of a round are measured at the same time.
+    The pairs of a round are measured at the same time.
 
     Args:
-        transport: over MPI.
-        limit: seconds for an exchange; the job is aborted with a message where one takes longer.
+        transport: connects the ranks over MPI.
+        limit: seconds for one exchange; if one takes longer, the job is aborted with a message.
     """
     first, found = first_ranks(transport.nodes), []
     for turn in rounds_of_pairs(len(first)):
@@ -107,19 +107,19 @@ def _link(transport: Any, ranks: tuple[int, int]) -> Link:
     return Link(ranks, latency, carried / max(least[LARGE] - least[SMALL], 1e-9), right)
 
 
-OTHERS_S = 5.0  # rank 0 knows more, and prints first
+OTHERS_S = 5.0  # by which other ranks wait longer than rank 0, whose message says more
 
 
 @contextmanager
 def deadline(transport: Transport, seconds: float, what: str) -> Iterator[None]:
     """Abort the job with a message unless the `with` block ends in time.
 
-    A thread does it, because the block may be inside MPI.
+    A thread watches the time, because the block may be stuck inside MPI.
 
     Args:
-        transport: of this rank.
-        seconds: limit; other ranks than 0 wait a little longer.
-        what: names the block in the message; rank 0 adds the ranks that it waits for.
+        transport: transport of this rank.
+        seconds: time limit; ranks other than 0 wait a little longer.
+        what: name of the block in the message; rank 0 adds the ranks that it waits for.
     """
 
     def end() -> None:

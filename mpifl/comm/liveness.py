@@ -1,4 +1,4 @@
-"""Liveness of ranks: their processes, the watch for stopped ones, errors for lost ones, waiting."""
+"""Liveness of ranks: their processes, a watcher for stopped ones, and waiting with a free core."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .stopped_process_watch import status
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a host; its start tells it from a later one with the same number.
+    """A process of a host; its start time distinguishes it from a later process with the same pid.
 
     Attributes:
         host: name of the host.
-        pid: number of the process there.
-        start_ticks: clock ticks from the host's start to the process's; -1 where the system does not tell.
+        pid: process id on that host.
+        start_ticks: clock ticks from the start of the host to the start of the process; -1 if unknown.
     """
 
     host: str
@@ -39,22 +39,22 @@ class Process:
         """Return a process of this host.
 
         Args:
-            pid: its number.
+            pid: its process id.
         """
         return cls(socket.gethostname(), pid, start_ticks(pid))
 
     @property
     def program(self) -> str:
-        """First 15 characters of its program's name; empty where that is unknown. Only on its own host."""
+        """First 15 characters of its program's name, read on its own host; empty if unknown."""
         with suppress(OSError):
             return Path(f"/proc/{self.pid}/comm").read_text().strip()
         return ""
 
     def send(self, number: int) -> None:
-        """Send a signal, unless the process has ended; only on its own host.
+        """Send a signal unless the process has ended; call it on the host of the process.
 
         Args:
-            number: of the signal. SIGKILL ends a stopped process too.
+            number: signal number. SIGKILL ends a stopped process too.
         """
         if self.start_ticks >= 0 and start_ticks(self.pid) == self.start_ticks:
             with suppress(ProcessLookupError):
@@ -62,28 +62,28 @@ class Process:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process of this host started, in clock ticks since the host's; -1: unknown."""
+    """Return when a process of this host started, in clock ticks since the host's start; -1 if unknown."""
     return status(pid)[2]
 
 
-STOPPED_S = 30.0  # the limit until a configuration sets another
+STOPPED_S = 30.0  # limit until the configuration sets another
 SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
 
 class StoppedProcessWatcher:
-    """A child process that kills processes of this host that stay stopped: they keep all others waiting.
+    """A child process that kills processes of this host that stay stopped and so block all other ranks.
 
-    It runs until it is closed or all of them have ended.
+    It runs until it is closed or all watched processes have ended.
 
     Args:
-        limit: seconds that a process may be stopped.
-        processes: of this host, each with its name in messages.
+        limit: seconds for which a process may be stopped.
+        processes: processes of this host, each with its name in messages.
     """
 
     def __init__(self, limit: float, processes: Iterable[tuple[Process, str]]) -> None:
         rows = json.dumps([(process.pid, process.start_ticks, name) for process, name in processes])
         command = [sys.executable, "-I", "-S", stopped.__file__, str(limit)]
-        # launchers signal a rank and all its children: the child inherits what is blocked here
+        # launchers signal a rank and all its children; the child inherits this mask and is not interrupted
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self._program: subprocess.Popen[bytes] | None = None
         try:
@@ -91,7 +91,7 @@ class StoppedProcessWatcher:
             assert self._program.stdin is not None
             self._program.stdin.write(rows.encode() + b"\n")
             self._program.stdin.flush()
-        except OSError as error:  # the job can run without
+        except OSError as error:  # the job can run without a watcher
             warnings.warn(f"no watch for stopped ranks: {error}", stacklevel=2)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -104,12 +104,13 @@ class StoppedProcessWatcher:
 
 
 def wait_until(ready: Callable[[], Any]) -> Any:
-    """Call `ready` until it returns something true, and return that; the core stays free meanwhile.
+    """Call `ready` until it returns a true value, and return that value; the core stays free meanwhile.
 
-    Pauses between two calls grow to 2 % of the time waited so far, at most 2 ms.
+    The pause between two calls is 2 % of the time waited so far, at most 2 ms; there is none in the first
+    0.1 ms.
 
     Args:
-        ready: polls.
+        ready: polls for whatever is awaited.
     """
     start = time.perf_counter()
     while not (answer := ready()):

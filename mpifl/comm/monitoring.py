@@ -1,10 +1,11 @@
-"""Open MPI's own monitoring of its messages and collectives: the independent witness of `mpi_traffic.csv`.
+"""Open MPI's own monitoring of its messages and collectives, an independent check of `mpi_traffic.csv`.
 
-`prepare` must come before MPI starts: the component is chosen in MPI_Init. A `Monitor` makes the library
-write its counts through the MPI tool interface, so that neither MPI_Finalize nor a shared file system is
-needed; no communicator may have been freed before (Open MPI 5.0 still reads its name). Without a `Monitor`,
-`mpirun --mca pml_monitoring_enable 2 --mca pml_monitoring_enable_output 3 --mca pml_monitoring_filename F`
-writes the same at MPI_Finalize, to `F.<rank>.prof` of each rank of MPI_COMM_WORLD. A line: tag and fields
+`prepare` must be called before MPI starts, because MPI_Init chooses the component. A `Monitor` makes the
+library write its counts through the MPI tool interface, so neither MPI_Finalize nor a shared file system is
+needed; no communicator may have been freed before, because Open MPI 5.0 still reads its name. Without a
+`Monitor`, the same counts are written at MPI_Finalize, to `F.<rank>.prof` for each rank of MPI_COMM_WORLD, by
+`mpirun --mca pml_monitoring_enable 2 --mca pml_monitoring_enable_output 3 --mca pml_monitoring_filename F`.
+Each line of these files has a tag and fields:
 
     E  rank  peer  B bytes  M msgs sent  histogram   point-to-point calls of the program (Send, Isend, ...)
     I  rank  peer  B bytes  M msgs sent  histogram   messages the library sent to carry out collectives
@@ -39,17 +40,17 @@ KINDS = ("O2A", "A2O", "A2A")
 
 
 class Count(NamedTuple):
-    """Bytes and calls of a line."""
+    """The bytes and calls in one line of the monitoring output."""
 
     size: int
     calls: int
 
 
 def prepare() -> None:
-    """Turn on Open MPI's monitoring, with the program's messages and the library's apart.
+    """Turn on Open MPI's monitoring, which counts the program's messages and the library's separately.
 
-    Collectives in two levels are turned off: over several nodes, Open MPI 5.0.11 may crash in MPI_Finalize
-    with both.
+    Two-level collectives are turned off: over several nodes, Open MPI 5.0.11 may crash in MPI_Finalize with
+    both.
     """
     os.environ[ENABLE] = "2"
     os.environ.setdefault(LEVELS, "^han")
@@ -57,7 +58,7 @@ def prepare() -> None:
 
 
 class Monitor:
-    """Reads what Open MPI counts at this rank from now on.
+    """Reads the counts that Open MPI makes on this rank from now on.
 
     Raises:
         UserError: this MPI has no monitoring.
@@ -104,10 +105,10 @@ def parse_monitoring(prefix: str | Path) -> dict[str, dict[Any, Any]]:
     """Return counts by tag, {(rank, peer): Count}, and by communicator, {name: {(rank, kind): Count}}.
 
     Args:
-        prefix: of the files `PREFIX.<rank>.prof`.
+        prefix: PREFIX in the file names `PREFIX.<rank>.prof`.
 
     Raises:
-        FileNotFoundError: there are none.
+        FileNotFoundError: there is no such file.
         ValueError: a line has an unknown tag.
     """
     found: dict[str, dict[Any, Any]] = {name: {} for name in PEER_TAGS.values()}

@@ -1,8 +1,9 @@
 """Communication over MPI.
 
-Objects travel pickled in point-to-point messages, so that the server can wait for them with a free core;
-blocks of numbers travel by collectives on flat buffers, never pickled. Bytes are counted at the sender, as a
-monitor of the MPI library counts them: a collective counts what leaves this rank for each other rank.
+Objects travel pickled in point-to-point messages, so that the server can wait for them with a free core.
+Blocks of numbers travel in collectives on flat buffers and are never pickled. Bytes are counted at the
+sender, as the monitoring of an MPI library counts them: a collective counts the bytes that leave this rank
+for each other rank.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ from .transport import (
 )
 
 TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T}
-TAGS = 30000  # tags of scatter and gather cycle through so many numbers; MPI guarantees 32767
+TAGS = 30000  # the tags of scatter and gather cycle through this many numbers; MPI guarantees 32767
 HEADER, BLOCK, ALARM = 30001, 30002, 30003
-LENGTH = struct.Struct("q")  # bytes of the rows, in front of them; the value follows
+LENGTH = struct.Struct("q")  # a message begins with the number of bytes of its rows; rows and value follow
 POLLS_PER_CHECK = 16  # polls without a message between two checks whether another rank has failed
-MOST_SENDS = 32  # sends under way, above which those that are complete are dropped
+MOST_SENDS = 32  # with more pending sends than this, the completed ones are dropped
 EXIT_SECONDS = 3.0
-NOTICE_SECONDS = 2.0  # in which the loss of a rank becomes known everywhere
+NOTICE_SECONDS = 2.0  # within which the loss of a rank becomes known everywhere
 LOSSES = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}  # with `mpirun --with-ft ulfm`
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def guarded(verb: Verb) -> Verb:
-    """Raise the loss of a rank as `RankLost`, here and, by revoking the communicator, on all ranks."""
+    """Raise the loss of a rank as `RankLost` here and, by revoking the communicator, on all other ranks."""
 
     @functools.wraps(verb)
     def call(self: Mpi, *args: Any, **options: Any) -> Any:
@@ -71,7 +72,7 @@ def guarded(verb: Verb) -> Verb:
 
 
 def _buffer(block: torch.Tensor) -> list[Any]:
-    """Return a contiguous tensor as an MPI buffer, without a copy; device memory by DLPack, once written."""
+    """Return a contiguous tensor as an MPI buffer without a copy; device memory by DLPack, after a sync."""
     if block.device == CPU:
         return [block.numpy(), block.numel(), TYPES[block.dtype]]
     wait(block.device)
@@ -79,14 +80,14 @@ def _buffer(block: torch.Tensor) -> list[Any]:
 
 
 def _named(comm: MPI.Comm) -> MPI.Comm:
-    """Name a communicator whose traffic is counted: a monitor of the MPI library finds it by its name."""
+    """Name a communicator whose traffic is counted: the MPI library's monitoring finds it by its name."""
     comm.Set_name("mpifl")
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     return comm
 
 
 def connect_mpi() -> Mpi:
-    """Return the transport over all ranks; abort with a message where one is lost meanwhile."""
+    """Return the transport over all ranks; abort with a message if a rank is lost meanwhile."""
     try:
         transport = Mpi()
         transport.watch_stopped(STOPPED_S)
@@ -116,29 +117,30 @@ class Mpi(Transport):
         self.library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
         self.rank, self.size, self.traffic = self.comm.rank, self.comm.size, MpiTraffic()
         self.numbers, self.lost = tuple(range(self.size)), list[str]()
-        self._out_of_reach = False  # whether a lost rank may be alive on a node without any other rank
+        self._out_of_reach = False  # whether a lost rank may still run on a node without any other rank
         self._sequence = 0
-        self._waiting_for = 0, self.size  # tag of the gather under way, first rank whose value is missing
+        self._waiting_for = 0, self.size  # tag of the current gather, first rank whose value is missing
         self._received = 0  # bytes of the last message received
-        self._sends: list[tuple[MPI.Request, Any]] = []  # sends under way and their buffers
+        self._sends: list[tuple[MPI.Request, Any]] = []  # pending sends and their buffers
         self._receives: list[tuple[MPI.Request, int, Any, torch.Tensor]] = []  # blocks being received
         self._empty_polls = 0  # polls without a message
         self._failed = False  # whether an error was raised on this rank or another
         self._remote_error: tuple[Exception | None, int] = None, 0  # the error of another rank, and that rank
-        self._groups: list[Mpi] = []  # of a part of the ranks, which `split` made
+        self._groups: list[Mpi] = []  # transports over a part of the ranks, made by `split`
         self._stopped_s = 0.0
         self._watcher: StoppedProcessWatcher | None = None
         self.nodes = self._find_nodes(comm or MPI.COMM_WORLD)
 
     def _workers(self) -> MPI.Comm:
-        """Return the communicator of the workers, on rank 0 one of its own; every rank calls.
+        """Return the communicator of the workers; on rank 0, one of rank 0 alone; every rank calls.
 
-        It is split from a communicator without a name: a monitor does not count that as traffic of ours.
+        It is split from a communicator without a name, so that monitoring does not count the split as
+        mpifl's traffic.
         """
         return _named(self._exit_comm.Split(int(self._exit_comm.rank > 0)))
 
     def _find_nodes(self, parent: MPI.Comm) -> tuple[int, ...]:
-        """Return the node of each rank, numbered by their first ranks; exchange the ranks' processes."""
+        """Return the node of each rank, numbered in the order of first ranks; also exchange processes."""
         local = parent.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank = self.device_rank = local.rank
         first = MPI.Group.Translate_ranks(local.group, [0], self.comm.group)[0]
@@ -155,7 +157,7 @@ class Mpi(Transport):
 
     @guarded
     def scatter(self, values: Sequence[Any] | None, purpose: str) -> Any:
-        """Send each rank its value; an object that several ranks get is pickled once."""
+        """Send each rank its value; an object that several ranks receive is pickled once."""
         tag = self._tag()
         if self.rank:
             return self._recv(0, tag, purpose)
@@ -166,7 +168,7 @@ class Mpi(Transport):
         return values[0]
 
     def _send_each(self, blobs: Sequence[bytes], tag: int, purpose: str) -> None:
-        """Send ranks 1, 2, ... a message each."""
+        """Send one message to each of the ranks 1, 2, ..."""
         with self.traffic("send", purpose, sent=sum(map(len, blobs)), messages=len(blobs)):
             pending = [
                 self.comm.Isend([b, len(b), MPI.BYTE], dest=r, tag=tag) for r, b in enumerate(blobs, 1)
@@ -240,7 +242,7 @@ class Mpi(Transport):
         self._waiting_for = tag, self.size
 
     def waiting_for(self) -> list[str]:
-        """Return the ranks without a message that has arrived."""
+        """Return the names of the ranks from which no message has arrived."""
         tag, first = self._waiting_for
         return [self.names[r] for r in range(first, self.size) if not self.comm.Iprobe(r, tag)]
 
@@ -267,7 +269,7 @@ class Mpi(Transport):
             raise error
 
     def raise_on_others(self, error: Exception) -> None:
-        """Send it on a tag of its own: small enough that the send completes without a receiver."""
+        """Send the error under a tag of its own; it is small, so the send completes without a receiver."""
         known, source = self._remote_error
         self._failed = True
         others = range(1, self.size) if self.is_server else (0,)
@@ -293,10 +295,10 @@ class Mpi(Transport):
 
     @guarded
     def run_guarded(self, work: Callable[[], Any]) -> Any:
-        """Return what `work` returns; raise `RankLost` where a rank is lost in it.
+        """Return the result of `work`; raise `RankLost` if a rank is lost in it.
 
         Args:
-            work: makes MPI calls of its own.
+            work: function that makes its own MPI calls.
         """
         return work()
 
@@ -319,8 +321,8 @@ class Mpi(Transport):
     def Bcast(self, block: torch.Tensor, purpose: str) -> None:
         """Broadcast in place.
 
-        On one node rank 0 often shares a core with a worker and must not spin on it until all have the block;
-        between nodes the blocking call has the better algorithms.
+        On one node, rank 0 often shares a core with a worker and must not spin on it until all ranks have the
+        block. Between nodes, the blocking call uses better algorithms.
         """
         sent = 0 if self.rank else block.nbytes * (self.size - 1)
         with self.traffic("bcast", purpose, sent, 0 if self.rank else self.size - 1):
@@ -331,7 +333,7 @@ class Mpi(Transport):
 
     @guarded
     def Reduce(self, block: torch.Tensor, purpose: str) -> None:
-        """Sum onto rank 0, in place there."""
+        """Sum onto rank 0, in place on that rank."""
         sent = block.nbytes if self.rank else 0
         with self.traffic("reduce", purpose, sent, int(self.rank > 0)):
             if self.rank:
@@ -392,7 +394,8 @@ class Mpi(Transport):
     def poll(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
         """Receive one header; return a message once its block is complete.
 
-        Makes as few calls as possible: with more ranks than cores, a call without result gives up the core.
+        It makes as few MPI calls as possible: with more ranks than cores, a call without a result yields the
+        core.
         """
         for i, (request, source, header, block) in enumerate(self._receives):
             if request.Test():
@@ -414,7 +417,7 @@ class Mpi(Transport):
         return None
 
     def watch_stopped(self, limit: float) -> None:
-        """Start the watch in the first rank of each node."""
+        """Start the watcher in the first rank of each node."""
         if limit != self._stopped_s:
             self._stopped_s = limit
             self._watch()
@@ -430,7 +433,7 @@ class Mpi(Transport):
             before.close()
 
     def split(self, count: int) -> Transport:
-        """Split the communicator; a group of one rank needs none."""
+        """Split the communicator; a group of one rank is a `Single`."""
         groups = divided(self.nodes, count)
         number, ranks = next((i, ranks) for i, ranks in enumerate(groups) if self.rank in ranks)
         comm = self._exit_comm.Split(number, ranks.index(self.rank))
@@ -442,7 +445,7 @@ class Mpi(Transport):
         return group
 
     def regroup(self) -> tuple[int, ...]:
-        """Shrink the communicator to the ranks that are left, numbered without gaps."""
+        """Shrink the communicator to the remaining ranks, numbered without gaps."""
         left = tuple(range(self.size))
         while True:
             left = tuple(left[r] for r in self._shrink())
@@ -456,7 +459,7 @@ class Mpi(Transport):
                     raise
 
     def _shrink(self) -> list[int]:
-        """Return the former numbers of the ranks that are left."""
+        """Return the former numbers of the remaining ranks."""
         old, nodes, names, processes = self.comm, self.nodes, self.names, self.processes
         old.Revoke()
         self.comm = _named(old.Shrink())
@@ -479,7 +482,7 @@ class Mpi(Transport):
     def is_loss(self, error: MPI.Exception) -> bool:
         """Return whether an error means that a rank was lost.
 
-        A collective that fails may name another reason, and may do so before the loss is known here.
+        A failed collective may report another error, possibly before this rank knows of the loss.
         """
 
         def known() -> bool:
@@ -504,10 +507,10 @@ class Mpi(Transport):
         ]
 
     def finalize(self, code: int) -> None:
-        """Exit without MPI_Finalize where ranks may be lost, or messages are left after a failure.
+        """Exit without MPI_Finalize if ranks may be lost, or if messages are left after a failure.
 
-        MPI_Finalize would wait for lost ranks and for Open MPI's failure detector. The watch for stopped
-        ranks goes on to the end: a rank that is stopped here keeps the launcher waiting.
+        MPI_Finalize would wait for lost ranks and for Open MPI's failure detector. The watcher for stopped
+        ranks runs to the end, because a rank that is stopped here keeps the launcher waiting.
         """
         if is_tolerant():
             if not code:
@@ -522,9 +525,9 @@ class Mpi(Transport):
             os._exit(code)
 
     def _drained(self) -> bool:
-        """Receive what ranks sent to each other before a failure; return whether all arrived in time.
+        """Receive the messages sent before a failure; return whether all arrived in time.
 
-        MPI_Finalize would wait for it.
+        MPI_Finalize would wait for them.
         """
         end = time.perf_counter() + EXIT_SECONDS
         status = MPI.Status()
@@ -547,7 +550,7 @@ class Mpi(Transport):
             return False
 
     def abort_from_any_thread(self, code: int) -> None:
-        """Abort the job, and kill the launcher if it stays."""
+        """Abort the job; rank 0 also kills the launcher if it keeps running."""
         self._out_of_reach = True
         self.abort(code)
 

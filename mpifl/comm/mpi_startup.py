@@ -1,7 +1,7 @@
-"""The start of MPI: what the launcher asked for, a limit for MPI_Init, and what the library supports.
+"""The start of MPI: the size that the launcher asked for, a time limit for MPI_Init, GPU support.
 
-A rank that is stopped, or that dies under fault tolerance (`mpirun --with-ft ulfm`), before it has called
-MPI_Init leaves the others waiting inside it, where no Python code runs: a child process of each rank watches.
+If a rank is stopped, or dies under fault tolerance (`mpirun --with-ft ulfm`), before it has called MPI_Init,
+the others wait inside MPI_Init, where no Python code runs. A child process of each rank watches for this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .stopped_process_watch import LOOKS, STOPPED, status
 
 HANG_S, START_S = "MPIFL_HANG_S", "MPIFL_START_S"  # environment variables: MPI starts before a configuration
 DEFAULTS = {HANG_S: 0.0, START_S: 120.0}
-RANK_S = 2.0  # more for each rank, unless START_S is set: on few cores, ranks load one after the other
+RANK_S = 2.0  # added for each rank unless START_S is set: on few cores, ranks load one after the other
 MOST_S = 1e7
 POLL_S = 3.0  # between two polls of the ranks of this host
 TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`
@@ -38,12 +38,12 @@ STEP_SIZE, JOB_SIZE, TASK = "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCI
 
 
 class LaunchInfo(NamedTuple):
-    """What a launcher asked for, by the environment of a process that it started.
+    """The job that a launcher started, as the environment of one of its processes describes it.
 
     Attributes:
         size: number of ranks.
-        rank: of this process.
-        name: the variable that `size` was read from; empty where there is none.
+        rank: rank of this process.
+        name: the variable that `size` was read from; empty if there is none.
     """
 
     size: int
@@ -52,13 +52,14 @@ class LaunchInfo(NamedTuple):
 
 
 def launch_info(environment: Mapping[str, str]) -> LaunchInfo:
-    """Return what the launcher of a process asked for; one rank where no variable tells.
+    """Return the size that the launcher of a process asked for, and its rank; one rank if no variable says.
 
-    In a batch script of Slurm, SLURM_NTASKS is that of the job, while the script is one process. There only
-    the variables that srun sets for a step count, or the number of a task that is not the first.
+    In a Slurm batch script, SLURM_NTASKS describes the job, while the script itself is one process. So
+    SLURM_NTASKS counts only in a task other than the first; SLURM_STEP_NUM_TASKS, which srun sets for a job
+    step, always counts.
 
     Args:
-        environment: of the process.
+        environment: environment variables of the process.
     """
     numbers = {name: int(text) for name, text in environment.items() if text.isdecimal() and len(text) < 9}
     rank = next((numbers[name] for name in RANKS if name in numbers), 0)
@@ -72,11 +73,11 @@ def check_size(size: int, environment: Mapping[str, str]) -> None:
     """Check that MPI has as many ranks as the launcher asked for.
 
     Args:
-        size: of MPI.COMM_WORLD; 1 without MPI.
-        environment: of this process.
+        size: size of MPI.COMM_WORLD; 1 without MPI.
+        environment: environment variables of this process.
 
     Raises:
-        UserError: the launcher asked for several ranks, and MPI has one.
+        UserError: the launcher asked for several ranks, but MPI has one.
     """
     asked = launch_info(environment)
     if size == 1 < asked.size:
@@ -89,13 +90,13 @@ def check_size(size: int, environment: Mapping[str, str]) -> None:
 
 
 def seconds(name: str) -> float:
-    """Return a limit in seconds; 0 for none.
+    """Return a limit in seconds; 0 for no limit.
 
     Args:
-        name: `HANG_S` or `START_S`, an environment variable.
+        name: environment variable, `HANG_S` or `START_S`.
 
     Raises:
-        UserError: its value is no number of seconds.
+        UserError: its value is not a number of seconds in the allowed range.
     """
     text = os.environ.get(name)
     if text is None:
@@ -116,9 +117,9 @@ def is_tolerant() -> bool:
 def find_hangs() -> None:
     """Turn on Open MPI's detector of ranks that do not answer, if `MPIFL_HANG_S` is set.
 
-    A thread in each rank sends heartbeats to a neighbour; failures are broadcast by the ranks, because the
-    launcher may not know of them. Off by default: in Open MPI 5.0.11 a rank crashed in 3 of 128 starts with
-    it.
+    A thread in each rank sends heartbeats to a neighbour. The ranks broadcast failures themselves, because
+    the launcher may not know of them. The detector is off by default: with it, a rank crashed in 3 of 128
+    starts of Open MPI 5.0.11.
     """
     if limit := seconds(HANG_S):
         options = {"detector": "1", "detector_thread": "1", "propagator_with_rbcast": "1"}
@@ -131,8 +132,8 @@ def find_hangs() -> None:
 def starting() -> Iterator[None]:
     """Guard the start of MPI in the `with` block.
 
-    The job ends with a message where MPI does not start within the limit, or where a rank of this host is
-    stopped or has ended.
+    The job ends with a message if MPI does not start within the limit, or if a rank of this host is stopped
+    or has ended.
     """
     limit = seconds(START_S)
     if is_tolerant():
@@ -155,9 +156,9 @@ def starting() -> Iterator[None]:
 
 
 def _watch(heard: int, limit: float, launcher: Process | None) -> None:
-    """Wait, in the child, until the parent has started MPI or has ended; past the limit end the job.
+    """Wait in the child until the parent has started MPI or has ended; end the job after the limit.
 
-    Polls are counted, not seconds: while a scheduler suspends the whole job, no time passes here either.
+    Time is counted in polls of this process: while a scheduler suspends the whole job, no time passes here.
     """
     parent, above = os.getppid(), _parent_of(os.getppid())
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -172,7 +173,7 @@ def _watch(heard: int, limit: float, launcher: Process | None) -> None:
             break
     else:
         os._exit(0)
-    time.sleep(min(launch_info(os.environ).rank, 50))  # one prints, the others are killed
+    time.sleep(min(launch_info(os.environ).rank, 50))  # the first rank prints; the others are killed by then
     if count < LOOKS:
         fault = f"MPI did not come up within {limit:.0f} s ({START_S}): a rank died or stands still"
     if select.select([heard], [], [], 0.0)[0] or os.getppid() != parent:
@@ -180,7 +181,7 @@ def _watch(heard: int, limit: float, launcher: Process | None) -> None:
     print(f"mpifl: {fault}; start the job again", file=sys.stderr, flush=True)
     time.sleep(0.5)  # for the launcher to read it
     if launcher is not None:
-        launcher.send(signal.SIGTERM)  # it kills all ranks, stopped ones too
+        launcher.send(signal.SIGTERM)  # the launcher kills all ranks, stopped ones too
         time.sleep(5.0)
     for pid in (*looks.stopped, parent):
         with suppress(ProcessLookupError):
@@ -195,12 +196,12 @@ def _parent_of(pid: int) -> int:
 
 
 class _HostPoll:
-    """Polls the ranks of this host: the processes of one launcher that run the same command.
+    """Polls the ranks of this host: the child processes of one launcher that run the same command.
 
-    Only the host's first two ranks poll, so that the cost does not grow with the square of the ranks.
+    Only the first two ranks of a host poll, so that the cost does not grow with the square of its ranks.
 
     Attributes:
-        stopped: the ranks that were stopped at the last poll.
+        stopped: process ids of the ranks that were stopped at the last poll.
     """
 
     def __init__(self, launcher: int) -> None:
@@ -214,7 +215,7 @@ class _HostPoll:
         return b""
 
     def fault(self) -> str:
-        """Return what is wrong with a rank of this host; empty for nothing."""
+        """Return what is wrong with a rank of this host, in words; empty if nothing is."""
         if not self.command:
             return ""
         with suppress(OSError, ValueError):
@@ -232,16 +233,16 @@ class _HostPoll:
 
 
 def _launcher() -> Process | None:
-    """Return the MPI launcher that started this process."""
+    """Return the MPI launcher that started this process; None if another program did."""
     above = Process.of(os.getppid())
     return above if above.program in LAUNCHERS else None
 
 
 def end_launcher_after(limit: float) -> None:
-    """Kill the launcher if it still runs after so many seconds: it may wait for lost hosts."""
+    """Kill the launcher if it still runs after `limit` seconds: it may wait for lost hosts."""
     launcher = _launcher()
     if launcher is not None and os.fork() == 0:
-        os.setsid()  # the launcher kills the sessions of ranks
+        os.setsid()  # the launcher kills everything in the sessions of its ranks
         time.sleep(limit)
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # the third forces it
             launcher.send(number)
@@ -254,7 +255,7 @@ CUDA = 0  # MPIX_GPU_SUPPORT_CUDA of MPICH
 
 
 def cuda_aware() -> bool:
-    """Return whether the MPI library takes addresses of GPU memory; False where it does not tell."""
+    """Return whether the MPI library accepts addresses of GPU memory; False if it does not say."""
     from mpi4py import MPI
 
     library, supported = ctypes.CDLL(MPI.__file__), ctypes.c_int(0)
@@ -267,10 +268,10 @@ def cuda_aware() -> bool:
 
 
 def mpirun(ranks: int) -> list[str]:
-    """Return the beginning of a command that starts ranks of this Python; a module's name follows.
+    """Return the beginning of a command that runs a Python module on several ranks; append its name.
 
     Raises:
-        UserError: There is no mpirun.
+        UserError: there is no mpirun.
     """
     remedy = "is not on the PATH; activate an environment with an MPI"
     require(shutil.which("mpirun") is not None, "PATH", "mpirun", remedy)

@@ -1,10 +1,10 @@
 """A program that kills processes of this host that stay stopped: `python stopped_process_watch.py SECONDS`.
 
-It runs on where its parent is stopped, and imports the standard library only, to stay small. It reads a line
-of JSON, [[pid, start in clock ticks, name], ...], and watches those processes until it reads another line.
-Where its input ends without one, its parent has ended: then it watches for one limit more, or until all have
-ended, because a rank that is stopped at the end keeps the launcher waiting. Polls are counted, not seconds:
-while a scheduler suspends the whole job, this program is suspended too.
+It keeps running while its parent is stopped. To stay small, it imports the standard library only. It reads a
+line of JSON, [[pid, start in clock ticks, name], ...], and watches these processes until it reads another
+line. If its input ends without another line, its parent has ended. It then keeps watching for one more limit,
+or until all processes have ended, because a rank that is stopped at the end keeps the launcher waiting. Time
+is counted in polls: while a scheduler suspends the whole job, this program is suspended too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from contextlib import suppress
 
 LOOKS = 10  # polls within the limit
 GONE_S = 0.1  # between two checks whether any process is left
-DISK_LIMITS = 10  # limits that a process may wait for a disk before a message
-HEARD_S = 0.5  # a launcher drops the output that it has not read when a rank ends
+DISK_LIMITS = 10  # multiples of the limit for which a process may wait for a disk before a message
+HEARD_S = 0.5  # pause before a kill: when a rank ends, a launcher drops output that it has not read yet
 STOPPED, DISK, DEAD = "T", "D", "Z"  # states of proc(5); t, stopped by a debugger, is left alone
 
 Row = tuple[int, int, str]  # pid, start in clock ticks, name
@@ -31,10 +31,10 @@ Seen = tuple[str, int, int]  # state, processor time, number of polls in a row
 def status(pid: int) -> tuple[str, int, int]:
     """Return the state of a process of this host, its processor time and its start, both in clock ticks.
 
-    Return "", 0, -1 where there is no such process, or the system does not tell. Source: proc(5).
+    Return "", 0, -1 if there is no such process, or if the system does not say. Source: proc(5).
 
     Args:
-        pid: number of the process.
+        pid: process id.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -45,11 +45,11 @@ def status(pid: int) -> tuple[str, int, int]:
 
 
 def poll(rows: Iterable[Row], seen: dict[int, Seen]) -> Iterator[tuple[str, Row]]:
-    """Yield the processes that did not run for enough polls in a row, each once, with their state.
+    """Yield the processes that did not run for too many polls in a row, each once, with their state.
 
     Args:
         rows: the processes.
-        seen: what earlier polls found, by pid; updated.
+        seen: findings of earlier polls by pid; updated in place.
     """
     for row in rows:
         pid, born, _ = row
@@ -61,7 +61,7 @@ def poll(rows: Iterable[Row], seen: dict[int, Seen]) -> Iterator[tuple[str, Row]
 
 
 def wait(rows: Iterable[Row], seconds: float) -> bool:
-    """Block while any of the processes runs, at most so many seconds; return whether one still does."""
+    """Block while any of the processes is alive, at most `seconds`; return whether one still is."""
     end = time.monotonic() + seconds
     while any(status(pid)[2] == born and status(pid)[0] != DEAD for pid, born, _ in rows):
         if time.monotonic() > end:
@@ -74,7 +74,7 @@ def main(limit: float) -> None:
     """Watch until another line is read, or all processes have ended.
 
     Args:
-        limit: seconds that a process may be stopped.
+        limit: seconds for which a process may be stopped.
     """
     told = open(0, "rb", buffering=0)  # noqa: SIM115  # unbuffered, so that `select` sees all input
     rows: list[Row] = [(pid, born, name) for pid, born, name in json.loads(told.readline() or "[]")]

@@ -1,8 +1,7 @@
-"""A pool of workers that run tasks one at a time, in no fixed order; the asynchronous engine uses it.
+"""A pool of workers that run tasks one at a time, in no fixed order, for the asynchronous engine.
 
-The server submits tasks with a priority. Each worker holds one task that runs and others that wait, so that
-it is never idle for the time of a message. Headers are pickled; vectors travel as one flat float32 block a
-task.
+The server submits tasks with a priority. Each worker holds a running task and further waiting ones, so it is
+not idle while a message travels. Headers are pickled; the vectors of a task travel as one flat float32 block.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .liveness import wait_until
 from .transport import RankLost, Transport
 
 AHEAD = 2  # tasks at a worker: one runs, one waits
-MOST_AHEAD, SHARE = 5, 4  # where many are under way: a quarter of a worker's share of them, at most so many
+MOST_AHEAD, SHARE = 5, 4  # if many are under way: 1 / SHARE of a worker's share of them, at most MOST_AHEAD
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,10 @@ class Task:
 
     Attributes:
         number: identifies the task.
-        urgency: the task with the smallest is sent first.
+        urgency: priority; the task with the smallest value is sent first.
         header: any picklable object.
         vectors: name -> rows [r, w], float32.
-        ranks: workers that may run it.
+        ranks: workers that may run the task.
     """
 
     number: int
@@ -47,18 +46,18 @@ Handler = Callable[[Any, Mapping[str, torch.Tensor]], Answer]
 
 
 def packed(vectors: Mapping[str, torch.Tensor]) -> tuple[list[tuple[str, tuple[int, ...]]], torch.Tensor]:
-    """Return the names and shapes of tensors, and one flat block with their numbers."""
+    """Return the names and shapes of tensors, and one flat block with their values."""
     shapes = [(name, tuple(v.shape)) for name, v in vectors.items()]
     flat = [v.reshape(-1).cpu() for v in vectors.values()]
     return shapes, flat[0].contiguous() if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0)
 
 
 def unpacked(shapes: Sequence[tuple[str, tuple[int, ...]]], block: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return named tensors, as views of a flat block.
+    """Return the named tensors that `packed` packed, as views of the flat block.
 
     Args:
-        shapes: as `packed` returned them.
-        block: as `packed` returned it.
+        shapes: names and shapes, as `packed` returned them.
+        block: flat block, as `packed` returned it.
     """
     if len(shapes) == 1:
         return {shapes[0][0]: block.view(shapes[0][1])}
@@ -68,20 +67,20 @@ def unpacked(shapes: Sequence[tuple[str, tuple[int, ...]]], block: torch.Tensor)
 
 
 def depth(under_way: int, workers: int) -> int:
-    """Return how many tasks a worker may hold: enough that a server that is late leaves none idle.
+    """Return how many tasks a worker may hold: enough to stay busy while the server is slow to answer.
 
     Args:
-        under_way: tasks that were submitted and not answered.
-        workers: how many there are.
+        under_way: number of tasks submitted and not yet answered.
+        workers: number of workers.
     """
     return max(AHEAD, min(MOST_AHEAD, under_way // (SHARE * workers)))
 
 
 class Pool(ABC):
-    """Runs tasks; rank 0 has one.
+    """Runs tasks; only rank 0 has a pool.
 
     Attributes:
-        answers: by task number; received, and not yet returned by `result`.
+        answers: task number -> an answer that was received and not yet returned by `result`.
     """
 
     answers: dict[int, Answer]
@@ -96,7 +95,7 @@ class Pool(ABC):
 
     @abstractmethod
     def finished(self) -> list[int]:
-        """Return the numbers of the tasks whose answers have been received, in their order of arrival."""
+        """Return the numbers of the tasks whose answers have been received, in order of arrival."""
 
     @abstractmethod
     def poll(self) -> None:
@@ -104,7 +103,7 @@ class Pool(ABC):
 
     @abstractmethod
     def command_all(self, command: str, argument: Any = None) -> None:
-        """Send a command to all workers: each finishes the tasks it holds, then returns it from `task_loop`.
+        """Send a command to all workers, which finish the tasks they hold and return it from `task_loop`.
 
         Args:
             command: one word.
@@ -113,7 +112,7 @@ class Pool(ABC):
 
     @abstractmethod
     def close(self, command: str, argument: Any = None) -> None:
-        """Send the last command; drop tasks that were not sent, and receive the answers to the others.
+        """Send the last command, drop the tasks not yet sent, and receive the answers to all others.
 
         Args:
             command: one word.
@@ -175,7 +174,7 @@ class _WorkerPool(Pool):
         self._send()
 
     def _send(self) -> None:
-        """Send each worker the most urgent tasks that it may run, those with the fewest tasks first."""
+        """Send the most urgent tasks that each worker may run, first to the workers that hold the fewest."""
         if not self.shared and not any(self.queues.values()):
             return
         for level in range(depth(self.under_way, len(self.held))):
@@ -187,7 +186,7 @@ class _WorkerPool(Pool):
                     self.held[rank] += 1
 
     def _heap(self, rank: int) -> list[tuple[float, int, Task]]:
-        """Return the queue with the most urgent task that a worker may run."""
+        """Return the queue that holds the most urgent task a worker may run."""
         own, shared = self.queues[rank], self.shared
         return own if own and (not shared or own[0][:2] < shared[0][:2]) else shared
 
@@ -227,13 +226,13 @@ class _WorkerPool(Pool):
 
 
 class RecoveringPool(Pool):
-    """A pool that survives the loss of workers: their tasks are sent again to those that are left.
+    """A pool that survives the loss of workers: it sends their tasks again to the remaining ones.
 
     Args:
         transport: connects the ranks.
-        handler: runs a task.
-        regroup: forms a group of the ranks that are left.
-        ranks: returns the workers that may run a task now.
+        handler: runs a task if there is only one process.
+        regroup: forms a group of the remaining ranks.
+        ranks: returns the workers that may currently run a task.
     """
 
     def __init__(
@@ -244,7 +243,7 @@ class RecoveringPool(Pool):
         ranks: Callable[[Task], Sequence[int]],
     ) -> None:
         self.transport, self.handler, self.regroup, self.ranks = transport, handler, regroup, ranks
-        self.tasks: dict[int, Task] = {}  # without those whose result was returned
+        self.tasks: dict[int, Task] = {}  # by number, without those whose result was returned
         self.answers = {}
         self.pool = self._open()
 
@@ -259,7 +258,7 @@ class RecoveringPool(Pool):
                 self.recover()
 
     def recover(self) -> None:
-        """Regroup, and send all tasks without an answer again; once more if a rank is lost meanwhile."""
+        """Regroup and send all unanswered tasks again; repeat this if another rank is lost meanwhile."""
         while True:
             try:
                 self.regroup()
@@ -273,12 +272,12 @@ class RecoveringPool(Pool):
                 continue
 
     def submit(self, task: Task) -> None:
-        """Submit a task, again after the loss of a worker."""
+        """Submit a task; repeat this after the loss of a worker."""
         self.tasks[task.number] = task
         try:
             self.pool.submit(task)
         except RankLost:
-            self.recover()  # sends this one as well
+            self.recover()  # sends this task as well
 
     def result(self, number: int) -> Answer:
         """Block until a task is done, and return its answer."""
@@ -308,13 +307,13 @@ class RecoveringPool(Pool):
 
 @dataclass(frozen=True)
 class Command:
-    """What rank 0 sends all workers between tasks.
+    """A command that rank 0 sends to all workers between tasks, with this worker's times before it.
 
     Attributes:
         name: one word.
         argument: any picklable object.
-        idle: seconds for which this worker had no task before the command.
-        seconds: for which it served tasks.
+        idle: seconds in `task_loop` during which this worker had no task.
+        seconds: seconds in `task_loop` in total.
     """
 
     name: str
@@ -324,11 +323,11 @@ class Command:
 
 
 def task_loop(transport: Transport, handler: Handler) -> Command:
-    """Run tasks at a worker until the next command of rank 0, and return that.
+    """Run tasks at a worker until rank 0 sends a command, and return the command.
 
     Args:
         transport: connects the ranks.
-        handler: runs a task: from its header and vectors to an answer and its vectors.
+        handler: runs a task: takes its header and vectors, returns an answer and the answer's vectors.
     """
     idle, begin = 0.0, perf_counter()
     while True:

@@ -1,8 +1,8 @@
-"""Communication between ranks: the interface, its implementation for one process, and the count of its bytes.
+"""Communication between ranks: the interface, its implementation for one process, and traffic counts.
 
-Rank 0 is the server; ranks 1..P-1 are workers; a process alone is both. Methods are named after MPI's calls:
-lower case for picklable objects, upper case for blocks of numbers; `scatter_rows` and `gather_rows` send an
-object and rows of numbers in one message. Collectives are called by every rank, in the same order.
+Rank 0 is the server; ranks 1..P-1 are workers; a single process is both. Methods are named after MPI calls:
+lower case for picklable objects, upper case for blocks of numbers. `scatter_rows` and `gather_rows` send an
+object and rows of numbers in one message. Every rank must call collectives in the same order.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 
 class RankLost(Exception):
-    """A rank died or does not answer; the others can go on once all of them have called `regroup`."""
+    """A rank died or does not answer; the others can continue once all of them have called `regroup`."""
 
 
 class CannotRecover(RuntimeError):
     """State was lost that no other rank holds; the run can be resumed from a checkpoint.
 
     Args:
-        what: was lost.
+        what: beginning of the message; says what was lost.
     """
 
     def __init__(self, what: str) -> None:
@@ -41,20 +41,20 @@ class CannotRecover(RuntimeError):
 
 
 class Transport(ABC):
-    """A group of ranks.
+    """A group of ranks that communicate.
 
     Attributes:
-        rank: of this process.
+        rank: rank of this process.
         size: number of ranks.
         nodes: node number of each rank.
-        local_rank: number of this rank among those of the job on its node.
-        device_rank: number by which this rank takes one of its node's devices in turn.
-        names: of each rank in messages: its number at the start, host and process.
-        numbers: of each rank when the run began.
+        local_rank: number of this rank among the ranks of the job on its node.
+        device_rank: number by which this rank chooses a device of its node, round-robin.
+        names: name of each rank in messages: its number at the start of the job, host and process id.
+        numbers: number that each rank had when the run began.
         lost: names of the ranks that were lost during the run.
-        started: stage of the start -> seconds from the start of the process to the end of the stage.
-        last_call: when a call last returned, by `time.monotonic`.
-        traffic: what this rank sent.
+        started: stage of the start-up -> seconds from the start of the process to the end of the stage.
+        last_call: time at which a call last returned, by `time.monotonic`.
+        traffic: counts of what this rank sent.
     """
 
     rank: int
@@ -70,7 +70,7 @@ class Transport(ABC):
     traffic: MpiTraffic
 
     def begin_run(self) -> None:
-        """Number the ranks and list the lost ones anew; every rank calls."""
+        """Number the ranks anew and clear the list of lost ones; every rank calls."""
         self.numbers = tuple(range(self.size))
         self.lost.clear()
 
@@ -91,11 +91,11 @@ class Transport(ABC):
 
     @abstractmethod
     def scatter(self, values: Sequence[Any] | None, purpose: str) -> Any:
-        """Send `values[r]` of rank 0 to rank r, and return this rank's.
+        """Send `values[r]` from rank 0 to each rank r, and return this rank's value.
 
         Args:
-            values: on rank 0; None elsewhere.
-            purpose: under which it is counted.
+            values: value for each rank, on rank 0; None elsewhere.
+            purpose: label under which the traffic is counted.
         """
 
     @abstractmethod
@@ -105,8 +105,8 @@ class Transport(ABC):
         Rank 0 polls with growing pauses, so that its core stays free.
 
         Args:
-            value: of this rank.
-            purpose: under which it is counted.
+            value: value of this rank.
+            purpose: label under which the traffic is counted.
         """
 
     @abstractmethod
@@ -115,14 +115,14 @@ class Transport(ABC):
     ) -> tuple[Any, memoryview]:
         """Send rank r `values[r]` and `counts[r]` rows of a block; return this rank's value and rows.
 
-        Both travel in one message, and a value that several ranks get is pickled once: what a rank costs is
-        a message. As in `scatter`, a rank that waits polls.
+        Both travel in one message, and a value that several ranks receive is pickled once, so each further
+        rank costs only a message. As in `scatter`, a waiting rank polls.
 
         Args:
-            values: on rank 0; None elsewhere.
-            rows: contiguous, by rank [sum counts, ...]; on rank 0, None elsewhere.
-            counts: rows of each rank; on rank 0.
-            purpose: under which it is counted.
+            values: value for each rank, on rank 0; None elsewhere.
+            rows: rows in rank order [sum counts, ...], contiguous, on rank 0; None elsewhere.
+            counts: number of rows for each rank; used on rank 0.
+            purpose: label under which the traffic is counted.
 
         Returns:
             The value, and the bytes of the rows.
@@ -132,17 +132,17 @@ class Transport(ABC):
     def gather_rows(self, value: Any, rows: bytes, purpose: str) -> tuple[list[Any], list[memoryview]] | None:
         """Return the values and the bytes of all ranks, in rank order, on rank 0; None elsewhere.
 
-        Values that are equal once pickled are one object.
+        Received values whose pickles are equal become one object.
 
         Args:
-            value: of this rank.
-            rows: of this rank.
-            purpose: under which it is counted.
+            value: value of this rank.
+            rows: bytes of the rows of this rank.
+            purpose: label under which the traffic is counted.
         """
 
     @abstractmethod
     def gather_traffic(self) -> list[dict[str, Any]] | None:
-        """Return a row for each rank, call and purpose, this call included, on rank 0; None elsewhere."""
+        """Return a row for each rank, call and purpose, including this call, on rank 0; None elsewhere."""
 
     @abstractmethod
     def barrier(self) -> None:
@@ -150,27 +150,27 @@ class Transport(ABC):
 
     @abstractmethod
     def final_barrier(self) -> bool:
-        """Block for a few seconds at most until all ranks have called; return whether all did.
+        """Block until all ranks have called, at most for a few seconds; return whether all did.
 
-        Called before a process exits: a launcher kills the others as soon as one rank exits with an error.
+        Call it before a process exits: a launcher kills the others as soon as one rank exits with an error.
         """
 
     @abstractmethod
     def Bcast(self, block: torch.Tensor, purpose: str) -> None:
-        """Overwrite `block` of every rank with that of rank 0.
+        """Overwrite `block` on every rank with the block of rank 0.
 
         Args:
-            block: contiguous; of the same shape and type on all ranks.
-            purpose: under which it is counted.
+            block: contiguous tensor; same shape and type on all ranks.
+            purpose: label under which the traffic is counted.
         """
 
     @abstractmethod
     def Reduce(self, block: torch.Tensor, purpose: str) -> None:
-        """Overwrite `block` of rank 0 with the sum of all ranks' blocks.
+        """Overwrite `block` on rank 0 with the sum of the blocks of all ranks.
 
         Args:
-            block: contiguous; of the same shape and type on all ranks.
-            purpose: under which it is counted.
+            block: contiguous tensor; same shape and type on all ranks.
+            purpose: label under which the traffic is counted.
         """
 
     @abstractmethod
@@ -179,8 +179,8 @@ class Transport(ABC):
 
         Args:
             block: rows [counts[rank], b] of this rank, contiguous.
-            counts: rows of each rank.
-            purpose: under which it is counted.
+            counts: number of rows of each rank.
+            purpose: label under which the traffic is counted.
         """
 
     @abstractmethod
@@ -189,21 +189,21 @@ class Transport(ABC):
 
         Args:
             block: [sum counts, b], contiguous.
-            counts: rows that each rank receives.
-            purpose: under which it is counted.
+            counts: number of rows that each rank receives.
+            purpose: label under which the traffic is counted.
         """
 
     @abstractmethod
     def Alltoallv(
         self, block: torch.Tensor, sent: Sequence[int], received: Sequence[int], purpose: str
     ) -> torch.Tensor:
-        """Give every rank its part of this rank's block; return what all ranks gave, in rank order, flat.
+        """Send each rank a part of a block; return the parts received from all ranks, in rank order, flat.
 
         Args:
-            block: flat and contiguous: the part of each rank, in rank order.
-            sent: numbers that each rank gets from this one.
-            received: numbers that this rank gets from each.
-            purpose: under which it is counted.
+            block: flat and contiguous: the parts for all ranks, in rank order.
+            sent: how many numbers this rank sends to each rank.
+            received: how many numbers this rank receives from each rank.
+            purpose: label under which the traffic is counted.
         """
 
     @abstractmethod
@@ -211,74 +211,74 @@ class Transport(ABC):
         """Send an object and a flat float32 block to a rank, without waiting until they are received.
 
         Args:
-            rank: of the receiver.
+            rank: rank of the receiver.
             header: any picklable object.
-            block: may be empty; not to be written to afterwards.
-            purpose: under which it is counted.
+            block: flat float32 tensor, possibly empty; do not write to it afterwards.
+            purpose: label under which the traffic is counted.
         """
 
     @abstractmethod
     def poll(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
-        """Return (rank, header, block) of a message of `isend` that has arrived; None where there is none.
+        """Return (rank, header, block) of a message from `isend` that has arrived; None if there is none.
 
         Args:
-            purpose: under which it is counted.
+            purpose: label under which the traffic is counted.
         """
 
     @abstractmethod
     def regroup(self) -> tuple[int, ...]:
-        """Form a group of the ranks that are left after `RankLost`; all of them call.
+        """Form a group of the remaining ranks after `RankLost`; all of them call.
 
         Returns:
-            The former number of each rank.
+            The former rank of each remaining rank.
 
         Raises:
             CannotRecover: rank 0 was lost.
         """
 
     def split(self, count: int) -> Transport:
-        """Return the transport of this rank's group, where the ranks form so many groups; every rank calls.
+        """Divide the ranks into `count` groups; return the transport of this rank's group; every rank calls.
 
-        `divided` says which ranks form a group. This transport stays as it is, beside those of the groups.
+        `divided` decides which ranks form a group. This transport stays usable beside those of the groups.
 
         Args:
-            count: of groups, from 1 to the number of ranks.
+            count: number of groups, from 1 to the number of ranks.
         """
         assert count == 1, "one process is one group"
         return self
 
     def failed_ranks(self) -> list[str]:
-        """Return the names of ranks that MPI knows to have failed, and that are still in the group."""
+        """Return the names of the ranks that MPI knows to have failed and that are still in the group."""
         return []
 
     def watch_stopped(self, limit: float) -> None:
         """Kill ranks that are stopped (SIGSTOP) for longer than a limit.
 
         Args:
-            limit: seconds; 0 turns it off.
+            limit: seconds; 0 turns the watcher off.
         """
         return
 
     def waiting_for(self) -> list[str]:
-        """Return the names of the ranks whose values rank 0 waits for in `gather`; from any thread."""
+        """Return the names of the ranks that rank 0 waits for in `gather`; callable from any thread."""
         return []
 
     def abort_from_any_thread(self, code: int) -> None:
-        """Kill every rank and the launcher, though hosts may be unreachable; callable from any thread."""
+        """Kill every rank and the launcher, even if hosts are unreachable; callable from any thread."""
         self.abort(code)
 
     def finalize(self, code: int) -> None:
-        """Close communication before the process exits; may end the process here.
+        """Close communication before the process exits; may itself end the process.
 
         Args:
-            code: of its exit.
+            code: exit code of the process.
         """
         return
 
     def raise_on_others(self, error: Exception) -> None:
-        """Raise an error on other ranks too: on rank 0 if a worker calls, on all workers if rank 0 does.
+        """Raise an error on other ranks too: on rank 0 if a worker calls, on all workers if rank 0 calls.
 
-        They raise it in their next call that waits for a message. A rank that makes none does not raise it.
+        They raise it in their next call that waits for a message. A rank without such a call does not.
         """
         return
 
@@ -290,8 +290,8 @@ class Transport(ABC):
         """Return the value of rank 0 on every rank.
 
         Args:
-            value: on rank 0; ignored elsewhere.
-            purpose: under which it is counted.
+            value: value to send, on rank 0; ignored elsewhere.
+            purpose: label under which the traffic is counted.
         """
         return self.scatter([value] * self.size if self.is_server else None, purpose)
 
@@ -376,19 +376,19 @@ class Single(Transport):
 
 
 def bytes_of(rows: np.ndarray) -> memoryview:
-    """Return the bytes of an array, of a contiguous one without a copy."""
+    """Return the bytes of an array, without a copy if it is contiguous."""
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
 
 
 def divided(nodes: Sequence[int], count: int) -> list[list[int]]:
-    """Return the ranks of each group, neighbours on a node together where that is possible.
+    """Return the ranks of each group, keeping ranks of a node together where possible.
 
-    The sizes differ by one at most. The first rank of a group is its server; that of the first group is
-    rank 0.
+    Group sizes differ by at most one. The first rank of a group is its server; the server of the first group
+    is rank 0.
 
     Args:
         nodes: node number of each rank.
-        count: of groups, at most that of the ranks.
+        count: number of groups, at most the number of ranks.
     """
     order = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))
     size, larger = divmod(len(order), count)
@@ -397,11 +397,11 @@ def divided(nodes: Sequence[int], count: int) -> list[list[int]]:
 
 
 def device_ranks(nodes: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
-    """Return the number of each rank by which it takes a device: workers first, so that they share none.
+    """Return the number by which each rank chooses a device; workers come first, so that they share none.
 
     Args:
         nodes: node number of each rank.
-        groups: as `divided` returned them. The first rank of a group trains only where it is alone.
+        groups: ranks of each group, from `divided`. The first rank of a group trains only if it is alone.
     """
     servers = {ranks[0] for ranks in groups if len(ranks) > 1}
     out = [0] * len(nodes)
@@ -423,17 +423,17 @@ def on_server(
 def on_server(
     transport: Transport, work: Callable[[], T], everywhere: bool = True, purpose: str = "start"
 ) -> T | None:
-    """Do something on rank 0 only, and return the result on every rank.
+    """Do something on rank 0 only, and return the result on every rank; every rank calls.
 
     Args:
-        transport: every rank calls.
-        work: called on rank 0.
+        transport: connects the ranks.
+        work: function that is called on rank 0.
         everywhere: False returns the result on rank 0 only, and None elsewhere.
-        purpose: under which it is counted.
+        purpose: label under which the traffic is counted.
 
     Raises:
-        UserError: on every rank, where `work` raises one, or an OSError that names a file.
-        CodeFailed: on every rank, where `work` raises one.
+        UserError: on every rank, if `work` raises one, or an OSError that names a file.
+        CodeFailed: on every rank, if `work` raises one.
     """
     answer: tuple[T | None, UserError | CodeFailed | None] = (None, None)
     if transport.is_server:
@@ -464,7 +464,7 @@ class Count:
 
 
 class _Call:
-    """A context that adds its time to a count."""
+    """A context manager that adds the time of its block to a count."""
 
     def __init__(self, count: Count) -> None:
         self.count = count
@@ -483,13 +483,13 @@ class MpiTraffic:
         self.counts: dict[tuple[str, str], Count] = defaultdict(Count)
 
     def __call__(self, call: str, purpose: str, sent: int = 0, messages: int = 0) -> _Call:
-        """Count a call; the time is that of the `with` block.
+        """Count a call; its time is that of the `with` block.
 
         Args:
             call: name of the MPI call.
-            purpose: what it is for.
+            purpose: what the call is for, such as `plan` or `mix:model`.
             sent: bytes that leave this rank.
-            messages: how many leave this rank.
+            messages: number of messages that leave this rank.
         """
         count = self.counts[call, purpose]
         count.calls += 1

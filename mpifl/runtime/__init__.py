@@ -1,1 +1,1 @@
-"""The engines: one server step, rounds, asynchronous visits, recovery."""
+"""The engines: the server step, synchronous rounds, asynchronous visits, and recovery from lost ranks."""

@@ -1,7 +1,7 @@
-"""How the uploads of a server step are compared and mixed: over MPI, on rank 0 alone, or not at all.
+"""Aggregators compare and mix the uploads of a server step: over MPI, on rank 0 alone, or without uploads.
 
-`ServerStep` decides; an aggregator carries out. The synchronous engine leaves uploads with the workers and
-aggregates over MPI; the asynchronous engine has them on rank 0; a forecast has none.
+`ServerStep` decides what to do, and an aggregator carries it out. The synchronous engine leaves uploads with
+the workers and aggregates over MPI; the asynchronous engine has them on rank 0; a forecast has none.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ Uploads = Mapping[str, Sequence[torch.Tensor]]  # name -> vectors [w], all compo
 class Aggregator(Protocol):
     """Compares the uploads of a step and mixes them into tables.
 
-    Every rank that holds uploads calls each method, in the same order; ranks other than 0 pass None for what
-    only rank 0 knows, and what is returned counts on rank 0.
+    Every rank that holds uploads calls each method, in the same order. Ranks other than 0 pass None for
+    arguments that only rank 0 knows; only the result on rank 0 is used.
     """
 
     def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
-        """Return the pairwise products float64 [m, m] of an upload.
+        """Return the pairwise inner products of an upload, float64 [m, m].
 
         Args:
-            reports: whose uploads they are; None on rank 0 too where they are not wanted.
-            uploads: of this rank.
-            name: of the upload.
+            reports: reports of the uploads; None on rank 0 too if no products are wanted.
+            uploads: uploads of this rank.
+            name: name of the upload.
         """
 
     def row_distances(
         self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
     ) -> np.ndarray | None:
-        """Return the distances [m, K] of an upload to the rows of the table of its name; on rank 0.
+        """Return the distances [m, K] of an upload to the rows of the table with its name; on rank 0.
 
         Returns:
-            None where the workers measured them at the visits.
+            The distances; None if the workers already measured them during the visits.
         """
 
     def mix(
@@ -55,18 +55,18 @@ class Aggregator(Protocol):
         """Return the tables that a plan changes.
 
         Args:
-            server: before the step.
-            plan: what is mixed.
-            reports: whose uploads they are.
-            uploads: of this rank.
+            server: the server before the step.
+            plan: the mixings to carry out.
+            reports: reports of the uploads.
+            uploads: uploads of this rank.
         """
 
 
 class MpiAggregator:
-    """Uploads lie with the workers; sums and products are made by collectives.
+    """Aggregates uploads that stay with the workers, by collectives.
 
     Args:
-        transport: the ranks.
+        transport: connects the ranks.
         mixer: carries out the mixings.
     """
 
@@ -76,9 +76,10 @@ class MpiAggregator:
     def gram(
         self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
     ) -> np.ndarray | None:
-        """Return the pairwise products float64 [m, m] of an upload, or of a part of it; every rank calls.
+        """Return the pairwise inner products of an upload or a part of it, float64 [m, m]; every rank calls.
 
-        Components are joined to one vector. A part is that of uploads of one component.
+        The components of an upload are joined to one vector. `part` is allowed only for uploads with a single
+        component.
         """
         wanted = None
         if reports is not None:
@@ -95,25 +96,25 @@ class MpiAggregator:
         return self.mixer.gram(mine, wanted[0], owners, wanted[1])
 
     def row_distances(self, server: Server, reports: GatheredReports, uploads: Uploads, name: str) -> None:
-        """Return nothing: the workers measure distances at the visits, where the uploads are."""
+        """Return None: the workers measure distances during the visits, where the uploads are."""
 
     def mix(
         self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
     ) -> Mapping[str, torch.Tensor]:
         """Return the central tables that a plan changes, on rank 0.
 
-        Rows of sharded tables stay with the ranks that own them.
+        New rows of sharded tables stay with the ranks that own them.
         """
         info = reports.upload_info if reports is not None else None
         return self.mixer.mix(plan.mixings if plan is not None else None, info, uploads)
 
 
 class LocalAggregator:
-    """All uploads lie on rank 0, which is the only one to call.
+    """Aggregates uploads that are all on rank 0; only rank 0 calls its methods.
 
     Args:
-        layout: of the model; its buffers do not count in distances.
-        exact: the sums that `MpiAggregator` makes; otherwise float32 sums.
+        layout: layout of the model; its buffers do not count in distances.
+        exact: whether to use the exact sums of `MpiAggregator`; otherwise float32 sums.
     """
 
     def __init__(self, layout: Layout, exact: bool = True) -> None:
@@ -121,7 +122,7 @@ class LocalAggregator:
         self._mixer = Mixer(Single(), Tables(Single()))
 
     def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
-        """Return the pairwise products float64 [m, m] of an upload, its components joined to one vector."""
+        """Return the pairwise inner products of an upload, its components joined, float64 [m, m]."""
         if reports is None:
             return None
         x = _joined(uploads[name], reports.max_abs[name].shape[1])
@@ -130,7 +131,7 @@ class LocalAggregator:
     def row_distances(
         self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
     ) -> np.ndarray:
-        """Return the distances [m, K] of an upload to the rows of the table of its name."""
+        """Return the distances [m, K] of an upload to the rows of the table with its name."""
         rows = server.tables[name]
         return np.stack([row_distances(u, rows, self.layout) for u in uploads[name]])
 
@@ -153,24 +154,24 @@ class LocalAggregator:
 
 
 class DryAggregator:
-    """No uploads, for forecasts: the sizes of a real step without its numbers."""
+    """Aggregates nothing, for forecasts: results have the sizes of a real step, but made-up values."""
 
     def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
-        """Return products [m, m] of uploads that are orthogonal."""
+        """Return the products [m, m] of orthonormal uploads: the identity matrix."""
         return None if reports is None else np.eye(len(reports.notes))
 
     def row_distances(
         self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
     ) -> np.ndarray:
-        """Return distances [m, K] of 1."""
+        """Return distances [m, K], all 1."""
         return np.ones((len(reports.notes), len(server.tables[name])))
 
     def mix(
         self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
     ) -> Mapping[str, torch.Tensor]:
-        """Return tables with as many rows as a plan leaves: the server's, or copies of its first one.
+        """Return tables with the numbers of rows that a plan makes: the old rows, or copies of the first one.
 
-        What a method computes from mixed rows finds numbers: norms of zeros would be divided by.
+        Rows are not 0, because a method may divide by the norms of mixed rows.
         """
         assert server is not None
         assert plan is not None
@@ -182,7 +183,7 @@ class DryAggregator:
 
 
 class FiguringAggregator(Aggregator, Protocol):
-    """An aggregator that has something to say of its last mixing.
+    """An aggregator that also reports metrics of its last mixing.
 
     Attributes:
         figures: name of a metric -> value.
@@ -194,7 +195,7 @@ class FiguringAggregator(Aggregator, Protocol):
 
 
 class RobustMeans(Protocol):
-    """Makes aggregators that take means by a robust rule (`runtime/robust.py`)."""
+    """Makes aggregators that replace means by a robust rule (`runtime/robust.py`)."""
 
     def over_ranks(self, inner: MpiAggregator) -> FiguringAggregator:
         """Return the robust form of an aggregator over MPI."""
@@ -204,7 +205,7 @@ class RobustMeans(Protocol):
 
 
 def _joined(vectors: Sequence[torch.Tensor], components: int) -> Sequence[torch.Tensor]:
-    """Return one vector for each report of those of its components."""
+    """Return one vector for each report: its components, concatenated."""
     if components == 1:
         return vectors
     return [torch.cat(list(vectors[i : i + components])) for i in range(0, len(vectors), components)]

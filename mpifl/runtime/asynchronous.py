@@ -1,8 +1,8 @@
-"""The asynchronous engine: visits under way, and a server step whenever the policy says so.
+"""The asynchronous engine: clients train concurrently, and the server steps whenever the policy says so.
 
-Uses the same methods and the same server step as the synchronous engine: what a method decides from notes
-becomes mixings, which rank 0 applies to the uploads that have arrived. A checkpoint keeps what each visit
-under way has read; the visit is trained again after resuming.
+It runs the same methods and the same server step as the synchronous engine: a method decides on mixings from
+the clients' notes, and rank 0 applies them to the uploads that have arrived. A checkpoint keeps the rows that
+each visit under way has read; the visit is trained again after resuming.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from .upload_size import UploadSizes
 T = TypeVar("T")
 Row = dict[str, Any]  # of events.csv
 VisitHeader = tuple[ClientTask, int, int]  # a task, the server step it belongs to, the version it reads
-SPREAD = "_before"  # ends the metrics of visits whose standard deviation over clients is reported too
+SPREAD = "_before"  # suffix of visit metrics whose standard deviation over clients is reported too
 
 
 @dataclass
 class AsyncStats:
-    """Counts arrivals.
+    """Counts of arrivals.
 
     Attributes:
-        lags: staleness in server steps -> arrivals.
-        refused: arrivals that changed nothing.
+        lags: staleness in server steps -> number of arrivals.
+        refused: number of arrivals that changed nothing.
         busy_seconds: integral of the number of visits under way over the run's clock.
     """
 
@@ -67,7 +67,7 @@ class AsyncStats:
     _then: float = 0.0
 
     def advance(self, now: float, under_way: int) -> None:
-        """Add the time since the last call, during which so many visits were under way."""
+        """Add the time since the last call, during which `under_way` visits were under way."""
         self.busy_seconds += (now - self._then) * under_way
         self._then = now
 
@@ -91,11 +91,11 @@ class AsyncStats:
         """Return the figures of the run.
 
         Args:
-            steps: server steps.
+            steps: number of server steps.
             virtual: seconds on the run's clock.
             real: seconds of real time without evaluation.
-            idle: share of its time for which each worker had no visit; empty for one process.
-            server: share of the real seconds for which rank 0 used a processor.
+            idle: share of its time in which each worker had no visit; empty for one process.
+            server: processor time of rank 0 as a share of the real seconds.
         """
         return {
             **self.metrics(),
@@ -112,7 +112,7 @@ class AsyncStats:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts; what JSON can hold."""
+        """Return the counts in a form that JSON can hold."""
         return {**vars(self), "lags": sorted(self.lags.items())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -127,10 +127,10 @@ class Arrival:
     """An upload that has reached the server.
 
     Attributes:
-        visit: where it comes from.
-        header: its report without vectors.
-        vectors: name -> rows [C, d].
-        row: of `events.csv`; `weight` and `accepted` are filled in when the server steps.
+        visit: the visit that made it.
+        header: report of the visit, without vectors.
+        vectors: upload -> components [C, d].
+        row: its row of `events.csv`; `weight` and `accepted` are filled in when the server steps.
     """
 
     visit: Visit
@@ -140,18 +140,18 @@ class Arrival:
 
 
 class AsynchronousEngine(Engine):
-    """Runs server steps under a policy and a clock; rank 0 drives, the others train.
+    """Runs server steps under a policy and a clock; rank 0 drives, the other ranks train.
 
     Args:
-        server_step: what steps are made of.
-        policy: when the server steps, and which clients start.
-        clock: which upload arrives next; used on rank 0.
+        server_step: takes the steps.
+        policy: decides when the server steps, and which clients start.
+        clock: decides which upload arrives next; used on rank 0.
         sampler: draws cohorts.
-        num_steps: how many to take.
+        num_steps: number of steps to take.
         evaluation: which clients are evaluated, and when.
-        key: of the system's draws.
-        on_arrivals: is given the rows of arrivals, in their order, at each step.
-        checkpointer: writes the state between steps; None: nobody does.
+        key: address of the system's draws; None for the training seed's key.
+        on_arrivals: called at each step with the rows of the arrivals, in order of arrival.
+        checkpointer: writes the state between steps; None for no checkpoints.
     """
 
     def __init__(
@@ -169,23 +169,23 @@ class AsynchronousEngine(Engine):
         self.server_step, self.policy, self.clock, self.sampler = server_step, policy, clock, sampler
         self.num_steps, self.evaluation, self.on_arrivals = num_steps, evaluation, on_arrivals
         self.checkpointer = checkpointer or NoCheckpoints()
-        self.failed = 0  # visits in a row
+        self.failed = 0  # consecutive failed visits
         self.servers: dict[int, Server] = {}  # by version, as many as the policy keeps
-        self.upload_sizes = UploadSizes(server_step)  # where the clock needs them
+        self.upload_sizes = UploadSizes(server_step)  # used if the clock needs bytes
         self.stamp_bytes = time_stamp_bytes(
             server_step.config.payload, server_step.algorithm.needs.time_stamps
         )
         self.stats, self.rows = AsyncStats(), list[Row]()
         self.dispatcher = Dispatcher(policy, clock, sampler, key or server_step.seed, self.stats.advance)
-        self.metrics: dict[int, Mapping[str, float]] = {}  # of each client's last visit
-        self.samples: dict[int, int] = {}  # of that visit
+        self.metrics: dict[int, Mapping[str, float]] = {}  # metrics of each client's last visit
+        self.samples: dict[int, int] = {}  # training samples of each client's last visit
         local = LocalAggregator(server_step.problem.layout, not policy.single_upload)
         robust = server_step.config.robust
         self.robust = None if robust is None else robust.on_one_rank(local)
         self.aggregator: Aggregator = self.robust or local
         self.start, self.evaluation_time = now(), np.zeros(2)  # real and processor seconds
-        self.served = np.zeros((server_step.transport.size, 2))  # of each rank: idle, all seconds
-        self.last_served: dict[str, float] = {}  # by this rank, until the last command
+        self.served = np.zeros((server_step.transport.size, 2))  # for each rank: idle seconds, all seconds
+        self.last_served: dict[str, float] = {}  # the same for this rank alone, before the last command
 
     def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
         """Run all steps; see `Engine`."""
@@ -231,13 +231,13 @@ class AsynchronousEngine(Engine):
         return restored
 
     def _take_statistics(self, pool: RecoveringPool) -> None:
-        """Go on to the time when one-shot statistics have arrived; nobody trains until then."""
+        """Advance the clock until the one-shot statistics have arrived; nobody trains before that."""
         visits, nobody = self.server_step.visits, np.zeros(0, np.int64)
         moved = self.server_step.ledger.moved_in(0, nobody, visits.__getitem__)
         self.dispatcher.take_statistics(moved, pool)
 
     def _on_all(self, pool: RecoveringPool, command: str, act: Callable[[], T]) -> T:
-        """Execute a command on every rank, again if one is lost meanwhile; on rank 0."""
+        """Execute a command on every rank, and repeat it if a rank is lost meanwhile; on rank 0."""
         while True:
             self.server_step.ledger.commit()
             pool.command_all(command)
@@ -248,22 +248,22 @@ class AsynchronousEngine(Engine):
                 pool.recover()
 
     def _close(self, pool: RecoveringPool, command: str, argument: Any = None) -> None:
-        """Send the last command until every rank has executed it; on rank 0."""
+        """Send the last command, repeatedly until every rank has executed it; on rank 0."""
         while True:
             pool.close(command, argument)
             try:
-                self.server_step.transport.barrier()  # a rank that is lost until here makes all repeat it
+                self.server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat it
                 return
             except RankLost:
                 pool.recover()
 
     @property
     def num_uploads(self) -> np.ndarray:
-        """Visits; those that were too stale have been sent, too."""
+        """The number of visits of each client [N]; uploads that were too stale were sent too; on rank 0."""
         return self.server_step.visits
 
     def summary(self) -> dict[str, Any]:
-        """Return figures of arrivals, staleness, concurrency and idle time, on rank 0."""
+        """Return statistics of arrivals, staleness, concurrency and idle time, on rank 0."""
         transport = self.server_step.transport
         workers = self.served[[transport.numbers[rank] for rank in transport.workers]]
         idle = [i / s for i, s in workers.tolist() if s]
@@ -289,7 +289,7 @@ class AsynchronousEngine(Engine):
                 last = task_loop(server_step.transport, self._visit)
                 self.last_served, command = {"idle": last.idle, "elapsed": last.seconds}, last.name
                 if command == STOP:
-                    barrier()  # what clients keep is removed with the first rank that leaves
+                    barrier()  # the first rank that leaves removes the state that clients keep
                     self.checkpointer.stop(last.argument)
                 acts.get(command, lambda: None)()
             except RankLost:
@@ -343,7 +343,7 @@ class AsynchronousEngine(Engine):
         self.dispatcher.fill(server.version, waiting, pool, start)
 
     def _start(self, k: int, version: int, pool: RecoveringPool) -> None:
-        """Send a client what it reads, and add its visit to the clock."""
+        """Send a client the rows it reads, and add its visit to the clock."""
         remedy = f"reads version {version}, and the server is at {max(self.servers)}: no trace of such a run"
         require(version in self.servers, "clock.trace", f"client {k}", remedy)
         server_step, server, v = self.server_step, self.servers[version], int(self.server_step.visits[k])
@@ -368,7 +368,7 @@ class AsynchronousEngine(Engine):
         pool.submit(Task(visit.number, visit.due, header, vectors, ranks))
 
     def _arrived(self, visit: Visit, server: Server, pool: RecoveringPool) -> Arrival | None:
-        """Return the upload of a visit that has arrived; None where it has failed."""
+        """Return the upload of a visit that has arrived; None if the visit failed."""
         with self.server_step.watch("wait"):
             header, vectors = pool.result(visit.number)
         if isinstance(header, Dropped):
@@ -390,7 +390,7 @@ class AsynchronousEngine(Engine):
         return refused
 
     def _step(self, server: Server, arrivals: list[Arrival]) -> Server:
-        """Return the server after the uploads that have arrived, in the order of (client, visit)."""
+        """Return the server after a step with the uploads that have arrived, ordered by (client, visit)."""
         step, damps = self.server_step, not self.server_step.algorithm.needs.weighs_staleness
         whose = [(a.visit.client, a.visit.visit) for a in arrivals]
         places = sorted(range(len(arrivals)), key=whose.__getitem__)
@@ -427,7 +427,7 @@ class AsynchronousEngine(Engine):
         pool: RecoveringPool,
         observe: Callable[[Record], None],
     ) -> None:
-        """Evaluate if that is due, and pass on the record of the step."""
+        """Evaluate if an evaluation is due, and pass on the record of the step."""
         (scores, timing), start = Evaluated(), now()
         if self.evaluation.due(server.version, self.num_steps):
             scores, timing = self._on_all(pool, "evaluate", lambda: self._evaluate(server))
@@ -456,11 +456,12 @@ class AsynchronousEngine(Engine):
     def _mean_metrics(self) -> dict[str, float]:
         """Return the means over clients of the metrics of their last visits, weighted by samples.
 
-        Accuracies before an upload are on test samples: their mean is plain, and has its spread beside it.
+        Scores before an upload (`..._before`) are on test samples: their mean is unweighted, and their
+        standard deviation is returned too.
         """
         out: dict[str, float] = {}
         for name in dict.fromkeys(name for m in self.metrics.values() for name in m):
-            having = sorted(k for k, m in self.metrics.items() if name in m)  # the order of rounds
+            having = sorted(k for k, m in self.metrics.items() if name in m)  # the same order as in rounds
             values = np.array([self.metrics[k][name] for k in having])
             if name.endswith(SPREAD):
                 out |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values))}
@@ -470,19 +471,19 @@ class AsynchronousEngine(Engine):
         return out
 
     def _received_metrics(self, server: Server, pool: RecoveringPool) -> dict[str, float]:
-        """Return the accuracy of the models that clients received in answer to their last upload.
+        """Return the accuracy of the models that clients received after their last upload.
 
-        Rank 0 evaluates each of them on the test data of the visit that was uploaded, while workers train on.
-        For methods that declare `ServerEvaluation` and keep nothing at the client.
+        Rank 0 evaluates each of these models on the test data of the uploaded visit, while the workers go on
+        training. This is done for methods that declare `ServerEvaluation` and keep no state at the client.
 
         Args:
-            server: now; answers the clients whose next visit has not begun.
-            pool: holds what the visits under way have read.
+            server: current server; it answers the clients whose next visit has not begun.
+            pool: holds the rows that the visits under way have read.
 
         Returns:
             `accuracy_received` and `accuracy_received_std` over the evaluated clients that have uploaded,
-            with the name of the task's metric; nothing where there is none, or where a client is not served
-            what it reads.
+            where `accuracy` is the name of the task's metric. Empty if no evaluated client has uploaded, or
+            if what a client is evaluated with cannot be made from its download.
         """
         step, algorithm = self.server_step, self.server_step.algorithm
         clients = self.evaluation.clients[step.visits[self.evaluation.clients] > 0]
@@ -520,7 +521,7 @@ class AsynchronousEngine(Engine):
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def _save(self, server: Server, pool: RecoveringPool) -> None:
-        """Write the state if that is due, and end the run if that was asked for."""
+        """Write a checkpoint if one is due, and end the run if that was requested."""
         command = self.checkpointer.due(server.version)
         if not command:
             return
@@ -537,7 +538,7 @@ class AsynchronousEngine(Engine):
             self.checkpointer.stop(server.version)
 
     def _state(self, server: Server, pool: RecoveringPool) -> Saved:
-        """Return the engine's part of the state: between two steps, when no upload waits."""
+        """Return the engine's part of the state, between two steps, when no upload is waiting."""
         assert not self.rows, "the rows of arrivals are passed on at each step"
         saved = Saved(server.version)
         older = [s for version, s in sorted(self.servers.items()) if version != server.version]
@@ -560,7 +561,7 @@ class AsynchronousEngine(Engine):
         return saved
 
     def _put_visits(self, saved: Saved, pool: RecoveringPool) -> None:
-        """Add the visits under way and the rows they have read, each row once."""
+        """Add the visits under way and the rows they have read, storing shared rows once."""
         names: dict[tuple[Any, ...], str] = {}
         visits = []
         for visit in sorted(self.clock.visits, key=lambda v: v.number):
@@ -582,7 +583,7 @@ class AsynchronousEngine(Engine):
         saved.values["visits"] = visits
 
     def _restore(self, saved: Saved) -> Server:
-        """Restore the state but for the visits under way; return the server."""
+        """Restore the state except for the visits under way; return the server."""
         saved.load_step_state(self.server_step)
         server, values = saved.server_under("server"), saved.values
         older = [saved.server_under(f"older/{i}") for i in range(values["older"])]
@@ -617,12 +618,12 @@ def _reads(saved: Saved, about: Mapping[str, Any]) -> Reads:
 
 
 def largest_weight(plan: Plan, j: int, m: int) -> float:
-    """Return the largest weight of report j in any row of the first mixing; 0 where it takes no uploads.
+    """Return the largest weight of report j in any row of the first mixing; 0 if that has no uploads.
 
     Args:
-        plan: of the step.
+        plan: plan of the step.
         j: number of the report.
-        m: reports of the step.
+        m: number of reports in the step.
     """
     if not plan.mixings or not plan.mixings[0].of:
         return 0.0
@@ -633,16 +634,16 @@ def largest_weight(plan: Plan, j: int, m: int) -> float:
 def served_of(
     reads: Reads, vectors: Mapping[str, torch.Tensor], serves: Reads
 ) -> dict[str, torch.Tensor] | None:
-    """Return what a client is evaluated with, from what it has downloaded.
+    """Return the rows that a client is evaluated with, made from its download.
 
     Args:
-        reads: what it downloaded, by name of the table.
-        vectors: the download.
-        serves: what it is evaluated with: the mixture that it downloaded, or a choice or mixture of the rows
-            that it downloaded.
+        reads: rows that it downloaded: table -> indices, or weights of a mixture.
+        vectors: the download: table -> rows.
+        serves: rows that it is evaluated with: the downloaded mixture, or a choice or mixture of the
+            downloaded rows.
 
     Returns:
-        Name of the table -> rows; None where they cannot be made from the download.
+        Table -> rows; None if they cannot be made from the download.
     """
     out = {}
     for name, which in serves.items():
@@ -664,12 +665,12 @@ def served_of(
 
 
 def rows_read(server: Server, name: str, which: tuple[int, ...] | np.ndarray) -> torch.Tensor:
-    """Return what is downloaded of a table; a single row is a view, since tables are never written to.
+    """Return the rows that are downloaded from a table; a single row is a view: tables are never written to.
 
     Args:
-        server: the version that is read.
-        name: of the table.
-        which: numbers of rows, or the weights of their mixture.
+        server: the server whose table is read.
+        name: name of the table.
+        which: indices of rows, or the weights of a mixture of all rows.
     """
     table = server.tables[name]
     if not isinstance(which, np.ndarray) and len(which) == 1:

@@ -1,4 +1,4 @@
-"""What the two engines share: their interface, the record of a step, and when models are evaluated."""
+"""The common interface of both engines, the record of a step, and the schedule of evaluations."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Record:
     """What rank 0 knows after a step.
 
     Attributes:
-        step: server steps taken; 0 before the first.
-        server: after the step.
+        step: number of server steps taken; 0 before the first.
+        server: the server after the step.
         cohort: clients whose uploads were mixed.
-        accepted: (client, visit) of the uploads that the step took.
-        evaluated_clients: the clients that are evaluated.
-        scores: name -> value of each evaluated client; None where the step was not evaluated.
-        train: means of what the clients reported.
+        accepted: (client, visit) of the uploads that the step accepted.
+        evaluated_clients: clients that are evaluated.
+        scores: name -> value for each evaluated client; None if the step was not evaluated.
+        train: mean training metrics, from the clients' reports.
         seconds: real seconds since the run began.
-        timing: phase -> seconds of each rank since the last record with scores; empty without scores.
-        virtual_seconds: on the clock of the simulated federation, where that is in seconds.
-        updates: how the updates of the step agree with their mean (`ServerStep.updates`), where asked for.
+        timing: for each rank, phase -> seconds since the last record with scores; empty without scores.
+        virtual_seconds: time on the clock of the simulated federation; None if there is none in seconds.
+        updates: agreement of the step's updates with their mean (`ServerStep.updates`), if requested.
     """
 
     step: int
@@ -46,11 +46,11 @@ class Record:
 
 
 class Evaluated(NamedTuple):
-    """What an evaluation found, on rank 0; nothing on the others.
+    """The result of an evaluation on rank 0; empty on the other ranks.
 
     Attributes:
-        scores: name -> value of each evaluated client.
-        timing: phase -> seconds of each rank since the last evaluation.
+        scores: name -> value for each evaluated client.
+        timing: for each rank, phase -> seconds since the last evaluation.
     """
 
     scores: dict[str, np.ndarray] | None = None
@@ -63,7 +63,7 @@ class EvaluationSchedule:
 
     Attributes:
         clients: the evaluated clients.
-        every: steps between evaluations; the last step is always evaluated. 0: only the last.
+        every: steps between evaluations; the last step is always evaluated. 0 evaluates only the last.
         first: whether to evaluate before the first step.
     """
 
@@ -72,11 +72,11 @@ class EvaluationSchedule:
     first: bool = False
 
     def due(self, step: int, num_steps: int) -> bool:
-        """Return whether the state after a step, of so many, is evaluated."""
+        """Return whether the state after `step` of `num_steps` steps is evaluated."""
         return step in (0, num_steps) or bool(self.every and step % self.every == 0)
 
     def num_due(self, done: int, num_steps: int) -> int:
-        """Return how many states are evaluated after the first `done` of so many steps."""
+        """Return how many evaluations remain after the first `done` of `num_steps` steps."""
         if done >= num_steps:
             return 0
         if not self.every:
@@ -89,17 +89,17 @@ class Engine(ABC):
 
     @abstractmethod
     def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
-        """Run all steps; every rank calls. Return the last server on rank 0.
+        """Run all steps and return the last server on rank 0, None elsewhere; every rank calls.
 
         Args:
-            observe: is called on rank 0 after each step.
-            saved: a state to resume from, on rank 0.
+            observe: called on rank 0 after each step.
+            saved: state to resume from, on rank 0; None for a new run.
         """
 
     @property
     @abstractmethod
     def num_uploads(self) -> np.ndarray:
-        """How many uploads each client has sent [N], those included that came too late; on rank 0."""
+        """How many uploads each client has sent [N], including those that arrived too late; on rank 0."""
 
     def summary(self) -> dict[str, Any]:
         """Return figures of the run for its summary, on rank 0."""

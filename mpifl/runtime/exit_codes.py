@@ -1,4 +1,4 @@
-"""How a command ends: what went wrong, said once for all ranks, and the exit code of the process."""
+"""The end of a command: one error message for all ranks, and the exit code of the process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def outcome(transport: Transport, command: Callable[[], int | None]) -> int:
     """Run a command and return the exit code of this process; every rank calls.
 
     Args:
-        transport: of all ranks.
+        transport: connects all ranks.
         command: returns its exit code, or None for 0.
 
     Returns:
-        0; 1 for a failure; 2 for bad input; 75 for a run that was stopped and can go on; 130 for an
-        interrupt.
+        0 for success; 1 for a failure; 2 for bad input; 75 for a run that was stopped and can be resumed; 130
+        for an interrupt.
     """
     try:
         code = command() or OK
@@ -63,7 +63,7 @@ def outcome(transport: Transport, command: Callable[[], int | None]) -> int:
 
 
 def _failed(transport: Transport, error: Exception, text: str, code: int) -> int:
-    """End all ranks with one message and an exit code; abort only where other ranks do not hear of it."""
+    """End all ranks with one message and an exit code; abort only if other ranks do not hear of the error."""
     transport.raise_on_others(error)
     if transport.is_server:
         print(text, file=sys.stderr, flush=True)
@@ -75,9 +75,9 @@ def _failed(transport: Transport, error: Exception, text: str, code: int) -> int
 
 
 def _lost(transport: Transport, error: RankLost | CannotRecover) -> int:
-    """End a job that has lost a rank and cannot go on without it."""
+    """End a job that has lost a rank and cannot continue without it."""
     if not transport.is_server:
-        time.sleep(2.0)  # rank 0 speaks first, if it is left
+        time.sleep(2.0)  # rank 0 prints first, if it is still alive
     gone = [name for name in (*transport.lost, *transport.failed_ranks()) if name not in str(error)]
     names = "; ".join(gone) or f"a rank ({error})"
     text = f"lost {names} before the first step; start the job again"

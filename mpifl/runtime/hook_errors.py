@@ -1,6 +1,7 @@
-"""Errors in a method's own code: what the engine makes of them, and which clients are left out.
+"""Errors in a method's own code: how the engine reports them, and which clients it leaves out.
 
-A method's hooks are called inside a `HookCall`, which adds class, hook, client and visit to what they raise.
+A method's hooks are called inside a `HookCall`, which adds class, hook, client and visit to the errors they
+raise.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from mpifl.core.errors import (
 from mpifl.core.types import ASKED_FOR
 
 DROP = "drop"  # value of on_client_error that leaves out clients that fail twice
-MOST_TRIED = 5  # clients, where the visit of one is measured for all
+MOST_TRIED = 5  # most clients tried until one visit can be measured in place of all others
 ENGINE = str(Path(__file__).parent)
 LOG = logging.getLogger("mpifl.clients")
 Made = TypeVar("Made")
 
 
 class ClientError(CodeFailed):
-    """An exception in a client's code, with its place."""
+    """An exception in the method's code at a client, with the place where it was raised."""
 
 
 class HookCall(ABC):
-    """A context in which one hook of a method runs. Words are put together only when an error needs them.
+    """A context manager in which one hook of a method runs; messages are built only if there is an error.
 
     Args:
         algorithm: the method.
         hook: name of the hook.
-        place: where it runs, as `client=3, visit=0`.
+        place: where it runs, such as `client=3, visit=0`.
     """
 
     def __init__(self, algorithm: Algorithm, hook: str, **place: int) -> None:
@@ -54,7 +55,7 @@ class HookCall(ABC):
 
     @property
     def where(self) -> str:
-        """The place as a prefix of a message; empty where there is none."""
+        """The place as a prefix of a message; empty if there is no place."""
         return ", ".join(f"{what} {number}" for what, number in self.place.items()) + ": " * bool(self.place)
 
     def error(self, what: str, remedy: str, kind: type[MethodError] = MethodError) -> MethodError:
@@ -69,7 +70,7 @@ class HookCall(ABC):
 
     @abstractmethod
     def failure(self, error: Exception) -> Exception:
-        """Return what an exception of the method's own becomes."""
+        """Return the exception that replaces one raised by the method's own code."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,11 +78,12 @@ class HookCall(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raise what an exception inside the context becomes.
+        """Replace an exception raised inside the context.
 
         Raises:
-            MethodError: what the hook asked for is not there, or it tried to end the process.
-            CodeFailed: it was interrupted.
+            MethodError: the hook asked for something that does not exist, or tried to end the process.
+            CodeFailed: the hook was interrupted.
+            Exception: the result of `failure`, for any other exception of the method's own code.
         """
         if error is None or isinstance(error, (MethodError, CodeFailed)):
             return
@@ -101,10 +103,10 @@ class HookCall(ABC):
 
 
 class ServerCall(HookCall):
-    """A hook on rank 0: an exception of its own ends the run."""
+    """The call of a hook on rank 0; an exception of the method's own code ends the run."""
 
     def failure(self, error: Exception) -> Exception:
-        """Return the error that ends the run; with the traceback, unless memory is missing."""
+        """Return the error that ends the run, with the traceback unless the machine ran out of memory."""
         if what := no_memory(error):
             return self.error(what, "take fewer clients, or a machine with more of it")
         name = hook_name(self.algorithm, self.hook)
@@ -112,15 +114,15 @@ class ServerCall(HookCall):
 
 
 class ClientCall(HookCall):
-    """A hook at a client: `attempt` decides what an exception of its own means."""
+    """The call of a hook at a client; `attempt` decides what happens after an exception of its own code."""
 
     def failure(self, error: Exception) -> HookFailed:
-        """Return the exception with the call it was raised in."""
+        """Return the exception together with the call in which it was raised."""
         return HookFailed(self, error)
 
 
 class HookFailed(Exception):
-    """An exception of a method's own, raised in a hook at a client.
+    """An exception raised by a method's own code, in a hook at a client.
 
     Args:
         call: the hook and its client.
@@ -138,7 +140,7 @@ def hook_name(algorithm: Algorithm, hook: str) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """Return the traceback of an exception from the method's own code on."""
+    """Return the traceback of an exception, starting at the method's own code."""
     return trace_beyond(error, ENGINE)
 
 
@@ -150,10 +152,10 @@ class VisitPlace:
     """Where a visit takes place.
 
     Attributes:
-        rank: that runs it.
-        step: server step that it is for.
-        client: whose visit it is.
-        visit: number of the client's visits before.
+        rank: rank that runs the visit.
+        step: server step that the visit is for.
+        client: number of the client.
+        visit: number of earlier visits of the client.
     """
 
     rank: int
@@ -170,9 +172,9 @@ class Dropped:
     """A visit that failed twice and is left out.
 
     Attributes:
-        step: server step that it was for.
-        client: whose visit it was.
-        visit: number of the client's visits before.
+        step: server step that the visit was for.
+        client: number of the client.
+        visit: number of earlier visits of the client.
         reason: the exception, in words.
     """
 
@@ -183,19 +185,19 @@ class Dropped:
 
 
 def attempt(work: Callable[[], Made], place: VisitPlace, drops: bool) -> Made | Dropped:
-    """Return what a visit makes, at the second attempt if the first fails.
+    """Return the result of a visit, with a second attempt if the first fails and `drops` is set.
 
     Args:
-        work: the visit.
+        work: carries out the visit.
         place: where it takes place.
         drops: True leaves out a client that fails twice; False raises at the first failure.
 
     Returns:
-        What `work` returns, or who is left out and why.
+        The result of `work`, or the client that is left out, with the reason.
 
     Raises:
-        ClientError: the visit failed, and nobody is left out.
-        MethodError: the method is wrong, whoever the client is.
+        ClientError: the visit failed, and `drops` is False.
+        MethodError: the method is wrong for any client.
         CodeFailed: the method was interrupted.
     """
     for number in (1, 2):
@@ -221,17 +223,17 @@ def attempt(work: Callable[[], Made], place: VisitPlace, drops: bool) -> Made | 
 
 
 def first_that_works(work: Callable[[int], Made], clients: Sequence[int], step: int, drops: bool) -> Made:
-    """Return what the visit of the first client makes, by which those of others are measured.
+    """Return the result of the first client's visit, which is measured in place of other clients' visits.
 
     Args:
-        work: the first visit of a client, given by its number.
-        clients: their numbers.
-        step: server step that it would be for.
-        drops: True goes on to the next client after a failure, up to the fifth; False raises.
+        work: carries out the first visit of a client, given by its number.
+        clients: numbers of the clients.
+        step: server step that the visit would be for.
+        drops: True tries the next client after a failure, up to the fifth; False raises.
 
     Raises:
-        ClientError: the visit failed; the last of those that were tried.
-        MethodError: the method is wrong, whoever the client is.
+        ClientError: all visits that were tried failed; the error is that of the last one.
+        MethodError: the method is wrong for any client.
         CodeFailed: the method was interrupted.
     """
     tried = clients[: MOST_TRIED if drops else 1]

@@ -1,6 +1,6 @@
-"""A method's hooks as the engine calls them: what they return is checked before it is used.
+"""Calls of a method's hooks by the engine; results are checked before they are used.
 
-`ServerHooks` calls those that run on rank 0, `ClientHooks` those that run at a client.
+`ServerHooks` calls the hooks that run on rank 0, `ClientHooks` those that run at a client.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .hook_errors import ClientCall, HookCall, ServerCall, hook_name
 from .protocol import ClientTask, GatheredReports
 
 LARGEST = float(np.finfo(np.float32).max)
-ONE_VECTOR = ("row_distance", "statistics_distance")  # what names uploads that are compared with rows
+ONE_VECTOR = ("row_distance", "statistics_distance")  # attributes that name uploads compared with rows
 Shapes = Mapping[str, tuple[int, int]]  # name -> (rows, width)
 
 
@@ -61,15 +61,16 @@ def check_capabilities(algorithm: Algorithm) -> None:
 
 
 class ServerHooks:
-    """The hooks that run on rank 0. An exception of their own ends the run as `CodeFailed`.
+    """The hooks that run on rank 0. An exception in their own code ends the run as `CodeFailed`.
 
     Args:
         algorithm: the method.
-        problem: what it may know.
-        seed: the training seed's key.
+        problem: information that the method may use.
+        seed: key of the training seed.
 
     Raises:
-        MethodError: from every method, where a hook returns what cannot be.
+        MethodError: from the constructor, if a hook would never be called; from every method of this class,
+            if a hook returns something invalid.
     """
 
     def __init__(self, algorithm: Algorithm, problem: ProblemInfo, seed: Key) -> None:
@@ -81,7 +82,7 @@ class ServerHooks:
         return ServerCall(self.algorithm, hook, **place)
 
     def _check_server(self, call: HookCall, server: Any, known: Server | None = None) -> None:
-        """Raise `MethodError` for a server that no step can start from; tables of `known` were checked."""
+        """Raise `MethodError` for an invalid server; tables that are also in `known` were checked before."""
         if not isinstance(server, Server):
             raise call.error(f"returned {_kind(server)}", "return Server(tables, assign, algorithm_state)")
         _check_tables(call, server.tables, None if known is None else known.tables)
@@ -95,18 +96,18 @@ class ServerHooks:
 
     @property
     def shows_key(self) -> Key:
-        """The address of the draws of `shows`."""
+        """The address of the random draws of `shows`."""
         return self.seed.of("shows")
 
     def shows(self) -> Mapping[str, torch.Tensor]:
-        """Return what all clients download for their one-shot statistics: name -> rows [r, width]."""
+        """Return the rows that all clients download for their one-shot statistics: name -> [r, width]."""
         with self._call("shows") as call:
             shown = hooks_of(self.algorithm, OneShotStatistics).shows(self.problem, self.shows_key)
             _check_tables(call, shown)
         return shown
 
     def initial_clients(self, present: np.ndarray) -> np.ndarray:
-        """Return which of the clients `present` give one-shot statistics before training."""
+        """Return which of the clients `present` send one-shot statistics before training."""
         with self._call("initial_clients") as call:
             chosen = hooks_of(self.algorithm, OneShotStatistics).initial_clients(
                 self.problem, present, self.seed.of("founders")
@@ -115,7 +116,7 @@ class ServerHooks:
         return chosen
 
     def new_clients(self, server: Server, cohort: np.ndarray) -> np.ndarray:
-        """Return which clients of a cohort give one-shot statistics before they first train."""
+        """Return which clients of a cohort send one-shot statistics before they first train."""
         with self._call("new_clients", step=server.version + 1) as call:
             chosen = hooks_of(self.algorithm, NewClients).new_clients(server, cohort)
             _check_clients(call, chosen, cohort)
@@ -129,7 +130,7 @@ class ServerHooks:
         return server
 
     def appraise(self, old: Server | None, new: Server) -> Server:
-        """Return `new` with what the server knows of its own rows."""
+        """Return `new` with what the server finds out about its own rows."""
         if not uses(self.algorithm, ServerEvaluation):
             return new
         with self._call("appraise") as call:
@@ -138,12 +139,12 @@ class ServerHooks:
         return done
 
     def reads(self, hook: str, server: Server, clients: np.ndarray) -> CohortReads:
-        """Return what clients download.
+        """Return which rows clients download.
 
         Args:
             hook: `reads`, `serves` or `serves_unseen`.
-            server: whose rows they download.
-            clients: their numbers.
+            server: server whose rows they download.
+            clients: numbers of the clients.
         """
         tables: Shapes = {name: (len(rows), rows.shape[1]) for name, rows in server.tables.items()}
         with self._call(hook) as call:
@@ -163,7 +164,7 @@ class ServerHooks:
             return hooks_of(self.algorithm, SecondLook).probes(server, step)
 
     def pairs(self, server: Server, clients: np.ndarray, fresh: np.ndarray) -> np.ndarray | None:
-        """Return which client looks at which, bool [m, m]; None where all look at all."""
+        """Return which client looks at which, bool [m, m]; None if all look at all."""
         m = len(clients)
         with self._call("pairs", step=server.version + 1) as call:
             pairs = hooks_of(self.algorithm, SecondLook).pairs(server, clients, fresh)
@@ -172,12 +173,12 @@ class ServerHooks:
         return None if (pairs | np.eye(m, dtype=bool)).all() and pairs.any(1).all() else pairs
 
     def compares(self, server: Server) -> bool:
-        """Return whether `aggregate` reads products of uploads after this step."""
+        """Return whether `aggregate` reads inner products of uploads after this step."""
         with self._call("compares"):
             return hooks_of(self.algorithm, ComparedUploads).compares(server)
 
     def measured_table(self, server: Server) -> tuple[str, int] | None:
-        """Return the table that uploads are measured against in this step, and its number of rows."""
+        """Return the table to which upload distances are measured in this step, and its number of rows."""
         name = upload_named(self.algorithm, ComparedUploads, "row_distance")
         if name is None:
             return None
@@ -186,7 +187,7 @@ class ServerHooks:
         return self.compared_table(server, name) if wanted else None
 
     def compared_table(self, server: Server, name: str | None) -> tuple[str, int] | None:
-        """Return the table that uploads of its name are measured against, and its number of rows."""
+        """Return the table with an upload's name, to which distances are measured, and its number of rows."""
         if name is None:
             return None
         if name not in server.tables:
@@ -199,9 +200,9 @@ class ServerHooks:
 
         Args:
             hook: `aggregate`, `initial_plan` or `assign_new_clients`.
-            server: before the step.
-            reports: what is decided from.
-            sharded: tables whose rows live with their readers.
+            server: the server before the step.
+            reports: reports that the method decides from.
+            sharded: tables whose rows are stored at their readers.
         """
         uploads = {name: (m.size, reports.widths[name]) for name, m in reports.max_abs.items()}
         max_abs = {name: m.reshape(-1) for name, m in reports.max_abs.items()}
@@ -211,9 +212,9 @@ class ServerHooks:
         return plan
 
     def server_update(self, old: Server, mixed: Server) -> Server:
-        """Return the server after `server_update`; rows change only where that is declared."""
+        """Return the server after `server_update`; rows may change only if the method declares it."""
         with self._call("server_update", step=mixed.version) as call:
-            changes = {name: rows._version for name, rows in mixed.tables.items()}  # in place, so far
+            changes = {name: rows._version for name, rows in mixed.tables.items()}  # in-place changes so far
             new = self.algorithm.server_update(old, mixed)
             others = [name for name, rows in mixed.tables.items() if rows._version != changes[name]]
             if new is not mixed:
@@ -226,14 +227,14 @@ class ServerHooks:
 
 
 class ClientHooks:
-    """The hooks that run at a client. An exception of their own passes as `HookFailed`.
+    """The hooks that run at a client. An exception in their own code is raised as `HookFailed`.
 
     Args:
         algorithm: the method.
-        device: of the client's model.
+        device: device of the client's model.
 
     Raises:
-        MethodError: from every method, where a hook returns what cannot be.
+        MethodError: from every method of this class, if a hook returns something invalid.
     """
 
     def __init__(self, algorithm: Algorithm, device: torch.device) -> None:
@@ -241,7 +242,7 @@ class ClientHooks:
         always = getattr(type(algorithm), "compares", None) is ComparedUploads.compares
         gram = upload_named(algorithm, ComparedUploads, "gram")
         self._uploads = {
-            "gram": gram if always else None,  # or in the steps that the method names
+            "gram": gram if always else None,  # else needed only in steps that the method chooses
             "remembered": upload_named(algorithm, RememberedUploads, "remembered"),
             "row_distance": upload_named(algorithm, ComparedUploads, "row_distance"),
         }
@@ -256,12 +257,12 @@ class ClientHooks:
     def checked_report(
         self, hook: str, task: ClientTask, report: Report, max_abs: Mapping[str, Sequence[float]]
     ) -> Report:
-        """Return a report whose notes and metrics are numbers and whose uploads are finite.
+        """Return a report after checking that notes and metrics are numbers and uploads are finite.
 
         Args:
-            hook: that made it.
+            hook: hook that made the report.
             task: the visit.
-            report: what arrives at the server.
+            report: the report as it arrives at the server.
             max_abs: upload -> largest absolute value of each component.
         """
         call = self._call(hook, task)
@@ -280,13 +281,13 @@ class ClientHooks:
     def unsent_vectors(
         self, hook: str, task: ClientTask, report: Report, arrived: Mapping[str, Vector]
     ) -> Mapping[str, Vector]:
-        """Return the unsent vectors of a report as the server works them out of what arrives.
+        """Return the unsent vectors of a report as the server reconstructs them from the vectors that arrive.
 
         Args:
-            hook: that made the report.
+            hook: hook that made the report.
             task: the visit.
-            report: as the client made it.
-            arrived: name -> what arrives of the vectors that are sent.
+            report: the report as the client made it.
+            arrived: name -> vector as it arrives, of the vectors that are sent.
         """
         with self._call(hook, task) as call:
             found = self.algorithm.unsent_vectors(report, arrived)
@@ -305,7 +306,7 @@ class ClientHooks:
     def probe(
         self, task: ClientTask, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key
     ) -> Look:
-        """Return what a client finds in the data of its peers."""
+        """Return what a client finds when it looks at the data of its peers."""
         with self._call("probe", task) as call:
             look = hooks_of(self.algorithm, SecondLook).probe(client, own, peers, key)
             _check_look(call, look)
@@ -320,14 +321,14 @@ class ClientHooks:
             return {name: _checked_note(call, name, value) for name, value in found.items()}
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> Mapping[str, float]:
-        """Return what a client scores on a set: the task's metric, `loss`, and what the method adds."""
+        """Return a client's scores on a set: the task's metric, `loss`, and others that the method adds."""
         with ClientCall(self.algorithm, "evaluate", client=client.id) as call:
             scores = self.algorithm.evaluate(message, state, client, split)
             _check_scores(call, scores, client.task.metric.name)
         return scores
 
     def model_of(self, message: Message, state: State, client: Client, size: int) -> Vector:
-        """Return the vector [size] by which a client is evaluated."""
+        """Return the model [size] with which a client is evaluated."""
         with ClientCall(self.algorithm, "model_of", client=client.id) as call:
             w = self.algorithm.model_of(message, state, client)
             _check_vector(call, w, size)
@@ -340,14 +341,14 @@ class ClientHooks:
 def _checked_visit(
     call: HookCall, made: Any, asked: Mapping[str, str | None], keeps_state: bool, device: torch.device
 ) -> tuple[Report, State]:
-    """Return what `local_update` returned, its uploads contiguous.
+    """Return the checked result of `local_update`, with contiguous uploads.
 
     Args:
-        call: the hook.
-        made: what it returned.
+        call: the call of the hook.
+        made: the result.
         asked: attribute of a capability -> the upload that it names.
         keeps_state: whether the method declares that clients keep a state.
-        device: of the client's model; uploads lie there, or in main memory.
+        device: device of the client's model; uploads must be there or in main memory.
     """
     if not isinstance(made, tuple) or len(made) != 2:
         what = f"returned {_kind(made)}"
@@ -366,13 +367,13 @@ def _checked_visit(
 def _checked_report(
     call: HookCall, report: Any, asked: Mapping[str, str | None], device: torch.device
 ) -> Report:
-    """Return a report with its uploads contiguous: float32 [d] or [C, d]; what they hold is checked later.
+    """Return a checked report with contiguous uploads, float32 [d] or [C, d]; values are checked later.
 
     Args:
-        call: the hook.
-        report: what it returned.
+        call: the call of the hook.
+        report: the result of the hook.
         asked: attribute of a capability -> the upload that it names.
-        device: of the client's model.
+        device: device of the client's model.
     """
     if not isinstance(report, Report):
         raise call.error(f"returned {_kind(report)} for a report", "return client.report(...)")
@@ -409,7 +410,7 @@ def _problem(x: Any, device: torch.device) -> tuple[str, str] | None:
 
 
 def _check_finite(call: HookCall, max_abs: Mapping[str, Sequence[float]]) -> None:
-    """Raise `NotFinite` where the largest absolute value of an upload is none."""
+    """Raise `NotFinite` if the largest absolute value of an upload is not finite."""
     for name, values in max_abs.items():
         if not all(map(math.isfinite, values)):
             rate = call.algorithm.needs.ignores.get("lr") or "local.lr"
@@ -418,7 +419,7 @@ def _check_finite(call: HookCall, max_abs: Mapping[str, Sequence[float]]) -> Non
 
 
 def _checked_numbers(call: HookCall, report: Report, client: int) -> Report:
-    """Return a report whose notes are arrays of numbers and whose metrics are numbers."""
+    """Return a report after checking that notes are arrays of numbers and metrics are numbers."""
     if report.client != client:
         what = f"the report is of client {report.client!r}"
         raise call.error(what, "return client.report(...)")
@@ -434,7 +435,7 @@ def _checked_numbers(call: HookCall, report: Report, client: int) -> Report:
 
 
 def _checked_note(call: HookCall, name: str, value: Any) -> Any:
-    """Return a note, as it is, if it is a number or an array of numbers."""
+    """Return a note unchanged; raise `MethodError` unless it is a number or an array of numbers."""
     try:
         kind = np.asarray(value).dtype.kind
     except (TypeError, ValueError, RuntimeError):
@@ -446,13 +447,13 @@ def _checked_note(call: HookCall, name: str, value: Any) -> Any:
 
 
 def _check_look(call: HookCall, look: Any) -> None:
-    """Raise `MethodError` for what is no outcome of a probe."""
+    """Raise `MethodError` unless `look` is a `Look`, the result of a probe."""
     if not isinstance(look, Look):
         raise call.error(f"returned {_kind(look)}", "return Look(notes={...}, findings={...})")
 
 
 def _check_scores(call: HookCall, scores: Any, metric: str) -> None:
-    """Raise `MethodError` for scores without the task's metric and loss, or that are no numbers."""
+    """Raise `MethodError` for scores that lack the task's metric or the loss, or are not numbers."""
     numbers = isinstance(scores, Mapping) and all(
         isinstance(v, (int, float, np.number)) or name.startswith(SUMS) for name, v in scores.items()
     )
@@ -464,7 +465,7 @@ def _check_scores(call: HookCall, scores: Any, metric: str) -> None:
 
 
 def _check_vector(call: HookCall, w: Any, size: int) -> None:
-    """Raise `MethodError` for what is no model [d]."""
+    """Raise `MethodError` unless `w` is a model, a vector [size]."""
     if not isinstance(w, torch.Tensor) or tuple(w.shape) != (size,):
         shape = tuple(w.shape) if isinstance(w, torch.Tensor) else _kind(w)
         raise call.error(f"returned {shape}", f"return a model: one vector [{size}]")
@@ -474,7 +475,7 @@ def _check_vector(call: HookCall, w: Any, size: int) -> None:
 
 
 def _checked_reads(call: HookCall, k: int, reads: Any, tables: Shapes) -> Reads:
-    """Return what client `k` reads, rows as numbers of Python's; `MethodError` where they are not there."""
+    """Return what client `k` reads, rows as Python integers; raise `MethodError` if they do not exist."""
 
     def wrong(what: str, remedy: str) -> NoReturn:
         raise call.error(f"client {k}: {what}", remedy)
@@ -501,7 +502,7 @@ def _checked_reads(call: HookCall, k: int, reads: Any, tables: Shapes) -> Reads:
 
 
 def _check_clients(call: HookCall, chosen: Any, known: np.ndarray) -> None:
-    """Raise `MethodError` unless `chosen` are clients out of `known`, each once."""
+    """Raise `MethodError` unless `chosen` are distinct clients out of `known`."""
     good = isinstance(chosen, np.ndarray) and chosen.ndim == 1 and chosen.dtype.kind in "iu"
     if not good or len(np.unique(chosen)) != len(chosen) or not np.isin(chosen, known).all():
         what = f"returned {chosen.tolist() if good else _kind(chosen)}"
@@ -509,7 +510,7 @@ def _check_clients(call: HookCall, chosen: Any, known: np.ndarray) -> None:
 
 
 def _check_tables(call: HookCall, tables: Any, known: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Raise `MethodError` unless tables hold finite rows float32 [K, width]; `known` ones were checked."""
+    """Raise `MethodError` unless tables hold finite float32 rows [K, width]; skip those in `known`."""
     if not isinstance(tables, Mapping):
         raise call.error(f"returned {_kind(tables)} for tables", "tables map names to rows [K, width]")
     for name, rows in tables.items():
@@ -538,7 +539,7 @@ def _check_assign(call: HookCall, assign: Any, num_clients: int, num_rows: int |
 
 
 def _check_algorithm_state(call: HookCall, state: Any, known: Mapping[str, Any]) -> None:
-    """Raise `MethodError` unless `state` maps names to arrays of numbers; `known` ones were checked."""
+    """Raise `MethodError` unless `state` maps names to arrays of numbers or text; skip those in `known`."""
     remedy = "it is a mapping from names to arrays of numbers"
     if not isinstance(state, Mapping):
         raise call.error(f"algorithm_state is {_kind(state)}", remedy)
@@ -568,13 +569,13 @@ def _check_plan(
     """Raise `MethodError` for a plan that cannot be carried out, or whose rows would not be finite.
 
     Args:
-        call: the hook.
-        plan: what it returned.
-        server: before the plan.
-        uploads: name -> (components of all uploads, width).
+        call: the call of the hook.
+        plan: the result of the hook.
+        server: the server before the plan.
+        uploads: name -> (number of components of all uploads, width).
         max_abs: name -> largest absolute value of each component [components].
-        sharded: tables whose rows live with their readers.
-        default_reads: whether every client reads its row of `model`.
+        sharded: tables whose rows are stored at their readers.
+        default_reads: whether every client reads its assigned row of `model`.
     """
     if not isinstance(plan, Plan) or isinstance(plan.mixings, Mixing):
         given = plan.mixings if isinstance(plan, Plan) else plan
@@ -591,7 +592,7 @@ def _check_plan(
         _check_algorithm_state(call, plan.algorithm_state, server.algorithm_state)
     num_rows = tables["model"][0] if default_reads and "model" in tables else None
     fewer = num_rows is not None and num_rows < len(server.tables["model"])
-    if plan.assign is not None or fewer:  # else it was checked before, and N numbers are many
+    if plan.assign is not None or fewer:  # otherwise `assign` was checked before; N entries take time
         assign = server.assign if plan.assign is None else plan.assign
         _check_assign(call, assign, len(server.assign), num_rows)
 

@@ -1,6 +1,7 @@
-"""Visits that only train, many in one call: no client, message or report for each, columns for all.
+"""Visits that only train, many in one call: no client, message or report object for each, but columns.
 
-Numbers are those of visits made one by one (`Worker.visit`), which also say what is wrong where one fails.
+Results equal those of visits run one by one (`Worker.visit`). If a visit fails here, the caller runs the
+visits one by one, which gives the error message.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from mpifl.core.types import Message
 from .protocol import ClientTask, ReportHeader, ReportTable, TaskBatch
 from .step_config import StepConfig
 
-RUN = 64, 1 << 13  # visits, and samples, that are trained in one call at most
+RUN = 64, 1 << 13  # most visits, and most samples, that are trained in one call
 
 
 class _Trained(NamedTuple):
-    """What visits that trained came to: how far each got, and the downloaded model that it chose."""
+    """The result of trained visits: their outcome, and which of its downloaded models each one chose."""
 
     outcome: TrainedVisits
     chosen: np.ndarray  # int64 [m]
 
 
 class PlainVisitRunner:
-    """Makes the visits of this rank's steps where they only train.
+    """Runs this rank's visits in steps where visits only train.
 
     Args:
-        config: what server steps are made of.
-        tables: the server's rows, as far as this rank has them.
+        config: objects and settings of server steps.
+        tables: this rank's part of the server's tables.
         watch: counts the seconds of each phase.
         visit: what each visit does.
-        remembered: name of the upload that the store keeps; None for none.
+        remembered: name of the upload that the store keeps; None if it keeps none.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class PlainVisitRunner:
         self.possible = kept and not (changed or c.protection)  # nothing else happens to uploads
 
     def fit(self, batch: TaskBatch) -> bool:
-        """Return whether the visits of a step only train, and nothing else happens to their uploads."""
+        """Return whether the visits of a step only train, with no further processing of their uploads."""
         whole = all(not t.fresh or (t.work is None and "model" in t.reads) for t in batch.visits)
         compared = batch.compared is None or batch.compared[0] in self.names
         return self.possible and bool(batch.visits) and whole and compared and not batch.peers
@@ -63,7 +64,7 @@ class PlainVisitRunner:
     def run_visit(
         self, task: ClientTask, message: Message
     ) -> tuple[ReportHeader, dict[str, torch.Tensor]] | None:
-        """Return the report and uploads [1, d] of a single visit; None where it does more, or fails."""
+        """Return the report and uploads [1, d] of a single visit; None if it does more, or fails."""
         models, clients = message.vectors.get("model"), self.config.clients
         if not self.possible or task.work is not None or models is None:
             return None
@@ -83,11 +84,11 @@ class PlainVisitRunner:
     def run(
         self, batch: TaskBatch, out: Sequence[torch.Tensor]
     ) -> tuple[list[ReportTable], dict[str, list[torch.Tensor]]] | None:
-        """Return the reports and uploads of a step; None where nobody can train them together, or one fails.
+        """Return the reports and uploads of a step; None if they cannot be trained in one call, or one fails.
 
         Args:
-            batch: this rank's tasks, which `fit`.
-            out: vectors [d] for the uploads, one for each task.
+            batch: this rank's tasks, for which `fit` returned True.
+            out: vectors [d] that receive the uploads, one for each task.
         """
         tasks, tables = batch.visits, list[ReportTable]()
         self.config.counter.begin()
@@ -140,7 +141,7 @@ class PlainVisitRunner:
         out: Sequence[torch.Tensor],
         step: int,
     ) -> _Trained | None:
-        """Train visits, each from one of its models [r, d]; None where that cannot be."""
+        """Train visits, each from one of its models [r, d]; return None if one call cannot train them."""
         clients, visit, key = self.config.clients, self.visit, self.config.seed.of("visit")
         chosen: np.ndarray | None = np.zeros(len(out), np.int64)
         if visit.choice is not None:
@@ -156,7 +157,7 @@ class PlainVisitRunner:
     # -- remembered uploads ----------------------------------------------------------------------------------
 
     def _keep(self, task: ClientTask, row: torch.Tensor) -> None:
-        """Remember an upload."""
+        """Store an upload as the client's remembered one."""
         assert self.remembered is not None
         self.config.store.save("upload", task.client, task.visit + 1, {self.remembered: row})
 
@@ -186,7 +187,7 @@ class PlainVisitRunner:
         compared: tuple[str, int] | None,
         made: Sequence[_Trained],
     ) -> ReportTable | None:
-        """Return the reports of visits that trained, a few in each call."""
+        """Return the reports of visits that trained, from the results of several calls."""
         outcomes, choice = [trained.outcome for trained in made], self.visit.choice
         return self._table(
             tasks,
@@ -209,7 +210,7 @@ class PlainVisitRunner:
         metrics: Mapping[str, np.ndarray] | None = None,
         fresh: bool = True,
     ) -> ReportTable | None:
-        """Return reports of one form; None where an upload is not finite."""
+        """Return a table of reports that share one form; None if an upload is not finite."""
         if not np.isfinite(largest).all():
             return None
         c, visit, notes = self.config, self.visit, notes or {}
@@ -234,7 +235,7 @@ class PlainVisitRunner:
     def _row_distances(
         self, out: Sequence[torch.Tensor], compared: tuple[str, int] | None
     ) -> dict[str, np.ndarray]:
-        """Return the distances [m, K] of uploads to all rows of the table of their name."""
+        """Return the distances [m, K] of uploads to all rows of the table with their name."""
         if compared is None:
             return {}
         name, num_rows = compared
@@ -244,10 +245,10 @@ class PlainVisitRunner:
 
 
 def _runs(sizes: np.ndarray) -> Iterator[slice]:
-    """Yield which visits are trained in one call, so that a rank that is stopped or watched hears of it.
+    """Yield slices of visits for one call each, short enough to react to a stop and to show progress.
 
     Args:
-        sizes: samples of each visit [m].
+        sizes: number of samples of each visit [m].
     """
     first, samples = 0, 0
     for i, size in enumerate(sizes.tolist()):

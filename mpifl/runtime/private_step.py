@@ -1,4 +1,4 @@
-"""The server's part of privacy: clipped updates count the same, their sums get noise, the clip may follow."""
+"""The server's part of privacy: equal weights of clipped updates, noise on their sums, an adaptive clip."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .step_config import Protection
 def trained_rows(
     reads: Mapping[int, Reads], notes: Notes, table: str, trained: str | None
 ) -> tuple[int, ...]:
-    """Return the row of a table that each upload of a step is the update of.
+    """Return, for each upload of a step, the row of a table that it updates.
 
     Args:
         reads: client -> the rows it downloaded.
-        notes: of the step.
-        table: its name.
+        notes: notes of the step.
+        table: name of the table.
         trained: see `RowUpdates`.
     """
     rows = []
@@ -42,10 +42,10 @@ class PrivateStep(Protection):
     """Clipping and noise of a run, at the client and at the server.
 
     Args:
-        privacy: the run's.
+        privacy: privacy configuration of the run.
         algorithm: the method; it declares `RowUpdates`.
         num_sampled: m, the expected number of clients of a round.
-        key: address of the draws at the server.
+        key: address of the server's random draws.
     """
 
     def __init__(self, privacy: Privacy, algorithm: Algorithm, num_sampled: int, key: Key) -> None:
@@ -57,24 +57,27 @@ class PrivateStep(Protection):
 
     @property
     def adds_noise(self) -> bool:
-        """Under central privacy."""
+        """Whether the server adds noise: under central privacy."""
         return isinstance(self.privacy, CentralPrivacy)
 
     def protect(self, report: Report, message: Message, clip: float | None, key: Key) -> Report:
-        """Return a report whose update is clipped, with noise under local privacy; see `protect`."""
+        """Return a report with a clipped update, and noise under local privacy; see `privacy.protect`."""
         return protect(report, message, self.privacy, self.trained, clip, key)
 
     def plan(self, plan: Plan, server: Server, reads: Mapping[int, Reads], notes: Notes) -> Plan:
-        """Return a plan whose rows are old + sum of the clipped updates / D.
+        """Return a plan that makes each row the old row + the sum of its clipped updates / D.
+
+        D is the expected number of updates of the row, or their released noisy number. Under local privacy,
+        the plan stays as it is.
 
         Args:
-            plan: of the method.
-            server: before the step.
-            reads: client -> the rows it downloaded in it.
-            notes: of the step.
+            plan: plan of the method.
+            server: the server before the step.
+            reads: client -> the rows it downloaded in the step.
+            notes: notes of the step.
 
         Raises:
-            MethodError: an upload enters another row than the one it is the update of.
+            MethodError: an upload does not enter exactly the row that it updates.
         """
         privacy = self.privacy
         if not isinstance(privacy, CentralPrivacy):
@@ -82,7 +85,7 @@ class PrivateStep(Protection):
         step, m = server.version + 1, self.num_sampled
         self._follow(privacy, notes, step)
         key = self.key.of(step)
-        counts: dict[int, np.ndarray] = {}  # one count is released for all tables of so many rows
+        counts: dict[int, np.ndarray] = {}  # number of rows -> counts, released once for all such tables
         scale = privacy.noise_of_updates(m, counts=self.counts_rows(server)) * (self.clip or 0.0)
         mixings: list[Mixing] = []
         self._scales = {}
@@ -104,11 +107,11 @@ class PrivateStep(Protection):
         return replace(plan, mixings=mixings)
 
     def plan_of_nobody(self, server: Server, reads: Reads) -> Plan:
-        """Return the plan of a round in which no upload came: rows stay, and get their noise all the same.
+        """Return the plan of a round without any upload: rows stay as they are but still receive noise.
 
         Args:
-            server: before the step.
-            reads: what any client would have downloaded.
+            server: the server before the step.
+            reads: rows that a client would have downloaded; names the tables.
         """
         empty = [
             Mixing(np.zeros((len(server.tables[name]), 0)), np.ones(len(server.tables[name])), name, name)
@@ -123,7 +126,7 @@ class PrivateStep(Protection):
         return several and getattr(self.privacy, "count_noise", None) is not None
 
     def noised(self, server: Server) -> Server:
-        """Return the server after a step with noise on all rows that could have been trained in it."""
+        """Return the server after a step, with noise on all rows that could have been trained in it."""
         if not self._scales:
             return server
         tables, key = dict(server.tables), self.key.of(server.version)
@@ -136,7 +139,7 @@ class PrivateStep(Protection):
         return replace(server, tables=tables)
 
     def _follow(self, privacy: CentralPrivacy, notes: Notes, step: int) -> None:
-        """Find the clip of the next round: C exp(-lr (share of updates within C, with noise - quantile))."""
+        """Set the clip of the next round: C exp(-lr (noisy share of updates within C - quantile))."""
         self._next_clip = self.clip
         if privacy.quantile is None or self.clip is None:
             return
@@ -149,11 +152,11 @@ class PrivateStep(Protection):
         self._next_clip = self.clip * exp(-privacy.clip_lr * (within - privacy.quantile))
 
     def commit(self) -> None:
-        """Go on to the next round; the step was taken."""
+        """Start the next round, after the step was taken."""
         self.clip = self._next_clip
 
     def state_dict(self) -> dict[str, float | None]:
-        """Return what the next round depends on."""
+        """Return the state that the next round depends on."""
         return {"clip": self.clip}
 
     def load_state_dict(self, state: Mapping[str, float | None]) -> None:
@@ -165,11 +168,12 @@ def entered(mixing: Mixing, rows: tuple[int, ...]) -> np.ndarray:
     """Return which row each upload enters, [K, m] of ones and zeros.
 
     Args:
-        mixing: of the method.
-        rows: the row that each upload is the update of [m].
+        mixing: mixing of the method.
+        rows: row that each upload updates [m].
 
     Raises:
-        MethodError: it enters another one, or by a weight that is not positive, or rows become others.
+        MethodError: the mixing is not a mean of updates by row: an upload enters another row, a weight is not
+            positive, the weights of a row do not add up to 1, or rows are mixed with each other.
     """
     members = np.arange(mixing.num_rows)[:, None] == np.array(rows, np.int64)[None, :]
     fits = mixing.weights.shape == members.shape and mixing.of == mixing.into and mixing.part is None

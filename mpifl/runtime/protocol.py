@@ -1,7 +1,7 @@
-"""What travels between rank 0 and the workers: tasks on the way out, report headers on the way back.
+"""Data that rank 0 and the workers exchange: tasks on the way out, report headers on the way back.
 
-Both travel as columns. Vectors do not travel with these: uploads stay with the worker that made them until a
-mixing moves them. `GatheredReports` is what rank 0 makes of all reports of a step.
+Both travel as columns and without vectors: uploads stay at the worker that made them until a mixing moves
+them. Rank 0 collects all reports of a step in `GatheredReports`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from mpifl.core.errors import MethodError
 from mpifl.core.types import Notes, Reads
 from mpifl.traffic.ledger import count_numbers
 
-COLUMNS = ("number", "client", "num_samples")  # of a `ReportTable`: one number of each report
-COLUMN_GROUPS = ("notes", "findings", "metrics", "max_abs", "note_sizes")  # name -> one value of each report
-SHARED_READS = 16  # reads that differ, up to which every rank is sent all of them
+COLUMNS = ("number", "client", "num_samples")  # columns of a `ReportTable`: one number per report
+COLUMN_GROUPS = ("notes", "findings", "metrics", "max_abs", "note_sizes")  # name -> one value per report
+SHARED_READS = 16  # up to this number of distinct reads, every rank receives all of them
 Exchanges = Mapping[tuple[str, str, int], tuple[int, int]]
 Kind = tuple[tuple[str, int], ...]  # table -> rows of it that are read; `MIXED` for a mixture
 MIXED = -1
 
 
 def kind_of_visit(reads: Reads) -> Kind:
-    """Return how many rows of each table a client reads: visits of one kind upload as many bytes."""
+    """Return how many rows of each table a client reads; visits of one kind upload equally many bytes."""
     return tuple((name, MIXED if isinstance(r, np.ndarray) else len(r)) for name, r in reads.items())
 
 
@@ -36,14 +36,14 @@ class ClientTask:
     """One visit of one client, for one worker.
 
     Attributes:
-        number: of its report in the step.
-        client: who.
-        visit: number of visits the client made before.
-        reads: the rows it downloads.
-        fresh: False to bring back the remembered upload instead of training.
+        number: number of its report in the step.
+        client: number of the client.
+        visit: number of earlier visits of the client.
+        reads: rows that it downloads.
+        fresh: False to return the remembered upload instead of training.
         looks_at: which of the batch's `peers` it looks at in a probe, bool [m]; None for all.
-        clip: longest update that it sends, where privacy clips; None: that of the configuration.
-        work: share of its mini-batches after which it stops; None takes them all.
+        clip: largest norm of an update that it sends, if privacy clips; None for that of the configuration.
+        work: share of its mini-batches after which it stops; None trains on all.
     """
 
     number: int
@@ -57,7 +57,7 @@ class ClientTask:
 
     @property
     def data_visit(self) -> int:
-        """The visit on whose data the upload is made, or was made that is remembered."""
+        """The visit on whose data the upload is made, or on whose data the remembered upload was made."""
         return self.visit - (not self.fresh)
 
 
@@ -66,12 +66,12 @@ class TaskTable(Sequence[ClientTask]):
     """Tasks column by column.
 
     Attributes:
-        columns: int64 [n, 4]: number of the report in the step; client; number of visits that it made before;
-            number of its reads, -1 where a remembered upload is brought back.
-        reads: what clients download; those that differ.
+        columns: int64 [n, 4]: number of the report in the step; client; number of its earlier visits; index
+            into `reads`, or -1 to return a remembered upload.
+        reads: the distinct reads of the clients.
         looks_at: see `ClientTask`, bool [n, m]; None for all.
         clip: see `ClientTask`.
-        work: client -> share of its mini-batches; of those that do not do all.
+        work: client -> share of its mini-batches, for clients that do not train on all.
     """
 
     columns: np.ndarray
@@ -99,16 +99,17 @@ class TaskTable(Sequence[ClientTask]):
     def split_by_rank(
         self, owners: np.ndarray, num_ranks: int
     ) -> tuple[list[TaskTable], np.ndarray, list[int]]:
-        """Return the tasks of each rank, in this order: what they have beside their columns, and these.
+        """Return the tasks split by rank: tables without columns, and the columns separately.
 
-        Where that is little, it is one object for all ranks.
+        If reads are few and there is nothing else per task, all ranks get the same table object.
 
         Args:
             owners: rank of each task [n].
-            num_ranks: P.
+            num_ranks: P, number of ranks.
 
         Returns:
-            Tables without columns, one for each rank; the columns of all, by rank; the tasks of each rank.
+            Tables without columns, one for each rank; the columns of all tasks in rank order; the number of
+            tasks of each rank.
         """
         order = np.argsort(owners, kind="stable")
         counts = np.bincount(owners, minlength=num_ranks)
@@ -117,7 +118,7 @@ class TaskTable(Sequence[ClientTask]):
             return [replace(self, columns=nothing)] * num_ranks, columns, counts.tolist()
         out, start = [], 0
         for count in counts.tolist():
-            mine = columns[start : start + count]  # a view: reads are numbered anew
+            mine = columns[start : start + count]  # a view: reads are renumbered in place
             used, which = np.unique(mine[:, 3], return_inverse=True)
             skipped = int(len(used) > 0 and used[0] < 0)
             mine[:, 3] = which - skipped
@@ -131,15 +132,16 @@ class TaskTable(Sequence[ClientTask]):
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """What one worker does in one step. On the way, the columns of its tasks are not among `visits`.
+    """The tasks of one worker in one step; it travels without their columns, which `having` adds.
 
     Attributes:
         step: number of the server step, from 1; 0 before training.
-        version: of the server whose rows are read.
+        version: version of the server whose rows are read.
         visits: the worker's tasks.
-        missing: table -> the rows that are broadcast first, and their width.
+        missing: table -> (rows that are broadcast first, their width).
         peers: (client, visit) of all clients that probes look at.
-        compared: a table and its number of rows: uploads of its name are measured against all of them.
+        compared: a table and its number of rows: distances to all of them are measured for the upload with
+            the table's name.
     """
 
     step: int
@@ -150,7 +152,7 @@ class TaskBatch:
     compared: tuple[str, int] | None = None
 
     def having(self, rows: memoryview) -> TaskBatch:
-        """Return a batch that came without columns with these, one task after the other."""
+        """Return a batch that came without columns, with its tasks read from the bytes of the columns."""
         assert isinstance(self.visits, TaskTable)
         columns = np.frombuffer(rows, np.int64).reshape(-1, self.visits.columns.shape[1])
         return replace(self, visits=tuple(replace(self.visits, columns=columns)))
@@ -161,9 +163,9 @@ class ScatteredTasks:
     """The tasks of all ranks, as they are sent.
 
     Attributes:
-        batches: of each rank, without the columns of its tasks.
-        columns: of all tasks, by rank, int64 [n, 4].
-        counts: tasks of each rank.
+        batches: batch of each rank, without the columns of its tasks.
+        columns: columns of all tasks, in rank order, int64 [n, 4].
+        counts: number of tasks of each rank.
     """
 
     batches: Sequence[TaskBatch]
@@ -176,19 +178,19 @@ class ReportHeader:
     """A report without its vectors.
 
     Attributes:
-        number: of the report in its step.
-        client: who reports.
-        num_samples: the client's training samples.
+        number: number of the report in its step.
+        client: number of the client.
+        num_samples: number of the client's training samples.
         fresh: False for a remembered upload.
-        notes: what the method noted, at the visit and in a probe.
-        findings: what the server computes where the upload is; no traffic of its own.
+        notes: notes of the method, from the visit and from a probe.
+        findings: values that the server computes where the upload is; they cause no traffic.
         metrics: numbers for the observer.
         max_abs: upload -> largest absolute value of each of its components [C].
-        sizes: upload -> numbers in it.
-        widths: upload -> numbers in each component.
+        sizes: upload -> how many numbers it has.
+        widths: upload -> how many numbers each component has.
         bytes: upload -> its bytes as a federation would send it.
         exchanges: (kind, direction, client) -> (numbers, messages) exchanged with peers in a probe.
-        unsent: names of uploads and notes that are no traffic.
+        unsent: names of uploads and notes that are not sent and cause no traffic.
     """
 
     number: int
@@ -207,12 +209,12 @@ class ReportHeader:
 
     @property
     def note_sizes(self) -> Mapping[str, int]:
-        """Note -> numbers in it."""
+        """Note -> how many numbers it has."""
         return {name: count_numbers(value) for name, value in self.notes.items()}
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What is the same in all reports of a table."""
+        """Properties that are equal for all reports of a table, such as names and shapes."""
         notes, findings = (tuple((n, np.shape(v)) for n, v in x.items()) for x in (self.notes, self.findings))
         sent = (tuple(x.items()) for x in (self.sizes, self.widths, self.bytes))
         return (self.fresh, notes, findings, tuple(self.metrics), *sent, self.unsent)
@@ -226,17 +228,17 @@ class ReportTable:
         number: int64 [m], ascending.
         client: int64 [m].
         num_samples: int64 [m].
-        fresh: of all.
+        fresh: the same for all reports.
         notes: name -> [m, ...].
         findings: name -> [m, ...].
         metrics: name -> float64 [m].
         max_abs: upload -> float64 [m, C].
-        sizes: of each upload, the same for all.
-        widths: of each upload, the same for all.
-        bytes: of each upload, the same for all.
-        note_sizes: note -> numbers in it, int64 [m].
-        exchanges: of all together.
-        unsent: of all.
+        sizes: upload -> size, the same for all reports.
+        widths: upload -> width, the same for all reports.
+        bytes: upload -> bytes, the same for all reports.
+        note_sizes: note -> how many numbers it has, int64 [m].
+        exchanges: the sums over all reports.
+        unsent: the same for all reports.
     """
 
     number: np.ndarray
@@ -258,7 +260,7 @@ class ReportTable:
         return len(self.number)
 
     def header(self) -> ReportHeader:
-        """Return the one report of this table by itself."""
+        """Return the only report of this table."""
         return ReportHeader(
             number=int(self.number[0]),
             client=int(self.client[0]),
@@ -291,9 +293,9 @@ class ReportTable:
         return np.dtype([(str(i), c.dtype, c.shape[1:]) for i, c in enumerate(self._columns())])
 
     def packed(self) -> tuple[ReportTable, memoryview]:
-        """Return the table without its reports, the same on all ranks, and the bytes of these.
+        """Return the table without its reports, which is equal on all ranks, and the bytes of the reports.
 
-        A table whose columns hold objects stays whole.
+        A table whose columns hold Python objects stays whole.
         """
         kind = self._row_type()
         if kind.hasobject:
@@ -304,10 +306,10 @@ class ReportTable:
         return self._with(c[:0] for c in self._columns()), bytes_of(rows)
 
     def unpacked(self, rows: Sequence[memoryview]) -> tuple[ReportTable, np.ndarray]:
-        """Return this table with the reports of several ranks, and the number in `rows` of each's rank [m].
+        """Return this table with the reports of several ranks, and each report's index into `rows` [m].
 
         Args:
-            rows: of each rank, as `packed` returned them.
+            rows: bytes of each rank's reports, as `packed` returned them.
         """
         if len(self):
             return self, np.zeros(len(self), np.int64)
@@ -321,11 +323,11 @@ class ReportTable:
 def joined_tables(
     heads: Sequence[Sequence[ReportTable]], rows: Sequence[Sequence[memoryview]]
 ) -> tuple[list[ReportTable], list[np.ndarray]]:
-    """Return the tables of all ranks, those of one form as one, and the rank of each of their reports.
+    """Return the tables of all ranks, joining those of one form, and the rank of each of their reports.
 
     Args:
-        heads: tables without reports, of each rank; where ranks have the same list, they are of one form.
-        rows: bytes of their reports, of each rank.
+        heads: tables without reports, for each rank; ranks with the same list object have the same forms.
+        rows: bytes of the reports of these tables, for each rank.
     """
     forms: dict[tuple[int, int], tuple[ReportTable, list[int], list[memoryview]]] = {}
     for rank, (some, parts) in enumerate(zip(heads, rows, strict=True)):
@@ -342,7 +344,7 @@ def joined_tables(
 
 
 def report_tables(headers: Sequence[ReportHeader]) -> list[ReportTable]:
-    """Return reports as tables, one for each form; `headers` in the order of their numbers."""
+    """Return reports as tables, one for each form; `headers` must be in the order of their numbers."""
     groups: dict[tuple[Any, ...], list[ReportHeader]] = {}
     for header in headers:
         groups.setdefault(header.form if len(headers) > 1 else (), []).append(header)
@@ -379,9 +381,9 @@ class GatheredReports:
     """All reports of one step on rank 0, in the order of their numbers.
 
     Attributes:
-        tables: of the m reports.
-        owners: rank that holds the uploads of each, int64 [m].
-        notes: what the method decides from.
+        tables: tables of the m reports.
+        owners: rank that holds the uploads of each report, int64 [m].
+        notes: notes that the method decides from.
         max_abs: upload -> largest absolute value of each component [m, C].
     """
 
@@ -392,7 +394,7 @@ class GatheredReports:
 
     @property
     def widths(self) -> Mapping[str, int]:
-        """Upload -> numbers in each component."""
+        """Upload -> how many numbers each component has."""
         return self.tables[0].widths
 
     def having(self, **columns: np.ndarray) -> GatheredReports:
@@ -400,7 +402,7 @@ class GatheredReports:
         return replace(self, notes=self.notes.having(**columns))
 
     def upload_info(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return largest absolute value and rank of all components [m * C] of an upload."""
+        """Return the largest absolute value and the rank of each component [m * C] of an upload."""
         max_abs = self.max_abs[name]
         return max_abs.reshape(-1), np.repeat(self.owners, max_abs.shape[1])
 
@@ -415,14 +417,14 @@ def gathered_reports(
     """Return all reports of a step as one value.
 
     Args:
-        tables: of the m reports.
-        owners: rank that holds the uploads of each report, of each table.
-        staleness: server steps since each read the server [m], in the order of their numbers.
-        hook: class and hook that made the reports, for the errors.
+        tables: tables of the m reports.
+        owners: for each table, the rank that holds the uploads of each report.
+        staleness: server steps since each client read the server [m], in the order of the report numbers.
+        hook: class and hook that made the reports, for errors.
         arrival: see `Notes`.
 
     Raises:
-        MethodError: clients upload or note other names or shapes.
+        MethodError: clients differ in the names or shapes of their uploads, or in the shapes of their notes.
     """
     pairs = sorted(zip(tables, owners, strict=True), key=lambda pair: int(pair[0].number[0]))
     tables = [table for table, _ in pairs]
@@ -445,33 +447,33 @@ def gathered_reports(
 
 
 def _order(tables: Sequence[ReportTable]) -> np.ndarray | None:
-    """Return the places of all reports of some tables, in the order of their numbers; None: as they are."""
+    """Return the indices that sort the reports of some tables by number; None if they are already sorted."""
     return None if len(tables) == 1 else np.argsort(_joined([t.number for t in tables]))
 
 
 def _joined(parts: Sequence[np.ndarray], order: np.ndarray | None = None) -> np.ndarray:
-    """Return the rows of several columns as one, in another order where one is given."""
-    if len(parts) == 1:  # the numbers of a table ascend
+    """Return several columns joined to one, reordered if an order is given."""
+    if len(parts) == 1:  # the report numbers of a table ascend
         return parts[0]
     whole = np.concatenate(parts)
     return whole if order is None else whole[order]
 
 
 def _uploads(table: ReportTable) -> str:
-    """Return the names and shapes of a report's uploads, in words."""
+    """Return the names and shapes of the uploads of a table, in words."""
     shapes = [f"{name!r} [{table.max_abs[name].shape[1]}, {width}]" for name, width in table.widths.items()]
     return ", ".join(shapes) or "nothing"
 
 
 def _note_columns(tables: Sequence[ReportTable], hook: str) -> dict[str, list[np.ndarray]]:
-    """Return the notes and findings of all tables; those of a table without one are NaN.
+    """Return the notes and findings of all tables; NaN in tables that lack one.
 
     Args:
-        tables: of a step.
-        hook: class and hook that noted them, for the error.
+        tables: tables of a step.
+        hook: class and hook that made the notes, for the error.
 
     Returns:
-        Name of a note -> a column [m, ...] of each table.
+        Name of a note -> a column [m, ...] for each table.
 
     Raises:
         MethodError: a note does not have the same shape for all clients.
@@ -495,7 +497,7 @@ def mean_metrics(tables: Sequence[ReportTable]) -> dict[str, float]:
     """Return the means of the clients' metrics, weighted by samples; remembered uploads do not count.
 
     Args:
-        tables: of all reports of a step.
+        tables: tables of all reports of a step.
 
     Returns:
         Name of a metric -> mean over the clients that report it.
@@ -504,7 +506,7 @@ def mean_metrics(tables: Sequence[ReportTable]) -> dict[str, float]:
     out = {}
     for name in dict.fromkeys(name for t in fresh for name in t.metrics):
         having = [t for t in fresh if name in t.metrics]
-        order = _order(having)  # sums must not depend on P
+        order = _order(having)  # sums must not depend on the number of ranks
         n = _joined([t.num_samples for t in having], order).astype(float)
         values = _joined([t.metrics[name] for t in having], order)
         out[name] = float(np.average(values, weights=n))

@@ -1,4 +1,4 @@
-"""Commands that rank 0 gives and every rank carries out, given again after the loss of a rank."""
+"""Commands that rank 0 gives and every rank executes; they are repeated after the loss of a rank."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ END = "end"  # the last command
 
 
 def run_command(server_step: ServerStep, command: str, execute: Execute) -> None:
-    """Have every rank execute a command, again if a rank is lost meanwhile; on rank 0.
+    """Have every rank execute a command, and repeat it if a rank is lost meanwhile; on rank 0.
 
     Args:
-        server_step: of this rank.
+        server_step: server step of this rank.
         command: one word.
-        execute: carries it out on this rank; what it changed is rolled back where it is repeated.
+        execute: executes the command on this rank. Before a repetition, the ledger and the list of dropped
+            visits are rolled back.
     """
     known = len(server_step.dropped)
     while True:
@@ -38,7 +39,7 @@ def run_command(server_step: ServerStep, command: str, execute: Execute) -> None
 
 
 def command_loop(server_step: ServerStep, execute: Execute) -> None:
-    """Execute the commands of rank 0 until the last one; on the other ranks."""
+    """Execute the commands of rank 0, up to the last one; on the other ranks."""
     command = ""
     while command != END:
         try:
@@ -50,7 +51,7 @@ def command_loop(server_step: ServerStep, execute: Execute) -> None:
 
 
 def regroup(server_step: ServerStep) -> None:
-    """Go on with the ranks that are left, and log it; every one of them calls."""
+    """Continue with the remaining ranks, and log the loss; all of them call."""
     transport, start = server_step.transport, perf_counter()
     known = len(transport.lost)
     server_step.regroup()

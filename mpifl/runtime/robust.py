@@ -1,4 +1,4 @@
-"""Server steps whose means are taken by a robust rule, in rounds and in asynchronous runs."""
+"""Server steps in which a robust rule replaces means, in rounds and in asynchronous runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .protocol import GatheredReports
 
 
 class RobustAggregator:
-    """Takes the means of a step by a robust rule; products and distances are those of another aggregator.
+    """Replaces the means of a step by a robust rule; another aggregator computes products and distances.
 
     Args:
         inner: compares the uploads.
-        mixer: mixes them.
-        local: whether all uploads lie on rank 0, which is the only one to call.
+        mixer: mixes the uploads.
+        local: whether all uploads are on rank 0 and only rank 0 calls.
     """
 
     def __init__(self, inner: Aggregator, mixer: RobustMixer, local: bool) -> None:
@@ -34,17 +34,17 @@ class RobustAggregator:
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """What is written of the last step: rows whose groups were too small for the rule."""
+        """Metrics of the last step: the number of rows whose groups were too small for the rule."""
         return {"robust_too_small": float(self.mixer.num_too_small)}
 
     def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
-        """Return the pairwise products float64 [m, m] of an upload."""
+        """Return the pairwise inner products of an upload, float64 [m, m]."""
         return self.inner.gram(reports, uploads, name)
 
     def row_distances(
         self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
     ) -> np.ndarray | None:
-        """Return the distances [m, K] of an upload to the rows of the table of its name."""
+        """Return the distances [m, K] of an upload to the rows of the table with its name."""
         return self.inner.row_distances(server, reports, uploads, name)
 
     def mix(
@@ -58,11 +58,11 @@ class RobustAggregator:
 
 @dataclass(frozen=True)
 class RobustSteps:
-    """Makes aggregators that take means by a rule.
+    """Makes aggregators that replace means by a robust rule.
 
     Attributes:
-        rule: takes the place of the mean.
-        statistics: names of uploads that do not stand for parameters.
+        rule: the robust rule.
+        statistics: names of uploads that do not represent parameters.
     """
 
     rule: Rule

@@ -1,4 +1,4 @@
-"""The state of a run between two steps, and how every rank takes part in writing it."""
+"""The state of a run between two steps, and its collection from all ranks for a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ FileSums = dict[str, tuple[int, str]]  # file name -> (bytes, SHA-256)
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the state of a run is written, so that `mpifl resume` can go on from it.
+    """When checkpoints are written, from which `mpifl resume` can continue a run.
 
-    Whatever is set here, SIGUSR1 writes and goes on; SIGTERM, SIGINT and SIGUSR2 finish the step, write, and
-    end with exit code 75. Unless `every` and `minutes` are both 0, the first checkpoint is written after the
-    first step.
+    With any setting, SIGUSR1 writes a checkpoint and the run continues; SIGTERM, SIGINT and SIGUSR2 finish
+    the step, write a checkpoint, and end the run with exit code 75. Unless `every` and `minutes` are both 0,
+    the first checkpoint is written after the first step.
 
     Attributes:
         every: server steps between checkpoints; 0 for none by steps.
         minutes: real minutes between checkpoints; 0 for none by time.
-        keep: how many checkpoints are kept.
+        keep: number of checkpoints to keep.
     """
 
     every: int = 0
@@ -53,10 +53,10 @@ class Saved:
     """The state of a run between two steps; nothing in it depends on the number of ranks.
 
     Attributes:
-        step: server steps taken.
+        step: number of server steps taken.
         tensors: rows of tables, and rows that visits under way have read.
         arrays: small arrays, of numbers or short strings.
-        values: what JSON can hold.
+        values: values that JSON can hold.
     """
 
     step: int
@@ -77,9 +77,9 @@ class Saved:
         """Add a server under a prefix.
 
         Args:
-            prefix: distinguishes it from other servers.
-            server: its tables may be spread over ranks.
-            tables: all rows of its tables.
+            prefix: distinguishes the server from other servers.
+            server: the server; its tables may be spread over ranks.
+            tables: its tables with all rows.
         """
         self.tensors |= {f"{prefix}/{name}": rows for name, rows in tables.items()}
         self.put_arrays(f"{prefix}/memo", server.algorithm_state)
@@ -126,12 +126,12 @@ class Checkpointer(ABC):
     @property
     @abstractmethod
     def clients(self) -> Path:
-        """The folder for the files in which clients keep state between visits."""
+        """The folder for copies of the files in which clients keep state between visits."""
 
     @property
     @abstractmethod
     def held(self) -> Mapping[str, tuple[int, str]]:
-        """The clients' files that the last checkpoint holds; on rank 0."""
+        """The clients' files in the last checkpoint; on rank 0."""
 
     @abstractmethod
     def write(self, saved: Saved, files: FileSums) -> None:
@@ -139,11 +139,11 @@ class Checkpointer(ABC):
 
         Args:
             saved: the state.
-            files: the clients' files that belong to it.
+            files: the clients' files that belong to the state.
         """
 
     def write_failed(self, step: int, error: OSError) -> None:
-        """Handle an error with which the state after a step was not written on some rank; on rank 0."""
+        """Handle an error that kept some rank from writing the state after a step; on rank 0."""
         raise error
 
     @abstractmethod
@@ -152,7 +152,7 @@ class Checkpointer(ABC):
 
 
 class NoCheckpoints(Checkpointer):
-    """Writes nothing."""
+    """Writes no checkpoints."""
 
     clients, held = Path(), {}
 
@@ -174,14 +174,14 @@ def save(
     saved: Saved | None,
     alone: bool,
 ) -> None:
-    """Write a checkpoint; every rank calls, or rank 0 `alone`.
+    """Write a checkpoint; every rank calls, or only rank 0 if `alone`.
 
     Args:
-        server_step: of this rank.
-        server: on rank 0.
-        checkpointer: writes.
-        saved: the state of the engine, on rank 0; the other parts are added here.
-        alone: rank 0 can read all tables and all files of clients, and the other ranks do not call.
+        server_step: server step of this rank.
+        server: the server, on rank 0; None elsewhere.
+        checkpointer: writes the checkpoint.
+        saved: the engine's part of the state, on rank 0; the other parts are added here.
+        alone: whether only rank 0 calls; it must be able to read all tables and all files of clients.
     """
     with doing("collecting the state for a checkpoint"):
         files, problem = _keep_client_states(server_step, checkpointer, alone)
@@ -214,7 +214,7 @@ def needs_workers(server_step: ServerStep) -> bool:
 
 
 def client_states(server_step: ServerStep) -> list[tuple[str, int, int]]:
-    """Return (kind, client, visit) of what clients keep between visits; on rank 0."""
+    """Return (kind, client, visit) of all state that clients keep between visits; on rank 0."""
     algorithm = server_step.algorithm
     kinds = ["state"] * algorithm.needs.client_state + ["upload"] * uses(algorithm, RememberedUploads)
     kinds += ["optimizer"] * server_step.config.clients.keeps_optimizer
@@ -226,9 +226,9 @@ def client_states(server_step: ServerStep) -> list[tuple[str, int, int]]:
 def _keep_client_states(
     server_step: ServerStep, checkpointer: Checkpointer, alone: bool
 ) -> tuple[FileSums, OSError | None]:
-    """Copy each file of a client into the checkpoints' folder once.
+    """Copy the clients' files that the last checkpoint lacks into the checkpoints' folder.
 
-    Return, on rank 0, all files and the error with which one was not copied.
+    Return, on rank 0, all files, and the first error if some file was not copied.
     """
     transport, store = server_step.transport, server_step.store
     names_of_ranks, held = None, {}
@@ -251,7 +251,7 @@ def _keep_client_states(
 
 
 def _keep(store: ClientStore, names: Sequence[str], folder: Path) -> tuple[FileSums, OSError | None]:
-    """Return the files that were copied to a folder, and the error with which one was not."""
+    """Copy files to a folder; return their sizes and checksums, and the error if copying failed."""
     try:
         return store.keep(names, folder), None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which rank trains which client. Placement changes no result, so it may follow measured speed."""
+"""Placement of clients on ranks. It does not change results, so it may depend on measured speed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mpifl.comm.transport import CannotRecover
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 
-SPEED_DECAY = 0.3  # weight of the last step in a worker's mean speed
+SPEED_DECAY = 0.3  # weight of the last step in a worker's moving average of speed
 
 
 def balance(costs: np.ndarray, workers: Sequence[int], speeds: Sequence[float] | None = None) -> np.ndarray:
-    """Return the worker [m] of each task: longest processing time first, ties to the lowest rank.
+    """Return the worker [m] of each task: longest processing time first, ties go to the lowest rank.
 
     Args:
         costs: predicted work of each task [m].
-        workers: ranks.
-        speeds: work per second of each worker, up to a common factor.
+        workers: ranks of the workers.
+        speeds: work per second of each worker, up to a common factor; None for equal speeds.
     """
     speeds = speeds or [1.0] * len(workers)
     heap = [(0.0, i) for i in range(len(workers))]
@@ -40,10 +40,10 @@ class Scheduler:
     Args:
         nodes: node of each rank.
         workers: ranks that host clients.
-        sizes: samples of each client [N]; decides the home nodes.
+        sizes: number of samples of each client [N]; decides the home nodes.
         pinned: whether a client must stay on the node that holds its state.
-        shuffle: a key by which tasks are placed at random instead, to show that results do not depend on it.
-        stack: tasks are placed in blocks of so many, because those of a block are trained together.
+        shuffle: key for random placement, to show that results do not depend on placement; None balances.
+        stack: block size for placing tasks; the clients of a block are trained together.
 
     Attributes:
         speed: rank -> relative work per second.
@@ -65,7 +65,7 @@ class Scheduler:
 
     @cached_property
     def home(self) -> np.ndarray:
-        """Node of each client [N]; it matters where `pinned`, and lasts where ranks are lost."""
+        """Home node of each client [N]; matters if `pinned`, and stays the same when ranks are lost."""
         nodes = list(self._homes)
         if len(nodes) == 1:
             return np.broadcast_to(np.int64(nodes[0]), len(self._sizes))
@@ -79,14 +79,14 @@ class Scheduler:
             self.groups.setdefault(nodes[r], []).append(r)
 
     def regroup(self, nodes: Sequence[int], workers: Sequence[int]) -> None:
-        """Go on with the workers that are left; homes stay, because states lie there.
+        """Continue with the remaining workers; home nodes stay, because they hold the clients' states.
 
         Args:
-            nodes: node of each rank that is left.
+            nodes: node of each remaining rank.
             workers: ranks that host clients.
 
         Raises:
-            CannotRecover: no worker is left on a node that holds states.
+            CannotRecover: no worker remains on a node that holds states of clients.
         """
         self._set_workers(nodes, workers)
         if self.pinned and not set(np.unique(self.home).tolist()) <= set(self.groups):
@@ -96,11 +96,11 @@ class Scheduler:
         """Return the rank [m] of each task.
 
         Args:
-            clients: whose task it is [m].
-            costs: predicted work of each [m].
+            clients: client of each task [m].
+            costs: predicted work of each task [m].
 
         Raises:
-            UserError: clients are stacked, and must stay on one of several nodes.
+            UserError: clients are stacked but must stay on their nodes, of which there are several.
         """
         self.calls += 1
         if self.stack == 1:
@@ -127,16 +127,16 @@ class Scheduler:
         return balance(costs, ranks, [self.speed[r] for r in ranks])
 
     def candidates(self, client: int) -> list[int]:
-        """Return the ranks that may take a client's visit."""
+        """Return the ranks that may run a client's visit."""
         return self.groups[int(self.home[client])] if self.pinned else self.workers
 
     def reach(self, clients: Sequence[int]) -> list[int]:
-        """Return, for each client, a rank that can read its state; evenly spread over ranks."""
+        """Return, for each client, a rank that can read its state; clients are spread evenly over ranks."""
         ranks = [self.candidates(k) for k in clients]
         return [some[i % len(some)] for i, some in enumerate(ranks)]
 
     def row_owners(self) -> np.ndarray:
-        """Return the rank [N] that owns the row of each client: in turn within its home node."""
+        """Return the rank [N] that owns the row of each client: round-robin within its home node."""
         out = np.empty(len(self.home), np.int64)
         for node, ranks in self.groups.items():
             at_home = np.flatnonzero(self.home == node)
@@ -147,8 +147,8 @@ class Scheduler:
         """Update the mean speeds of the workers.
 
         Args:
-            work: what each rank did, in the unit of costs [P].
-            seconds: that each took [P].
+            work: work done by each rank, in the unit of costs [P].
+            seconds: seconds that each rank took [P].
         """
         for rank, (done, taken) in enumerate(zip(work, seconds, strict=True)):
             if done > 0 and taken > 0 and rank in self.speed:

@@ -1,8 +1,9 @@
-"""Scripts of users that run on every rank: how their calls meet, and how an error on any rank ends all.
+"""User scripts that run on every rank: common calls of all ranks, and the end of all ranks after an error.
 
-One process needs none of this. Under `mpirun` every rank executes the script; each call of `mpifl.run` and
-the like is made by all of them. An error of such a call is raised on every rank. Where nobody catches it, or
-where a script fails on one rank alone, all ranks end with one message, and none waits for another.
+A single process needs none of this. Under `mpirun`, every rank executes the script, and all ranks make each
+call of `mpifl.run` and similar functions. An error in such a call is raised on every rank. If the script does
+not catch it, or if the script fails on a single rank, all ranks end with one message, and none waits for
+another.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from .exit_codes import FAILED, outcome
 
 Made = TypeVar("Made")
 END = "the end of the script"
-_ranks: list[Transport] = []  # that this process belongs to: at most one, kept between calls
-_spent: list[Transport] = []  # those of calls that failed: messages may be left in them
+_ranks: list[Transport] = []  # the current transport of this process: at most one, kept between calls
+_spent: list[Transport] = []  # transports of failed calls, which may still hold messages
 
 
 def on_all_ranks(call: str, work: Callable[[Transport], Made]) -> Made:
-    """Do something that every rank does; an exception is raised on every rank.
+    """Return the result of `work`, which all ranks run; an exception on any rank is raised on every rank.
 
     Args:
-        call: what is called, with its arguments as far as ranks may differ in them; in words.
-        work: is given the transport.
+        call: the call in words, with the arguments in which ranks may differ.
+        work: function of the transport.
 
     Raises:
-        UserError: of `work`, on any rank; or ranks called different things.
+        UserError: `work` raised one on some rank, or the ranks made different calls.
     """
     transport = connected()
     try:
         meet(transport, call)
-        transport.traffic.clear()  # of the meeting: it is no part of a run
+        transport.traffic.clear()  # the messages of `meet` are not part of a run
         return work(transport)
     except Stopped:  # raised on every rank, after the last message
         raise
@@ -62,10 +63,10 @@ def connected() -> Transport:
 
 
 def meet(transport: Transport, call: str) -> None:
-    """Check that all ranks call the same; every rank calls.
+    """Check that all ranks make the same call; every rank calls.
 
     Raises:
-        UserError: on every rank, where they do not.
+        UserError: on every rank, if the calls differ.
     """
     calls = transport.gather(call, "start")
     other = next((f"{call} on rank 0, {c} on another" for c in calls or () if c != call), "")
@@ -75,10 +76,10 @@ def meet(transport: Transport, call: str) -> None:
 
 
 def _raised_everywhere(transport: Transport, error: Exception) -> None:
-    """Raise an error of this rank on the others, too; end the job where they do not hear of it."""
+    """Raise an error of this rank on the others too; end the job if they do not hear of it."""
     if transport.size == 1:
         return
-    if not isinstance(error, (UserError, CodeFailed)):  # our own fault, or a lost rank: the job ends
+    if not isinstance(error, (UserError, CodeFailed)):  # an error of mpifl, or a lost rank: the job ends
 
         def again() -> None:
             raise error
@@ -94,7 +95,7 @@ def _raised_everywhere(transport: Transport, error: Exception) -> None:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End all ranks for an exception that the script does not catch (`sys.excepthook`)."""
+    """End all ranks after an exception that the script does not catch (`sys.excepthook`)."""
 
     def again() -> None:
         raise error.with_traceback(trace)

@@ -1,7 +1,7 @@
-"""The server step, shared by both engines: tasks out, reports back, a plan, mixed rows.
+"""The server step, shared by both engines: send tasks, collect reports, make a plan, mix rows.
 
-Rank 0 decides and holds the server; the workers hold the clients. Every rank walks every line that
-communicates; what only rank 0 knows is None on the others.
+Rank 0 decides and holds the server; the workers hold the clients. Every rank executes every line that
+communicates; values that only rank 0 knows are None on the other ranks.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ from .worker import VisitResults, Worker, rows_and_seconds
 
 NO_SINGLE_MODEL = "clients of this method do not train one whole model that they download; leave it out"
 NO_MODELS = "clients upload changes, no models whose distances could be measured; leave it out"
-MODEL_BLOCK = 1 << 26  # numbers of client models that are gathered at a time
+MODEL_BLOCK = 1 << 26  # most numbers of client models gathered at a time
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a server step made, on rank 0.
+    """The result of a server step, on rank 0.
 
     Attributes:
-        server: after the step.
-        plan: by which rows were mixed.
-        notes: what the plan was decided from.
+        server: the server after the step.
+        plan: plan by which rows were mixed.
+        notes: notes from which the plan was decided.
     """
 
     server: Server
@@ -85,12 +85,12 @@ class StepResult:
 
 @dataclass(frozen=True)
 class ClientProducts:
-    """Pairwise products of the models that clients uploaded in a step, from which their distances follow.
+    """Pairwise inner products of the models uploaded in a step; distances between models follow from them.
 
     Attributes:
-        clients: whose models, int64 [m]; of clients that did not take part, the remembered ones.
-        parameters: of all parameters, without buffers, float64 [m, m].
-        head: of the last linear layer, float64 [m, m].
+        clients: client of each model, int64 [m]; clients that did not take part have their remembered models.
+        parameters: inner products of all parameters, without buffers, float64 [m, m].
+        head: inner products of the last linear layer, float64 [m, m].
     """
 
     clients: np.ndarray
@@ -99,31 +99,31 @@ class ClientProducts:
 
 
 class ServerStep:
-    """Takes server steps; every rank has one.
+    """Takes server steps; every rank has an instance.
 
     Args:
-        config: what server steps are made of.
+        config: objects and settings of server steps.
 
     Attributes:
-        tables: the server's rows, as far as this rank has them.
+        tables: this rank's part of the server's tables.
         mixer: mixes rows over MPI.
         aggregator: compares and mixes uploads over MPI.
-        robust: the same with a robust rule in the place of means; None where there is none.
+        robust: the same, with means replaced by a robust rule; None if there is no rule.
         worker: runs this rank's visits.
         scheduler: places tasks on workers.
         watch: seconds of each phase on this rank.
         ledger: the federation's traffic; on rank 0.
-        visits: of each client so far, int64 [N]; on rank 0.
-        taken: how many uploads of each client steps have taken, int64 [N]: all but those that were too stale;
-            on rank 0.
+        visits: number of visits of each client so far, int64 [N]; on rank 0.
+        taken: number of each client's uploads that steps have used, int64 [N]: all except those that were too
+            stale; on rank 0.
         dropped: visits that were left out; on rank 0.
-        train_metrics: means of what the clients reported in the last step; on rank 0.
-        client_products: of the last step, where they are measured; on rank 0.
+        train_metrics: mean training metrics of the last step, from the clients' reports; on rank 0.
+        client_products: inner products of the models of the last step, if they are measured; on rank 0.
         costs: predicted work of each client's visit [N], in samples.
-        timed: client -> bytes of the upload by which its visit was timed beforehand, where links have a rate;
-            on rank 0.
-        updates: of each client of the last step and module of the model, where asked for: `client`, `block`,
-            and `size`, `cosine`, `distance` (`update_statistics`); on rank 0.
+        timed: client -> upload bytes assumed when its visit was timed in advance, if links have a rate; on
+            rank 0.
+        updates: if requested, a row for each client of the last step and module of the model, with `client`,
+            `block`, and `size`, `cosine`, `distance` (`update_statistics`); on rank 0.
     """
 
     def __init__(self, config: StepConfig) -> None:
@@ -153,14 +153,14 @@ class ServerStep:
         self.train_metrics: dict[str, float] = {}
         self.client_products: ClientProducts | None = None
         self.timed: dict[int, int] = {}
-        self._says_sizes = False  # whether it was said that uploads have other sizes than `timed`
+        self._says_sizes = False  # whether a warning said that upload sizes differ from `timed`
         self.updates: list[dict[str, Any]] = []
-        self._shown: Mapping[str, torch.Tensor] = {}  # what all download for one-shot statistics; on rank 0
+        self._shown: Mapping[str, torch.Tensor] = {}  # rows downloaded for one-shot statistics; on rank 0
 
     # -- before the first step -------------------------------------------------------------------------------
 
     def initialize(self) -> Server | None:
-        """Return the first server, after the one-shot statistics where the method declares them."""
+        """Return the first server, on rank 0, after one-shot statistics if the method declares them."""
         reports: GatheredReports | None = None
         uploads: Uploads = {}
         if uses(self.algorithm, OneShotStatistics):
@@ -177,7 +177,7 @@ class ServerStep:
         return server
 
     def distribute(self, server: Server | None) -> None:
-        """Publish the tables of a server; shard those whose rows are each read by one client."""
+        """Publish the tables of a server; shard tables in which each row is read by one client."""
         if server is not None:
             self.tables.publish(server.tables)
         layout: dict[str, tuple[np.ndarray, tuple[int, int], bool]] = {}
@@ -192,7 +192,7 @@ class ServerStep:
             self.tables.shard(name, owner, shape, self.store.folder, identical)
 
     def _row_owners(self, server: Server, name: str) -> np.ndarray | None:
-        """Return the rank [K] that owns each row of a table to be sharded, None for a central one."""
+        """Return the rank that owns each row [K] of a table to be sharded; None for a central table."""
         n, k = len(self.sizes), len(server.tables[name])
         needs = self.algorithm.needs
         central = not self.config.synchronous or self.config.collective is not None
@@ -211,7 +211,7 @@ class ServerStep:
         return owner
 
     def regroup(self) -> None:
-        """Go on with the ranks that are left after `RankLost`, also if more are lost meanwhile; all call."""
+        """Continue with the remaining ranks after `RankLost`, even if more are lost meanwhile; all call."""
         transport = self.transport
         nodes, left = transport.nodes, tuple(range(transport.size))
         while True:
@@ -224,7 +224,7 @@ class ServerStep:
                 continue
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is remembered between steps besides the server; on rank 0."""
+        """Return the state that is kept between steps besides the server; on rank 0."""
         return {
             "ledger": self.ledger.state_dict(),
             "visits": self.visits,
@@ -253,13 +253,13 @@ class ServerStep:
         """Train a cohort and return the next server and the notes it was decided from, on rank 0.
 
         Args:
-            server: before the step.
-            cohort: who takes part.
-            round_plan: what else happens in the round; on rank 0. None: nothing.
+            server: the server before the step.
+            cohort: clients that take part.
+            round_plan: late clients and shortened visits of the round, on rank 0; None for neither.
         """
         if self._admits_new_clients:
             if server is not None:
-                self.tables.publish(server.tables)  # instead of those that a repeated step had regrouped
+                self.tables.publish(server.tables)  # a repeated step may have changed the published tables
             server = self._assign_new_clients(server, cohort)
         batches = self._train_batches(server, cohort, round_plan) if server is not None else None
         with self._counted("training", batches, main=True):
@@ -288,7 +288,7 @@ class ServerStep:
         return result.server, result.notes
 
     def _book_late(self, server: Server, step: int, reports: GatheredReports, late: np.ndarray) -> None:
-        """Enter uploads that nobody uses: as large as the first by a client that reads as many rows."""
+        """Book late uploads, which are not used, with the size of the first used upload of the same kind."""
         fresh = [table for table in reports.tables if table.fresh]
         reads = self.hooks.reads("reads", server, np.concatenate([late, *(table.client for table in fresh)]))
         first: dict[Kind, tuple[ReportTable, int]] = {}
@@ -308,10 +308,10 @@ class ServerStep:
             self.book(step, replace(table, client=np.array(clients), note_sizes=sizes, exchanges={}))
 
     def _measure(self, step: int, reports: GatheredReports | None, uploads: Uploads) -> None:
-        """Multiply the clients' models with each other, if that is due.
+        """Compute inner products of the clients' models, if that is due in this step.
 
         Raises:
-            UserError: clients upload no whole model, or changes.
+            UserError: clients do not upload whole models, or upload changes of models.
         """
         measures, layout = self.config.measures, self.problem.layout
         self.client_products = None
@@ -346,14 +346,15 @@ class ServerStep:
         Every rank of the aggregator calls.
 
         Args:
-            server: before the step.
-            reports: of the step.
-            uploads: of this rank.
+            server: the server before the step.
+            reports: reports of the step.
+            uploads: uploads of this rank.
             aggregator: compares and mixes the uploads.
-            adjust: changes the plan before it is carried out.
+            adjust: changes the plan before it is carried out; None leaves it as it is.
 
         Raises:
-            MethodError: the method's plan or server cannot be, or the step has fewer uploads than it needs.
+            MethodError: the method's plan or server is invalid, or the step has fewer uploads than the method
+                needs.
         """
         needed, fresh = self.algorithm.needs.min_cohort, 0 if reports is None else reports.notes.fresh.sum()
         if server is not None and reports is not None and fresh < needed:
@@ -380,7 +381,7 @@ class ServerStep:
         return StepResult(new, plan, Notes.of_nobody() if reports is None else reports.notes)
 
     def _protected(self, plan: Plan | None, server: Server, reports: GatheredReports | None) -> Plan | None:
-        """Return the plan of a step whose sums may get noise; also where nobody was drawn."""
+        """Return the plan under privacy, even for a step without uploads; without privacy, the given plan."""
         protection = self.config.protection
         if protection is None:
             return plan
@@ -392,12 +393,12 @@ class ServerStep:
         return protection.plan(plan, server, reads, reports.notes)
 
     def _is_given_up(self, plan: Plan) -> bool:
-        """Return whether too few clients were left for every row, so that the server has nothing to go on."""
+        """Return whether too few clients remained for every row, so that the step changes no row."""
         masked = [mixing for mixing in plan.mixings if mixing.masks is not None]
         return bool(masked) and not self.adds_noise and not any(mixing.weights.any() for mixing in masked)
 
     def _secured(self, plan: Plan | None, server: Server, reports: GatheredReports | None) -> Plan | None:
-        """Return a plan whose mixings hide single uploads; what the protocol sends is booked."""
+        """Return a plan whose mixings hide single uploads, and book the protocol's traffic."""
         secure, ledger, step = self.config.secure, self.ledger, server.version + 1
         if secure is None or plan is None or reports is None:
             return plan
@@ -414,7 +415,7 @@ class ServerStep:
         uploads: Uploads,
         aggregator: Aggregator,
     ) -> GatheredReports | None:
-        """Add what the method wants compared to the reports: `gram` [m, m], `row_distance` [m, K]."""
+        """Add the comparisons that the method needs to the reports: `gram` [m, m], `row_distance` [m, K]."""
         if gram := upload_named(self.algorithm, ComparedUploads, "gram"):
             wanted = server is not None and self.hooks.compares(server)
             reports = self._with_gram(reports, uploads, gram, aggregator, wanted)
@@ -432,7 +433,7 @@ class ServerStep:
         aggregator: Aggregator,
         wanted: bool = True,
     ) -> GatheredReports | None:
-        """Add the pairwise products of an upload to the reports, if `wanted` on rank 0."""
+        """Add the pairwise inner products of an upload to the reports, if `wanted` on rank 0."""
         if reports is not None and wanted and name not in reports.max_abs:
             what = f"no upload {name!r} in a step that compares: uploads are {', '.join(reports.max_abs)}"
             raise MethodError(hook_name(self.algorithm, "local_update"), what, "upload it, or see compares")
@@ -462,10 +463,10 @@ class ServerStep:
         results: VisitResults,
         reports: GatheredReports | None,
     ) -> list[dict[str, Any]]:
-        """Return how the updates of a step agree with their mean by samples; on rank 0. Every rank calls.
+        """Return how a step's updates agree with their sample-weighted mean, on rank 0; every rank calls.
 
         Raises:
-            UserError: the method uploads no whole model, or clients start from several.
+            UserError: clients do not upload whole models, start from several, or have remembered uploads.
         """
         counts = owners = None
         if server is not None and reports is not None:
@@ -499,7 +500,7 @@ class ServerStep:
         return uses(self.algorithm, NewClients) and self.config.synchronous
 
     def _initial_clients(self) -> np.ndarray:
-        """Return who gives statistics before training: all, where nobody can join later; on rank 0."""
+        """Return which clients send statistics before training: all, if none can join later; on rank 0."""
         if not self.transport.is_server:
             return np.zeros(0, np.int64)
         everyone = np.arange(len(self.sizes))
@@ -508,7 +509,7 @@ class ServerStep:
         return self.hooks.initial_clients(np.setdiff1d(everyone, np.asarray(self.config.absent, np.int64)))
 
     def _assign_new_clients(self, server: Server | None, cohort: np.ndarray) -> Server | None:
-        """Return the server after the new clients of a cohort gave their statistics."""
+        """Return the server after the new clients of a cohort have sent their statistics."""
         new_clients = self.hooks.new_clients(server, cohort) if server is not None else None
         new_clients = self.transport.bcast(new_clients, "orders")
         if not len(new_clients):
@@ -543,9 +544,9 @@ class ServerStep:
         return reports, results.uploads
 
     def publish_shown(self) -> Mapping[str, torch.Tensor]:
-        """Return what all download for their statistics, published; made once."""
+        """Publish and return the rows that all clients download for their statistics; they are made once."""
         if not self._shown:
-            early = not self.visits.any()  # new clients of a run that goes on have it made again
+            early = not self.visits.any()  # a resumed run makes them again for its new clients
             with self.watch("cluster"), doing("what the server shows all clients", ends_at_once=early):
                 cache, shows = self.config.shown_cache, self.hooks.shows
                 made_from = (self.algorithm, self.problem, self.hooks.shows_key)
@@ -556,7 +557,7 @@ class ServerStep:
     def _mix_fingerprints(
         self, hook: str, server: Server | None, reports: GatheredReports | None, uploads: Uploads
     ) -> Server | None:
-        """Return the server after a plan outside the steps; its version stays."""
+        """Return the server after a plan that is not part of a step; its version does not change."""
         plan = None
         if server is not None and reports is not None:
             with self.watch("cluster"):
@@ -605,7 +606,7 @@ class ServerStep:
     ) -> ScatteredTasks:
         """Return the tasks of each rank; report numbers follow the order of `clients`.
 
-        `reads` are those of the clients that are `fresh`, in the same order.
+        `reads` has the reads of the `fresh` clients only, in the same order.
         """
         needed: dict[str, set[int]] = {compared[0]: set(range(compared[1]))} if compared else {}
         for rows in reads.distinct:
@@ -620,7 +621,7 @@ class ServerStep:
         tables, columns, counts = tasks.split_by_rank(
             self.scheduler.assign(clients, costs), self.transport.size
         )
-        batches: dict[int, TaskBatch] = {}  # where ranks have one table, they have one batch
+        batches: dict[int, TaskBatch] = {}  # ranks that share a table object share a batch object
         for mine in tables:
             if id(mine) not in batches:
                 batches[id(mine)] = TaskBatch(step, version, mine, missing, peers, compared)
@@ -629,9 +630,9 @@ class ServerStep:
     def _counted(
         self, what: str, batches: ScatteredTasks | None, unit: str = "visits", main: bool = False
     ) -> AbstractContextManager[Any]:
-        """Return a stage that counts what the ranks do with their tasks, on rank 0; nobody looks elsewhere.
+        """Return a progress stage that counts finished tasks on rank 0; on other ranks, an empty context.
 
-        The ranks of other nodes are taken to be as far as those of this one.
+        The ranks of other nodes are assumed to be as far as those of this node.
         """
         if batches is None:
             return nullcontext()
@@ -645,7 +646,7 @@ class ServerStep:
         return doing(what, total, unit, count, main=main)
 
     def _scatter(self, tasks: ScatteredTasks | None) -> TaskBatch:
-        """Return this rank's tasks, after the rows they read were broadcast."""
+        """Return this rank's tasks, after broadcasting the rows that they read."""
         with self.watch("wait"):
             parts: tuple[Sequence[TaskBatch] | None, np.ndarray | None, Sequence[int]] = (None, None, ())
             if tasks is not None:
@@ -657,7 +658,7 @@ class ServerStep:
         return batch
 
     def _gather(self, batch: TaskBatch, results: VisitResults, hook: str) -> GatheredReports | None:
-        """Return all reports of a step on rank 0, booked in the ledger; None elsewhere, or if none came."""
+        """Book and return all reports of a step on rank 0; None elsewhere, or if there are none."""
         with self.watch("wait"):
             parts = self.transport.gather_rows(*results.packed(), "notes")
         if parts is None:
@@ -673,13 +674,13 @@ class ServerStep:
         self.scheduler.record_speeds(work.tolist(), seconds)
         dropped.sort(key=lambda d: d.client)
         nobody = not any(table.fresh for table in tables)
-        self.drop(dropped, nobody and not self.adds_noise)  # failed clients are updates of 0 under noise
+        self.drop(dropped, nobody and not self.adds_noise)  # with noise, failed clients count as updates of 0
         for table in tables:
             self.book(batch.step, table)
             if hook == "local_update":
                 self.compare_with_timed(table)
         self.train_metrics = mean_metrics(tables)
-        if not tables:  # nobody was drawn, by Poisson sampling, or all failed
+        if not tables:  # Poisson sampling drew nobody, or all clients failed
             return None
         none = np.zeros(sum(map(len, tables)), np.int64)
         arrival = self.seed.of("arrival", batch.step).numpy().permutation(len(none))
@@ -688,11 +689,11 @@ class ServerStep:
     def reports_of(
         self, headers: Sequence[ReportHeader], staleness: np.ndarray, arrival: np.ndarray | None = None
     ) -> GatheredReports:
-        """Return the reports of a step as one value, where all uploads are on rank 0.
+        """Return the reports of a step as one value, if all uploads are on rank 0.
 
         Args:
-            headers: in the order of their numbers.
-            staleness: server steps since each read the server [m].
+            headers: headers in the order of their numbers.
+            staleness: server steps since each client read the server [m].
             arrival: see `Notes`.
         """
         tables = report_tables(headers)
@@ -701,14 +702,14 @@ class ServerStep:
         return gathered_reports(tables, owners, staleness, hook, arrival)
 
     def drop(self, dropped: Sequence[Dropped], nobody: bool) -> None:
-        """Remember visits that are left out; on rank 0.
+        """Record visits that are left out; on rank 0.
 
         Args:
             dropped: the visits.
-            nobody: whether no other client is in a step that needs one.
+            nobody: whether no other client remains in a step that needs one.
 
         Raises:
-            ClientError: nobody else is.
+            ClientError: visits are left out, and no other client remains.
         """
         if dropped and nobody:
             first = dropped[0]
@@ -717,12 +718,12 @@ class ServerStep:
         self.dropped += dropped
 
     def book_reads(self, step: int, reads: Mapping[int, Reads], widths: Mapping[str, int]) -> None:
-        """Enter what the clients of a step download to train into the ledger.
+        """Book the downloads of the clients that train in a step.
 
         Args:
-            step: server step.
+            step: number of the server step.
             reads: client -> the rows that it reads.
-            widths: numbers in a row of each table.
+            widths: table -> how many numbers a row has.
         """
         self.ledger.add_reads(step, reads, widths)
         if self.algorithm.needs.time_stamps:
@@ -730,7 +731,7 @@ class ServerStep:
                 self.ledger.add_down(step, TIME_STAMP, clients, 1, note=True)
 
     def book(self, step: int, reports: ReportHeader | ReportTable) -> None:
-        """Enter the traffic of a report, or of all of a table, into the ledger."""
+        """Book the traffic of a report, or of all reports of a table."""
         ledger, unsent = self.ledger, reports.unsent
         if reports.fresh:
             for name, numbers in reports.sizes.items():
@@ -748,17 +749,17 @@ class ServerStep:
                 ledger.add_down(step, kind, client, numbers, messages)
 
     def book_arrival(self, step: int, report: ReportHeader) -> None:
-        """Count a visit whose upload has arrived by itself, and enter its traffic into the ledger."""
+        """Count a visit whose upload has arrived by itself, and book its traffic."""
         self.visits[report.client] += 1
         self.book(step, report)
         self.compare_with_timed(report)
 
     def count_taken(self, clients: np.ndarray) -> None:
-        """Count uploads that a step has taken; a client may be among them twice."""
+        """Count uploads that a step has used; `clients` may contain a client twice."""
         np.add.at(self.taken, clients, 1)
 
     def expect_uploads(self, sizes: Mapping[int, int]) -> None:
-        """Remember the bytes by which the visits of a round are timed, in the place of those before.
+        """Set the upload bytes by which the visits of a round are timed, replacing those of earlier rounds.
 
         Args:
             sizes: client -> bytes of its upload.
@@ -766,11 +767,11 @@ class ServerStep:
         self.timed = dict(sizes)
 
     def expect_upload(self, client: int, size: int) -> None:
-        """Remember the bytes by which a visit is timed that starts by itself."""
+        """Set the upload bytes by which a visit that starts by itself is timed."""
         self.timed[client] = size
 
     def compare_with_timed(self, reports: ReportHeader | ReportTable) -> None:
-        """Say so, once a run, where an upload has another size than the one by which its visit was timed."""
+        """Warn, once per run, if the size of an upload differs from the one by which its visit was timed."""
         if not self.timed or not reports.fresh or self._says_sizes:
             return
         payload = self.ledger.payload
@@ -788,7 +789,7 @@ class ServerStep:
                 return
 
     def say_sizes(self, text: str) -> None:
-        """Warn once a run of sizes that are not exact."""
+        """Warn of sizes that are not exact, once per run."""
         if not self._says_sizes:
             warnings.warn(text, stacklevel=3)
         self._says_sizes = True
@@ -803,11 +804,11 @@ class ServerStep:
         return CohortReads.of((k, serves[k]) for k in clients.tolist())
 
     def client_models(self, server: Server | None, clients: np.ndarray) -> torch.Tensor | None:
-        """Return the models [n, d] that clients are evaluated by, on rank 0; every rank calls.
+        """Return the models [n, d] with which clients are evaluated, on rank 0; every rank calls.
 
         Args:
-            server: On rank 0.
-            clients: Ascending; the same on every rank.
+            server: the server, on rank 0; None elsewhere.
+            clients: numbers of the clients, ascending; the same on every rank.
         """
         d = self.problem.layout.size
         table = None if server is None else torch.empty(len(clients), d, dtype=torch.float32)
@@ -823,17 +824,17 @@ class ServerStep:
             if table is not None and block is not None:
                 places = np.searchsorted(clients, [k for ks in whose for k in ks])
                 table[torch.from_numpy(places)] = block
-            del rows, block  # before there is another one
+            del rows, block  # before the next block is allocated
         return table
 
     def evaluate(self, server: Server | None, clients: np.ndarray) -> dict[str, np.ndarray] | None:
         """Return the scores of `clients` on rank 0: name -> float64 [len(clients)].
 
-        Sums behind metrics (their names begin with `sums.`) have further axes, and are 0 for a client without
-        samples.
+        The sums from which metrics are computed (their names begin with `sums.`) have further axes, and are 0
+        for clients without samples.
 
         Raises:
-            MethodError: clients score different names.
+            MethodError: clients have scores of different names.
         """
         batches = None
         if server is not None:
@@ -865,16 +866,16 @@ def _is_sum(name: str) -> bool:
 
 
 def update_statistics(gram: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return size, cosine with the mean update, and distance to it of the updates of a round.
+    """Return, for the updates of a round, their sizes, cosines with the mean, and distances to the mean.
 
     The distance in the last layer is FedCUAU's CUAU_k = ||CU_k - AU||.
 
     Args:
-        gram: inner products float64 [m, m] of the updates.
-        share: weight [m] of each in the mean; sums to 1.
+        gram: inner products of the updates, float64 [m, m].
+        share: weight of each update in the mean [m]; sums to 1.
 
     Returns:
-        Three arrays [m]; the cosine is nan where an update, or the mean, is 0.
+        Three arrays [m]; a cosine is nan if the update or the mean is 0.
     """
     squares, along = gram.diagonal(), gram @ share  # |u_k|^2, u_k'ubar
     mean = max(float(share @ along), 0.0)  # |ubar|^2

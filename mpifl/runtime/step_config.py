@@ -1,4 +1,4 @@
-"""What server steps are made of: the objects and settings that every rank builds before a run."""
+"""The objects and settings that server steps use; every rank builds them before a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .aggregators import RobustMeans
 
 
 class ShownCache(Protocol):
-    """Keeps what the server trains for one-shot statistics (`OneShotStatistics.shows`) for later runs."""
+    """Keeps the rows that `OneShotStatistics.shows` returns, which may be costly to train, for later runs."""
 
     def get(
         self,
@@ -35,39 +35,42 @@ class ShownCache(Protocol):
         key: Key,
         make: Callable[[], Mapping[str, torch.Tensor]],
     ) -> Mapping[str, torch.Tensor]:
-        """Return what an earlier run left, or what `make` returns."""
+        """Return the rows that an earlier run stored, or the result of `make`."""
 
 
 class Protection(Protocol):
     """Clips updates, and adds noise to them or to their sums (`private_step.py`).
 
     Attributes:
-        clip: longest update that a client may send in the next round; None for any.
+        clip: largest norm of an update that a client may send in the next round; None for no limit.
     """
 
     clip: float | None
 
     @property
     def adds_noise(self) -> bool:
-        """Whether the server adds noise to the rows of every step, also of one without any upload."""
+        """Whether the server adds noise to the rows in every step, even in a step without any upload."""
 
     def protect(self, report: Report, message: Message, clip: float | None, key: Key) -> Report:
-        """Return what leaves the client, which downloaded `message`; `clip` None: the configuration's."""
+        """Return the report as it leaves the client; `clip` None takes the configured one.
+
+        `message` is what the client downloaded.
+        """
 
     def plan(self, plan: Plan, server: Server, reads: Mapping[int, Reads], notes: Notes) -> Plan:
-        """Return the plan with which sums of clipped updates enter the rows; on rank 0."""
+        """Return the plan by which sums of clipped updates enter the rows; on rank 0."""
 
     def plan_of_nobody(self, server: Server, reads: Reads) -> Plan:
-        """Return the plan of a round to which nobody was drawn; on rank 0."""
+        """Return the plan of a round without any upload; on rank 0."""
 
     def noised(self, server: Server) -> Server:
         """Return the server after a step with noise on its rows; on rank 0."""
 
     def commit(self) -> None:
-        """Go on to the next round; on rank 0."""
+        """Start the next round; on rank 0."""
 
     def state_dict(self) -> dict[str, float | None]:
-        """Return what the next round depends on."""
+        """Return the state that the next round depends on."""
 
     def load_state_dict(self, state: Mapping[str, float | None]) -> None:
         """Restore what `state_dict` returned."""
@@ -82,70 +85,71 @@ class SecureSums(Protocol):
     def begin(
         self, mixings: Sequence[Mixing], clients: np.ndarray, step: int, widths: Mapping[str, int]
     ) -> tuple[list[Mixing], Sequence[Sent]]:
-        """Return the mixings of a round under masks, and what its clients send; see `SecureRounds.begin`."""
+        """Return the mixings of a round with masks, and the clients' traffic; see `SecureRounds.begin`."""
 
     def bytes_of_round(self, clients: int, width: int, header: int) -> tuple[int, int]:
-        """Return the bytes (down, up) of a round in which so many clients hide uploads of so many numbers."""
+        """Return the bytes (down, up) of a round in which `clients` hide uploads of `width` numbers each."""
 
     def commit(self) -> None:
-        """Go on to the next round."""
+        """Start the next round."""
 
     def figures(self) -> dict[str, int]:
         """Return columns of `metrics.csv`."""
 
     def state_dict(self) -> dict[str, int]:
-        """Return what is counted."""
+        """Return the counts."""
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Restore what `state_dict` returned."""
 
 
 class UploadAttack(Protocol):
-    """What attackers do to what they upload (`simulation/attacks.py`)."""
+    """Changes the uploads of attackers (`simulation/attacks.py`)."""
 
     def report(
         self, report: Report, message: Message, layout: Layout, statistics: Sequence[str], key: Key
     ) -> Report:
-        """Return what an attacker sends in the place of an honest report."""
+        """Return the report that an attacker sends instead of an honest one."""
 
 
 @dataclass(frozen=True)
 class StepConfig:
-    """What server steps are made of, the same on every rank.
+    """The objects and settings of server steps, the same on every rank.
 
     Attributes:
-        transport: the ranks.
+        transport: connects the ranks.
         algorithm: the method.
         federation: the clients' data.
         clients: makes the clients of this rank.
-        problem: what the method may know.
-        store: what clients keep between visits.
-        seed: the training seed's key.
-        exact: int64 sums, equal for any number of ranks; otherwise float32 sums.
-        collective: the collective that every mixing takes; None chooses.
-        shuffle: a key that places tasks at random; None balances them.
+        problem: information that the method may use.
+        store: state that clients keep between visits.
+        seed: key of the training seed.
+        exact: whether sums are int64 and equal for any number of ranks; otherwise they are float32.
+        collective: the collective of every mixing; None chooses one for each mixing.
+        shuffle: key for placing tasks at random; None balances them.
         absent: clients that are not there before training.
         finetune_epochs: epochs of training before a client is evaluated a second time; 0 for none.
-        evaluates_training: whether clients are evaluated on their training data, too.
-        payload: how numbers are encoded on the way.
-        costs: measured or given costs that choose the collective; None chooses by bytes.
-        stack: clients that are trained together.
-        drops: whether a client that fails twice is left out; otherwise it ends the run.
-        direct: whether MPI is given the memory of GPUs.
-        measures: whether the clients' models are compared in the step of a number; None: in none.
-        shown_cache: where what the server trains for one-shot statistics is kept for later runs; None keeps
-            nothing.
-        synchronous: False where uploads reach rank 0 one by one: all tables stay there, and nobody joins
-            after the first step.
-        protection: clips, and adds noise; None does neither.
+        evaluates_training: whether clients are also evaluated on their training data.
+        payload: encoding of numbers in transit.
+        costs: measured or given costs for choosing the collective; None chooses by bytes.
+        stack: number of clients that are trained together.
+        drops: whether a client that fails twice is left out; otherwise a failure ends the run.
+        direct: whether MPI reads GPU memory directly.
+        measures: function of the step number: whether the clients' models are compared in that step; None for
+            never.
+        shown_cache: cache, for later runs, of the rows that clients download for one-shot statistics; None
+            for no cache.
+        synchronous: False if uploads reach rank 0 one by one; then all tables stay on rank 0, and no client
+            joins after the first step.
+        protection: clips updates and adds noise; None does neither.
         secure: hides single uploads from the server; None hides nothing.
         updates: whether the updates of each round are compared with their mean (`ServerStep.updates`).
-        effort: by how much longer each client trains than its samples say [N], to balance the ranks; None:
-            all are alike.
-        counter: counts the visits of this rank, for whoever watches.
-        give_back: gives memory that this rank has freed back to the system, where that is due.
-        robust: takes means of uploads by a robust rule; None takes the means.
-        attack: what attackers do to what they upload; None where they, if any, upload what they trained.
+        effort: factor of each client's training time per sample [N], to balance the ranks; None for equal
+            factors.
+        counter: counts the visits of this rank, for progress displays.
+        give_back: returns memory that this rank has freed to the system, if that is due.
+        robust: replaces means of uploads by a robust rule; None uses means.
+        attack: changes the uploads of attackers; None leaves all uploads as they were trained.
         attackers: the clients that attack.
     """
 

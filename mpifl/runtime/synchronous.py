@@ -1,4 +1,4 @@
-"""The synchronous engine: cohorts, one after the other, over collectives."""
+"""The synchronous engine: one cohort after the other, with uploads mixed by collectives."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ LOOKS = (
 class SynchronousEngine(Engine):
     """Runs synchronous rounds.
 
-    Rank 0 gives one command at a time, every rank executes it. After the loss of a rank the command is given
-    again to those that are left.
+    Rank 0 gives one command at a time, and every rank executes it. After the loss of a rank, the remaining
+    ranks repeat the command.
 
     Args:
         server_step: takes the steps.
         sampler: draws the cohorts.
-        num_rounds: how many to run.
+        num_rounds: number of rounds to run.
         evaluation: which clients are evaluated, and when.
-        duration: how long visits last in virtual seconds; a round lasts as long as its slowest client. None:
-            virtual time is not recorded.
-        checkpointer: writes the state between rounds; None: nobody does.
-        rule: looks at the clock when a round begins; None: all who are drawn do all their work.
-        num_wanted: clients of a round, of those that are drawn; None: all.
+        duration: how long visits take in virtual seconds; a round lasts as long as its slowest client. None
+            records no virtual time.
+        checkpointer: writes the state between rounds; None for no checkpoints.
+        rule: decides from the clock, when a round begins, who is kept and how much each client trains. None:
+            all drawn clients do all their work.
+        num_wanted: how many of the drawn clients a round keeps; None for all.
     """
 
     def __init__(
@@ -68,10 +69,10 @@ class SynchronousEngine(Engine):
         self._start = 0.0
         self._cohort = self._trained = np.zeros(0, np.int64)
         self.rule, self.num_wanted = rule, num_wanted
-        self.left_out = np.zeros(len(server_step.visits), np.int64)  # how often each client was, on rank 0
-        self._round_plan: RoundPlan | None = None  # of the last round, where there is a rule; on rank 0
-        self._upload_sizes = UploadSizes(server_step)  # where links have a rate
-        self._evaluated = Evaluated()  # at the last evaluation
+        self.left_out = np.zeros(len(server_step.visits), np.int64)  # times each client was; on rank 0
+        self._round_plan: RoundPlan | None = None  # of the last round, if there is a rule; on rank 0
+        self._upload_sizes = UploadSizes(server_step)  # used if links have a rate
+        self._evaluated = Evaluated()  # result of the last evaluation
 
     def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
         """Run all rounds; see `Engine`."""
@@ -113,10 +114,10 @@ class SynchronousEngine(Engine):
         elif command in (SAVE, STOP):
             save(server_step, server, self.checkpointer, self._state(), alone=False)
             if command == STOP:
-                server_step.transport.barrier()  # a rank that is lost until here makes all ranks repeat it
+                server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat the command
                 self.checkpointer.stop(server.version if server is not None else 0)
         elif command == END:
-            server_step.transport.barrier()  # a rank that is lost until here makes all ranks repeat it
+            server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat the command
 
     def _step(self) -> None:
         server_step, step = self.server_step, 0
@@ -133,12 +134,12 @@ class SynchronousEngine(Engine):
 
     @property
     def num_uploads(self) -> np.ndarray:
-        """Visits, and those who were left out where they send all the same."""
+        """Uploads of each client [N]: its visits, and, if late clients upload too, the times it was late."""
         late = self.left_out if self.rule is not None and self.rule.late_send else 0
         return np.asarray(self.server_step.visits + late)
 
     def _planned(self, server: Server, step: int) -> RoundPlan | None:
-        """Return what the rule makes of the clients that are drawn; None where there is no rule."""
+        """Return the rule's plan for the drawn clients; None if there is no rule."""
         server_step, duration = self.server_step, self.duration
         if self.rule is None or duration is None:
             return None
@@ -170,7 +171,7 @@ class SynchronousEngine(Engine):
         return self.rule.plan(RoundStart(step, self._cohort, wanted, self.virtual, end, steps, key))
 
     def _beside_rows(self, server: Server, reads: Reads) -> tuple[int, int]:
-        """Return the bytes of an upload, and of a download without its rows, in a round of the cohort."""
+        """Return the bytes of an upload, and of a download besides its rows, in a round of the cohort."""
         if self.server_step.config.secure is not None:
             return self._upload_sizes.masked(server, reads, len(self._cohort))
         return self._upload_sizes.clear(server, reads), 0
@@ -199,12 +200,12 @@ class SynchronousEngine(Engine):
         self.server_step.distribute(self.server)
 
     def _end(self, step: int, cohort: np.ndarray, trained: np.ndarray) -> float:
-        """Return when a step is over, in virtual seconds; on rank 0.
+        """Return when a step ends, in virtual seconds; on rank 0.
 
         Args:
-            step: 0 before the first.
+            step: number of the step; 0 before the first.
             cohort: clients that took part.
-            trained: clients whose visits of the step are counted.
+            trained: clients whose visits in the step are already counted.
         """
         if self.duration is None or not self.server_step.transport.is_server:
             return self.virtual
@@ -212,7 +213,7 @@ class SynchronousEngine(Engine):
         counted, round_plan = self.server_step.visits, self._round_plan
 
         def visits(clients: np.ndarray) -> np.ndarray:
-            """Return how many visits clients had begun before the step."""
+            """Return how many visits each client had begun before the step."""
             before: np.ndarray = counted[clients] - is_among(clients, trained) + self.left_out[clients]
             return before
 
@@ -227,7 +228,7 @@ class SynchronousEngine(Engine):
         )
 
     def _record(self, observe: Callable[[Record], None]) -> None:
-        """Evaluate if that is due, and pass on the record of the step; on rank 0."""
+        """Evaluate if an evaluation is due, and pass on the record of the step; on rank 0."""
         assert self.server is not None
         scores, timing = Evaluated()
         if self.evaluation.due(self.server.version, self.num_rounds):

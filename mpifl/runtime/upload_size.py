@@ -1,4 +1,4 @@
-"""The size of an upload before it is made, for clocks and rules that must know when it will arrive."""
+"""The size of an upload before it is made, for clocks and rules that need to know when it will arrive."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ from .hook_errors import MOST_TRIED, ClientCall, first_that_works
 from .protocol import Kind, kind_of_visit
 from .server_step import ServerStep
 
-ANYBODY = -1  # in the place of a client, where all send as much
+ANYBODY = -1  # stands for any client, if all send equally many bytes
 
 
 class UploadSizes:
-    """The sizes of uploads, each kind of visit measured once: by the first client that reads as many rows.
+    """The sizes of uploads, measured once for each kind of visit, on the first client of that kind.
 
-    It trains for no epoch. Where clients that fail are left out, the next of its kind stands in for it.
+    Visits of one kind read equally many rows of each table. The measured client trains for 0 epochs. If
+    failing clients are left out of the run, the next client of the kind replaces one that fails.
 
     Args:
-        server_step: of rank 0.
+        server_step: server step of rank 0.
     """
 
     def __init__(self, server_step: ServerStep) -> None:
         self.server_step = server_step
         self._clear: dict[Kind, int] = {}
         self._masked: dict[tuple[int, Kind], tuple[int, int]] = {}
-        self._statistics: dict[int, tuple[int, int]] = {}  # by client, or of `ANYBODY`
+        self._statistics: dict[int, tuple[int, int]] = {}  # by client, or under `ANYBODY`
 
     def clear(self, server: Server, reads: Reads) -> int:
-        """Return the bytes of an upload, time stamp included.
+        """Return the bytes of an upload, including a time stamp.
 
         Args:
-            server: that is read; rows that workers hold count as zeros.
+            server: server whose rows are read; zeros replace rows that workers hold.
             reads: rows that the client downloads.
 
         Raises:
-            ClientError: the client by which it is measured failed, or, where such clients are left out, some.
+            ClientError: the measured client failed, or, if failing clients are left out, all clients tried.
         """
         kind = kind_of_visit(reads)
         if kind not in self._clear:
@@ -53,15 +54,15 @@ class UploadSizes:
         return self._clear[kind]
 
     def masked(self, server: Server, reads: Reads, num_clients: int) -> tuple[int, int]:
-        """Return the bytes of a masked upload, and of what a client downloads beside the rows that it reads.
+        """Return the bytes of a masked upload, and the bytes that a client downloads besides its rows.
 
-        All clients of the round count as one group: where they choose among rows, groups are smaller and send
-        less.
+        All clients of the round count as one group. If clients choose among rows, the real groups are smaller
+        and send less.
 
         Args:
-            server: now.
+            server: the current server.
             reads: rows that the client downloads.
-            num_clients: of the round.
+            num_clients: number of clients in the round.
         """
         kind = num_clients, kind_of_visit(reads)
         if kind not in self._masked:
@@ -69,11 +70,11 @@ class UploadSizes:
         return self._masked[kind]
 
     def statistics(self, server: Server, cohort: np.ndarray) -> dict[int, tuple[int, int]]:
-        """Return client -> the bytes (down, up) of the statistics of those of a cohort who give them now.
+        """Return client -> bytes (down, up) of one-shot statistics, for the cohort's clients that send them.
 
         Args:
-            server: before the round.
-            cohort: who is drawn for it.
+            server: the server before the round.
+            cohort: clients drawn for the round.
 
         Raises:
             ClientError: as for `clear`.
@@ -90,7 +91,7 @@ class UploadSizes:
         return {k: self._statistics[k if vary else ANYBODY] for k in clients}
 
     def state_dict(self) -> list[Any]:
-        """Return the sizes that were measured, of uploads that nobody hides; what JSON can hold."""
+        """Return the measured sizes of unmasked uploads, in a form that JSON can hold."""
         return [[*item] for item in self._clear.items()]
 
     def load_state_dict(self, state: Sequence[Any]) -> None:
@@ -112,20 +113,20 @@ def _masked_sizes(server_step: ServerStep, server: Server, num_clients: int, kin
 
 
 def _clear_size(server_step: ServerStep, report: Report, message: Message) -> int:
-    """Return the bytes of an upload that nobody hides, time stamp included."""
+    """Return the bytes of an unmasked upload, including a time stamp."""
     c = server_step.config
     stamp = time_stamp_bytes(c.payload, c.algorithm.needs.time_stamps)
     return upload_bytes(c.payload, report, message, c.algorithm.statistics) + stamp
 
 
 def _clear_vectors(server_step: ServerStep, report: Report, message: Message) -> int:
-    """Return the bytes of the vectors of an upload that nobody hides."""
+    """Return the bytes of the vectors of an unmasked upload."""
     c = server_step.config
     return sum(sizes(c.payload, report, message, c.algorithm.statistics).values())
 
 
 def _statistics_sizes(server_step: ServerStep, server: Server, clients: Sequence[int]) -> tuple[int, int]:
-    """Return the bytes (down, up) of the one-shot statistics of the first of some clients that gives them."""
+    """Return the bytes (down, up) of one-shot statistics, from the first of `clients` that does not fail."""
     c, shown = server_step.config, server_step.publish_shown()
 
     def visit(k: int) -> Report:
@@ -139,7 +140,7 @@ def _statistics_sizes(server_step: ServerStep, server: Server, clients: Sequence
 
 
 def _upload(server_step: ServerStep, server: Server, kind: Kind) -> tuple[Report, Message]:
-    """Return what a client of a kind reports after training for no epoch, and what it had downloaded."""
+    """Return the report of a client of a kind after training for 0 epochs, and what it downloaded."""
     c, sharded = server_step.config, server_step.tables.sharded
 
     def rows(name: str, numbers: list[int]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The worker's side of a step: visits, probes and evaluations of clients on this rank."""
+"""The worker's part of a step: visits, probes and evaluations of clients on this rank."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from .protocol import ClientTask, Exchanges, ReportHeader, ReportTable, TaskBatc
 from .step_config import StepConfig
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
-TRAIN = "train"  # the training data, among the names of the sets that clients are evaluated on
+TRAIN = "train"  # name of the training data among the sets on which clients are evaluated
 _Exchanges = dict[tuple[str, str, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class VisitResults:
-    """What the visits of one rank brought in one step.
+    """The results of one rank's visits in one step.
 
     Attributes:
-        headers: of the reports, for rank 0.
-        tables: of the reports that were made as columns, for rank 0.
+        headers: headers of the reports, for rank 0.
         uploads: name -> vectors [w], all components of all uploads; valid until the next step.
         dropped: visits that failed and are left out.
-        seconds: that all visits took.
+        seconds: seconds that all visits took.
+        tables: the reports, if they were made as columns, for rank 0; `headers` is then empty.
     """
 
     headers: list[ReportHeader]
@@ -67,9 +67,10 @@ class VisitResults:
     tables: Sequence[ReportTable] = ()
 
     def packed(self) -> tuple[tuple[list[ReportTable], list[Dropped]], bytes]:
-        """Return what travels to rank 0: tables without reports and who is left out; and bytes.
+        """Return what is sent to rank 0: (tables without reports, visits left out), and bytes.
 
-        The former are equal on ranks whose reports have one form; `rows_and_seconds` takes the bytes apart.
+        The former are equal on ranks whose reports have the same forms. The bytes hold the reports and the
+        seconds; `rows_and_seconds` unpacks them.
         """
         tables = [*self.tables] or report_tables(self.headers)
         packed = [table.packed() for table in tables]
@@ -84,7 +85,7 @@ class VisitResults:
 
 
 def rows_and_seconds(data: memoryview) -> tuple[float, list[memoryview]]:
-    """Return the seconds that a rank's visits took, and the rows of each of its tables; see `packed`."""
+    """Return the seconds that a rank's visits took, and the rows of each of its tables, from `packed`."""
     seconds, count = struct.unpack_from("dq", data)
     lengths = struct.unpack_from(f"{count}q", data, 16)
     ends = [*accumulate(lengths, initial=16 + 8 * count)]
@@ -95,12 +96,12 @@ class Worker:
     """Runs the visits of this rank.
 
     Args:
-        config: what server steps are made of.
-        tables: the server's rows, as far as this rank has them.
+        config: objects and settings of server steps.
+        tables: this rank's part of the server's tables.
         watch: counts the seconds of each phase.
 
     Attributes:
-        sends_changes: whether an upload `model` of a client here was no model but a change.
+        sends_changes: whether an upload `model` of a client on this rank was a change instead of a model.
     """
 
     def __init__(self, config: StepConfig, tables: Tables, watch: Stopwatch) -> None:
@@ -116,15 +117,15 @@ class Worker:
         self._buffer = UploadBuffer()
         self._downloads = Downloads(config.clients.device)
         self.sends_changes = False
-        self._bases: dict[int, Vector | None] = {}  # number of a visit -> what its upload `model` is based on
-        self._public: Sequence[Client] = ()  # the server's own sets; read when first asked for
+        self._bases: dict[int, Vector | None] = {}  # report number -> what its upload `model` is based on
+        self._public: Sequence[Client] = ()  # the server's own data sets; read at first use
 
     def client(self, k: int, visit: int, step: int, work: Fraction | None = None) -> Client:
-        """Return client `k` at its visit, which may end after a share of its mini-batches."""
+        """Return client `k` for a visit, which ends after the share `work` of its mini-batches, if given."""
         return self.config.clients.client(k, visit, step, work)
 
     def message(self, task: ClientTask, step: int, version: int) -> Message:
-        """Return what the client downloads."""
+        """Return the client's download."""
         with self.watch("load"):
             vectors = {name: read_rows(self.tables.rows, name, which) for name, which in task.reads.items()}
         return self.coder.down(Message(vectors, task.reads, version, step))
@@ -142,7 +143,7 @@ class Worker:
 
         Args:
             batch: this rank's tasks.
-            fingerprint: whether clients give their one-shot statistics instead of training.
+            fingerprint: whether clients send their one-shot statistics instead of training.
         """
         start, headers, dropped = perf_counter(), list[ReportHeader](), list[Dropped]()
         self._bases.clear()
@@ -168,7 +169,7 @@ class Worker:
                     dropped.append(report)
                     if self._remembered is None or not task.visit or fingerprint:
                         continue
-                    # as a client that is not in the cohort
+                    # treated as a client outside the cohort
                     task = replace(task, fresh=False, looks_at=np.zeros(len(peers), bool))
                     report = self._report(task, batch, peers, visits)
                 header, brought = report
@@ -178,7 +179,7 @@ class Worker:
         return VisitResults(headers, uploads, dropped, perf_counter() - start)
 
     def updates(self, batch: TaskBatch, results: VisitResults) -> list[Vector]:
-        """Return how far each visit of a step moved the model that it downloaded: [d] each, as reported."""
+        """Return, for each visit of a step, the reported change of the model that it downloaded, [d] each."""
         tasks = {task.number: task for task in batch.visits}
         changes = []
         for number, w in zip(results.numbers, results.uploads.get("model", []), strict=True):
@@ -198,7 +199,7 @@ class Worker:
     def _report(
         self, task: ClientTask, batch: TaskBatch, peers: list[Client], visits: _Blocks | None
     ) -> tuple[ReportHeader, Mapping[str, Vector]]:
-        """Return what a client reports; its one-shot statistics where `visits` is None."""
+        """Return a client's report: the header and the uploads; one-shot statistics if `visits` is None."""
         hook = "fingerprint" if visits is None else "local_update"
         report, sizes = self._fingerprint(task, batch) if visits is None else visits.report(task)
         change = "model" in report.based_on and report.based_on["model"] is None
@@ -221,7 +222,7 @@ class Worker:
         return arrived, sizes
 
     def visit(self, task: ClientTask, batch: TaskBatch) -> Coded:
-        """Return what one client reports: trained now, or remembered."""
+        """Return one client's report, from training now or from its remembered upload."""
         if not task.fresh:
             with self.watch("load"):
                 remembered = self.config.store.load("upload", task.client, task.visit)
@@ -231,7 +232,7 @@ class Worker:
         return self._train(client, task, self.message(task, batch.step, batch.version))
 
     def train_block(self, tasks: Sequence[ClientTask], batch: TaskBatch) -> dict[int, Coded]:
-        """Train some clients together; return what they report, by the number of the report."""
+        """Train some clients together; return their reports by report number."""
         works, messages = [], []
         for task in tasks:
             client = self.client(task.client, task.visit, batch.step, task.work)
@@ -257,7 +258,7 @@ class Worker:
     def _before(
         self, client: Client, task: ClientTask, message: Message
     ) -> tuple[Message, State, Client, Key]:
-        """Return what a visit starts from: message, state, client with its data, key."""
+        """Return the arguments of a visit: message, state, client with its data loaded, key."""
         with self.watch("load"):
             keeps = self.config.algorithm.needs.client_state
             state = self.config.store.load("state", task.client, task.visit) if keeps else {}
@@ -269,7 +270,7 @@ class Worker:
         return self._downloads.message(message), state_on(state, device), client, key
 
     def _after(self, task: ClientTask, message: Message, report: Report, after: State) -> Coded:
-        """Clip and encode a visit's report and commit the client's state."""
+        """Clip and encode a visit's report, after a possible attack, and save the client's state."""
         key, store, c = self._key("visit", task.client, task.visit), self.config.store, self.config
         with self.watch("load"):
             made, attacks = report, c.attack is not None and report.client in c.attackers
@@ -288,13 +289,13 @@ class Worker:
         return report, sizes
 
     def _worked_out(self, hook: str, task: ClientTask, made: Report, arrived: Report) -> Report:
-        """Return what arrives, with the unsent vectors that the server works out of it.
+        """Return the report that arrives, with unsent vectors as the server reconstructs them.
 
         Args:
-            hook: that made the report.
+            hook: hook that made the report.
             task: the visit.
             made: the report as the client made it.
-            arrived: as it arrives.
+            arrived: the report as it arrives at the server.
         """
         if not any(name in made.vectors for name in made.unsent):
             return arrived
@@ -303,7 +304,7 @@ class Worker:
         return replace(arrived, vectors={**arrived.vectors, **found})
 
     def _home(self, report: Report) -> Report:
-        """Return a report whose notes are in main memory; its vectors too, unless they are only summed."""
+        """Return a report with its notes in main memory, and its vectors too unless they are only summed."""
         return report_to_main_memory(report, self.config.clients.device, vectors=not self._sums_only)
 
     def _header(
@@ -316,7 +317,7 @@ class Worker:
         findings: Mapping[str, Any],
         exchanges: Exchanges,
     ) -> ReportHeader:
-        """Return the header of a hook's report, whose vectors are found finite on the way."""
+        """Return the header of a hook's report, after checking the report and that its vectors are finite."""
         # row by row: faster than all rows at once
         largest = {name: [max_abs(row) for row in _rows(v)] for name, v in report.vectors.items()}
         report = self.hooks.checked_report(hook, task, report, largest)
@@ -337,7 +338,7 @@ class Worker:
         )
 
     def _row_distances(self, report: Report, compared: tuple[str, int] | None) -> Mapping[str, Any]:
-        """Return the distances [K] of an upload to all rows of the table of its name."""
+        """Return the distances [K] of an upload to all rows of the table with its name."""
         if compared is None:
             return {}
         name, num_rows = compared
@@ -348,7 +349,7 @@ class Worker:
     def _probe(
         self, report: Report, task: ClientTask, peers: list[Client], step: int
     ) -> tuple[Mapping[str, Any], Mapping[str, Any], Exchanges]:
-        """Return notes, findings and exchanges of a look at the peers."""
+        """Return notes, findings and exchanges of a client's look at its peers."""
         exchanges: _Exchanges = {}
         wanted = [True] * len(peers) if task.looks_at is None else task.looks_at.tolist()
         if not any(wanted):
@@ -371,7 +372,8 @@ class Worker:
         """Run one visit whose rows came with its task.
 
         Returns:
-            The header of the report and its uploads, name -> [C, d]; or who is left out, and nothing.
+            The header of the report and its uploads, name -> [C, d]; or, for a visit that is left out, a
+            `Dropped` and no uploads.
         """
         plain = self._run_plain_visit(task, message)
         if plain is not None:
@@ -396,7 +398,7 @@ class Worker:
     def _run_plain_visit(
         self, task: ClientTask, message: Message
     ) -> tuple[ReportHeader, dict[str, torch.Tensor]] | None:
-        """Return what `run_visit` does of a visit that only trains; None where it does more, or fails."""
+        """Return the result of `run_visit` for a visit that only trains; None if it does more, or fails."""
         if self._plain is None or uses(self.config.algorithm, ServerEvaluation):
             return None
         self.config.counter.begin()
@@ -421,8 +423,8 @@ class Worker:
         """Evaluate clients on their test sets.
 
         Returns:
-            Client -> scores: the task's metrics (`accuracy`) and `loss`, those of further test sets as
-            `accuracy_NAME`, on the training data as `accuracy_train`, and after some more training as
+            Client -> scores: the task's metrics (such as `accuracy`) and `loss`; on further test sets as
+            `accuracy_NAME`; on the training data as `accuracy_train`; and after fine-tuning as
             `accuracy_finetuned`.
         """
         out: dict[int, dict[str, float]] = {}
@@ -430,7 +432,7 @@ class Worker:
         counter.begin()
         with self._downloads, self.watch("evaluate"):
             for task in batch.visits:
-                # where data change, a model is evaluated by those it was made for
+                # if a client's data change over visits, its model is evaluated on the data of the last visit
                 last = max(task.visit - 1, 0)
                 client = self.client(task.client, last, batch.step)
                 message = self._downloads.message(self.message(task, batch.step, batch.version))
@@ -443,7 +445,7 @@ class Worker:
         return out
 
     def models(self, batch: TaskBatch) -> tuple[list[int], torch.Tensor]:
-        """Return clients, and the models [n, d] that they are evaluated by, float32 in main memory."""
+        """Return clients and the models [n, d] with which they are evaluated, float32 in main memory."""
         clients, device = [task.client for task in batch.visits], self.config.clients.device
         rows = torch.empty(len(clients), self.config.problem.layout.size, dtype=torch.float32)
         with self._downloads:
@@ -477,26 +479,26 @@ class Worker:
         return scores
 
     def _finetuned(self, client: Client, start: Vector) -> dict[str, float]:
-        """Return what a model scores after some more epochs on the client's training data."""
+        """Return a model's scores after fine-tuning on the client's training data."""
         key = self._key("finetune", client.id, client.visit)
         tuned = client.sgd(start, key, epochs=self.config.finetune_epochs).vector
         return {f"{what}_finetuned": value for what, value in client.evaluate(tuned).items()}
 
 
 class _Blocks:
-    """The visits of a step, block by block: clients of one block are trained together.
+    """The visits of a step in blocks whose clients are trained together.
 
-    A block is the same clients for any number of ranks, so it may bear on the last bits of the result. Where
+    A block has the same clients for any number of ranks, so it may influence the last bits of the result. If
     one client of a block fails, each of them trains by itself.
     """
 
     def __init__(self, worker: Worker, batch: TaskBatch) -> None:
         self.worker, self.batch, self.stack = worker, batch, worker.config.stack
-        self._trained: dict[int, Coded] = {}  # number of the report -> not yet asked for
+        self._trained: dict[int, Coded] = {}  # by report number; reports not yet requested
         self._started: set[int] = set()
 
     def report(self, task: ClientTask) -> Coded:
-        """Return what one client reports."""
+        """Return one client's report."""
         block = task.number // self.stack
         if self.stack > 1 and block not in self._started:
             self._started.add(block)
@@ -511,16 +513,16 @@ def _rows(upload: torch.Tensor) -> list[torch.Tensor]:
     return [upload] if upload.ndim == 1 else list(upload)
 
 
-LEAST = 1 << 20  # bytes of a step's uploads from which on a copy pays
-CHUNK = 1 << 22  # numbers that are allocated at a time
+LEAST = 1 << 20  # least bytes of a step's uploads for which copying them pays
+CHUNK = 1 << 22  # numbers allocated at a time
 
 
 class UploadBuffer:
-    """Rows for the uploads of a step, allocated once and used again in the next.
+    """Rows for the uploads of a step, allocated once and reused in the next step.
 
-    Large tensors that are kept between others that come and go keep the C library from joining what was
-    freed: without this buffer a worker's memory grows by half of its uploads, and new memory costs more than
-    the copy.
+    Large long-lived tensors between short-lived ones prevent the C library from merging freed memory. Without
+    this buffer, a worker's memory grows by half the size of its uploads, and allocating new memory takes
+    longer than the copy.
     """
 
     def __init__(self) -> None:
@@ -529,10 +531,10 @@ class UploadBuffer:
         self._room = 0  # bytes that may still stay on a device
 
     def clear(self, room: int = 0) -> None:
-        """Make all rows available again; nobody may read the last step's uploads any more.
+        """Make all rows available again; the uploads of the last step must not be read after this.
 
         Args:
-            room: bytes of uploads that may stay on their device; the others come to main memory.
+            room: bytes of uploads that may stay on their device; the others are copied to main memory.
         """
         self._used.clear()
         self._room = room
@@ -542,7 +544,7 @@ class UploadBuffer:
 
         Args:
             vector: the upload, [d] or [C, d].
-            visits: number of this rank's visits in the step; the others bring as much.
+            visits: number of this rank's visits in the step; all are assumed to have uploads of this size.
         """
         size = vector.nbytes
         if vector.device != CPU and size <= self._room:
@@ -554,7 +556,7 @@ class UploadBuffer:
         return [self._next(len(row)).copy_(row) for row in rows]
 
     def rows(self, width: int, count: int) -> list[torch.Tensor]:
-        """Return rows [width] to write uploads to, in main memory; they last until `clear`."""
+        """Return `count` rows [width] in main memory for uploads; they last until `clear`."""
         return [self._next(width) for _ in range(count)]
 
     def _next(self, width: int) -> torch.Tensor:
@@ -566,13 +568,13 @@ class UploadBuffer:
 
 
 class CountedPeer(Peer):
-    """A peer whose data are on this rank; counts what an exchange through the server would send.
+    """A peer whose data are on this rank; counts the traffic of an exchange through the server.
 
     Args:
         me: number of the client that looks.
         them: the client that is looked at.
-        exchanges: (kind, direction, client) -> (numbers, messages); what is exchanged is added.
-        payload: how numbers are encoded on the way.
+        exchanges: (kind, direction, client) -> (numbers, messages); exchanges are added in place.
+        payload: encoding of numbers in transit.
         wanted: whether the method asked for this pair.
     """
 
@@ -587,13 +589,13 @@ class CountedPeer(Peer):
         self._exchanges[kind, direction, client] = (numbers + tensor.numel(), messages + 1)
 
     def send(self, payload: torch.Tensor) -> None:
-        """Count an upload of the asking client."""
+        """Count an upload of the client that looks."""
         self._count("embedding", "up", self._me, payload)
 
     def ask(
         self, payload: torch.Tensor, answer: Callable[[Client, torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Count the payload up and down and the answer up."""
+        """Return the peer's answer; count the payload up and down, and the answer up."""
         self._count("extractor", "up", self._me, payload)
         self._count("extractor", "down", self.id, payload)
         out = answer(self._them, self._payload.rounded(payload))
