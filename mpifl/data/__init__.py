@@ -1,4 +1,4 @@
-"""Image sources, scenarios that spread images over clients, and the federation that everything else reads."""
+"""Sources of samples, scenarios that divide them among clients, and the federation that other code reads."""
 
 from mpifl.data.federation import PoolFederation
 from mpifl.data.scenarios import SCENARIOS

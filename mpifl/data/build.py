@@ -45,12 +45,11 @@ class DataConfig:
     """Configuration of the data.
 
     Attributes:
-        root: folder that holds the source's files; the environment variable MPIFL_DATA if not given.
-        cache: folder for prepared data; by default `root`/.mpifl, or ~/.cache/mpifl where that cannot be
-            written.
-        source: the samples.
-        scenario: how they are spread over clients, and transformed.
-        public: images that the server owns, for methods that pre-train a network beside the model (FLT).
+        root: folder that holds the source's files; null: the environment variable MPIFL_DATA.
+        cache: folder for prepared data; null: `root`/.mpifl, or ~/.cache/mpifl if that cannot be written.
+        source: the data set that the samples come from.
+        scenario: how the samples are divided among clients and transformed.
+        public: images that the server owns, for methods that pre-train an auxiliary network (FLT).
     """
 
     root: str | None = None
@@ -80,19 +79,19 @@ def open_federation(
     verify: bool | None = None,
     cache_bytes: int = 0,
 ) -> PoolFederation:
-    """Open the federation that `config` and `seed` describe: the same bytes on every rank, in any order.
+    """Open the federation that `config` and `seed` describe: the same bytes on every rank and in any order.
 
     Args:
         config: source and scenario.
         seed: the data seed.
         progress: called with a line for everything that is prepared or found corrupt.
-        build: prepare what the cache lacks.
-        verify: compare the checksums of the cache; None: if `build`.
-        cache_bytes: most that the federation's cache of splits as tensors takes.
+        build: whether to prepare what the cache lacks.
+        verify: whether to compare the checksums of the cache; None: as `build`.
+        cache_bytes: maximum size of the federation's cache of splits as tensors.
 
     Raises:
         CacheMissing: the cache lacks something and `build` is false.
-        UserError: source or scenario cannot be had as configured.
+        UserError: source or scenario cannot be built as configured.
     """
     say = progress or (lambda line: None)
     verify = build if verify is None else verify
@@ -126,13 +125,13 @@ def open_federation(
 
 
 def export_partition(config: DataConfig, seed: int, path: Path, key_of_path: str) -> int:
-    """Write who holds which sample as a file that scenario `partition` reads.
+    """Write the partition to a file that scenario `partition` reads.
 
     Args:
         config: source and scenario.
         seed: the data seed.
         path: .csv or .parquet.
-        key_of_path: the option that names it, for messages.
+        key_of_path: the option that names the file, for error messages.
 
     Returns:
         The number of rows.
@@ -154,7 +153,7 @@ def open_public(config: DataConfig, like: PoolFederation) -> Split:
     """Return the training part of `public` in the shape and normalisation of the clients' images.
 
     Raises:
-        UserError: the clients' samples, or those of `public`, are no images.
+        UserError: the clients' samples, or those of `public`, are not images.
     """
     remedy = "the server pre-trains on images of its own, and these samples are none; take another method"
     require(like.info.inputs == IMAGES, "data.source.name", config.source.name, remedy)
@@ -172,7 +171,7 @@ def open_public(config: DataConfig, like: PoolFederation) -> Split:
 
 
 def _check_fits(config: DataConfig, pool: Pool) -> None:
-    """Raise `UserError` for a scenario that reads classes or changes images where the source has none."""
+    """Raise `UserError` for a scenario that reads classes or changes images if the source has none."""
     scenario, name = type(config.scenario), type(config.scenario).__name__
     others = "take iid, lognormal, powerlaw or natural"
     remedy = f"it divides the samples by class, and labels of {config.source.name} are {pool.label_kind}"
@@ -208,8 +207,11 @@ def prepare(
     Args:
         config: source, scenario and public images.
         seed: the data seed.
-        download: fetch what source and public images lack, where somebody offers it.
+        download: whether to fetch missing files of source and public images, if they can be downloaded.
         progress: called with a line for every step.
+
+    Raises:
+        UserError: there is no data root, a missing file cannot be fetched, or see `open_federation`.
     """
     say, root = progress or (lambda line: None), config.folder
     for source in (config.source, config.public):
@@ -229,7 +231,7 @@ def prepare(
 
 
 def _files(source: Source, root: Path) -> list[Path]:
-    """Return the files that a source reads; refuse names that no folder can have."""
+    """Return the files that a source reads; refuse a root that cannot be searched."""
     try:
         return source.files(root)
     except UserError:
@@ -251,7 +253,7 @@ def _states(config: DataConfig) -> list[FileState]:
     for path in _files(source, root or Path()):
         try:
             states.append(_file_state(path))
-        except (OSError, ValueError) as error:  # a name may be none
+        except (OSError, ValueError) as error:  # ValueError: no valid file name
             if source.needs_root:
                 raise _not_there(source, root or Path(), path) from error
             remedy = "no such file; give its path, absolute, below data.root or in the working folder"
@@ -265,7 +267,7 @@ def _is_offered(source: Source) -> bool:
 
 
 def _how(source: Source) -> str:
-    """Say how to have the files of a source below data.root."""
+    """Return advice on how to get the files of a source below data.root."""
     named = "name the folder that holds them (--data.root or MPIFL_DATA)"
     if _is_offered(source):
         return f"fetch them with `mpifl prepare CONFIG --data.root DIR`, or {named}"
@@ -273,7 +275,7 @@ def _how(source: Source) -> str:
 
 
 def _not_there(source: Source, root: Path, path: Path) -> UserError:
-    """Return the error of a source that lacks a file; the key is what the user named."""
+    """Return the error for a missing file of a source; its key is the one that the user set."""
     named = getattr(source, "path", None)
     if named is None:
         return UserError("data.root", str(root), f"{path} is not there: {_how(source)}")
@@ -282,7 +284,7 @@ def _not_there(source: Source, root: Path, path: Path) -> UserError:
 
 
 def _file_state(path: Path) -> FileState:
-    """Return the state of a file; a relative name is another file in another working folder."""
+    """Return the state of a file; its name is absolute, because the working folder may change."""
     status = path.stat()
     return os.path.abspath(path), status.st_size, status.st_mtime_ns
 
@@ -323,7 +325,7 @@ def _open_pool(place: Path) -> Pool:
 
 
 def _as_tuple(value: Any) -> Any:
-    """Return a value of a JSON file with its lists as tuples."""
+    """Return a JSON value with its lists as tuples."""
     return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
@@ -335,7 +337,7 @@ def _write_scenario(
         remarks = list(spec.remarks(splits))
     table = FixedPartition(splits, spec.op_groups)
     say(f"splitting {len(pool.labels)} samples over {len(table.sizes)} clients")
-    shared = any(csr.row is not None for csr in splits.values())  # a row would be stored for each client
+    shared = any(csr.row is not None for csr in splits.values())  # each client would store a copy
     materialized = spec.materialize and pool.kind == IMAGES and not shared
     materialized = materialized and _bytes(spec, pool, table) <= MATERIALIZE_LIMIT_BYTES
     if materialized:
@@ -422,7 +424,7 @@ def _to_tensor(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> ToInputs:
 
 
 def _normalisation(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> str:
-    """Return how samples are normalised, in words; beside numbers of the configuration."""
+    """Return the name of the normalisation; `given` if the configuration has mean and deviation."""
     chosen = config.source.normalise or spec.normalise or "standard"
     if config.source.mean is not None:
         return "given"
@@ -433,7 +435,7 @@ def _normalisation(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> str:
 
 
 def _to_given(pool: Pool, mean: tuple[float, ...], std: tuple[float, ...]) -> ToInputs:
-    """Return what subtracts and divides by the user's numbers, one for each feature or one for all."""
+    """Return the standardisation by the user's numbers, one for each feature or one for all."""
     require(pool.kind == FEATURES, "data.source.mean", list(mean), f"samples are {pool.kind}; leave it out")
     remedy = f"give one number, or {pool.shape[-1]}: one for each feature"
     require(len(mean) in (1, pool.shape[-1]), "data.source.mean", list(mean), remedy)

@@ -1,4 +1,4 @@
-"""The federation that everything else reads: a pool of samples, a partition, operations; read lazily."""
+"""A federation made of a pool of samples, a partition and operations on the samples; read lazily."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .sample_cache import SampleCache
 from .scenario import Partition, SampleIndex, ScenarioSpec
 from .transforms import Op, ToInputs, labels_as_tensor
 
-MIN_CACHED_SHARE = 8  # the cache must hold one in so many of all training samples
+MIN_CACHED_SHARE = 8  # the cache must hold at least 1 / MIN_CACHED_SHARE of all training samples
 
 
 class PoolFederation(Federation):
@@ -37,17 +37,17 @@ class PoolFederation(Federation):
 
     Args:
         pool: samples and labels of the source.
-        spec: what the scenario composed.
-        partition: who holds which sample.
-        to_tensor: makes of stored samples what a model gets.
-        content: what the data are, see `Federation.content`.
-        cache_bytes: most that the cache of splits as tensors takes; readers must not change what they get.
-            Nothing is cached where less than one in `MIN_CACHED_SHARE` of all training samples would fit:
-            most would be gone before their client is trained again.
+        spec: the specification that the scenario composed.
+        partition: which client holds which samples.
+        to_tensor: converts stored samples to a model's inputs.
+        content: identity of the data, see `Federation.content`.
+        cache_bytes: maximum size of the cache of splits as tensors; callers must not modify tensors they get.
+            Nothing is cached if fewer than one in `MIN_CACHED_SHARE` of all training samples would fit,
+            because most would be dropped before their client is trained again.
 
     Attributes:
-        names: what each group is, in a few words; may be empty.
-        facts: what the scenario reports about itself.
+        names: short description of each group; may be empty.
+        facts: facts that the scenario reports about itself.
         extra: names of the further test sets.
     """
 
@@ -73,13 +73,13 @@ class PoolFederation(Federation):
         self._ops: dict[str, tuple[Op, ...]] = {name: spec.ops for name in SPLITS} | dict(spec.split_ops)
         self.extra = tuple(name for name in spec.split_ops if name not in SPLITS)
         self._public, self._group_test_sets = spec.public, spec.group_test_sets
-        self._wrong: np.ndarray | None = None  # label [L] that attackers give to samples of each label
+        self._wrong: np.ndarray | None = None  # [L], the label that attackers give to samples of each label
         self.shape = self._shape_of_all_groups(spec.op_groups)
         self._samples = SampleCache(cache_bytes * self.caches(cache_bytes))
 
     @property
     def info(self) -> DataInfo:
-        """What samples and labels are like."""
+        """Description of samples and labels."""
         return replace(self.pool.info, shape=self.shape)
 
     def client(self, k: int, visit: int = 0) -> ClientData:
@@ -91,24 +91,24 @@ class PoolFederation(Federation):
         return self.partition.num_samples(k, 0 if self.partition.static else visit)
 
     def sizes_of(self, split: str, clients: np.ndarray, visits: np.ndarray) -> np.ndarray:
-        """Return how many samples clients hold in a set at some visits, int64 [m], without reading them."""
+        """Return the number of samples of clients in a split at given visits, int64 [m]; reads none."""
         if split in SPLITS and self.partition.static:
             return super().sizes_of(split, clients, visits)
         return self.partition.sizes_of(split, clients, visits)
 
     def attack(self, clients: Sequence[int], labels: np.ndarray | None) -> None:
-        """Make clients attackers; call it before any data are read.
+        """Make some clients attackers; must be called before any data are read.
 
         Args:
-            clients: who attacks.
-            labels: the label [L] that they give to training and validation samples of each label; None: the
-                true ones.
+            clients: the attackers.
+            labels: [L], the label that attackers give to their training and validation samples of each label;
+                None: the true labels.
         """
         self.attackers = np.asarray(clients, np.int64)
         self._wrong = labels
 
     def _given(self, k: int, split: str, y: np.ndarray) -> np.ndarray:
-        """Return the labels that client `k` gives to samples of a split with labels `y`."""
+        """Return the labels that client `k` gives to samples of a split whose labels are `y`."""
         wrong, attackers = self._wrong, self.attackers
         if wrong is None or attackers is None or split not in ("train", "val") or k not in attackers:
             return y
@@ -125,7 +125,7 @@ class PoolFederation(Federation):
 
     @property
     def changes(self) -> bool:
-        """Return whether a client may hold other data at another visit, as the partition says."""
+        """Return whether the data of a client may differ between visits, as the partition declares."""
         return not self.partition.static
 
     @property
@@ -151,22 +151,25 @@ class PoolFederation(Federation):
         return super().mixture(k, visit) if share is None else share
 
     def cycle(self, k: int, visit: int) -> int:
-        """Return which of its successive data sets client `k` has at a visit, from 0."""
+        """Return the index, from 0, of client `k`'s data set at a visit, in its sequence of data sets."""
         return self.partition.cycle(k, visit)
 
     def await_drift(self, threshold: float, longest: int) -> None:
-        """Skip data sets that differ too little from those of the visit before.
+        """Skip data sets that differ too little from those of the previous visit.
 
         Args:
-            threshold: least total variation distance between the group shares of successive visits.
+            threshold: minimum total variation distance between the group shares of successive visits.
             longest: a visit skips fewer data sets than this.
+
+        Raises:
+            UserError: the data never change, or have no group shares.
         """
         if self.partition.static or self.partition.mixture(0, 0) is None:
             super().await_drift(threshold, longest)
         self.partition = PartitionUntilDrift(self.partition, threshold, longest)
 
     def samples(self, k: int, split: str = "train", visit: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Return client `k`'s samples as they are stored (images: uint8 [n, C, H, W]), and its labels."""
+        """Return client `k`'s samples in their stored type (images: uint8 [n, C, H, W]), and its labels."""
         x, y = self._pixels(self.partition.of(k, split, visit), self._ops[split])
         return np.array(x), np.array(self._given(k, split, y))
 
@@ -185,7 +188,7 @@ class PoolFederation(Federation):
         return self._given(k, split, y)
 
     def stored(self, clients: np.ndarray, visits: np.ndarray) -> StoredSamples | None:
-        """Return where the training samples of some visits are stored; None where they are changed first."""
+        """Return where training samples of some visits are stored; None if clients train on other values."""
         pool, table = self.pool, self._table
         if table is None or self._wrong is not None:
             return None
@@ -194,7 +197,7 @@ class PoolFederation(Federation):
 
     @cached_property
     def _table(self) -> torch.Tensor | None:
-        """What a model gets for each value of a pixel; None where that does not say it all."""
+        """The model input for each value of a pixel; None if that table does not determine the inputs."""
         pool = self.pool
         plain = not self._ops["train"] and pool.kind == IMAGES and pool.label_kind == CLASSES
         plain = plain and pool.inputs.flags.c_contiguous and pool.labels.dtype == np.int64
@@ -212,7 +215,7 @@ class PoolFederation(Federation):
         return self._samples.get(address, read)
 
     def _read(self, draw: SampleIndex, ops: tuple[Op, ...]) -> Split:
-        x, y = self._pixels(draw, ops)  # may be the cache itself: never hand it out
+        x, y = self._pixels(draw, ops)  # may be views of the mapped cache: never return them
         return Split(self.to_tensor(x), labels_as_tensor(y))
 
     def _pixels(self, draw: SampleIndex, ops: tuple[Op, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -242,12 +245,12 @@ class PoolFederation(Federation):
 
 
 class PartitionUntilDrift(Partition):
-    """The data sets of another partition without those that drifted too little.
+    """Another partition without the data sets that drifted too little.
 
     Args:
-        inner: the partition whose data sets are skipped.
-        threshold: least total variation distance between the group shares of two successive visits.
-        longest: a visit takes one of the next so many data sets at the latest.
+        inner: the partition some of whose data sets are skipped.
+        threshold: minimum total variation distance between the group shares of two successive visits.
+        longest: a visit takes one of the next `longest` data sets, the last if none differs enough.
     """
 
     def __init__(self, inner: Partition, threshold: float, longest: int) -> None:
@@ -256,7 +259,7 @@ class PartitionUntilDrift(Partition):
         self._cycles: dict[int, list[int]] = {}  # client -> data set of each visit
 
     def cycle(self, k: int, visit: int) -> int:
-        """Return which of its successive data sets client `k` has at a visit, from 0."""
+        """Return the index, from 0, of client `k`'s data set at a visit, in its sequence of data sets."""
         cycles = self._cycles.setdefault(k, [0])
         while len(cycles) <= visit:
             cycles.append(self._after(k, cycles[-1]))

@@ -13,15 +13,15 @@ from mpifl.core.rng import Key
 from mpifl.core.textfiles import readable
 
 MAX_ORIGINS = 1 << 24
-IGNORED = -100  # a token of a label that does not count, as in PyTorch
-BLOCK = 1 << 22  # numbers that are checked at a time
+IGNORED = -100  # label token of a position that is ignored, as PyTorch's `ignore_index`
+BLOCK = 1 << 22  # numbers that are processed at a time
 
 
 @dataclass(frozen=True)
 class Pool:
     """Samples and labels of one source; sample i belongs to the training part if i < num_train.
 
-    The types of the arrays say what they are:
+    The type and shape of an array determine its kind:
 
     | `inputs` | samples |
     |---|---|
@@ -34,25 +34,25 @@ class Pool:
     | an integer type [n] | classes, from 0 to `num_classes` - 1 |
     | uint8 or bool [n, L] | multi-hot: which of L labels apply |
     | float32 (or float16, float64) [n, L] | L numbers to predict |
-    | int16, int32 or int64 [n, T] | tokens, one for each position; -100 where none counts |
+    | int16, int32 or int64 [n, T] | tokens, one for each position; -100 for ignored positions |
 
     Attributes:
-        inputs: [n, ...], memory-mapped where it comes from the cache.
+        inputs: [n, ...], memory-mapped if read from the cache.
         labels: [n] or [n, ...].
         num_train: size of the training part.
-        num_classes: L, the width of a model's output: classes, labels, numbers or different tokens.
-        origin: int64 [n], the origin of each sample (writer, domain), or None where it is unknown.
-        origin_names: what the origins are called, if they have names.
-        class_names: what the classes, labels or numbers are called, if they have names.
-        vocabulary: number of different tokens of `inputs`; 0 where they are no tokens.
-        categories: of a table, the number of categories of each column (`DataInfo.categories`).
+        num_classes: L, the width of a model's output: number of classes, labels, numbers or different tokens.
+        origin: int64 [n], the origin of each sample (writer, domain), or None if unknown.
+        origin_names: names of the origins, if they have any.
+        class_names: names of the classes, labels or numbers, if they have any.
+        vocabulary: number of different tokens of `inputs`; 0 if they are not tokens.
+        categories: number of categories of each column of a table (`DataInfo.categories`).
         parts: shapes of several inputs that lie side by side in [n, F] (`DataInfo.parts`).
-        mean: of features over the training part, float32 [*shape], 0 in columns of categories; of images
-            whose source publishes no statistics, of each channel of pixels in [0, 1], float64 [C]; None for
-            other samples, and until the pool is stored (`standardised`).
-        std: likewise, 1 in columns of categories and in those that never change.
+        mean: mean over the training part. For features, float32 [*shape], 0 in columns of categories. For
+            images whose source publishes no statistics, the mean of each channel of pixels in [0, 1],
+            float64 [C]. None for other samples, and before `standardised` computes it.
+        std: standard deviation in the same form; 1 in columns of categories and where values are constant.
         origin_groups: hidden group of each origin, or empty.
-        remarks: lines for the user, such as what was left out; said at every start.
+        remarks: lines for the user, such as what was left out; printed at every start.
     """
 
     inputs: np.ndarray
@@ -72,19 +72,19 @@ class Pool:
 
     @property
     def images(self) -> np.ndarray:
-        """Return `inputs`, uint8 [n, C, H, W], of a source of images."""
+        """Return `inputs` of a source of images, uint8 [n, C, H, W]."""
         return self.inputs
 
     @property
     def kind(self) -> str:
-        """Return what the samples are: `images`, `features` or `tokens`."""
+        """Return the kind of the samples: `images`, `features` or `tokens`."""
         if self.inputs.dtype == np.uint8 and self.inputs.ndim == 4:
             return IMAGES
         return FEATURES if np.issubdtype(self.inputs.dtype, np.floating) else TOKENS
 
     @property
     def label_kind(self) -> str:
-        """Return what the labels are: `classes`, `multi_hot`, `numbers` or `tokens`."""
+        """Return the kind of the labels: `classes`, `multi_hot`, `numbers` or `tokens`."""
         if np.issubdtype(self.labels.dtype, np.floating):
             return NUMBERS
         if self.labels.ndim == 1:
@@ -93,7 +93,7 @@ class Pool:
 
     @property
     def info(self) -> DataInfo:
-        """Return what samples and labels are like, before any operation of a scenario."""
+        """Return the description of samples and labels before any operation of a scenario."""
         return DataInfo(
             self.shape,
             self.num_classes,
@@ -125,11 +125,11 @@ def images_of(array: np.ndarray, name: str, otherwise: str = "") -> np.ndarray:
 
     Args:
         array: [n, H, W], [n, H, W, C] or [n, C, H, W] with C = 1 or 3; uint8, or floats in [0, 1].
-        name: where they come from, for error messages.
-        otherwise: what to do where they are no images, for error messages.
+        name: where the array comes from, for error messages.
+        otherwise: advice for error messages if the array does not hold images.
 
     Raises:
-        UserError: another shape, type or range.
+        UserError: the array has another shape, type or range.
     """
     array = np.asarray(array)
     require(
@@ -163,11 +163,11 @@ def labels_of(array: np.ndarray | None, name: str, num_classes: int | None = Non
 
     Args:
         array: integers [n] or [n, 1].
-        name: where they come from, for error messages.
-        num_classes: L; None where it is not known.
+        name: where the array comes from, for error messages.
+        num_classes: L; None if unknown.
 
     Raises:
-        UserError: another shape or type, or a label outside 0 .. L - 1.
+        UserError: the array has another shape or type, or a label outside 0 .. L - 1.
     """
     if array is None or not np.issubdtype(array.dtype, np.integer):
         dtype = None if array is None else str(array.dtype)
@@ -181,7 +181,7 @@ def labels_of(array: np.ndarray | None, name: str, num_classes: int | None = Non
 
 
 def count_classes(labels: np.ndarray, name: str) -> int:
-    """Return L, one more than the largest label [n]; raise `UserError` for more classes than samples."""
+    """Return L, the largest of `labels` [n] plus one; raise `UserError` if n is 0 or smaller than L."""
     require(labels.size > 0, name, 0, "no samples: give some")
     largest = int(labels.max())
     remedy = f"more classes than the {len(labels)} samples: number the classes 0, 1, 2, ..."
@@ -190,7 +190,7 @@ def count_classes(labels: np.ndarray, name: str) -> int:
 
 
 def check_pool(pool: Pool, name: str) -> None:
-    """Raise `UserError` unless a source's pool is valid: labels and tokens are used as indices."""
+    """Raise `UserError` unless a source's pool is valid; its labels and tokens later serve as indices."""
     inputs, n = pool.inputs, len(pool.labels)
     require(n == len(inputs), name, n, f"labels for {len(inputs)} samples: give one for each")
     require(0 < pool.num_train <= n, name, pool.num_train, f"training samples of {n}: give some")
@@ -218,7 +218,7 @@ def check_pool(pool: Pool, name: str) -> None:
 
 
 def _check_columns(pool: Pool, name: str) -> None:
-    """Raise `UserError` where categories or packed inputs do not fit the columns."""
+    """Raise `UserError` if categories or packed inputs do not fit the columns."""
     if pool.categories:
         remedy = f"category counts for samples of shape {list(pool.shape)}: give one for each column"
         require(pool.shape == (len(pool.categories),), name, len(pool.categories), remedy)
@@ -237,7 +237,7 @@ def _check_columns(pool: Pool, name: str) -> None:
 
 
 def _check_labels(pool: Pool, name: str) -> None:
-    """Raise `UserError` unless the labels are as `Pool` says."""
+    """Raise `UserError` unless the labels have a form that `Pool` lists."""
     labels, kind, count = pool.labels, pool.label_kind, pool.num_classes
     if kind == CLASSES:
         labels_of(labels, name, count)
@@ -264,7 +264,7 @@ def _check_finite(values: np.ndarray, name: str) -> None:
 
 
 def _check_tokens(tokens: np.ndarray, count: int, name: str, also: int | None = None) -> None:
-    """Raise `UserError` unless all tokens lie in 0 .. count - 1, or are `also`."""
+    """Raise `UserError` unless every token lies in 0 .. count - 1 or equals `also`."""
     low = int(np.min(tokens, where=True if also is None else tokens != also, initial=0))
     high = int(tokens.max(initial=0))
     remedy = f"tokens must be whole numbers from 0 to {count - 1}, one less than the vocabulary"
@@ -272,14 +272,14 @@ def _check_tokens(tokens: np.ndarray, count: int, name: str, also: int | None = 
 
 
 def standardised(pool: Pool) -> Pool:
-    """Return a pool with mean and standard deviation of its features or pixels, unless it has them."""
+    """Return the pool with mean and standard deviation of its features or pixels, computed if missing."""
     if pool.kind == TOKENS or pool.mean is not None:
         return pool
     if pool.kind == IMAGES:
         return _with_statistics_of_pixels(pool)
     rows = max(1, BLOCK // max(1, int(np.prod(pool.shape))))
     total, square = np.zeros(pool.shape), np.zeros(pool.shape)
-    first = np.asarray(pool.inputs[0], np.float64)  # sums of differences from it cancel less
+    first = np.asarray(pool.inputs[0], np.float64)  # differences from it suffer less from cancellation
     for start in range(0, pool.num_train, rows):
         block = np.asarray(pool.inputs[start : min(start + rows, pool.num_train)], np.float64) - first
         total += block.sum(0)
@@ -294,7 +294,7 @@ def standardised(pool: Pool) -> Pool:
 
 
 def _with_statistics_of_pixels(pool: Pool) -> Pool:
-    """Return a pool with mean and standard deviation per channel; sums of bytes are exact in any order."""
+    """Return the pool with mean and standard deviation per channel, from exact integer sums of pixels."""
     channels, pixels = pool.shape[0], int(np.prod(pool.shape[1:]))
     counts = np.zeros((channels, 256), np.int64)  # how often each channel has each value
     rows = max(1, BLOCK // (channels * pixels))
@@ -311,7 +311,10 @@ def _with_statistics_of_pixels(pool: Pool) -> Pool:
 
 
 def stratified(labels: np.ndarray, fraction: float, key: Key) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices (kept, held out); of every class round(`fraction` n) are held out, at least one."""
+    """Return indices (kept, held out): of each class of n samples, round(`fraction` n) are held out.
+
+    At least one sample of each class is kept, and of two or more at least one is held out.
+    """
     held = []
     for label in np.unique(labels):
         members = key.of(int(label)).numpy().permutation(np.flatnonzero(labels == label))

@@ -1,8 +1,8 @@
 """Folders of arrays, written once, checked by SHA-256, memory-mapped by all ranks of a node.
 
 A folder is built under a temporary name beside its final place and renamed when complete, so that concurrent
-builders never see unfinished folders. Of processes that need the same folder one builds it and the others
-wait; where files cannot be locked all build, the first to finish wins and the others use its folder.
+builders never see unfinished folders. If several processes need the same folder, one builds it and the others
+wait. Where files cannot be locked, all of them build; the first to finish wins and the others use its folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mpifl.core.imports import imported_from
 from mpifl.core.progress import doing, each
 
 META = "meta.json"
-WAIT_S = 0.05  # between two looks whether another process has built a folder
+WAIT_S = 0.05  # between two checks whether another process has built a folder
 Progress = Callable[[str], None]
 
 
@@ -54,13 +54,13 @@ def load(folder: Path, name: str) -> np.ndarray:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """Return the facts that were written beside the arrays of `folder`."""
+    """Return the facts that are stored beside the arrays of `folder`."""
     noted: dict[str, Any] = json.loads((folder / META).read_text())["facts"]
     return noted
 
 
 def content(folder: Path, *names: str) -> str:
-    """Return a digest of the arrays of `folder` with these names, from their checksums; nothing is read."""
+    """Return a digest of the named arrays of `folder`, computed from their stored checksums alone."""
     files = json.loads((folder / META).read_text())["files"]
     return digest({name: files[f"{name}.npy"]["sha256"] for name in names if f"{name}.npy" in files})
 
@@ -72,7 +72,7 @@ def ensure(
     build: bool = True,
     verify: bool = True,
 ) -> Path:
-    """Return `folder`, complete and intact; where it is not, report it and let `fill` write it anew.
+    """Return `folder`, complete and intact; if it is not, report that and let `fill` write it again.
 
     Args:
         folder: final place.
@@ -96,7 +96,7 @@ def ensure(
 
 
 def _look(folder: Path, verify: bool) -> str:
-    """Return what is wrong with a folder, or that it is not there; empty if nothing is."""
+    """Return what is wrong with a folder, its absence included; empty if nothing is wrong."""
     if not os.path.lexists(folder):
         return "is not there"
     with doing("checking the data cache"):
@@ -105,7 +105,7 @@ def _look(folder: Path, verify: bool) -> str:
 
 @contextmanager
 def _building(folder: Path, progress: Progress) -> Iterator[None]:
-    """Wait until no other process builds a folder, and keep others from it."""
+    """Hold the lock for building a folder; wait while another process holds it."""
     lock = folder.with_name(f".{folder.name}.lock")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _building(folder: Path, progress: Progress) -> Iterator[None]:
 
 
 def _build(folder: Path, fill: Callable[[Path], Mapping[str, Any]], progress: Progress, wrong: str) -> None:
-    """Build a folder, in the place of one that is not there or damaged."""
+    """Build a folder that is missing, or rebuild a damaged one."""
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}")
     try:
         if os.path.lexists(folder):
@@ -145,7 +145,7 @@ def _build(folder: Path, fill: Callable[[Path], Mapping[str, Any]], progress: Pr
 
 
 def flaw(folder: Path, verify: bool) -> str:
-    """Return what is wrong with `folder`, naming the file; empty if nothing is."""
+    """Return what is wrong with `folder`, naming the file; empty if nothing is wrong."""
     unread = f"is corrupt ({META} is missing or unreadable)"
     try:
         if not (folder / META).is_file():  # a pipe would wait for a writer
@@ -161,7 +161,7 @@ def flaw(folder: Path, verify: bool) -> str:
 
 
 def _file_flaw(path: Path, expected: Mapping[str, Any], verify: bool) -> str:
-    """Return what is wrong with one file; empty if nothing is."""
+    """Return what is wrong with one file; empty if nothing is wrong."""
     size = path.stat().st_size if path.is_file() else -1
     if size != expected["bytes"]:
         return f"is corrupt ({path.name} has {max(size, 0)} bytes instead of {expected['bytes']}: truncated)"
@@ -188,7 +188,7 @@ def folder_of(name: str, key: str) -> Path:
     """Return the folder that a user names, `~` expanded.
 
     Raises:
-        UserError: the name contains a null character or an unknown user; names `key`.
+        UserError: the name contains a null character or an unknown user; the error names `key`.
     """
     folder = os.path.expanduser(name)
     known = "\0" not in folder and not folder.startswith("~")
@@ -209,8 +209,8 @@ def _package_digest() -> str:
 def code_digest(cls: type) -> str:
     """Return a digest of the code that prepares data: this package, and the file of a user's own class.
 
-    What that file imports from its own folder counts, too (`imported_from`). It is part of a cache's name, so
-    that what other code prepared is never read.
+    Files that it imports from its own folder are included (`imported_from`). The digest is part of a cache's
+    name, so data that other code prepared are never read.
     """
     ours = cls.__module__.startswith(f"{__package__}.")
     file = None if ours else getattr(sys.modules.get(cls.__module__), "__file__", None)

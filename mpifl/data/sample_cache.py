@@ -10,18 +10,18 @@ import torch
 from mpifl.core.devices import ALIGNMENT
 from mpifl.core.federation import Split
 
-NUM_BLOCKS = 8  # that the limit is divided into, or more: no block is larger than `BLOCK_BYTES`
+NUM_BLOCKS = 8  # a block has 1 / NUM_BLOCKS of the limit, at most BLOCK_BYTES; a larger split has its own
 BLOCK_BYTES = 64 << 20
 
 
 class SampleCache:
-    """Keeps the splits that were read last.
+    """A cache of the splits that were read last.
 
-    Splits lie side by side in a few large blocks, and the oldest block is dropped as a whole. Dropped one by
-    one, they would fragment the memory between large temporary tensors.
+    Splits lie side by side in a few large blocks, and the oldest block is dropped as a whole. Dropping splits
+    one by one would fragment the memory between large temporary tensors.
 
     Args:
-        limit: bytes; 0 keeps nothing.
+        limit: size in bytes; 0 disables the cache.
     """
 
     def __init__(self, limit: int) -> None:
@@ -43,7 +43,7 @@ class SampleCache:
         return split
 
     def _block(self, size: int) -> tuple[torch.Tensor, list[Hashable]]:
-        """Return a block with room for so many bytes."""
+        """Return a block with room for `size` bytes, and the list of the addresses in it."""
         if not self._blocks or self._filled + size > len(self._blocks[-1][0]):
             total = max(size, min(self.limit // NUM_BLOCKS, BLOCK_BYTES))
             while self._blocks and self.held + total > self.limit:
@@ -57,7 +57,7 @@ class SampleCache:
         return self._blocks[-1]
 
     def _placed(self, values: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-        """Return a copy in the block's next free place."""
+        """Copy `values` to the next free place of the block and return the copy."""
         start = self._filled
         self._filled += _aligned_bytes(values)
         place = block[start : start + values.nbytes].view(values.dtype).view(values.shape)

@@ -1,4 +1,4 @@
-"""What a scenario specifies: who holds which samples, how they are transformed, what the server owns."""
+"""The interface of scenarios: who holds which samples, how they are transformed, what the server owns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .pool import Pool
 from .transforms import Op
 
 LONGEST_SIDE = 10_000  # pixels of an image
-CLIENT_BYTES = 50  # of a registered client at rank 0, about (docs/performance.md)
+CLIENT_BYTES = 50  # approximate memory of a registered client at rank 0 (docs/performance.md)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SampleIndex:
 
     Attributes:
         index: addresses in the pool, int [n] or a slice.
-        group: the group of each sample, int [n], or of all.
+        group: the group of each sample, int [n], or one group for all samples.
     """
 
     index: np.ndarray | slice
@@ -40,8 +40,9 @@ class Partition(ABC):
     """Which samples each client holds at each visit.
 
     Attributes:
-        sizes: int64 [N, 3], training, validation and test samples (at the first visit, where they change).
-        static: whether every client holds the same samples at every visit; a partition says so itself.
+        sizes: int64 [N, 3], number of training, validation and test samples of each client (at its first
+            visit, if they change).
+        static: whether every client holds the same samples at every visit; set by the subclass.
     """
 
     sizes: np.ndarray
@@ -49,15 +50,15 @@ class Partition(ABC):
 
     @abstractmethod
     def of(self, k: int, split: str, visit: int) -> SampleIndex:
-        """Return what client `k` holds in `split` at its `visit`-th visit, a pure function of the three."""
+        """Return the samples of client `k` in `split` at its `visit`-th visit; depends on nothing else."""
 
     def of_all(self, clients: np.ndarray, split: str, visits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return what several clients hold: addresses one after the other, int64 [n], and sizes, int64 [m].
+        """Return the samples of several clients: joined addresses, int64 [n], and sizes, int64 [m].
 
         Args:
             clients: int64 [m].
-            split: of all.
-            visits: of each client, int64 [m].
+            split: the same for all clients.
+            visits: visit of each client, int64 [m].
         """
         found = [self.of(k, split, v).index for k, v in zip(clients.tolist(), visits.tolist(), strict=True)]
         parts = [np.arange(i.start, i.stop) if isinstance(i, slice) else i for i in found]
@@ -67,17 +68,17 @@ class Partition(ABC):
     def num_samples(self, k: int, visit: int) -> int:
         """Return the number of training samples of client `k` at a visit.
 
-        Default: `sizes` at the first visit and where the partition is static, else what `of` returns is
-        counted. Every average over clients is weighted with it: where `of` takes long, count them here.
+        Default: `sizes` at the first visit or if the partition is static, otherwise the size of what `of`
+        returns. Every average over clients is weighted by this number: override it if `of` is slow.
         """
         return int(self.sizes[k, 0]) if self.static or not visit else self._counted(k, "train", visit)
 
     def num_held(self, k: int, split: str, visit: int) -> int:
         """Return the number of samples of client `k` in `split` at a visit.
 
-        Default: `num_samples` of training samples; others are counted in what `of` returns. Rank 0 asks at
-        each evaluation for the test samples of each evaluated client, unless the partition is static: where
-        `of` takes long, count them here without it.
+        Default: `num_samples` for the training split, otherwise the size of what `of` returns. Unless the
+        partition is static, rank 0 asks at each evaluation for the number of test samples of each evaluated
+        client: override this method if `of` is slow.
         """
         return self.num_samples(k, visit) if split == "train" else self._counted(k, split, visit)
 
@@ -89,19 +90,19 @@ class Partition(ABC):
         """Return the number of samples of several clients, int64 [m].
 
         Args:
-            split: of all.
+            split: the same for all clients.
             clients: int64 [m].
-            visits: of each client, int64 [m].
+            visits: visit of each client, int64 [m].
         """
         pairs = zip(clients.tolist(), visits.tolist(), strict=True)
         return np.array([self.num_held(k, split, visit) for k, visit in pairs], np.int64)
 
     def mixture(self, k: int, visit: int) -> np.ndarray | None:
-        """Return the true group shares [groups] of client `k`; None where each client has one group."""
+        """Return the true group shares [groups] of client `k`; None if each client has one group."""
         return None
 
     def cycle(self, k: int, visit: int) -> int:
-        """Return which of its successive data sets client `k` has at a visit, from 0."""
+        """Return the index, from 0, of client `k`'s data set at a visit, in its sequence of data sets."""
         return visit
 
     @property
@@ -116,8 +117,8 @@ class FixedPartition(Partition):
     Args:
         splits: one `Csr` for each split, by name.
         groups: int [N], the group of each client, or None for one group.
-        test_pool: number of different test samples; None: that of different addresses, which of stored
-            copies is too large.
+        test_pool: number of different test samples; None: the number of different addresses, which is too
+            large if the pool stores copies.
     """
 
     static = True
@@ -134,7 +135,7 @@ class FixedPartition(Partition):
         return SampleIndex(self.splits[split].of(k), 0 if self.groups is None else int(self.groups[k]))
 
     def of_all(self, clients: np.ndarray, split: str, visits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return what several clients hold, the same at every visit."""
+        """Return the samples of several clients, the same at every visit."""
         return self.splits[split].of_all(clients)
 
     def sizes_of(self, split: str, clients: np.ndarray, visits: np.ndarray) -> np.ndarray:
@@ -155,24 +156,24 @@ class ScenarioSpec:
     """A scenario for one pool and one seed. Everything but `splits()` is cheap.
 
     Attributes:
-        splits: partitions by name: train, val, test and further test sets. Called once; its result is
-            kept in the cache. Empty where `drift` is given instead.
+        splits: returns partitions by name: train, val, test and further test sets. Called once; its result is
+            kept in the cache. Not used if `drift` is given instead.
         groups: int64 [N], hidden group of each client, or None.
-        blocks: int64 [N], the group the operations see, where that is finer than `groups`.
-        ops: what is done to the samples of each split, in order.
-        split_ops: operations of the splits that have their own; names beyond train, val, test are further
-            test sets.
-        materialize: store transformed images in the cache instead of transforming at every visit.
-        drift: a partition that depends on the visit and is never stored. Samples, groups and sizes may change
-            at any visit, of any client; where none ever does, its `static` is True, and clients are cached.
-        resize: side of the images a client sees, None to keep theirs.
-        normalise: the normalisation this scenario's paper uses, None for the source's own.
-        public: addresses of the samples the server owns, one array for each group.
-        group_test_sets: addresses of the test samples of whole groups, one array for each.
-        names: what each group is, in a few words.
+        blocks: int64 [N], the group that the operations use, if that is finer than `groups`.
+        ops: operations on the samples of every split, in order.
+        split_ops: operations of single splits, in place of `ops`; names other than train, val and test are
+            further test sets.
+        materialize: whether to store transformed images in the cache instead of transforming at every visit.
+        drift: a partition that depends on the visit and is never stored. Samples, groups and sizes of any
+            client may change at any visit. If they never do, its `static` is True, and clients are cached.
+        resize: side in pixels of the images that clients get; None keeps their size.
+        normalise: the normalisation that the scenario's paper uses; None for the source's own.
+        public: addresses of the samples that the server owns, one array for each group.
+        group_test_sets: addresses of the test samples of whole groups, one array for each group.
+        names: short description of each group.
         targets: the group whose accuracy is reported separately, or None.
-        facts: what the scenario reports about itself beyond counts.
-        remarks: returns lines for the user about the partitions that `splits` returned; said at every start.
+        facts: facts that the scenario reports about itself, beyond counts.
+        remarks: returns lines for the user about the partitions from `splits`; printed at every start.
     """
 
     splits: Callable[[], Mapping[str, Csr]] = dict
@@ -193,7 +194,7 @@ class ScenarioSpec:
 
     @property
     def op_groups(self) -> np.ndarray | None:
-        """Return the group that the operations see for each client, int64 [N]."""
+        """Return the group that the operations use for each client, int64 [N]."""
         return self.groups if self.blocks is None else self.blocks
 
 
@@ -201,10 +202,10 @@ class Scenario(ABC):
     """Options of one scenario; a frozen dataclass whose fields are configuration keys.
 
     Attributes:
-        by_class: whether it reads the classes of the samples; a source with other labels is then refused.
-        of_images: whether it changes images; a source of other samples is then refused.
-        tested_on: the answer to `test_share` where the paper, or the nature of the scenario, decides what
-            clients are tested on; empty where the key is known.
+        by_class: whether it reads the classes of the samples; sources with other labels are then refused.
+        of_images: whether it changes images; sources of other samples are then refused.
+        tested_on: message for users who set `test_share`, if the paper or the nature of the scenario
+            determines what clients are tested on; empty if the scenario has that key.
     """
 
     by_class: ClassVar[bool] = True
@@ -212,7 +213,7 @@ class Scenario(ABC):
     tested_on: ClassVar[str] = ""
 
     def files(self) -> list[Path]:
-        """Return the files that it reads; the partition is prepared anew when one of them changes."""
+        """Return the files that it reads; the partition is prepared again when one of them changes."""
         return []
 
     @abstractmethod
@@ -224,10 +225,10 @@ def check_clients(num_clients: int, samples: int, needed: int | None = None) -> 
     """Refuse more clients than samples.
 
     Args:
-        num_clients: as the user gave them.
-        samples: that they divide.
-        needed: how many samples these clients need, where it is not one for each: some divide a copy of their
-            own, or want several.
+        num_clients: number of clients that the user asked for.
+        samples: number of samples that they divide.
+        needed: number of samples that these clients need; None: one for each. Fewer are needed if groups
+            divide copies of the samples, more if each client needs several.
     """
     needed = num_clients if needed is None else needed
     remedy = f"more clients than the {samples} samples there are"
@@ -237,7 +238,7 @@ def check_clients(num_clients: int, samples: int, needed: int | None = None) -> 
 
 
 def check_part(samples: np.ndarray) -> None:
-    """Refuse to cut a part of the source that is empty: only the test part may be."""
+    """Refuse to divide a part of the source that is empty; only the test part can be empty."""
     remedy = "clients are tested on it here; take another source, or test_share of source or scenario"
     require(len(samples) > 0, "data.source", "no test part", remedy)
 
@@ -249,12 +250,12 @@ def check_fraction(name: str, value: float | None) -> None:
 
 
 def check_side(name: str, side: int | None) -> None:
-    """Refuse a side of images in pixels that none has."""
+    """Refuse a side of images outside 1 .. `LONGEST_SIDE` pixels; None is accepted."""
     require(side is None or 0 < side <= LONGEST_SIDE, name, side, f"a side in pixels, 1 to {LONGEST_SIDE}")
 
 
 def grouped(num_clients: int, num_groups: int) -> np.ndarray:
-    """Return int64 [N], the group of each client in contiguous blocks; refuse groups that do not divide."""
+    """Return int64 [N], the group of each client in equal blocks; refuse groups that do not divide N."""
     check_memory("clients", num_clients, CLIENT_BYTES)
     require(
         num_clients > 0 and num_clients % num_groups == 0,

@@ -1,4 +1,4 @@
-"""Label statistics of a federation: class histograms, and their distance from the whole."""
+"""Label statistics of a federation: class histograms, and their distance from the overall distribution."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .federation import PoolFederation
 def histogram(
     federation: PoolFederation, split: str = "train", visit: int = 0, clients: Iterable[int] | None = None
 ) -> np.ndarray:
-    """Return how many samples of each class each client has, int64 [n, L]; no image is read.
+    """Return how many samples of each class each client has, int64 [n, L], without reading samples.
 
     Args:
         federation: the clients.
         split: train, val, test or a further test set.
-        visit: of each client.
-        clients: their numbers; None for all.
+        visit: number of the visit, the same for all clients.
+        clients: numbers of the clients; None for all.
     """
     chosen = range(federation.num_clients) if clients is None else clients
     labels = (federation.labels(int(k), split, visit) for k in chosen)
@@ -26,12 +26,12 @@ def histogram(
 
 
 def label_distance(counts: np.ndarray) -> np.ndarray:
-    """Return sum_c |p_k(c) - p(c)| of each client against all together, float64 [N] in [0, 2].
+    """Return sum_c |p_k(c) - p(c)| for each client k, p being the shares of all, float64 [N] in [0, 2].
 
-    The "EMD" of label-skew papers (Zhao et al., 2018), which FedCUAU's groups are compared by.
+    Papers on label skew call it "EMD" (Zhao et al., 2018). It serves to compare FedCUAU's groups.
 
     Args:
-        counts: samples of each class of each client [N, L].
+        counts: number of samples of each client and class [N, L].
     """
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     return np.asarray(np.abs(share - counts.sum(axis=0) / counts.sum()).sum(axis=1))

@@ -1,8 +1,8 @@
-"""Operations on samples and labels, composable in any order; tensors of samples as they are stored.
+"""Operations on stored samples and labels, composable in any order, and the conversion to tensors.
 
 An operation takes samples [n, ...] and labels as the pool stores them (images uint8 [n, C, H, W], classes
-int64 [n]) and the group of each sample int64 [n], and returns new ones. Whether it runs while the cache is
-built or at every visit makes no difference to the result.
+int64 [n]) and the group of each sample, int64 [n]. It returns new samples and labels. The result is the same
+whether it runs while the cache is built or at every visit.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 
 
 class Op(ABC):
-    """One change of pixels or labels that may depend on label and group."""
+    """A change of samples or labels that may depend on label and group."""
 
     @abstractmethod
     def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return changed (x, y) of the same types; never changes its arguments."""
+        """Return new (x, y) of the same types; must not modify its arguments."""
 
     def channels(self, count: int) -> int:
-        """Return how many colour channels come out where `count` go in."""
+        """Return the number of colour channels of the result for images with `count` channels."""
         return count
 
 
@@ -112,13 +112,13 @@ class Patch(Op):
 
 @dataclass(frozen=True)
 class Noise(Op):
-    """Add Gaussian noise that depends on the sample and its group alone: it is the same at every visit.
+    """Add Gaussian noise that depends only on the sample and its group, so it is the same at every visit.
 
-    Images are rounded to bytes and cut to [0, 255].
+    Images are rounded to bytes and clipped to [0, 255].
 
     Attributes:
-        levels: standard deviation of each group, of pixels in [0, 1] or of features in units of `scale`.
-        seed: of the draws.
+        levels: standard deviation for each group, for pixels in [0, 1] or for features in units of `scale`.
+        seed: seed of the draws.
         scale: the unit of each feature, [F]; empty: 1.
     """
 
@@ -143,23 +143,23 @@ class Noise(Op):
 
 
 class ToInputs(ABC):
-    """Makes of samples as they are stored what a model gets; the last step of every visit."""
+    """The conversion of stored samples to the inputs of a model; the last step of every visit."""
 
     def table(self, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """Return what a model gets for each value of a pixel, float32 [C, 256], for images of a shape.
+        """Return the model input for each value of a pixel, float32 [C, 256], for images of a shape.
 
-        None where that does not say it all.
+        None if such a table does not determine the inputs.
         """
         return None
 
     @abstractmethod
     def __call__(self, x: np.ndarray) -> torch.Tensor:
-        """Return samples [n, ...] as a contiguous tensor, float32 or, of tokens, int64."""
+        """Return samples [n, ...] as a contiguous tensor: int64 for tokens, otherwise float32."""
 
 
 @dataclass(frozen=True)
 class ToTokens(ToInputs):
-    """From tokens of any integer type to int64."""
+    """Conversion of tokens of any integer type to int64."""
 
     def __call__(self, x: np.ndarray) -> torch.Tensor:
         """Return tokens int64 [n, T]."""
@@ -168,11 +168,11 @@ class ToTokens(ToInputs):
 
 @dataclass(frozen=True, eq=False)
 class ToFeatures(ToInputs):
-    """From features of any float type to float32, standardised if asked for.
+    """Conversion of features of any float type to float32, standardised if `mean` and `std` are given.
 
     Attributes:
-        mean: [*shape], subtracted; None leaves the features as they are.
-        std: [*shape], none zero; divides.
+        mean: [*shape], subtracted from the features; None leaves them unchanged.
+        std: [*shape], nonzero; the features are divided by it.
     """
 
     mean: np.ndarray | None = None
@@ -180,7 +180,7 @@ class ToFeatures(ToInputs):
 
     def __call__(self, x: np.ndarray) -> torch.Tensor:
         """Return (x - mean) / std, float32 [n, ...]."""
-        out = torch.empty(x.shape)  # aligned, as NumPy's arrays are not: see `core.devices.aligned`
+        out = torch.empty(x.shape)  # aligned, unlike NumPy's arrays: see `core.devices.aligned`
         out.numpy()[...] = x if self.mean is None or self.std is None else (x - self.mean) / self.std
         return out
 
@@ -193,12 +193,12 @@ def labels_as_tensor(y: np.ndarray) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ToTensor(ToInputs):
-    """From uint8 pixels to normalised float32 tensors, resized if asked for; the last step of every visit.
+    """Conversion of uint8 pixels to normalised float32 tensors, resized if `resize` is given.
 
     Attributes:
-        mean: per channel, of pixels in [0, 1].
-        std: per channel.
-        resize: side in pixels of a square result (bilinear), None to keep the size.
+        mean: mean of each channel, for pixels in [0, 1].
+        std: standard deviation of each channel.
+        resize: side in pixels of a square result (bilinear); None keeps the size.
     """
 
     mean: tuple[float, ...]
@@ -214,7 +214,7 @@ class ToTensor(ToInputs):
         return out.div_(255.0).sub_(_channels(self.mean)).div_(_channels(self.std)).contiguous()
 
     def table(self, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """Return what a model gets for each value of a pixel, float32 [C, 256]; None where images grow."""
+        """Return the model input for each value of a pixel, float32 [C, 256]; None if images are resized."""
         if self.resize is not None and shape[-2:] != (self.resize, self.resize):
             return None
         pixels = np.arange(256, dtype=np.uint8).reshape(256, 1, 1, 1)
@@ -246,7 +246,7 @@ def canvas(height: int, width: int, angle: float) -> tuple[int, int]:
     cos, sin = abs(math.cos(math.radians(angle))), abs(math.sin(math.radians(angle)))
 
     def side(length: int, span: float) -> int:
-        top = math.trunc((length / 2 + span / 2) / 1e-4) * 1e-4  # forgives what cos(90 degrees) leaves
+        top = math.trunc((length / 2 + span / 2) / 1e-4) * 1e-4  # drops the rounding error of cos(90 degrees)
         low = math.trunc((length / 2 - span / 2) / 1e-4) * 1e-4
         return math.ceil(top) - math.floor(low)
 

@@ -1,1 +1,1 @@
-"""Commands that look after the machine."""
+"""Commands other than runs: checks, measurements, documentation, templates and completion."""

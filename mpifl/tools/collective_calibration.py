@@ -1,4 +1,4 @@
-"""`mpifl calibrate`: measures the costs of messages and collectives, and how well they forecast a mixing."""
+"""`mpifl calibrate`: measures costs of messages and collectives, and how well they forecast a mixing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRID = (  # K rows, m uploads, d numbers: few rows of many uploads, many rows of
     *((1, 8, 20_000), (1, 32, 20_000), (4, 4, 20_000), (4, 64, 20_000), (16, 8, 20_000)),
     *((1, 1, 100_000), (1, 8, 100_000), (4, 24, 100_000), (8, 4, 100_000), (1, 4, 400_000)),
 )
-REPEATS = 5  # the least time counts: other programs only add to it
+REPEATS = 5  # the shortest time counts: other programs only add to it
 HEAD = f"{'K':>4}{'m':>5}{'d':>9}  {'Reduce, s':>21}  {'Gatherv, s':>21}  {'chosen':>8}{'faster':>8}  error"
 
 
@@ -28,7 +28,7 @@ def calibrate(transport: Transport) -> str:
     """Return the costs of collectives, and a table of mixings with forecast and measured seconds.
 
     Args:
-        transport: Connects the ranks; every rank calls.
+        transport: Connects the ranks; all of them must call this.
 
     Raises:
         UserError: There is only one rank.
@@ -61,7 +61,7 @@ def _cost_line(name: str, line: Line) -> str:
 
 
 def _point(transport: Transport, costs: Costs, k: int, m: int, d: int) -> dict[str, Any]:
-    """Return forecast and measured seconds of one round: K rows go to all ranks, m uploads are mixed."""
+    """Return forecast and measured seconds of a round: all ranks get K rows, and m uploads are mixed."""
     seconds, forecast = {}, {}
     owners = _owners(transport, m)
     size = (k, m, d, transport.size, True, int(np.isin(owners, far_ranks(transport.nodes)).sum()))
@@ -82,7 +82,7 @@ def _owners(transport: Transport, m: int) -> np.ndarray:
 
 
 def _round(transport: Transport, collective: str, k: int, m: int, d: int) -> float:
-    """Return rank 0's seconds of one round's communication."""
+    """Return the seconds that one round's communication takes on rank 0."""
     tables = Tables(transport)
     if transport.is_server:
         tables.publish({"model": torch.zeros(k, d)})

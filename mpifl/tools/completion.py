@@ -1,6 +1,6 @@
 """A script that completes the commands of mpifl in a shell: options, keys of the configuration, and names.
 
-The script is static: it needs no start of Python at each key stroke.
+The script is static, so completion does not start Python at each key stroke.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCRIPT = """_mpifl() {{
 }}
 complete -o filenames -F _mpifl mpifl
 """
-HEADS = {  # shell -> what comes before the script
+HEADS = {  # shell -> first lines of the script
     "bash": "# bash completion of mpifl: mpifl completion bash "
     "> ~/.local/share/bash-completion/completions/mpifl\n",
     "zsh": """# zsh completion of mpifl: mpifl completion zsh > ~/.mpifl.zsh; source that in ~/.zshrc
@@ -48,9 +48,9 @@ def script(shell: str, commands: Mapping[str, Sequence[str]]) -> str:
     """Return the script.
 
     Args:
-        shell: bash or zsh, which takes the same script.
-        commands: command -> its arguments: options as they are typed, and names in capitals; CONFIG takes the
-            keys of the configuration as options, too, and is a file or the name of a configuration.
+        shell: bash or zsh, which accepts the same script.
+        commands: command -> its arguments: options as they are typed, and names in capitals. CONFIG stands
+            for a file or the name of a configuration, and for the configuration keys as further options.
     """
     every = reference.keys()
     paths = [*dict.fromkeys(key.path for key in every)]
@@ -87,7 +87,7 @@ def script(shell: str, commands: Mapping[str, Sequence[str]]) -> str:
 
 
 def _case(pattern: str, words: Sequence[str], indent: int, files: bool = False, more: str = " ") -> str:
-    """Return a line of `case`, which offers words, and files where `files` says so."""
+    """Return a line of `case` that offers words, and files if `files` is true."""
     return CASE.format(
         indent=indent * " ",
         pattern=pattern,

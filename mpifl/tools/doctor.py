@@ -1,4 +1,4 @@
-"""`mpirun -n P mpifl doctor`: checks of a job's environment, before an expensive run. Every rank calls."""
+"""`mpirun -n P mpifl doctor`: checks of a job's environment before an expensive run, on all ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SLOW, LATE_SECONDS, PAIRS_SHOWN = (
     4.0,
     1e-3,
     6,
-)  # times slower than the median pair; more latency that is accepted
+)  # times slower than the median pair; extra latency accepted; pairs named
 LIMIT_S = 60.0  # for each exchange
 START_ADVICE = "many ranks read one environment at once: keep it in an image or on each node's own disk"
 
@@ -46,7 +46,7 @@ class Check:
         name: What was checked.
         good: Whether it is as it should be.
         found: What was found.
-        advice: What to do where it is not good.
+        advice: What to do if it is not good.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Check:
 
 
 def facts(transport: Transport) -> dict[str, Any]:
-    """Return the place of this rank, its versions and its time."""
+    """Return the placement of this rank, its versions and its time."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = f"cuda:{getattr(transport, 'local_rank', 0) % gpus}" if gpus else "cpu"
     versions = {name: version_of(name) for name in PACKAGES} | {"python": platform.python_version()}
@@ -64,7 +64,7 @@ def facts(transport: Transport) -> dict[str, Any]:
 
 
 def check_layout(places: Sequence[dict[str, Any]]) -> list[Check]:
-    """Check versions, clocks, kernels, cores and GPUs; on rank 0.
+    """Check versions, clocks, start, kernels, cores and GPUs; called on rank 0.
 
     Args:
         places: `facts` of each rank.
@@ -99,7 +99,7 @@ def check_layout(places: Sequence[dict[str, Any]]) -> list[Check]:
 
 
 def _check_kernels(places: Sequence[dict[str, Any]]) -> list[Check]:
-    """Check what decides last bits: builds of the kernels and processors."""
+    """Check what the last bits of results depend on: builds of the kernels, and processors."""
     workers = [p["machine"] for p in workers_of(places)]
     builds = sorted({w["kernels"] for w in workers})
     found = f"{', '.join(builds)}; compiler: {', '.join(sorted({w['compiler'] for w in workers}))}"
@@ -111,7 +111,7 @@ def _check_kernels(places: Sequence[dict[str, Any]]) -> list[Check]:
 
 
 def _check_collectives(transport: Transport) -> list[Check]:
-    """Check collectives on numbers whose results are known, and their speed; every rank calls."""
+    """Check collectives on numbers whose results are known, and their speed; all ranks must call it."""
     size, out = transport.size, []
     total = torch.full((1000,), transport.rank + 1, dtype=torch.int64)
     transport.Reduce(total, "doctor")
@@ -189,11 +189,11 @@ def _check_folder(path: Path, what: str) -> Check:
 
 
 def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], str] | None:
-    """Return the checks and the binding report on rank 0, None elsewhere; every rank calls.
+    """Return the checks and the binding report on rank 0, None elsewhere; all ranks must call it.
 
     Args:
         transport: Connects the ranks.
-        data: The data root; empty where there is none.
+        data: The data root; empty if there is none.
         runs: The folder of run folders.
     """
     with deadline(transport, LIMIT_S, "the first message to rank 0"):
@@ -233,7 +233,7 @@ def doctor(transport: Transport, runs: str, say: Callable[[str], None]) -> bool:
     """Check this job and show the result on rank 0.
 
     Args:
-        transport: Connects the ranks; every rank calls.
+        transport: Connects the ranks; all of them must call this.
         runs: The folder of run folders.
         say: Called with the result.
 

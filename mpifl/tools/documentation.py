@@ -1,4 +1,4 @@
-"""`mpifl docs`: the pages of docs/ and the examples, which travel with mpifl, in a terminal or a pipe."""
+"""`mpifl docs`: shows the pages of docs/ and the examples installed with mpifl, in a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from mpifl.core.errors import UserError, nearest
 
 FOLDER = (Path(__file__).parents[1] / "docs").resolve()  # a link in a checkout
-EXAMPLES = (".py", ".yaml", ".ipynb")  # files in docs/examples that are carried beside the pages
+EXAMPLES = (".py", ".yaml", ".ipynb")  # files in docs/examples that are installed with the pages
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 REMARK = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 
 
-# -- what there is -------------------------------------------------------------------------------------------
+# -- pages and examples --------------------------------------------------------------------------------------
 
 
 def pages() -> dict[str, Path]:
-    """Return name -> file of every page; that of a folder's README is the folder's."""
+    """Return name -> file of every page; a README has the name of its folder."""
     names = {_name(path): path for path in FOLDER.rglob("*.md")}
     return dict(sorted(names.items(), key=lambda item: (item[0] != "README", item[0].count("/"), item[0])))
 
@@ -39,7 +39,7 @@ def _name(path: Path) -> str:
 
 
 def listed() -> str:
-    """Return a line for each page, its name and title, and one for the examples."""
+    """Return a line with name and title for each page, and one for the examples."""
     titles = {name: _title(path.read_text(encoding="utf-8")) for name, path in pages().items()}
     width = max(map(len, titles))
     lines = [f"  {name:{width}}  {title}" for name, title in titles.items()]
@@ -62,10 +62,10 @@ def find(name: str) -> Path:
     """Return the file of a page or an example.
 
     Args:
-        name: as `mpifl docs` lists it, as a path (`docs/how-to.md`), or its last part if only one has it.
+        name: as `mpifl docs` lists it, a path (`docs/how-to.md`), or its last part if that is unique.
 
     Raises:
-        UserError: there is none, or several are meant.
+        UserError: there is no such page, or several fit.
     """
     every = pages() | examples()
     word = name.removeprefix("./").removeprefix("docs/").removesuffix(".md").removesuffix("/README")
@@ -78,16 +78,16 @@ def find(name: str) -> Path:
     raise UserError("docs", name, remedy)
 
 
-# -- what is printed -----------------------------------------------------------------------------------------
+# -- printing ------------------------------------------------------------------------------------------------
 
 
 def text_of(path: Path) -> str:
-    """Return a page as it is printed: links name the command that shows where they lead; an example as it is.
+    """Return a page with links replaced by the command that shows their target; an example unchanged.
 
-    Links to what is not carried become plain text, pictures their description.
+    Links to files that are not installed become plain text, pictures become their description.
 
     Args:
-        path: of the page or example.
+        path: file of the page or example.
     """
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".md":
@@ -117,10 +117,10 @@ def relinked(text: str, replace: Callable[[re.Match[str]], str]) -> str:
 
 
 def show(path: Path) -> None:
-    """Print a page: with a pager on a terminal, as Markdown elsewhere; an example as it is.
+    """Print a page, in a pager on a terminal and as Markdown elsewhere; an example unchanged.
 
     Args:
-        path: of the page or example.
+        path: file of the page or example.
     """
     text = text_of(path)
     if not sys.stdout.isatty():
@@ -129,7 +129,7 @@ def show(path: Path) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    os.environ.setdefault("LESS", "-FRX")  # colours; a short page ends the pager
+    os.environ.setdefault("LESS", "-FRX")  # colours; no pager for a short page
     console = Console()
     with console.pager(styles=True):
         page = path.suffix == ".md"

@@ -1,4 +1,4 @@
-"""`mpifl check`: tries a method of one's own against what every method must keep, in small runs."""
+"""`mpifl check`: tests in small runs whether your own method keeps the rules that every method must keep."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WORLD: Tree = {  # two rotations of scikit-learn's digits
     "evaluation": {"every": 1, "at_start": True},
 }
 ONE_UPLOAD: Tree = {"policy": "client_decides", "rounds": ROUNDS * CLIENTS, "evaluation": {"every": CLIENTS}}
-SERVER_SETS: Tree = {  # what methods that evaluate at the server need: labelled sets of its own
+SERVER_SETS: Tree = {  # labelled sets of the server, for methods that evaluate there
     "data": {
         "scenario": {
             **{"name": "ccfl", "clusters": 2, "clients": CLIENTS, "smallest": 40, "largest": 80},
@@ -50,7 +50,7 @@ SERVER_SETS: Tree = {  # what methods that evaluate at the server need: labelled
     }
 }
 PARTIAL: Tree = {"cohort_size": CLIENTS // 2}
-ARGUMENTS = {  # of hooks, that they leave as they were
+ARGUMENTS = {  # hook -> arguments that it must not modify
     "local_update": ("message", "state"),
     "aggregate": ("server", "notes"),
     "server_update": ("old server", "new server"),
@@ -59,12 +59,12 @@ ARGUMENTS = {  # of hooks, that they leave as they were
 
 @dataclass(frozen=True)
 class Finding:
-    """What one trial showed.
+    """The result of one trial.
 
     Attributes:
-        passed: None where it could not be tried, or says something worth knowing.
+        passed: whether it passed; None if it was not tried, or is a note.
         text: one line.
-        remedy: what to do; empty where there is nothing to mend.
+        remedy: advice; empty if there is nothing to fix.
     """
 
     passed: bool | None
@@ -81,12 +81,12 @@ def check(name: str, options: Sequence[str], ranks: int, say: Callable[[str], No
 
     Args:
         name: `file.py:Class`, `package.module:Class`, or a method of the catalogue.
-        options: keys of the configuration, laid over the small world of the trials.
-        ranks: number of ranks of the trial under MPI; 1 leaves it out.
+        options: configuration keys that override those of the trials' small configuration.
+        ranks: number of ranks of the trial under MPI; 1 leaves out this trial.
         say: prints a line.
 
     Raises:
-        UserError: there is no such class, it is no method, or the options do not fit it.
+        UserError: there is no such class, it is not a method, or the options do not fit it.
     """
     tree = _world(name, options)
     config: Config = loader.from_tree(Config, tree)
@@ -124,15 +124,15 @@ class Trials:
     Args:
         tree: the configuration.
         config: the same, built.
-        folder: for run folders.
-        ranks: of the trial under MPI.
+        folder: folder for run folders.
+        ranks: number of ranks of the trial under MPI.
     """
 
     def __init__(self, tree: Tree, config: Config, folder: Path, ranks: int) -> None:
         self.tree, self.config, self.folder, self.ranks = tree, config, folder, ranks
 
     def all(self) -> Iterator[Finding]:
-        """Yield what each trial showed."""
+        """Yield the result of each trial."""
         try:
             with _changes(type(self.config.algorithm)) as changed:
                 first = self._run("first", {})
@@ -153,7 +153,7 @@ class Trials:
         yield self._cites()
 
     def _config(self, label: str, changes: Tree) -> Config:
-        """Return the configuration with changes, for a run folder of its own."""
+        """Return the configuration with changes and its own run folder."""
         output = {"output": {"folder": str(self.folder), "id": label}}
         tree = loader.merged(loader.merged(self.tree, changes), output)
         config: Config = loader.from_tree(Config, tree)
@@ -180,7 +180,7 @@ class Trials:
         return Finding(False, "the same run again: another digest", remedy)
 
     def _resumes(self, first: Run) -> Finding:
-        """Stop a run half-way, and go on from its checkpoint."""
+        """Stop a run half-way, and resume it from its checkpoint."""
         config, half = self._config("stopped", {}), max(1, self.config.rounds // 2)
         what, step = f"stopped after {half} steps and resumed", count(1)
         folder = self.folder / f"{config.name}-stopped"
@@ -196,7 +196,7 @@ class Trials:
         return Finding(False, f"{what}: another digest", remedy)
 
     def _one_by_one(self, first: Run) -> Finding:
-        """Run `local_update` where `plain_visit` stood for it."""
+        """Run `local_update` itself instead of what `plain_visit` describes."""
         what = "`local_update` itself instead of what `plain_visit` says"
         with _own_hooks(type(self.config.algorithm), {"plain_visit": lambda method: None}):
             found = self._run("one-by-one", {})
@@ -214,7 +214,7 @@ class Trials:
         return Finding(True, what)
 
     def _over_ranks(self, first: Run) -> Finding:
-        """Run over ranks, in a job of its own."""
+        """Run over several ranks, in a separate MPI job."""
         what = f"{self.ranks} ranks"
         if self.ranks == 1:
             return Finding(None, "over several ranks: not tried (--ranks 1)")
@@ -226,7 +226,7 @@ class Trials:
         path = self.folder / "ranks.yaml"
         path.write_text(loader.dump(self._config("ranks", {})))
         command = [*start, "mpifl", "run", str(path), "-q"]
-        more = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", **os.environ}  # ranks than cores
+        more = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", **os.environ}  # P > cores
         closed = subprocess.DEVNULL
         done = subprocess.run(command, capture_output=True, text=True, stdin=closed, env=more, check=False)
         if done.returncode:
@@ -248,7 +248,7 @@ class Trials:
         return Finding(False, f"{what}: another {' and '.join(different)}", remedy)
 
     def _bytes(self, first: Run) -> Finding:
-        """Hold the forecast against the ledger."""
+        """Compare the forecast of federation bytes with the ledger."""
         forecast = first.summary["federation_bytes_expected"]
         text = "bytes: {federation_bytes_down} down, {federation_bytes_up} up".format(**first.summary)
         if forecast["down"] is None:
@@ -266,7 +266,7 @@ class Trials:
 
 @contextmanager
 def _changes(method: type[Algorithm]) -> Iterator[set[str]]:
-    """Yield a set into which come the arguments that hooks of a class change while they run, in words."""
+    """Yield a set that collects, in words, the arguments that hooks of a class change while they run."""
     changed: set[str] = set()
 
     def watched(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -288,7 +288,7 @@ def _changes(method: type[Algorithm]) -> Iterator[set[str]]:
 
 @contextmanager
 def _own_hooks(method: type[Algorithm], hooks: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Give a class other hooks within the block."""
+    """Replace hooks of a class within the block."""
     own = {name: method.__dict__.get(name) for name in hooks}
     for name, hook in hooks.items():
         setattr(method, name, hook)
@@ -303,7 +303,7 @@ def _own_hooks(method: type[Algorithm], hooks: Mapping[str, Callable[..., Any]])
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal, those of their fields, items and numbers included; NaN is NaN."""
+    """Return whether two values are equal, recursively in their fields and items; NaN equals NaN."""
     if dataclasses.is_dataclass(one):
         one, other = vars(one), vars(other)
     if isinstance(one, Mapping):
@@ -318,7 +318,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _leaves_arguments(changed: set[str]) -> Finding:
-    """Return what to say of the arguments that hooks changed."""
+    """Return the finding on the arguments that hooks changed."""
     if not changed:
         return Finding(True, "hooks leave their arguments as they were")
     remedy = (

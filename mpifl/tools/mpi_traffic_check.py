@@ -1,4 +1,4 @@
-"""`mpifl doctor --check-mpi-traffic`: the bytes of `mpi_traffic.csv` beside those that Open MPI counted."""
+"""`mpifl doctor --check-mpi-traffic`: compares `mpi_traffic.csv` with the bytes that Open MPI counted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TINY: dict[str, Any] = {  # takes a second; its data come with scikit-learn
     "data": {"source": "digits", "scenario": {"name": "rotated", "angles": [0, 180], "clients": 8}},
     "evaluation": {"every": 0},
 }
-RUNS: dict[str, dict[str, Any]] = {  # between them, every collective that moves numbers
+RUNS: dict[str, dict[str, Any]] = {  # together they use every collective that moves numbers
     "rounds, CFL": {"algorithm": {"name": "cfl", "warmup": 1, "eps1": 100, "eps2": 0}},
     "rounds, UCFL": {"algorithm": "ucfl"},
     "rounds, median": {"algorithm": "fedavg", "robust": "median"},
@@ -55,7 +55,7 @@ class Line(NamedTuple):
         kind: The kind of call, a key of `CALLS`.
         ours: Bytes that mpifl counted.
         theirs: Bytes that Open MPI counted.
-        difference: Between them; for messages, the sum of the differences of the ranks.
+        difference: Difference of the two; for messages, the sum of the differences of the ranks.
     """
 
     run: str
@@ -68,11 +68,11 @@ class Line(NamedTuple):
 def bytes_by_kind(found: Mapping[str, Mapping[Any, Any]]) -> dict[str, int]:
     """Return the bytes of each kind of call that Open MPI counted on one rank.
 
-    Collectives are those of mpifl's communicator: the library uses others for its own, within and between
-    nodes. Messages are all.
+    Collectives are counted on mpifl's communicator only: the library uses further ones internally, within and
+    between nodes. All messages are counted.
 
     Args:
-        found: What `Monitor.read` returned.
+        found: The result of `Monitor.read`.
     """
     calls = found["communicators"]["mpifl"].items()
     out = {kind: sum(count.size for (_, which), count in calls if which == kind) for kind in KINDS}
@@ -86,7 +86,7 @@ def compare_counts(
 
     Args:
         run: Name of the run.
-        rows: Of its `mpi_traffic.csv`.
+        rows: Rows of its `mpi_traffic.csv`.
         counts: `bytes_by_kind` of each rank.
     """
     lines = []
@@ -102,7 +102,7 @@ def compare_counts(
 
 
 def warm_up(transport: Transport) -> None:
-    """Call each collective once: over several nodes, the first calls of Open MPI cause further ones."""
+    """Call each collective once: over several nodes, Open MPI makes further calls at the first one."""
     row = torch.zeros(1, 8)
     transport.Bcast(row[0], "check")
     transport.Reduce(row, "check")
@@ -115,7 +115,7 @@ def warm_up(transport: Transport) -> None:
 
 
 def measure(transport: Transport) -> list[Line]:
-    """Make all runs; return their lines on rank 0, none elsewhere; every rank calls.
+    """Make all runs; return their lines on rank 0, none elsewhere; all ranks must call it.
 
     Raises:
         UserError: There is only one rank, or this MPI has no monitoring.
@@ -159,7 +159,7 @@ def check_mpi_traffic(transport: Transport, say: Callable[[str], None]) -> bool:
     """Show the table on rank 0; return whether every difference is 0, on every rank.
 
     Args:
-        transport: Connects the ranks; every rank calls.
+        transport: Connects the ranks; all of them must call this.
         say: Called with the table.
 
     Raises:

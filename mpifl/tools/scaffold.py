@@ -1,4 +1,4 @@
-"""`mpifl init`: a file to begin with, which runs at once; `mpifl launch`: a job script of a scheduler."""
+"""`mpifl init`: writes a file to start from, ready to run; `mpifl launch`: job scripts for schedulers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Template:
 
     Attributes:
         file: its name there.
-        command: runs what was written; `{file}` and `{name}` stand for the file and the class in it.
-        further: a second command, empty for none.
+        command: command that runs the written file; `{file}` and `{name}` are the file and the class in it.
+        further: a second command; empty for none.
     """
 
     file: str
@@ -47,21 +47,21 @@ TEMPLATES = {
     ),
     "sweep": Template("sweep.yaml", "mpifl sweep {file} --list", "mpifl sweep {file}"),
 }
-JOB_SCRIPTS = ("slurm", "pbs", "lsf")  # of launch/
+JOB_SCRIPTS = ("slurm", "pbs", "lsf")  # files of launch/
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def init(kind: str, name: str, folder: Path) -> str:
-    """Write the file of a kind and return what to say: its path, and the commands that run it.
+    """Write a file of a kind and return a message with its path and the commands that run it.
 
     Args:
         kind: a key of `TEMPLATES`.
-        name: of the class, `MyMethod` or `my_method`; the file is `my_method.py`. Empty for `MyMethod`,
+        name: name of the class, `MyMethod` or `my_method`; the file is `my_method.py`. Empty for `MyMethod`,
             `MyModel`, ...
         folder: where the file is written.
 
     Raises:
-        UserError: there is no such kind, the name is no name of a class, or the file exists.
+        UserError: there is no such kind, the name cannot be that of a class, or the file exists.
     """
     if kind not in TEMPLATES:
         raise UserError("init", kind, nearest(kind, [*TEMPLATES]))
@@ -86,7 +86,7 @@ def job_script(name: str) -> str:
         name: one of `JOB_SCRIPTS`.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: there is no script with that name.
     """
     if name not in JOB_SCRIPTS:
         raise UserError("launch", name, nearest(name, [*JOB_SCRIPTS]))

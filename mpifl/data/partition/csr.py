@@ -1,4 +1,4 @@
-"""A partition as two arrays: the samples of all clients one after the other, and where each begins."""
+"""A partition as two arrays: the samples of all clients one after the other, and where each row begins."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Csr:
 
     Attributes:
         offsets: int64 [R + 1].
-        index: addresses in the pool [total], or None where row r simply holds samples offsets[r] ..
-            offsets[r + 1].
-        row: int64 [N], the row of each client, or None where client k has row k. Clients may share a row.
+        index: addresses in the pool [total], or None if row r holds the samples from offsets[r] up to, but
+            not including, offsets[r + 1].
+        row: int64 [N], the row of each client, or None if client k has row k. Clients may share a row.
     """
 
     offsets: np.ndarray
@@ -51,7 +51,7 @@ def from_lists(rows: Sequence[np.ndarray], row: np.ndarray | None = None) -> Csr
 
 
 def from_owner(owner: np.ndarray, samples: np.ndarray, num_rows: int, rng: np.random.Generator) -> Csr:
-    """Return the partition that gives samples[i] to row owner[i] (-1: to nobody), rows in random order."""
+    """Return the partition that gives samples[i] to row owner[i] (-1: to nobody), each row shuffled."""
     mixed = rng.permutation(len(owner))
     order = mixed[np.argsort(owner[mixed], kind="stable")]
     order = order[int(np.count_nonzero(owner < 0)) :]
@@ -65,7 +65,7 @@ def everyone(samples: np.ndarray, num_clients: int) -> Csr:
 
 
 def hold_out(whole: Csr, fraction: float) -> tuple[Csr, Csr]:
-    """Cut each row in (kept, held): its first ceil(fraction n) samples are held, at least one always stays.
+    """Split each row in (kept, held): its first ceil(fraction n) samples are held, at least one is kept.
 
     Rows must be in random order, as `from_owner` leaves them; then this is a plain random split.
     """

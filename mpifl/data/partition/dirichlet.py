@@ -8,14 +8,14 @@ import numpy as np
 def owners_by_class(
     labels: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Give each class out by p_c ~ Dir(alpha 1_N) over users, cut at cumulative proportions; sizes vary.
+    """Divide each class over users by p_c ~ Dir(alpha 1_N), cut at cumulative proportions; sizes vary.
 
     Yurochkin et al., ICML 2019; UCFL's label shift.
 
     Args:
         labels: [n].
         num_clients: N.
-        alpha: concentration; small is skewed.
+        alpha: concentration; small values give strong skew.
         rng: one stream for all classes.
 
     Returns:
@@ -34,12 +34,12 @@ def owners_by_client(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Give client k sizes[k] samples whose classes follow q_k ~ Dir(alpha 1_L) (latent Dirichlet allocation).
 
-    Hsu et al., 2019. A class that is used up leaves the draw and q_k is renormalised over what is left.
+    Hsu et al., 2019. A class that is used up is no longer drawn, and q_k is renormalised over the others.
 
     Args:
         labels: [n].
         sizes: samples of each client [N].
-        alpha: concentration; small is skewed.
+        alpha: concentration; small values give strong skew.
         rng: one stream for all clients.
 
     Returns:
@@ -53,15 +53,16 @@ def owners_by_client(
 def owners_by_shares(
     labels: np.ndarray, sizes: np.ndarray, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Give client k sizes[k] samples whose classes follow q_k[c] ~ n_c p_c[k], p_c ~ Dir(alpha 1_N).
+    """Give client k sizes[k] samples with class shares q_k[c] proportional to n_c p_c[k].
 
-    The label shift of `owners_by_class` for clients of given sizes. A class that is used up leaves the draw.
+    p_c ~ Dir(alpha 1_N) over clients: the label shift of `owners_by_class`, for clients of given sizes. A
+    class that is used up is no longer drawn.
 
     Args:
         labels: [n].
         sizes: samples of each client [N].
-        alpha: concentration; small is skewed.
-        rng: one stream for all.
+        alpha: concentration; small values give strong skew.
+        rng: one stream for all draws.
 
     Returns:
         The owner of each sample, int64 [n] (-1: nobody).
@@ -73,10 +74,9 @@ def owners_by_shares(
 def mixtures_by_shares(
     stock: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return q_k[c] ~ n_c p_c[k] of each client, p_c ~ Dir(alpha 1_N), float64 [N, L].
+    """Return q_k[c] of each client, proportional to n_c p_c[k] with p_c ~ Dir(alpha 1_N), float64 [N, L].
 
-    Of a tiny alpha, all shares of a client may be below what a float holds: these rows are normalised in
-    logarithms.
+    With a tiny alpha, all shares of a client may underflow; such rows are normalised in log space.
     """
     logs = _log_weights(rng, alpha, (len(stock), num_clients))
     weights = np.exp(logs)
@@ -110,7 +110,7 @@ def take_by_mixture(
 ) -> np.ndarray:
     """Return how many samples of each class each client takes, int64 [N, L], from a finite stock [L].
 
-    Clients draw in order; draws that hit an exhausted class are repeated over the others.
+    Clients draw in order; draws of an exhausted class are repeated over the other classes.
     """
     left = stock.astype(np.int64).copy()
     taken = np.zeros(mixtures.shape, np.int64)
@@ -134,7 +134,7 @@ def owners_like(
     num_clients: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Partition samples so that each class is shared as in another partition.
+    """Partition samples so that each class is divided in the proportions of another partition.
 
     Args:
         labels: [n], of the samples to partition.
@@ -174,7 +174,7 @@ def dirichlet(rng: np.random.Generator, alpha: float, size: tuple[int, ...]) -> 
 
 
 def _log_weights(rng: np.random.Generator, alpha: float, size: tuple[int, ...]) -> np.ndarray:
-    """Return logarithms of Gamma(alpha) draws of shape `size`, less the greatest of each last axis.
+    """Return logarithms of Gamma(alpha) draws of shape `size`, minus the maximum of the last axis.
 
     Gamma(alpha) is drawn as Gamma(alpha + 1) U^(1 / alpha).
     """
@@ -186,12 +186,12 @@ def _log_weights(rng: np.random.Generator, alpha: float, size: tuple[int, ...]) 
 def at_least(owner: np.ndarray, num_rows: int, minimum: int, rng: np.random.Generator) -> np.ndarray:
     """Return `owner` changed as little as needed for every row to own `minimum` samples.
 
-    The largest rows give: all are cut down to one level, as high as possible.
+    The largest rows give samples away: they are all cut down to one level, the highest possible.
 
     Args:
         owner: row of each sample, int [n], none negative, n >= num_rows * minimum.
         num_rows: number of rows.
-        minimum: samples each row must own.
+        minimum: number of samples that each row must own.
         rng: chooses which samples move, and to whom.
     """
     sizes = np.bincount(owner, minlength=num_rows)

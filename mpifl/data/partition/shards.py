@@ -1,4 +1,4 @@
-"""Other partitions: shards of sorted labels, unequal sizes, and equal parts with or without equal classes."""
+"""Other partitions: shards of sorted labels, unequal sizes, equal parts with or without equal classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def owners_by_shards(
     Args:
         labels: [n].
         num_clients: N.
-        shards: pieces of each client.
+        shards: number of pieces of each client.
         rng: orders the samples of a class, and assigns the pieces.
 
     Returns:
@@ -38,14 +38,14 @@ def owners_by_shards(
 def owners_by_label_count(
     labels: np.ndarray, num_clients: int, count: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Give each client `count` different labels, and each label in equal parts to the clients that have it.
+    """Give each client `count` different labels, and divide each label equally among its clients.
 
-    Li et al., ICDE 2022: client i has label i mod L, its others are drawn.
+    Li et al., ICDE 2022: client i has label i mod L; its other labels are drawn.
 
     Args:
         labels: [n].
         num_clients: N.
-        count: labels of each client, at most L.
+        count: number of labels of each client, at most L.
         rng: draws labels, and orders the samples of each.
 
     Returns:
@@ -67,7 +67,7 @@ def owners_by_label_count(
 
 
 def owners_by_weight(n: int, weights: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Give `n` samples out at random, client k getting a share in proportion to weights[k]; int64 [n]."""
+    """Return random owners of `n` samples, int64 [n]; the share of client k is proportional to weights[k]."""
     ends = np.rint(np.cumsum(weights) / weights.sum() * n).astype(np.int64)
     ends[-1] = n
     return rng.permutation(np.repeat(np.arange(len(weights)), np.diff(ends, prepend=0)))
@@ -76,8 +76,8 @@ def owners_by_weight(n: int, weights: np.ndarray, rng: np.random.Generator) -> n
 def exponential_sizes(total: int, num_clients: int) -> tuple[np.ndarray, float]:
     """Return (sizes int64 [N], x) of FLT's scenario 4: s_i = floor(F + exp(x i^2)), F = floor(total / (2 N)).
 
-    x makes the sum `total` before rounding down; client 1 gets what rounding leaves. 12,000 images over 240
-    clients: x = 9.477e-5, sizes from 26 to 259.
+    x is such that the sizes add up to `total` before rounding down; client 1 gets what rounding leaves. For
+    12,000 images over 240 clients, x = 9.477e-5 and sizes are 26 to 259.
     """
     from scipy.optimize import brentq
 
@@ -93,7 +93,7 @@ def exponential_sizes(total: int, num_clients: int) -> tuple[np.ndarray, float]:
     def excess(x: float) -> float:
         return float(np.exp(np.minimum(x * squares, 700.0)).sum()) + num_clients * floor - total
 
-    top = np.log(total) / squares[-1] + 1e-12  # there the last client alone has the total
+    top = np.log(total) / squares[-1] + 1e-12  # at this x the last client alone has `total`
     x = float(brentq(excess, 0.0, top, xtol=1e-15)) if excess(0.0) < 0 else 0.0
     sizes = np.floor(floor + np.exp(x * squares)).astype(np.int64)
     sizes[0] += total - sizes.sum()
@@ -103,8 +103,9 @@ def exponential_sizes(total: int, num_clients: int) -> tuple[np.ndarray, float]:
 def bounds(n: int, parts: int, spread: bool) -> np.ndarray:
     """Return where `parts` contiguous parts of `n` samples begin and end, int64 [parts + 1].
 
-    Each part has floor(n / parts) samples; the remainder goes one each to the last parts (`spread`) or all
-    of it to the very last (as EMD-CFL's notebooks do: 5421 in 10 parts are nine of 542 and one of 543).
+    Each part has floor(n / parts) samples. The last parts get one sample each of the remainder (`spread`), or
+    the very last part gets all of it (as in EMD-CFL's notebooks: 5421 in 10 parts are nine of 542 and one of
+    543).
     """
     size, rest = divmod(n, parts)
     sizes = np.full(parts, size)
@@ -138,7 +139,7 @@ def cut_by_class(
 
 
 def balanced(pool: Pool, samples: np.ndarray) -> np.ndarray:
-    """Return the first n_min samples of each class present; n_min is the size of the rarest."""
+    """Return the first n_min samples of each class present; n_min is the size of the rarest class."""
     labels = pool.labels[samples]
     present, counts = np.unique(labels, return_counts=True)
     return np.concatenate([samples[np.flatnonzero(labels == c)[: counts.min()]] for c in present])

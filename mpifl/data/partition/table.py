@@ -1,11 +1,12 @@
-"""A partition as a table that travels: client, part, sample; CSV, Parquet, or JSON lists of samples.
+"""Partitions in files: a table of client, part and sample in CSV or Parquet, or JSON lists of samples.
 
-`sample` counts the samples of the source, its training part first, then its test part: sample 0 of MNIST is
+`sample` numbers the samples of the source, its training part first, then its test part: sample 0 of MNIST is
 the first image of its training files, sample 60,000 the first of its test files. Rows of one client and part
 are in the order in which the client holds them.
 
-A file of ours begins with a line of JSON, `# mpifl partition {...}` (in Parquet: metadata of that name),
-which says what the scenario does to the samples of each group. Files of other programs have none. They are
+A file that mpifl wrote begins with a line of JSON, `# mpifl partition {...}` (in Parquet: metadata of that
+name), which says what the scenario does to the samples of each group. Files of other programs have no such
+line. They are
 
 - CSV or Parquet with a column for the client (`client`, `client_id` or `user_id`) and one for the sample
   (`sample`, `sample_id`, `image_id` or `index`), with or without `part` (or `split`), `group`, and `label`
@@ -39,8 +40,8 @@ COLUMNS = {
     "sample": ("sample", "sample_id", "image_id", "index"),
     "group": ("group",),
     "label": ("label", "class"),
-}  # ours -> what it is called in files
-PARTS = {"training": "train", "validation": "val", "valid": "val", "testing": "test"}  # in files -> ours
+}  # our name -> names in files
+PARTS = {"training": "train", "validation": "val", "valid": "val", "testing": "test"}  # name in files -> ours
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ class PartitionTable:
     """Rows of a partition.
 
     Attributes:
-        client: int64 [n], the number of the client of each row.
+        client: int64 [n], number of the client of each row.
         part: [n], train, val, test or the name of a further test set.
         sample: int64 [n], the address of the sample in the pool.
         group: int64 [n], the group of the client, or None.
         label: int64 [n], the label of the sample in the source, or None.
-        clients: what the clients are called, [N].
-        facts: what the first line of a file of ours says; empty for others.
+        clients: names of the clients, [N].
+        facts: content of the first line of a file that mpifl wrote; empty for other files.
     """
 
     client: np.ndarray
@@ -72,10 +73,10 @@ def write(table: PartitionTable, path: Path, key: str) -> None:
     Args:
         table: the rows.
         path: the file.
-        key: the option that names it, for messages.
+        key: the option that names the file, for error messages.
 
     Raises:
-        UserError: another ending, no pyarrow for Parquet, or the file cannot be written.
+        UserError: the file has another ending, Parquet lacks pyarrow, or the file cannot be written.
     """
     import pandas as pd
 
@@ -103,11 +104,11 @@ def read(path: Path, key: str) -> PartitionTable:
     """Read a table.
 
     Args:
-        path: a file of `FORMATS`.
-        key: the key that names it, for messages.
+        path: a file with one of the endings `FORMATS`.
+        key: the key that names the file, for error messages.
 
     Raises:
-        UserError: the file cannot be read, lacks a column, or holds something else than samples in it.
+        UserError: the file cannot be read, lacks a column, or has invalid values in one.
     """
     facts = facts_of(path, key)
     frame = _json_frame(path, key) if path.suffix == ".json" else _frame(path, key, facts)
@@ -126,7 +127,7 @@ def read(path: Path, key: str) -> PartitionTable:
 
 
 def facts_of(path: Path, key: str) -> dict[str, Any]:
-    """Return what the first line of a file of ours says; empty for files of other programs."""
+    """Return the content of the first line of a file that mpifl wrote; empty for files of other programs."""
     check_format(path, key, FORMATS)
     check_file(path, key)
     text = ""
@@ -145,7 +146,7 @@ def facts_of(path: Path, key: str) -> dict[str, Any]:
 
 
 def check_format(path: Path, key: str, formats: tuple[str, ...]) -> None:
-    """Refuse a file of another ending, and Parquet where there is no pyarrow."""
+    """Refuse a file with another ending, and Parquet if pyarrow is missing."""
     known = path.suffix in formats
     require(known, key, str(path), f"take a file that ends in {', '.join(formats)}")
     if path.suffix == ".parquet":
@@ -156,7 +157,7 @@ def check_format(path: Path, key: str, formats: tuple[str, ...]) -> None:
 
 
 class _reading:
-    """Turns what a reader raises into a `UserError` that names the file."""
+    """Turns the exceptions of a reader into a `UserError` that names the file."""
 
     def __init__(self, path: Path, key: str) -> None:
         self.path, self.key = path, key
@@ -172,7 +173,7 @@ class _reading:
 
 
 def _frame(path: Path, key: str, facts: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the columns that `COLUMNS` knows, under our names."""
+    """Return the columns that `COLUMNS` lists, under our names."""
     import pandas as pd
 
     with _reading(path, key):
@@ -185,7 +186,7 @@ def _frame(path: Path, key: str, facts: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _csv(path: Path, facts: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a CSV whose first lines may begin with #; clients and parts as they are written."""
+    """Return a CSV file without its leading # lines; clients and parts of other programs stay text."""
     import pandas as pd
 
     texts = () if facts else (*COLUMNS["client"], *COLUMNS["part"])  # in files of ours, clients are numbers
@@ -216,10 +217,10 @@ def _json_frame(path: Path, key: str) -> pd.DataFrame:
 def _numbered(
     frame: pd.DataFrame, facts: Mapping[str, Any], path: Path, key: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the number of each row's client and the names of all.
+    """Return the client number of each row, and the names of all clients.
 
-    Numbers keep their order and texts theirs; names that are different texts and one number, as 1 and 01, are
-    texts.
+    Names that are all numbers are sorted as numbers, other names as texts. If different texts are the same
+    number, such as 1 and 01, all names are texts.
     """
     import pandas as pd
 
@@ -239,7 +240,7 @@ def _numbered(
 
 
 def _texts(frame: pd.DataFrame, name: str, path: Path, key: str) -> np.ndarray:
-    """Return a column of texts, none of them empty."""
+    """Return a column as texts; refuse empty ones."""
     column = frame[name]
     texts = np.array([str(value).strip() for value in column])
     bare = column.isna().to_numpy() | (texts == "")
@@ -250,7 +251,7 @@ def _texts(frame: pd.DataFrame, name: str, path: Path, key: str) -> np.ndarray:
 
 
 def _whole(frame: pd.DataFrame, name: str, path: Path, key: str) -> np.ndarray:
-    """Return a column of whole numbers, not negative."""
+    """Return a column as whole numbers; refuse negative ones and other values."""
     import pandas as pd
 
     numbers = pd.to_numeric(frame[name], errors="coerce")

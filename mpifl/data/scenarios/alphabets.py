@@ -24,17 +24,17 @@ from mpifl.data.scenarios.usual import parts_of_copies
 class Alphabets(Scenario):
     """Sequences of tokens; every group of clients renames some of the tokens by a permutation of its own.
 
-    Group 0 keeps the alphabet; in another one, each renamed token has the name of the next in a random
-    cycle. No two groups have the same alphabet. Labels that are tokens are renamed alike.
+    Group 0 keeps the alphabet. In other groups, each renamed token gets the name of the next one in a random
+    cycle. No two groups have the same alphabet. Labels that are tokens are renamed in the same way.
 
     Attributes:
-        clients: N, a multiple of the number of groups.
+        clients: number of clients N, a multiple of the number of groups.
         groups: number of alphabets.
-        moved: share in (0, 1] of the tokens that a group renames, drawn for each.
-        copies: whether every group holds the whole data set, or all groups partition it.
-        validation: share of each client's training samples set aside.
-        test_share: share of each client's own samples set aside for testing, in the place of the source's
-            test part; null: none. Copies set the same samples aside.
+        moved: share in (0, 1] of the tokens that a group renames; which ones is drawn for each group.
+        copies: true: every group holds the whole data set; false: the groups partition it.
+        validation: share of each client's training samples set aside for validation.
+        test_share: share of each client's own samples set aside for testing, in place of the source's test
+            part; null: the source's test part is used. Copies set the same samples aside.
     """
 
     by_class: ClassVar[bool] = False
@@ -70,7 +70,7 @@ class Alphabets(Scenario):
     def _alphabets(self, size: int, key: Key) -> list[np.ndarray]:
         """Return the new name of each token, for each group."""
         moved = max(2, round(self.moved * size))
-        few = min(moved, 20)  # of 20 there are enough
+        few = min(moved, 20)  # 20 tokens have enough alphabets
         count = 1 + comb(size, few) * factorial(few - 1)
         remedy = f"there are only {count} alphabets of {size} tokens that rename none of them or {moved}; "
         remedy += "take fewer groups, or move another share"
@@ -97,7 +97,7 @@ class Alphabets(Scenario):
         return {"train": kept, "val": held, "test": test}
 
     def _cut(self, samples: np.ndarray, key: Key) -> Csr:
-        """Return the parts of all clients: each group cuts its own copy, or all share one."""
+        """Return the parts of all clients: each group divides its own copy, or all groups share one."""
         check_part(samples)
         copies = self.groups if self.copies else 1
         parts = self.clients // copies
@@ -107,7 +107,7 @@ class Alphabets(Scenario):
 
 
 def _renamed(size: int, moved: int, rng: np.random.Generator) -> np.ndarray:
-    """Return an alphabet, int64 [size], in which so many tokens have the names of each other."""
+    """Return an alphabet, int64 [size], in which `moved` tokens exchange their names."""
     table = np.arange(size)
     chosen = rng.choice(size, moved, replace=False)
     table[chosen] = np.roll(chosen, 1)  # one cycle: none keeps its name

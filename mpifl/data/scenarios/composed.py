@@ -1,4 +1,4 @@
-"""Any product of rotation, label permutation and label subset, IID or Dirichlet inside each group."""
+"""Any combination of rotation, label permutation and label subset, IID or Dirichlet inside each group."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Composed(Scenario):
     """Groups that differ in angle, in the permutation of their labels, and in their classes.
 
     There are len(angles) * permutations * subsets groups; group (a, p, s) is numbered (a * permutations + p)
-    * subsets + s, and clients are ordered by group. Groups of equal angles (0 and 360) are one in the ground
-    truth, where a counts different angles.
+    * subsets + s, and clients are ordered by group. Groups with equal angles (0 and 360) are one group in the
+    ground truth, in which a numbers different angles.
 
     Attributes:
-        clients: N, a multiple of the number of groups.
-        angles: degrees counter-clockwise.
-        permutations: label permutations, all different, in each subset, too; the first is the identity, so 1
-            leaves labels alone.
-        subsets: disjoint random sets of classes of equal size; 1 leaves every group all classes.
-        alpha: concentration of a Dirichlet split over users inside each group, None for IID.
-        copies: whether every group draws from the whole source, or all groups partition it.
-        validation: share of each client's training samples set aside.
-        test_share: share of each client's own samples set aside for testing, in the place of the source's
-            test part; null: none. Copies set the same samples aside.
+        clients: number of clients N, a multiple of the number of groups.
+        angles: rotations in degrees counter-clockwise.
+        permutations: number of label permutations, which differ in every subset of the classes; the first is
+            the identity, so 1 leaves labels alone.
+        subsets: number of disjoint random sets of classes, of equal size; 1 leaves every group all classes.
+        alpha: concentration of a Dirichlet split over clients inside each group; null: IID.
+        copies: true: every group draws from the whole source; false: the groups partition it.
+        validation: share of each client's training samples set aside for validation.
+        test_share: share of each client's own samples set aside for testing, in place of the source's test
+            part; null: the source's test part is used. Copies set the same samples aside.
     """
 
     clients: int = 20
@@ -122,7 +122,7 @@ class Composed(Scenario):
     def _group(
         self, pool: Pool, parts: tuple[np.ndarray, np.ndarray], group: int, classes: np.ndarray, key: Key
     ) -> tuple[Csr, Csr]:
-        """Return (train, test) of one group, of the two parts that all groups draw from."""
+        """Return (train, test) of one group, from the two parts that all groups draw from."""
         size, rng = self.clients // self._num_groups, key.of("group", group).numpy()
         train, test = (self._share(pool, part, group, classes, key.of(i)) for i, part in enumerate(parts))
         check_clients(self.clients, len(train), size)
@@ -153,12 +153,13 @@ def different_permutations(
         pool: the samples.
         permuted: whether the labels of each group are permuted; see `different_orders`.
         key: addresses the draws.
-        name: the key that says how many there are, for messages.
-        subsets: of the classes, int64 [subsets, L / subsets]; permutations differ in each. None: one.
+        name: the key that sets the number of permutations, for error messages.
+        subsets: subsets of the classes, int64 [subsets, L / subsets]; permutations differ in each. None: one
+            subset of all classes.
     """
     count, present = pool.num_classes, np.unique(pool.labels)
     found = (np.intersect1d(part, present) for part in (subsets if subsets is not None else [present]))
-    parts = [part for part in found if len(part)]  # one without samples has no clients
+    parts = [part for part in found if len(part)]  # a subset without samples has no clients
     few = min(map(len, parts))
     of = f"{count} classes" if few == count else f"{few} of {count} classes"
     of += ", one of them as they are; take fewer"

@@ -26,18 +26,18 @@ class Ccfl(Scenario):
     images in every cluster, and no client is tested on them.
 
     Attributes:
-        clusters: K.
-        clients: N, spread over the clusters as evenly as can be (the paper: 20 K).
-        smallest: least number of images of a visit.
-        largest: greatest number of images of a visit.
-        main_low: least share of the main cluster.
-        main_high: greatest share of the main cluster.
-        test_images: test images of a visit.
-        test_on: `mixture`, or `main` for the main cluster alone.
-        public: images in each D_k.
-        exam: at most so many test images, beside D_k, on which the model of a whole cluster is evaluated.
-        static: every visit has the data of the first.
-        validation: share of a visit's images set aside.
+        clusters: number of clusters K.
+        clients: number of clients N, spread over the clusters as evenly as possible (the paper: 20 K).
+        smallest: smallest number of images of a visit.
+        largest: largest number of images of a visit.
+        main_low: smallest share of the main cluster in a visit's images.
+        main_high: largest share of the main cluster in a visit's images.
+        test_images: number of test images of a visit.
+        test_on: clusters of a visit's test images: `mixture` as in training, `main` the main cluster alone.
+        public: number of images in each of the server's public sets D_k.
+        exam: largest number of test images, outside of D_k, on which a whole cluster's model is evaluated.
+        static: whether every visit has the data of the first one.
+        validation: share of a visit's images set aside for validation.
     """
 
     tested_on: ClassVar[str] = "visits are tested on images of the source's test part; take test_images"
@@ -203,12 +203,12 @@ class Population(Scenario):
     Clients share the source's images, so there may be a million clients; nothing is stored for any of them.
 
     Attributes:
-        clients: N.
-        samples: training samples of each client, all different.
-        test_images: test samples of each client, of the same class mixture.
-        alpha: classes of a client from q_k ~ Dir(alpha 1_L), None for IID. A class gives at most
-            what it has.
-        validation: share of each client's training samples set aside.
+        clients: number of clients N.
+        samples: number of training samples of each client, all different.
+        test_images: number of test samples of each client, with the same class mixture.
+        alpha: concentration of the class mixture of each client, q_k ~ Dir(alpha 1_L); null: IID. A class
+            gives at most the samples that it has.
+        validation: share of each client's training samples set aside for validation.
     """
 
     tested_on: ClassVar[str] = "clients are tested on the source's test part; take test_images"
@@ -285,7 +285,7 @@ class SampledPartition(Partition):
 
 
 def _fit(rng: np.random.Generator, mixture: np.ndarray, total: int, stock: np.ndarray) -> np.ndarray:
-    """Return how many of `total` draws fall to each class, int64 [L], none more than its stock."""
+    """Return how many of `total` draws fall to each class, int64 [L], at most its stock."""
     return np.asarray(take_by_mixture(mixture[None], np.array([total]), stock, rng)[0])
 
 

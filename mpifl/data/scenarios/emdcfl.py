@@ -1,6 +1,6 @@
 """The scenarios of EMD-CFL ("Clustered Federated Learning via Embedding Distributions"), with equal counts.
 
-Counts and recipes: algorithms.md section 7.1, from the notebooks of ooo-ctrl/emdcfl. Draws are ours.
+Counts and recipes: algorithms.md section 7.1, from the notebooks of ooo-ctrl/emdcfl. Random draws differ.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class EmdCflMnist(Scenario):
     """Rotated MNIST: 4 x 10 clients, balanced classes, each group a copy; 4878 / 542 / 220 images a client.
 
     Attributes:
-        version: max (0, 90, 180, 270 degrees, 4 groups), min (-3, -1, 1, 3; 1), two (-3, 3, 177, 183; 2) or
-            base (1).
-        clients: N.
-        validation: share of each client's training samples set aside.
+        version: max (0, 90, 180, 270 degrees: 4 groups), min (-3, -1, 1, 3 degrees: 1 group), two (-3, 3,
+            177, 183 degrees: 2 groups) or base (no rotation: 1 group).
+        clients: number of clients N.
+        validation: share of each client's training samples set aside for validation.
     """
 
     tested_on: ClassVar[str] = TESTED_ON
@@ -76,9 +76,10 @@ class EmdCflCifar(Scenario):
 
     Attributes:
         version: as for rotated MNIST; min adds a border of two black pixels before rotating.
-        clients: N.
-        resize: side of what a client sees; 224 for ImageNet's ResNet18, 32 or 40 for a model of your own.
-        validation: share of each client's training samples set aside.
+        clients: number of clients N.
+        resize: side in pixels of the images that clients get; 224 for ImageNet's ResNet18, 32 or 40 for a
+            model of your own.
+        validation: share of each client's training samples set aside for validation.
     """
 
     tested_on: ClassVar[str] = TESTED_ON
@@ -113,13 +114,13 @@ class EmdCflCifar(Scenario):
 class BackdoorMnist(Scenario):
     """Coloured MNIST with a backdoor.
 
-    Group 0 are targets (green), group 1 attackers (coloured by label), group 2 bystanders (purple). Groups 0
-    and 2 keep a random half of their training images. The further test set `backdoor` gives digit d the
-    attackers' colour of digit 9 - d, in every group; accuracy on it is reported for group 0.
+    Group 0 are the targets (green), group 1 the attackers (coloured by label), group 2 bystanders (purple).
+    Groups 0 and 2 keep a random half of their training images. The further test set `backdoor` gives digit d
+    the attackers' colour of digit 9 - d, in every group; accuracy on it is reported for group 0.
 
     Attributes:
-        clients: N, a third in each group.
-        validation: share of each client's training samples set aside.
+        clients: number of clients N, a third of them in each group.
+        validation: share of each client's training samples set aside for validation.
         kept: share of the training images that groups 0 and 2 keep.
     """
 
@@ -161,7 +162,7 @@ class BackdoorMnist(Scenario):
         groups = grouped(self.clients, 3)
         rows = [
             np.asarray(whole.of(k)) for k in range(self.clients)
-        ]  # in random order: a first part is random
+        ]  # in random order: its first part is random
         kept = [
             row if g == 1 else row[: int(self.kept * len(row))] for row, g in zip(rows, groups, strict=True)
         ]
@@ -181,15 +182,15 @@ class BackdoorMnist(Scenario):
 class BackdoorCifar(Scenario):
     """CIFAR-10 with a backdoor.
 
-    Group 0 are targets (classes 0-4, clean), group 1 attackers (0-4, with a patch), group 2 bystanders (5-9,
-    clean). The attackers' training and validation images have a 3 x 3 patch in the colour of their label;
-    test images are clean. The further test set `backdoor` gives every test image the patch of the next
-    label.
+    Group 0 are the targets (classes 0-4, clean), group 1 the attackers (0-4, with a patch), group 2
+    bystanders (5-9, clean). The attackers' training and validation images have a 3 x 3 patch in the colour of
+    their label; test images are clean. The further test set `backdoor` gives every test image the patch of
+    the next label.
 
     Attributes:
-        clients: N, a third in each group.
-        validation: share of each client's training samples set aside.
-        resize: side of what a client sees; the patch is painted before.
+        clients: number of clients N, a third of them in each group.
+        validation: share of each client's training samples set aside for validation.
+        resize: side in pixels of the images that clients get; the patch is painted before resizing.
     """
 
     tested_on: ClassVar[str] = TESTED_ON

@@ -17,19 +17,19 @@ from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, grouped
 
 @dataclass(frozen=True)
 class FedCuau(Scenario):
-    """Mixed-alpha latent Dirichlet allocation: each group has its share of the source and its concentration.
+    """Mixed-alpha latent Dirichlet allocation: each group has its own share of the source and concentration.
 
     Client k of group g draws its classes from q_k ~ Dir(alpha_g 1_L), for training and test alike. A class
-    that its group has used up leaves the draw and q_k is renormalised, so the last clients of a skewed group
-    take what is left rather than what they drew: `mpifl.data.label_distance` measures the resulting
+    that its group has used up is no longer drawn, and q_k is renormalised. The last clients of a skewed group
+    therefore take what is left rather than what they drew; `mpifl.data.label_distance` measures the resulting
     heterogeneity.
 
     Attributes:
-        clients: N, a multiple of the number of alphas.
-        alphas: concentration of each group; groups of equal ones are one in the ground truth.
-        samples: training samples of each client.
-        test_images: test samples of each client.
-        validation: share of each client's training samples set aside.
+        clients: number of clients N, a multiple of the number of alphas.
+        alphas: concentration of each group; groups with equal ones are one group in the ground truth.
+        samples: number of training samples of each client.
+        test_images: number of test samples of each client.
+        validation: share of each client's training samples set aside for validation.
     """
 
     tested_on: ClassVar[str] = "clients are tested on images of the source's test part; take test_images"

@@ -1,7 +1,7 @@
 """The scenarios of FLT ("Federated Learning with Taskonomy for Non-IID Data"): clusters that share classes.
 
-Counts and recipes: algorithms.md section 7.2, from hjraad/FLT. A client is tested on every test image whose
-label its cluster has.
+Counts and recipes: algorithms.md section 7.2, from hjraad/FLT. A client is tested on all test images of its
+cluster's classes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Flt1(Scenario):
     """Scenario 1: classes in random pairs, one cluster of clients for each pair; images are disjoint.
 
     Attributes:
-        clients: N, a multiple of half the number of classes.
-        images: for each client, None for n_train // N (MNIST 600, CIFAR-10 500), half of them from each
-            class.
-        short: what happens where a class runs out: truncate (the last clients have fewer), shards (each
+        clients: number of clients N, a multiple of half the number of classes.
+        images: number of images of each client, half of them from each class; null: n_train // N (MNIST 600,
+            CIFAR-10 500).
+        short: what happens if a class runs out: truncate (the last clients have fewer images), shards (each
             client gets floor(n_class / clients of the cluster) of it), minus_one (the published defect:
             missing indices become -1, the last training image, whatever its label).
-        validation: share of each client's training samples set aside.
+        validation: share of each client's training samples set aside for validation.
     """
 
     tested_on: ClassVar[str] = TESTED_ON
@@ -71,7 +71,7 @@ class Flt1(Scenario):
         return _spec(pool, key, train, groups, [c.tolist() for c in classes], self.validation)
 
     def _run(self, images: np.ndarray, i: int, size: int, per_class: int, pool: Pool) -> np.ndarray:
-        """Return the `i`-th of `size` clients' run of one class's `images`."""
+        """Return the run of one class's `images` for the `i`-th of `size` clients."""
         if self.short == "shards":
             per_class = len(images) // size
         run = images[per_class * i : per_class * (i + 1)]
@@ -82,16 +82,16 @@ class Flt1(Scenario):
 
 @dataclass(frozen=True)
 class Flt2(Scenario):
-    """Scenario 2: clusters of three classes, neighbours sharing one of which they hold the same images.
+    """Scenario 2: clusters of three classes; neighbours share one class and hold the same images of it.
 
     With a permutation p of ten classes: {p0, p1, p2}, {p2, p3, p4}, {p4, p5, p6}, {p6, p7, p8}, {p8, p9, p0}.
     The ablation with M = 500 clients is `clients: 500` (100 images for each client, 33 of each class).
 
     Attributes:
-        clients: N, a multiple of half the number of classes.
-        images: for each client, None for n_train // N (MNIST 600, CIFAR-10 500); a third of them (rounded
-            down) from each class: 200, 166.
-        validation: share of each client's training samples set aside.
+        clients: number of clients N, a multiple of half the number of classes.
+        images: number of images of each client, a third of them (rounded down) from each class; null:
+            n_train // N (MNIST 600, 200 from each class; CIFAR-10 500, 166 from each).
+        validation: share of each client's training samples set aside for validation.
     """
 
     tested_on: ClassVar[str] = TESTED_ON
@@ -134,10 +134,11 @@ class Flt4(Scenario):
     """Scenario 4, structured non-IID EMNIST balanced: clusters of five classes in order, unequal sizes.
 
     Attributes:
-        clients: N, a multiple of the number of clusters: 2400 (MLP) or 600 (CNN).
-        classes: labels of a cluster; the last cluster has what is left (EMNIST balanced: 45 and 46).
-        padded: the published defect: the last cluster's missing labels count as label 0 in its test set.
-        validation: share of each client's training samples set aside.
+        clients: number of clients N, a multiple of the number of clusters: 2400 (MLP) or 600 (CNN).
+        classes: number of labels of a cluster; the last cluster has those left (EMNIST balanced: 45 and 46).
+        padded: whether to reproduce the published defect: the last cluster's missing labels count as label 0
+            in its test set.
+        validation: share of each client's training samples set aside for validation.
     """
 
     tested_on: ClassVar[str] = TESTED_ON
@@ -199,7 +200,7 @@ def _spec(
     tested: list[list[int]],
     validation: float,
 ) -> ScenarioSpec:
-    """Compose the clients' own rows (from `train`) and one shared test row for each cluster."""
+    """Compose one row for each client (from `train`) and one shared test row for each cluster."""
 
     def splits() -> dict[str, Csr]:
         rng = key.of("order").numpy()

@@ -1,4 +1,4 @@
-"""Groups of clients that differ in how their samples are divided, and in what is done to them."""
+"""Groups of clients that differ in their partition and in the operations on their samples."""
 
 from __future__ import annotations
 
@@ -37,27 +37,28 @@ KINDS: dict[str, type[PartitionedScenario]] = {
     "label_quantity": LabelQuantity,
     "quantile": Quantile,
 }
-OF_ALL = ("validation", "test", "test_share", "groups")  # keys of a partition that no group has
-CHANGES: dict[str, Any] = {"angle": 0.0, "permute_labels": False, "noise": 0.0}  # of a group -> none
+OF_ALL = ("validation", "test", "test_share", "groups")  # keys of a partition that a group cannot set
+CHANGES: dict[str, Any] = {"angle": 0.0, "permute_labels": False, "noise": 0.0}  # key -> value for no change
 
 
 @dataclass(frozen=True)
 class Mixed(Scenario):
-    """Groups with a partition and changes of their own: which clients belong together is known.
+    """Groups of clients, each with its own partition and operations on its samples: a known ground truth.
 
     A group is a mapping: `name` (iid, dirichlet, shards, lognormal, powerlaw, label_quantity or quantile),
-    `clients` and the other keys of that scenario, and what is done to its samples: `angle` (degrees
+    `clients` and the other keys of that scenario, and operations on its samples: `angle` (degrees
     counter-clockwise), `permute_labels: true` (a permutation of its own), `noise` (standard deviation of
-    Gaussian noise, of pixels in [0, 1] or of features in units of their own). Groups that are equal in
-    everything are one in the ground truth.
+    Gaussian noise, for pixels in [0, 1] or for features in units of their deviation). Groups that do not
+    differ in anything are one group in the ground truth.
 
     Attributes:
-        groups: the groups, in the order of their clients.
-        copies: whether every group divides the whole source, or a share in proportion to its clients.
-        validation: share of each client's training samples set aside.
-        test: `like`, `own` or `all`, as in scenario iid; all is the group's share of the test part.
-        test_share: share set aside if test is own. Copies set the same samples aside, and cut them as
-            `like` cuts the source's test part.
+        groups: list of the groups, in the order of their clients.
+        copies: true: every group divides the whole source; false: a share in proportion to its clients.
+        validation: share of each client's training samples set aside for validation.
+        test: how clients are tested: `like`, `own` or `all`, as in scenario iid; with all, on their group's
+            share of the test part.
+        test_share: share of the samples set aside for testing if test is own. Copies set the same samples
+            aside, and divide them as `like` divides the source's test part.
     """
 
     by_class: ClassVar[bool] = False
@@ -105,7 +106,7 @@ class Mixed(Scenario):
         )
 
     def _truth(self, pool: Pool, changes: list[dict[str, Any]]) -> tuple[np.ndarray, list[int]]:
-        """Return the true group of each group, int64, and the first of each true one."""
+        """Return the ground-truth group of each group, int64, and the first group in each of these."""
         angles = tuple(float(change["angle"]) for change in changes)
         turn = same_angle(angles, 0.0, pool.shape if pool.kind == IMAGES else ())
         kinds = [
@@ -152,7 +153,7 @@ class Mixed(Scenario):
             raise error.under(f"groups[{g}]") from None
 
     def _changes(self, g: int) -> dict[str, Any]:
-        """Return what is done to the samples of group `g`."""
+        """Return the operations on the samples of group `g`."""
         found = {key: self.groups[g].get(key, plain) for key, plain in CHANGES.items()}
         for key, value in found.items():
             _check_type(f"groups[{g}].{key}", value, CHANGES[key])
@@ -184,7 +185,7 @@ class Mixed(Scenario):
         inner, share = self._partitions, self.test_share if self.test == "own" else None
         copies, most = len(inner) if self.copies else 1, max(partition.clients for partition in inner)
         parts, own = parts_of_copies(pool, share, copies, most, key)
-        if own != share:  # what tests is cut already
+        if own != share:  # test samples are set aside already
             inner = [replace(partition, test="like") for partition in inner]
         shares = [self._shares(part, key.of("share", i)) for i, part in enumerate(parts)]
         rows: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
@@ -193,7 +194,7 @@ class Mixed(Scenario):
             place = np.concatenate([train, test])
             reads = isinstance(partition, Quantile) and partition.by != "target"
             blank = np.broadcast_to(np.zeros((), pool.inputs.dtype), (len(place), *pool.shape))
-            inputs = pool.inputs[place] if reads else blank  # other partitions look at labels alone
+            inputs = pool.inputs[place] if reads else blank  # other partitions read labels only
             labels = np.asarray(pool.labels)[place]
             mine = replace(pool, inputs=inputs, labels=labels, num_train=len(train), origin=None)
             try:
@@ -214,7 +215,7 @@ class Mixed(Scenario):
 
 
 def _check_type(key: str, value: Any, like: Any) -> None:
-    """Refuse a value of another type than a default."""
+    """Refuse a value whose type differs from that of the default `like`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     good = {
         bool: isinstance(value, bool),

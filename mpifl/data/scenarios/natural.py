@@ -19,16 +19,16 @@ TESTS = ("origin", "own", "all")
 
 @dataclass(frozen=True)
 class Natural(Scenario):
-    """One client for each writer (femnist, qmnist), or whatever a source calls the origin of a sample.
+    """One client for each writer (femnist, qmnist), or for each origin of samples that a source names.
 
     Attributes:
-        clients: how many, chosen at random among those with enough samples; None for all.
-        min_samples: training samples a writer needs to become a client.
-        validation: share of each client's training samples set aside.
-        test: origin tests on the same writer's samples in the source's test part; own sets aside
-            `test_share` of the client's samples instead (qmnist, whose test writers are others); all takes
-            the whole test part.
-        test_share: share set aside if test is own.
+        clients: number of clients, chosen at random among the origins with enough samples; null: all.
+        min_samples: number of training samples that a writer needs to become a client.
+        validation: share of each client's training samples set aside for validation.
+        test: `origin` tests on the same writer's samples in the source's test part; `own` sets aside
+            `test_share` of the client's samples instead (for qmnist, whose test part has other writers);
+            `all` takes the whole test part.
+        test_share: share of each client's samples set aside for testing if test is own.
     """
 
     by_class: ClassVar[bool] = False
@@ -50,7 +50,7 @@ class Natural(Scenario):
         check_fraction("test_share", self.test_share)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
-        """Compose the partition; nothing is done to the pixels."""
+        """Compose the partition; samples are not transformed."""
         origin = origin_of(pool)
         counts = np.bincount(origin[: pool.num_train], minlength=int(origin.max()) + 1)
         able = np.flatnonzero(counts >= self.min_samples)
@@ -60,7 +60,7 @@ class Natural(Scenario):
         chosen = np.sort(key.of("writers").numpy().choice(able, wanted, replace=False))
         client_of = np.full(len(counts), -1)
         client_of[chosen] = np.arange(wanted)
-        own = client_of[origin]  # [n], -1 for writers who are no clients
+        own = client_of[origin]  # [n], -1 for writers who are not clients
         if self.test == "origin" and not (own[pool.num_train :] >= 0).any():
             raise UserError("test", self.test, "no client wrote anything in the test part; take own or all")
         names = [pool.origin_names[i] for i in chosen] if pool.origin_names else chosen.tolist()
@@ -85,7 +85,7 @@ class Flt3(Scenario):
 
     Attributes:
         clients: number of writers.
-        validation: share of each client's training samples set aside.
+        validation: share of each client's training samples set aside for validation.
     """
 
     tested_on: ClassVar[str] = "its paper tests writers on their own test files; take natural with test: own"
@@ -106,13 +106,13 @@ class Flt3(Scenario):
 class Pacs(Scenario):
     """EMD-CFL's PACS: every domain is a group, cut at random into floor(n / 500) clients.
 
-    It takes source folder with `domains`. A fifth of each domain is test data (rounded down), a fifth of each
-    client's rest validation data: 64 / 16 / 20 %.
+    It needs source folder with `domains`. A fifth of each domain is test data (rounded down), a fifth of each
+    client's other images validation data: 64 / 16 / 20 %.
 
     Attributes:
-        per_client: images of a domain that make one client.
-        validation: share of each client's rest set aside.
-        test_share: share of each domain's images.
+        per_client: number of images of a domain for each of its clients.
+        validation: share of each client's other images set aside for validation.
+        test_share: share of each domain's images set aside for testing.
     """
 
     by_class: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""A partition that stands in a file: one of ours that was exported, or one of another simulator."""
+"""A partition that is read from a file, written by mpifl or by another simulator."""
 
 from __future__ import annotations
 
@@ -34,19 +34,22 @@ ALTERED = "its first line was altered: export it again, or remove that line"
 
 @dataclass(frozen=True)
 class PartitionFile(Scenario):
-    """The partition in a file, one of ours (`mpifl data CONFIG --export split.csv`) or of another simulator.
+    """The partition in a file of mpifl (`mpifl data CONFIG --export split.csv`) or of another simulator.
 
-    A file of ours gives the very same clients: samples, groups, and what is done to the samples of a group.
+    A file of mpifl gives exactly the exported clients: their samples, their groups, and the operations on the
+    samples of each group.
 
     Attributes:
-        path: .csv, .parquet or .json: client, part (train, val, test) and sample in a row. Samples are
-            counted through the source, its training part first. Relative to the working folder.
-        test: where the file has no test samples: `like`, `own` or `all`, as in scenario iid; null: like.
-            `like` and `all` test on the source's test part, none of which may then train or validate.
-        test_share: share of each client's samples set aside if test is own.
-        validation: where the file has no validation samples: share of each client's training samples set
-            aside; null: none.
-        labels: `check` compares the labels in the file, if it has any, with those of the source; `ignore`.
+        path: a .csv, .parquet or .json file, relative to the working folder. A row holds client, part (train,
+            val, test) and sample; samples are numbered through the source, its training part first.
+        test: how clients are tested if the file has no test samples: `like`, `own` or `all`, as in scenario
+            iid; null: like. `like` and `all` test on the source's test part; clients may then not train or
+            validate on samples of that part.
+        test_share: share of each client's samples set aside for testing if test is own.
+        validation: share of each client's training samples set aside for validation if the file has no
+            validation samples; null: none.
+        labels: `check` refuses a file whose labels, if it has any, differ from those of the source; `ignore`
+            does not compare them.
     """
 
     by_class: ClassVar[bool] = False
@@ -65,11 +68,11 @@ class PartitionFile(Scenario):
         check_fraction("validation", self.validation)
 
     def files(self) -> list[Path]:
-        """Return the file: another content is another partition."""
+        """Return the file: if its content changes, so does the partition."""
         return [Path(os.path.expanduser(self.path))]
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
-        """Compose the partition, and what a file of ours says of it."""
+        """Compose the partition, with the facts and operations in a file of mpifl."""
         facts = facts_of(self.files()[0], "path")
         if not facts:
             table = read(self.files()[0], "path")
@@ -141,7 +144,7 @@ class PartitionFile(Scenario):
         return splits
 
     def _check(self, pool: Pool, table: PartitionTable) -> None:
-        """Refuse samples that the source does not have, other labels than its own, and unknown parts."""
+        """Refuse samples that the source does not have, labels unlike its own, and unknown parts."""
         most = int(table.sample.max())
         few = f"names sample {most}, and the source has {len(pool.labels)}: name the source that it is of"
         require(most < len(pool.labels), "path", self.path, few)
@@ -163,7 +166,7 @@ class PartitionFile(Scenario):
                 raise UserError("path", self.path, f"{here}; labels: ignore reads it")
 
     def _remarks(self, splits: Mapping[str, Csr]) -> list[str]:
-        """Return a line with the counts of samples that test and train, or that a client has twice."""
+        """Return a line that counts samples used for both testing and training, or twice by a client."""
         clients, found = np.arange(len(splits["train"].sizes)), []
         held = {name: csr.of_all(clients)[0] for name, csr in splits.items()}
         learnt = np.concatenate([held["train"], held["val"]])
@@ -187,7 +190,7 @@ class PartitionFile(Scenario):
         return from_lists(np.split(table.sample[order], np.cumsum(sizes)[:-1]))
 
     def _test(self, pool: Pool, key: Key, table: PartitionTable, splits: dict[str, Csr]) -> tuple[Csr, Csr]:
-        """Return (train, test): the file's, or as `test` says."""
+        """Return (train, test) of the file, or as the key `test` says."""
         train, test, clients = splits["train"], splits["test"], len(table.clients)
         if test.index is not None and len(test.index):
             remedy = "the file says which samples test: leave it out"
@@ -223,13 +226,13 @@ def exported(spec: ScenarioSpec, pool: Pool, source: str, of: Mapping[str, Any])
     """Return the table of a scenario.
 
     Args:
-        spec: what it composed.
+        spec: the specification that the scenario composed.
         pool: the samples.
         source: the name of their source.
-        of: what is to be said of it besides.
+        of: further facts for the first line of the file.
 
     Raises:
-        UserError: its clients change from visit to visit, or do something of their own to the samples.
+        UserError: clients draw their samples when they are visited, or an operation is not one of mpifl's.
     """
     if spec.drift is not None or spec.public or spec.group_test_sets:
         remedy = "its clients draw their samples when they are visited: there is no partition to export"
@@ -280,7 +283,7 @@ def _indices(csr: Csr, pool: Pool) -> np.ndarray:
 
 
 def told(op: Op) -> dict[str, Any]:
-    """Return an operation as a mapping of its name and options."""
+    """Return an operation as a mapping with its name and options."""
     if OPS.get(type(op).__name__) is not type(op):
         remedy = "is an operation of your own, which no file can hold; export a scenario without it"
         raise UserError("data.scenario", type(op).__name__, remedy)
@@ -289,18 +292,18 @@ def told(op: Op) -> dict[str, Any]:
 
 
 def _written(value: Any) -> Any:
-    """Return an option as JSON holds it; arrays keep their type."""
+    """Return an option in a form that JSON can hold; arrays keep their type."""
     return {"array": value.tolist(), "dtype": str(value.dtype)} if isinstance(value, np.ndarray) else value
 
 
 def ops_of(trees: list[dict[str, Any]]) -> tuple[Op, ...]:
-    """Return the operations that mappings of `told` describe."""
+    """Return the operations that mappings from `told` describe."""
     options = [{name: _option(value) for name, value in tree.items() if name != "op"} for tree in trees]
     return tuple(OPS[tree["op"]](**given) for tree, given in zip(trees, options, strict=True))
 
 
 def _option(value: Any) -> Any:
-    """Return an option that JSON holds: lists as tuples, arrays as arrays."""
+    """Return the option that a JSON value stands for, a tuple for a list, or an array."""
     if isinstance(value, dict):
         return np.array(value["array"], value["dtype"])
     return tuple(map(_option, value)) if isinstance(value, list) else value

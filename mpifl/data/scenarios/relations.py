@@ -1,4 +1,4 @@
-"""Groups in which inputs and labels are related in different ways, over a source of any kind of samples."""
+"""Groups in which inputs and labels are related in different ways, for sources of any kind of samples."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fra
 from mpifl.data.transforms import Op
 
 WHAT = ("inputs", "labels")
-MOST_DRAWS = 20_000  # of a group, until it differs from all others
+MOST_DRAWS = 20_000  # for one group, until it differs from all others
 
 
 @dataclass(frozen=True)
 class Relations(Scenario):
-    """Groups of equal size that share one source, each with the inputs or the labels of its own order.
+    """Groups of equal size that share one source, each with the inputs or the labels in its own order.
 
-    `inputs`: the features of a sample change places by a permutation of the group, in units of their
-    deviations, and pixels with the values that they have; of tokens the alphabet is permuted, in the labels,
-    too, where they are tokens of it. `labels`: classes, or the columns of multi-hot labels, are permuted; of
-    two groups, the second has numbers of the other sign. Group 0 has everything as it is.
+    With `permutes: inputs`, each group permutes the features of a sample, rescaled to the mean and deviation
+    of their new places, or its pixels, with unchanged values. For tokens it permutes the alphabet, also in
+    labels that are tokens of it. With `permutes: labels`, each group permutes the classes, or the columns of
+    multi-hot labels; numbers change their sign in the second of two groups. Group 0 changes nothing.
 
     Attributes:
-        clients: N, a multiple of `groups`.
+        clients: number of clients N, a multiple of `groups`.
         groups: number of groups.
-        permutes: inputs or labels.
-        validation: share of each client's training samples set aside.
-        test_share: share of each client's samples set aside as its test samples.
+        permutes: what each group permutes: inputs or labels.
+        validation: share of each client's training samples set aside for validation.
+        test_share: share of each client's samples set aside for testing.
     """
 
     by_class: ClassVar[bool] = False
@@ -69,7 +69,7 @@ class Relations(Scenario):
         remedy = "columns of categories and packed inputs cannot change places; take labels"
         require(plain, "permutes", self.permutes, remedy)
         if self.permutes == "labels":
-            width = pool.num_classes  # of numbers, signs are what differs
+            width = pool.num_classes  # for numbers, groups differ in the sign
             kept = np.tile(np.arange(width), (self.groups, 1))
             parts = [np.unique(pool.labels)] if pool.label_kind == CLASSES else None
             return PermuteTargets(kept if numbers else _orders(key, self.groups, width, parts))
@@ -105,24 +105,26 @@ def different_orders(
     parts: Sequence[np.ndarray] | None = None,
     as_is: bool = False,
 ) -> np.ndarray:
-    """Return a permutation for each group, int64 [groups, width]; of those not permuted, as it is.
+    """Return a permutation for each group, int64 [groups, width]; the identity if it is not permuted.
 
-    Those of any two groups differ in every part, unless neither is permuted; a draw is repeated until then.
+    The permutations of any two groups differ in every part, unless neither group is permuted; draws are
+    repeated until they do.
 
     Args:
         key: addresses the draws, by group.
-        width: of a permutation.
+        width: length of a permutation.
         permuted: whether each group is permuted.
-        name: the key that says how many groups there are, for messages.
-        of: what there are too few orders of, and the remedy.
-        parts: places of which some groups hold no others, each int64 [m]; None: all places are one part.
-        as_is: whether the draw of a group may have everything as it is.
+        name: the key that sets the number of groups, for error messages.
+        of: for error messages: what the orders are of, and advice.
+        parts: sets of places, each int64 [m]; some groups hold the places of one part alone. None: all places
+            are one part.
+        as_is: whether the identity may be drawn.
 
     Raises:
-        UserError: there are not so many permutations, or none was found among `MOST_DRAWS`.
+        UserError: there are too few permutations, or `MOST_DRAWS` draws gave no new one.
     """
     parts = [np.arange(width)] if parts is None else parts
-    fewest = perm(width, min(20, *map(len, parts)))  # 20: of more there are enough
+    fewest = perm(width, min(20, *map(len, parts)))  # 20 places have enough orders
     fits = sum(permuted) + (not as_is) <= fewest or fewest > MOST_DRAWS
     require(fits, name, len(permuted), f"there are only {fewest} orders of {of}")
     same = np.arange(width)
@@ -145,8 +147,8 @@ def first_new(
 
     Args:
         draw: returns int64 [width], from a stream of its own.
-        known: of others, each int64 [width].
-        parts: of the places, each int64 [m].
+        known: orders of other groups, each int64 [width].
+        parts: sets of places, each int64 [m].
     """
     for _ in range(MOST_DRAWS):
         order = draw()
@@ -158,12 +160,13 @@ def first_new(
 
 @dataclass(frozen=True, eq=False)
 class PermuteFeatures(Op):
-    """Give each group's features new places; `orders[g][j]` is the feature that comes to place j.
+    """Permute each group's features; `orders[g][j]` is the feature that moves to place j.
 
     Attributes:
         orders: int64 [groups, F].
-        mean: of each feature [F], in whose units a feature arrives; None keeps values as they are.
-        std: likewise.
+        mean: mean of each feature [F]; features are rescaled to the mean and standard deviation of their new
+            place; None keeps values as they are.
+        std: standard deviation of each feature [F], or None.
     """
 
     orders: np.ndarray
@@ -187,7 +190,7 @@ class PermuteTokens(Op):
 
     Attributes:
         orders: int64 [groups, vocabulary].
-        labels: whether labels are tokens of the same alphabet; -100 stays.
+        labels: whether labels are tokens of the same alphabet and are renamed, too; -100 stays.
     """
 
     orders: np.ndarray
@@ -204,10 +207,10 @@ class PermuteTokens(Op):
 
 @dataclass(frozen=True, eq=False)
 class PermuteTargets(Op):
-    """Give each group's labels another order, or numbers another sign.
+    """Permute each group's labels, or change the sign of numbers in groups 1, 3, ...
 
     Attributes:
-        orders: int64 [groups, L]; `orders[g][c]` is the new name of class c, or the column that comes to c.
+        orders: int64 [groups, L]; `orders[g][c]` is the new name of class c, or the column that moves to c.
     """
 
     orders: np.ndarray

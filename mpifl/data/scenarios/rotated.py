@@ -32,22 +32,24 @@ class Rotated(Scenario):
     within one.
 
     Attributes:
-        clients: N, a multiple of the number of angles.
-        angles: degrees counter-clockwise, one for each block of clients.
-        tolerance: angles no further apart than this are one group in the ground truth, in degrees; so are
-            angles that move no pixel to another place.
-        copies: whether every block holds the whole data set, or all blocks partition it.
-        balance: keep the first n_min images of each class and give every client the same class histogram.
-        validation: share of each client's training samples set aside.
-        test_parts: group cuts the test images among the clients of a block; population cuts them in N parts,
-            of which each block uses the first (EMD-CFL's notebooks: only a quarter of MNIST's test part is
-            used).
-        test_share: share of each client's own samples set aside for testing, in the place of the source's
-            test part; null: none. Copies set the same samples aside.
-        spread: give remainders one each to the last clients, or all to the very last (EMD-CFL's notebooks).
-        expand: grow the canvas so that no corner is cut (EMD-CFL's CIFAR-10).
-        border: black pixels added on every side before rotating.
-        resize: side in pixels of what a client sees.
+        clients: number of clients N, a multiple of the number of angles.
+        angles: rotation in degrees counter-clockwise, one for each block of clients.
+        tolerance: largest difference, in degrees, of angles that are one group in the ground truth; so are
+            angles that move all pixels to the same places.
+        copies: true: every block holds the whole data set; false: the blocks partition it.
+        balance: whether to keep the first n_min images of each class, n_min being the size of the rarest, and
+            give every client the same class histogram.
+        validation: share of each client's training samples set aside for validation.
+        test_parts: `group` divides the test images among the clients of a block; `population` divides them in
+            N parts, of which each block uses the first ones (as in EMD-CFL's notebooks: only a quarter of
+            MNIST's test part is used).
+        test_share: share of each client's own samples set aside for testing, in place of the source's test
+            part; null: the source's test part is used. Copies set the same samples aside.
+        spread: true: the last clients get one sample each of a remainder; false: the very last client gets
+            all of it (EMD-CFL's notebooks).
+        expand: whether to grow the canvas so that no corner is cut (EMD-CFL's CIFAR-10).
+        border: number of black pixels added on every side before rotating.
+        resize: side in pixels of the images that clients get; null: unchanged.
     """
 
     clients: int = 20
@@ -109,7 +111,7 @@ class Rotated(Scenario):
         return {"train": kept, "val": held, "test": test}
 
     def _cut(self, pool: Pool, samples: np.ndarray, parts: int, key: Key, copies: bool) -> Csr:
-        """Return the partition of `samples`: each block cuts its own copy in `parts`, or all share one."""
+        """Return the partition of `samples`: each block divides its own copy in `parts`, or all share one."""
         blocks = len(self.angles)
         copied, used = (blocks, self.clients // blocks) if copies else (1, self.clients)
         parts = parts if copies else self.clients
@@ -141,13 +143,13 @@ def same_angle(
 ) -> np.ndarray:
     """Return the true group of each angle, int64: a chain of angles within `tolerance` is one group.
 
-    EMD-CFL's "two" (-3, 3, 177, 183 with tolerance 6) has the groups 0, 0, 1, 1. So is a chain of angles that
-    leave all pixels in the same places: 0 and 5 degrees of an image of 8 x 8 pixels.
+    EMD-CFL's "two" (-3, 3, 177, 183 with tolerance 6) has the groups 0, 0, 1, 1. A chain of angles that move
+    all pixels to the same places is one group, too: 0 and 5 degrees for images of 8 x 8 pixels.
 
     Args:
         angles: in degrees.
         tolerance: in degrees.
-        shape: of the images, [..., H, W]; empty: whatever it is.
+        shape: shape of the images, [..., H, W]; empty: pixels are not compared.
         expand: as in `Rotate`.
     """
     turns = np.asarray(angles, np.float64)
@@ -155,7 +157,7 @@ def same_angle(
     alike = apart <= tolerance + 1e-9
     if len(shape) > 1:
         height, width = shape[-2:]
-        near = np.degrees(3.0 / min(height, width))  # further apart, pixels at the edge are apart, too
+        near = np.degrees(3.0 / min(height, width))  # beyond it, pixels at the edge differ
         for i, j in np.argwhere(~alike & (apart <= near)):
             places = np.arange(1, height * width + 1).reshape(1, 1, height, width)  # 0: black
             one, other = (rotated(places, angles[k], expand) for k in (i, j))

@@ -1,4 +1,4 @@
-"""Skews that other simulators have, too: numbers of labels, quantiles of a number, noise on the features."""
+"""Skews known from other simulators: number of labels, quantiles of a number, noise on the features."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from mpifl.data.scenario import ScenarioSpec, grouped
 from mpifl.data.scenarios.usual import Iid, PartitionedScenario
 from mpifl.data.transforms import Noise
 
-BLOCK = 4096  # samples of which a mean is taken at a time
+BLOCK = 4096  # samples that are averaged at a time
 
 
 @dataclass(frozen=True)
 class LabelQuantity(PartitionedScenario):
-    """Every client has so many labels, and shares each of them equally with the other clients that have it.
+    """Every client has a fixed number of labels; each label is divided equally among its clients.
 
-    Li et al., ICDE 2022 (NIID-Bench's "#C = k"): client i has label i mod L, the others are drawn. Samples of
-    a label that no client has belong to nobody.
+    Li et al., ICDE 2022 (NIID-Bench's "#C = k"): client i has label i mod L, its other labels are drawn.
+    Samples of a label that no client has are not used.
 
     Attributes:
-        labels: different labels of each client.
+        labels: number of different labels of each client.
     """
 
     by_class: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class LabelQuantity(PartitionedScenario):
         require(self.labels > 0, "labels", self.labels, "every client needs at least one label")
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
-        """Compose the partition, if there are so many labels."""
+        """Compose the partition, if the source has enough labels."""
         few = f"more than the {pool.num_classes} labels of the source; take fewer"
         require(self.labels <= pool.num_classes, "labels", self.labels, few)
         return super().compose(pool, key)
@@ -59,12 +59,13 @@ class Quantile(PartitionedScenario):
     in Flower's ContinuousPartitioner: 1 cuts sharply, 0 is IID. Test samples are cut at the same numbers.
 
     Attributes:
-        by: target (the first number to predict, or the label), brightness (the mean of a sample), or the
-            number of a feature, from 0.
-        groups: contiguous blocks of clients, each of which has one range and divides it at random: the ground
-            truth, in which ranges of one and the same value are one group, and so are all where nothing sorts
-            them (strictness 0); null: every client has a range of its own.
-        strictness: in [0, 1].
+        by: what samples are sorted by: target (the first number to predict, or the label), brightness (the
+            mean of a sample), or a feature, given by its number from 0.
+        groups: number of contiguous blocks of clients, each of which divides one range at random; null: every
+            client has a range of its own. The blocks are the ground truth, in which ranges that hold the same
+            single value count as one group; so do all ranges if strictness is 0.
+        strictness: weight in [0, 1] of the number against the noise in the sort order: 1 cuts sharply, 0 is
+            IID.
     """
 
     by: str = "target"
@@ -95,14 +96,14 @@ class Quantile(PartitionedScenario):
         return ScenarioSpec(spec.splits, group_of[grouped(self.clients, self.groups)], names=names)
 
     def _differs(self, values: np.ndarray, groups: int) -> np.ndarray:
-        """Return whether each group differs from the one before, bool [groups]; the first does."""
+        """Return whether each group differs from the previous one, bool [groups]; True for the first."""
         new: np.ndarray = np.arange(groups) == 0
         if self.strictness == 0 or values.min() == values.max():
             return new
         ends = bounds(len(values), groups, spread=True)
         ordered = np.sort(values)
         low, high = ordered[ends[:-1]], ordered[ends[1:] - 1]
-        new[1:] = (self.strictness < 1) | (low[:-1] < high[1:])  # else both hold one value alone
+        new[1:] = (self.strictness < 1) | (low[:-1] < high[1:])  # else both hold the same single value
         return new
 
     @property
@@ -110,7 +111,7 @@ class Quantile(PartitionedScenario):
         return f"feature {self.by}" if self.by.isdecimal() else self.by
 
     def _values(self, pool: Pool) -> np.ndarray:
-        """Return the number of each sample that they are sorted by, float64 [n]."""
+        """Return the number by which each sample is sorted, float64 [n]."""
         if self.by == "target":
             kinds = f"labels of this source are {pool.label_kind}: take brightness or a feature"
             require(pool.label_kind in (NUMBERS, CLASSES), "by", self.by, kinds)
@@ -125,12 +126,12 @@ class Quantile(PartitionedScenario):
         return np.asarray(pool.inputs.reshape(len(pool.inputs), count)[:, int(self.by)], np.float64)
 
     def _blended(self, pool: Pool, key: Key) -> np.ndarray:
-        """Return the numbers as they are sorted: standardised by the training part, with noise."""
+        """Return the blended sort keys: numbers standardised by the training part, with noise."""
         values = self._values(pool)
         train = values[: pool.num_train]
         z = (values - train.mean()) / (train.std() or 1.0)
         noise = key.of("noise").numpy().standard_normal(len(z))
-        ties = key.of("ties").numpy().random(len(z)) * 1e-9  # equal numbers are in random order
+        ties = key.of("ties").numpy().random(len(z)) * 1e-9  # random order of equal numbers
         return np.asarray(self.strictness * z + (1.0 - self.strictness) * noise + ties)
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
@@ -154,7 +155,7 @@ class Quantile(PartitionedScenario):
         return owner
 
     def test_rows(self, pool: Pool, owner: np.ndarray, key: Key) -> Csr:
-        """Return the test part, cut at the numbers at which the training part was cut."""
+        """Return the test part, cut at the same numbers as the training part."""
         rng = key.of("test").numpy()
         values = self._blended(pool, key)
         parts = self.groups or self.clients
@@ -176,9 +177,10 @@ class FeatureNoise(Iid):
     groups, all clients of group g of G have sigma g / (G - 1). A sample has the same noise at every visit.
 
     Attributes:
-        sigma: the largest standard deviation, of pixels in [0, 1], or of features in units of their own.
-        groups: contiguous blocks of clients with one level each: the ground truth, of which there is one
-            group without noise (sigma 0); null: a level for each.
+        sigma: the largest standard deviation of the noise, for pixels in [0, 1] or for features in units of
+            their own standard deviation.
+        groups: number of contiguous blocks of clients with one noise level each; null: every client has its
+            own level. The blocks are the ground truth; if sigma is 0, it is a single group.
     """
 
     of_images: ClassVar[bool] = False
@@ -212,10 +214,10 @@ class FeatureNoise(Iid):
 
 
 def noise_of(pool: Pool, levels: tuple[float, ...], key: Key) -> Noise:
-    """Return noise of a level for each group, in units of the pool's pixels or of each of its features.
+    """Return noise with a level for each group, in units of pixels or of each feature's deviation.
 
     Raises:
-        UserError: samples are tokens, or a table with categories.
+        UserError: samples are tokens, or a table of categories alone.
     """
     if pool.kind == TOKENS:
         raise UserError("sigma", max(levels), "samples are tokens: noise is for images and features")

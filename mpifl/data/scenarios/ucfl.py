@@ -33,13 +33,14 @@ class UcflA(Scenario):
     """Label shift: images drawn at random, each class cut by Dir(alpha 1_N) over users, 80 / 20 train / test.
 
     Attributes:
-        clients: N.
-        points: training images of all users together (12,500 are drawn for 10,000), up to one less for each
-            user, whose share for testing is rounded up.
-        drawn: the other reading of the paper: `points` counts drawn images, of which 80 % train.
-        alpha: concentration.
-        validation: share of each client's training samples set aside.
-        test_share: share of each user's images that tests.
+        clients: number of clients N.
+        points: number of training images of all users together (12,500 are drawn for 10,000); up to one less
+            for each user, because its share for testing is rounded up.
+        drawn: true: the other reading of the paper, in which `points` counts drawn images, 80 % of them for
+            training.
+        alpha: concentration of the Dirichlet distribution.
+        validation: share of each client's training samples set aside for validation.
+        test_share: share of each user's images set aside for testing.
     """
 
     clients: int = 20
@@ -68,14 +69,15 @@ class UcflB(Scenario):
     """Label and covariate shift: as A, and each block of users has its images rotated by its own angle.
 
     Attributes:
-        clients: N, a multiple of the number of angles.
-        points: training images of all users together (125,000 are drawn for 100,000), up to one less for each
-            user, whose share for testing is rounded up.
-        drawn: the other reading of the paper: `points` counts drawn images, of which 80 % train.
-        alpha: concentration.
-        angles: degrees, one for each block; of equal ones, blocks are one group.
-        validation: share of each client's training samples set aside.
-        test_share: share of each user's images that tests.
+        clients: number of clients N, a multiple of the number of angles.
+        points: number of training images of all users together (125,000 are drawn for 100,000); up to one
+            less for each user, because its share for testing is rounded up.
+        drawn: true: the other reading of the paper, in which `points` counts drawn images, 80 % of them for
+            training.
+        alpha: concentration of the Dirichlet distribution.
+        angles: rotation in degrees, one for each block of users; blocks with equal angles are one group.
+        validation: share of each client's training samples set aside for validation.
+        test_share: share of each user's images set aside for testing.
     """
 
     clients: int = 100
@@ -113,13 +115,14 @@ class UcflB(Scenario):
 class UcflC(Scenario):
     """Concept shift: IID images, but each group of users has its own random permutation of the labels.
 
-    No two groups have the same: a draw is repeated until then.
+    No two groups have the same permutation: draws are repeated until all differ.
 
     Attributes:
-        clients: N, a multiple of `permutations`.
-        permutations: number of groups, at most that of the permutations there are.
-        test_images: every user is tested on the first so many test images, with its group's labels.
-        validation: share of each client's training samples set aside.
+        clients: number of clients N, a multiple of `permutations`.
+        permutations: number of groups, each with its own permutation; at most the number that exist.
+        test_images: number of test images: all users are tested on the first ones of the source, with the
+            labels of their group.
+        validation: share of each client's training samples set aside for validation.
     """
 
     tested_on: ClassVar[str] = "its paper tests all users on the first 1000 test images; leave it out"
@@ -160,19 +163,19 @@ class UcflC(Scenario):
 
 @dataclass(frozen=True)
 class UcflBatch(Scenario):
-    """The batch-size study, figure 7: as B, but all users are of one size, 1000 training images each.
+    """The batch-size study, figure 7: as B, but all users have one size, 1000 training images each.
 
-    The classes of user k follow q_k, of which q_k[c] is proportional to n_c p_c[k] with p_c ~ Dir(alpha 1_N)
-    over users: B's label shift in expectation. A class that is used up leaves the draw.
+    The classes of user k follow q_k, where q_k[c] is proportional to n_c p_c[k] with p_c ~ Dir(alpha 1_N)
+    over users: B's label shift in expectation. A class that is used up is no longer drawn.
 
     Attributes:
-        clients: N, a multiple of the number of angles.
-        points: training images of all users together.
-        alpha: concentration of the label shift; null: none.
-        angles: degrees, one for each block of users; of equal ones, blocks are one group; []: no covariate
-            shift.
-        validation: share of each client's training samples set aside.
-        test_share: share of each user's images that tests.
+        clients: number of clients N, a multiple of the number of angles.
+        points: number of training images of all users together.
+        alpha: concentration of the label shift; null: no label shift.
+        angles: rotation in degrees, one for each block of users; blocks with equal angles are one group; []:
+            no covariate shift.
+        validation: share of each client's training samples set aside for validation.
+        test_share: share of each user's images set aside for testing.
     """
 
     clients: int = 100
@@ -218,12 +221,12 @@ def label_permutations(
 
     Args:
         num_classes: L.
-        count: of the permutations.
+        count: number of permutations.
         key: addresses the draws.
-        present: the classes that have samples, whose names differ; None: all.
+        present: the classes that have samples, on which the permutations differ; None: all classes.
 
     Raises:
-        UserError: there are not so many.
+        UserError: there are fewer permutations.
     """
     parts = None if present is None else [present]
     of = f"{num_classes} classes; take fewer"
@@ -249,7 +252,7 @@ def _check(clients: int, points: int, alpha: float, validation: float) -> None:
 
 
 def _count(pool: Pool, points: int, drawn: bool, clients: int, test_share: float) -> int:
-    """Return how many images are drawn so that `points` of them train."""
+    """Return how many images to draw so that `points` of them are for training."""
     count = points if drawn else math.ceil(points / (1.0 - test_share) - 1e-6)
     remedy = f"needs {count} training images but the source has {pool.num_train}; take fewer points"
     require(count <= pool.num_train, "points", points, remedy)

@@ -22,16 +22,17 @@ TESTS = ("like", "own", "all")
 
 @dataclass(frozen=True)
 class PartitionedScenario(Scenario):
-    """A partition of the training part, and how each client is tested.
+    """A partition of the training part, and the way in which clients are tested.
 
     Attributes:
-        clients: N.
-        validation: share of each client's training samples set aside.
-        test: like cuts the source's test part so that each client is tested on its own class histogram; own
-            sets aside `test_share` of each client's samples instead; all tests every client on the whole
-            test part.
-        test_share: share set aside if test is own.
-        min_samples: every client gets at least so many, taken from the richest.
+        clients: number of clients N.
+        validation: share of each client's training samples set aside for validation.
+        test: `like` divides the source's test part so that each client is tested on its own class histogram;
+            `own` sets aside `test_share` of each client's samples instead; `all` tests every client on the
+            whole test part.
+        test_share: share of each client's samples set aside for testing if test is own.
+        min_samples: smallest number of samples of a client, before any are set aside; the largest clients
+            give samples to those that have fewer.
     """
 
     clients: int = 20
@@ -51,7 +52,7 @@ class PartitionedScenario(Scenario):
         check_fraction("test_share", self.test_share)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
-        """Compose the partition; nothing is done to the pixels."""
+        """Compose the partition; samples are not transformed."""
         check_clients(self.clients, pool.num_train, self.clients * max(self.min_samples, 1))
         return ScenarioSpec(splits=lambda: self._splits(pool, key))
 
@@ -60,16 +61,16 @@ class PartitionedScenario(Scenario):
         """Return the owner of each training sample, int64 [n]; -1: nobody.
 
         Args:
-            labels: classes of the training samples [n]; zeros where samples have none.
-            rng: for all draws.
+            labels: classes of the training samples [n]; zeros if samples have none.
+            rng: one stream for all draws.
         """
 
     def train_owners(self, pool: Pool, key: Key, rng: np.random.Generator) -> np.ndarray:
-        """Return the owner of each training sample, for partitions that read more than labels."""
+        """Return the owner of each training sample; override it if the partition reads more than labels."""
         return self.owners(strata(pool)[: pool.num_train], rng)
 
     def test_rows(self, pool: Pool, owner: np.ndarray, key: Key) -> Csr:
-        """Return the test part as it is cut by `test: like`; `owner` [n] has the training part."""
+        """Return the test part as `test: like` divides it; `owner` [n] is that of the training samples."""
         labels = strata(pool)[: pool.num_train]
         return test_like(pool, labels, owner, self.clients, key.of("test").numpy())
 
@@ -91,7 +92,7 @@ class PartitionedScenario(Scenario):
 
 
 def strata(pool: Pool) -> np.ndarray:
-    """Return what a partition keeps in proportion, int64 [n]: the classes, where samples have any."""
+    """Return the strata of a partition, int64 [n]: the classes of the samples, zeros if there are none."""
     is_class = pool.label_kind == CLASSES
     return np.asarray(pool.labels) if is_class else np.zeros(len(pool.labels), np.int64)
 
@@ -99,7 +100,7 @@ def strata(pool: Pool) -> np.ndarray:
 def test_like(
     pool: Pool, labels: np.ndarray, owner: np.ndarray, num_clients: int, rng: np.random.Generator
 ) -> Csr:
-    """Return the test part, each class cut in the shares in which the clients hold it in training."""
+    """Return the test part, each class divided in the proportions of the clients' training samples."""
     own = owners_like(strata(pool)[pool.num_train :], labels, owner, num_clients, rng)
     given = own >= 0
     if np.count_nonzero(given) >= num_clients:
@@ -110,18 +111,22 @@ def test_like(
 def parts_of_copies(
     pool: Pool, share: float | None, copies: int, clients: int, key: Key
 ) -> tuple[tuple[np.ndarray, np.ndarray], float | None]:
-    """Return (what trains, what tests), addresses, and the share that each client still sets aside to test.
+    """Return the addresses (for training, for testing), and the share that clients still set aside to test.
 
-    Several copies cut the same two parts, so that nobody is tested on what is training in another copy: the
-    share is taken from the training part. One copy leaves it to its clients.
+    If there are several copies, the share is taken from the training part, and all copies divide the same two
+    parts: no client is tested on what is training data in another copy. If there is one copy, its clients set
+    the share aside themselves.
 
     Args:
         pool: the samples.
-        share: of the samples, and of those of each class where they have one, that tests in the place of the
-            source's test part; None for none.
-        copies: of the training part.
-        clients: of a copy.
+        share: share of the training part, stratified by class, that replaces the source's test part; None:
+            the source's test part is used.
+        copies: number of copies of the training part.
+        clients: number of clients of a copy.
         key: addresses the draw.
+
+    Raises:
+        UserError: the share has fewer samples than a copy has clients.
     """
     if not share or copies == 1:
         return (pool.train, pool.test), share
@@ -136,7 +141,7 @@ class Iid(PartitionedScenario):
     """Every sample goes to a client at random; sizes differ by at most one."""
 
     def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return a random owner for each sample, all clients owning as many."""
+        """Return a random owner for each sample; sizes differ by at most one."""
         return rng.permutation(np.arange(len(labels)) % self.clients)
 
 
@@ -145,9 +150,10 @@ class Dirichlet(PartitionedScenario):
     """Label skew drawn from a Dirichlet distribution.
 
     Attributes:
-        alpha: concentration; 0.1 is severe, 100 nearly IID.
-        by: class cuts each class by p_c ~ Dir(alpha 1_N) over users (sizes vary); client gives each user as
-            many samples with classes from q_k ~ Dir(alpha 1_L), a used-up class leaving the draw.
+        alpha: concentration of the Dirichlet distribution; 0.1 is severe skew, 100 nearly IID.
+        by: `class` divides each class over clients by p_c ~ Dir(alpha 1_N), and sizes vary; `client` gives
+            all clients the same size and draws the classes of client k from q_k ~ Dir(alpha 1_L); a class
+            that is used up is no longer drawn.
     """
 
     by_class: ClassVar[bool] = True
@@ -161,7 +167,7 @@ class Dirichlet(PartitionedScenario):
         require(self.by in ("class", "client"), "by", self.by, "class or client")
 
     def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the owner of each sample, drawn over users or over classes."""
+        """Return the owner of each sample, drawn over clients or over classes."""
         if self.by == "class":
             return owners_by_class(labels, self.clients, self.alpha, rng)
         sizes = np.full(self.clients, len(labels) // self.clients)
@@ -176,7 +182,7 @@ class Shards(PartitionedScenario):
     McMahan et al., AISTATS 2017.
 
     Attributes:
-        shards: pieces for each client; 2 leaves most clients with two classes.
+        shards: number of shards of each client; with 2, most clients have two classes.
     """
 
     by_class: ClassVar[bool] = True
@@ -232,6 +238,6 @@ class PowerLaw(PartitionedScenario):
         require(self.exponent >= 0, "exponent", self.exponent, "not negative; 0 is IID")
 
     def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return a random owner for each sample, by weight; ranks are dealt at random."""
+        """Return a random owner for each sample, by weight; ranks are assigned at random."""
         ranks = rng.permutation(self.clients) + 1.0
         return owners_by_weight(len(labels), ranks**-self.exponent, rng)

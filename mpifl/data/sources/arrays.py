@@ -1,4 +1,4 @@
-"""From arrays, texts and columns of users to the samples and labels of a pool."""
+"""Conversion of arrays, texts and columns to the samples and labels of a pool."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from mpifl.core.rng import key
 from mpifl.data.pool import Pool, count_classes, images_of, labels_of, stratified
 
 KINDS = (IMAGES, FEATURES, TOKENS)
-PADDING, UNKNOWN = 0, 1  # tokens of sequences of words
-AS_FEATURES = "numbers of any size are features: data.source.inputs features"  # of sources with that key
+PADDING, UNKNOWN = 0, 1  # reserved tokens in sequences of words
+AS_FEATURES = "numbers of any size are features: data.source.inputs features"  # for sources with that key
 WORD = re.compile(r"\w+|[^\w\s]")
-BINS = 8  # of a number to predict, each of which gives its share to the test part
+BINS = 8  # ranges of a number to predict, by which the test part is stratified
 
 
 def inputs_of(array: np.ndarray, name: str, kind: str | None = None, otherwise: str = "") -> np.ndarray:
     """Return samples as a pool stores them.
 
     Args:
-        array: [n, ...]; of images see `images_of`.
-        name: where they come from, for error messages.
+        array: [n, ...]; for images see `images_of`.
+        name: where the array comes from, for error messages.
         kind: `images`, `features` or `tokens`. None: floats [n, F] are features, integers [n, T] of more than
             a byte are tokens, all others images.
-        otherwise: what to do where numbers are no images, for error messages.
+        otherwise: advice for error messages if the array does not hold images.
 
     Raises:
-        UserError: another shape or type than this kind has.
+        UserError: the array has a shape or type that does not fit its kind.
     """
     array = np.asarray(array)
     real, whole = np.issubdtype(array.dtype, np.floating), np.issubdtype(array.dtype, np.integer)
@@ -49,12 +49,15 @@ def inputs_of(array: np.ndarray, name: str, kind: str | None = None, otherwise: 
 
 
 def any_labels_of(array: np.ndarray, name: str) -> np.ndarray:
-    """Return labels as a pool stores them; their type says what they are, see `Pool`.
+    """Return labels as a pool stores them; their type determines their kind, see `Pool`.
 
     Args:
         array: integers [n] or [n, 1] (classes), bytes or booleans [n, L] (multi-hot), floats [n] or [n, L]
             (numbers), integers [n, T] (tokens).
-        name: where they come from, for error messages.
+        name: where the array comes from, for error messages.
+
+    Raises:
+        UserError: the labels are one-hot, or have another shape or type.
     """
     array = np.asarray(array)
     if np.issubdtype(array.dtype, np.floating) and array.ndim in (1, 2):
@@ -81,14 +84,17 @@ def pool_of(
     """Return the pool of samples and labels as `inputs_of` and `any_labels_of` return them.
 
     Args:
-        train: samples and labels.
-        test: likewise; None sets a share aside, the same for every seed.
-        name: where they come from, for error messages.
-        class_names: of classes, labels or targets.
-        vocabulary: of tokens; 0 for one more than the largest.
-        test_share: of each class, or of each range of the first number, where there is no test part.
+        train: samples and labels of the training part.
+        test: those of the test part; None sets a share of `train` aside, the same for every seed.
+        name: where the samples come from, for error messages.
+        class_names: names of classes, labels or targets.
+        vocabulary: number of different tokens; 0: the largest plus one.
+        test_share: share of each class, or of each range of the first number, set aside if `test` is None.
         origin: int64 [n] of training samples, then test samples.
-        origin_names: of the origins.
+        origin_names: names of the origins.
+
+    Raises:
+        UserError: samples, labels and names do not fit together.
     """
     parts = [train] if test is None else [train, test]
     for x, y in parts:
@@ -120,7 +126,7 @@ def pool_of(
 
 
 def with_test(labels: np.ndarray, share: float) -> tuple[np.ndarray, int]:
-    """Return (order, size of the training part) that sets a fixed share aside behind the rest."""
+    """Return (order, size of the training part); the order puts a fixed test share behind the rest."""
     if not share:
         return np.arange(len(labels)), len(labels)
     if labels.ndim == 1:
@@ -138,7 +144,7 @@ def with_test(labels: np.ndarray, share: float) -> tuple[np.ndarray, int]:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words and marks of a text, in lower case."""
+    """Return the words and punctuation marks of a text, in lower case."""
     return WORD.findall(text.lower())
 
 
@@ -146,8 +152,8 @@ def vocabulary_of(texts: Iterable[str], size: int) -> dict[str, int]:
     """Return the most frequent words, numbered from 2; 0 pads, 1 stands for all others.
 
     Args:
-        texts: of the training part.
-        size: most tokens in all.
+        texts: texts of the training part.
+        size: largest number of tokens, including these two.
     """
     counts = Counter(word for text in texts for word in words_of(text))
     frequent = sorted(counts, key=lambda word: (-counts[word], word))[: size - 2]
@@ -175,7 +181,7 @@ def characters_of(texts: Sequence[str], alphabet: str, name: str) -> np.ndarray:
 
 
 def numbered(values: Sequence[object]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the number of each value, int64 [n], and all values in order, as texts; numbers by size."""
+    """Return the rank of each value, int64 [n], and the different values as texts, numbers by size."""
     try:
         known = sorted(set(values))  # type: ignore[type-var]
     except TypeError:

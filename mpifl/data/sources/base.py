@@ -1,4 +1,4 @@
-"""The interface of a source, and what sources share: reading and checking samples, normalising images."""
+"""The interface of sources, and common functions to read and check files and to normalise images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Channels = tuple[float, ...]
 Statistics = tuple[Channels, Channels]  # mean and standard deviation per channel, of pixels in [0, 1]
 Part = tuple[Path, np.ndarray, np.ndarray]  # a file, its images uint8 [n, C, H, W], their labels int64 [n]
 
-UNPACKED, RATIO = 1 << 30, 100  # bytes; beyond them no file may unpack to so many times its own size
+UNPACKED, RATIO = 1 << 30, 100  # beyond UNPACKED bytes, no file may unpack to over RATIO times its size
 
 NORMALISATIONS: dict[str, Statistics | None] = {
     "standard": None,  # of the source
@@ -38,23 +38,23 @@ MEASURED = "by the training part"  # `standard` where a source of images publish
 class Source(ABC):
     """Samples with labels: images, features or tokens, and any kind of label that `Pool` knows.
 
-    `load` returns a `Pool`; the types of its arrays say what samples and labels are, and so which task
-    (`task.name`) and which models fit.
+    `load` returns a `Pool`. The types of its arrays determine the kinds of samples and labels, and thus which
+    task (`task.name`) and which models fit.
 
     Attributes:
-        normalise: standard (published mean and deviation of the data set's pixels, those of the training
-            part for sources of one's own; of features those of each feature over the training part), unit
-            (pixels / 255; features as they are), half (mean and deviation 0.5) or imagenet; None leaves the
-            choice to the scenario, whose paper may have one, and is standard otherwise.
-        mean: per channel, of pixels in [0, 1], or per feature; one number stands for all. With `std`, in the
-            place of `normalise`.
-        std: likewise, none zero.
+        normalise: mean and deviation for normalising: standard (for images, those published with the data
+            set, or those of the training part for sources of your own; for features, those of each feature
+            over the training part), unit (pixels / 255; features unchanged), half (mean and deviation 0.5) or
+            imagenet; null: the choice of the scenario's paper if it has one, otherwise standard.
+        mean: mean of each channel, for pixels in [0, 1], or of each feature; one number stands for all. Given
+            together with `std`, in place of `normalise`.
+        std: standard deviation of each channel or feature, like `mean`; positive.
     """
 
     name: ClassVar[str]
     needs_root: ClassVar[bool] = True
     published: ClassVar[Statistics | None] = None  # None: computed from the training part
-    readable_labels: ClassVar[tuple[str, ...]] = ()  # kinds that its key `labels` reads them as; none: no key
+    readable_labels: ClassVar[tuple[str, ...]] = ()  # values of its key `labels`; empty: no such key
 
     normalise: str | None = None
     mean: Channels | None = None
@@ -85,12 +85,11 @@ class Source(ABC):
     def load(self, root: Path, scratch: Path) -> Pool:
         """Decode the files. A large source may write images.npy into `scratch` and return it mapped.
 
-        That file holds `Pool.inputs`, whatever they are: `prepared_cache.allocate(scratch, "images", shape,
-        dtype)`.
+        That file holds `Pool.inputs` of any kind: `prepared_cache.allocate(scratch, "images", shape, dtype)`.
         """
 
     def unwatched(self) -> str:
-        """Return a one-line warning of changes that do not invalidate the cache; empty for none."""
+        """Return a one-line warning if changes may not invalidate the cache; empty otherwise."""
         return ""
 
     def download(self, root: Path) -> None:
@@ -114,7 +113,7 @@ def fetch(source: Source, dataset: str, root: Path, **options: Any) -> None:
     """Download a data set with torchvision.
 
     Args:
-        source: who asks.
+        source: the source that needs it.
         dataset: name of the class in `torchvision.datasets`.
         root: folder for the files.
         **options: further arguments of that class.
@@ -133,10 +132,13 @@ def normalisation(source: Source, chosen: str, pool: Pool, channels: int) -> Sta
     """Return (mean, std) per channel of pixels in [0, 1].
 
     Args:
-        source: its own `mean` and `std` come first.
+        source: the source; its `mean` and `std`, if given, take precedence.
         chosen: a name of `NORMALISATIONS`.
-        pool: its samples, with the statistics of their training part where the source has no published ones.
-        channels: of an image as the model sees it.
+        pool: its samples, with the statistics of their training part if the source has no published ones.
+        channels: number of channels of an image as the model gets it.
+
+    Raises:
+        UserError: there are statistics for another number of channels.
     """
     if source.mean is not None and source.std is not None:
         mean, std = source.mean, source.std
@@ -156,7 +158,7 @@ def _floats(values: np.ndarray) -> Channels:
 
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever a reader raises on a file that is no `what` into a `UserError` that names the file."""
+    """Turn any error of a reader, on a file that is not `what`, into a `UserError` that names the file."""
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would wait for a writer
         raise UserError(str(path), "no file", f"a folder, pipe or device in place of {what}: remove it")
     try:
@@ -164,7 +166,7 @@ def reading(path: Path, what: str) -> Iterator[None]:
     except UserError:
         raise
     except OSError as error:
-        if error.errno is None:  # of a format, not of the system
+        if error.errno is None:  # an error of the format, not of the system
             raise broken(path, f"truncated or not {what} ({in_one_line(error)})") from error
         remedy = f"{os.strerror(error.errno)}: give a file that this user can read"
         raise UserError(str(path), "unreadable", remedy) from error
@@ -173,13 +175,13 @@ def reading(path: Path, what: str) -> Iterator[None]:
 
 
 def broken(path: Path, why: str) -> UserError:
-    """Return the error that names a file that cannot be read as what it should be."""
+    """Return the error for a file that is not what it should be."""
     remedy = f"{why}; put a whole file there (`mpifl prepare` fetches public ones)"
     return UserError(str(path), "unreadable", remedy)
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return the kind of an error and the beginning of its text."""
+    """Return the type of an error and the beginning of its text."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 

@@ -26,7 +26,7 @@ class _Arrays(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return an allowed class, refuse every other."""
+        """Return an allowed class; refuse every other one."""
         if (module, name) not in self.allowed:
             raise pickle.UnpicklingError(f"asks for {module}.{name}")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
@@ -89,7 +89,7 @@ class Cifar100(Cifar):
     """CIFAR-100: 50,000 / 10,000 photographs, 32 x 32 colour, 100 classes (Krizhevsky, 2009).
 
     Attributes:
-        classes: only these, numbered in this order; none for all.
+        classes: the classes to keep, numbered in this order; empty: all.
     """
 
     name: ClassVar[str] = "cifar100"
@@ -115,7 +115,7 @@ class Cifar100(Cifar):
 
 @dataclass(frozen=True)
 class Cifar20(Cifar10):
-    """CIFAR-10 and ten classes of CIFAR-100, 55,000 / 11,000 photographs; FLT's Enc1 learns from them."""
+    """CIFAR-10 and ten classes of CIFAR-100, 55,000 / 11,000 photographs; they train FLT's Enc1."""
 
     name: ClassVar[str] = "cifar20"
     further: ClassVar[Cifar100] = Cifar100(classes=(11, 20, 22, 31, 37, 51, 54, 65, 86, 90))

@@ -28,17 +28,18 @@ class Dataset(Source):
     PIL images, bytes, and floats in [0, 1] of an image's shape are images; floats [F] are features, integers
     [T] tokens. A label is a whole number (its class), a number or an array of them.
 
-    It is called with those of the arguments `root` and `train` that it takes. Without `train` a stratified
-    share is set aside as the test part.
+    The class is called with those of the arguments `root` and `train` that it accepts. If it does not accept
+    `train`, a stratified share is set aside as the test part.
 
     Attributes:
-        path: "package.module:Name" or "file.py:Name", Name being the class or a function that returns a data
-            set.
-        reads: files and folders that it reads, absolute or below data.root: it is prepared anew when one of
-            them changes, as it is when the file that defines it does, or what that imports from its folder.
-        inputs: images, features or tokens, where the shape does not say it.
-        vocabulary: number of different tokens; 0 for one more than the largest.
-        test_share: share of every class set aside if Name takes no `train`.
+        path: "package.module:Name" or "file.py:Name", where Name is the class or a function that returns a
+            data set.
+        reads: files and folders that the data set reads, absolute or below data.root. It is prepared again
+            when one of them changes. Changes to the file that defines it, and to what that file imports from
+            its folder, are noticed in any case.
+        inputs: images, features or tokens, if the shape does not determine it.
+        vocabulary: number of different tokens; 0: the largest plus one.
+        test_share: share of every class set aside for testing if Name does not accept `train`.
     """
 
     name: ClassVar[str] = "dataset"
@@ -61,7 +62,7 @@ class Dataset(Source):
         check_fraction("test_share", self.test_share)
 
     def files(self, root: Path) -> list[Path]:
-        """Return the file that defines the data set, its imports, and what it reads as `reads` says."""
+        """Return the file that defines the data set, its imports, and the files in `reads`."""
         where = self.path.rpartition(":")[0]
         places = [root / os.path.expanduser(name) for name in self.reads]
         inside = [sorted(p for p in place.rglob("*") if p.is_file()) or [place] for place in places]
@@ -79,12 +80,12 @@ class Dataset(Source):
             if spec is None:
                 raise UserError("data.source.path", self.path, f"there is no module {where} to import")
             file, module = Path(spec.origin or ""), where
-        if not file.is_file():  # a missing file is refused by its name; of a built-in module there is none
+        if not file.is_file():  # a missing file is refused by name; built-in modules have none
             return [] if module else [file]
         return [root_of(file, module) / name for name in imported_from(file, module)] or [file]
 
     def unwatched(self) -> str:
-        """Return a hint to name the files that are read, unless `reads` does."""
+        """Return a hint to name the files that are read, unless `reads` names them."""
         if self.reads:
             return ""
         return f"{self.path} was prepared before; name the files that it reads in data.source.reads"
@@ -95,7 +96,7 @@ class Dataset(Source):
         require(callable(factory), "data.source.path", self.path, "name a class or a function")
         try:
             takes: Mapping[str, Any] = inspect.signature(factory).parameters
-        except (TypeError, ValueError):  # of a class of Python's own
+        except (TypeError, ValueError):  # a built-in class without a signature
             takes = {}
         parts: list[tuple[np.ndarray, np.ndarray]] = []
         names: tuple[str, ...] = ()
@@ -135,7 +136,7 @@ class Dataset(Source):
 
 
 def _names(items: Any) -> tuple[str, ...]:
-    """Return the names of the classes, which torchvision's data sets have as `classes`."""
+    """Return the names of the classes: the attribute `classes` of torchvision's data sets."""
     found = getattr(items, "classes", None)
     return tuple(map(str, found)) if isinstance(found, (list, tuple)) else ()
 

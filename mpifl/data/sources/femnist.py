@@ -26,9 +26,9 @@ class Femnist(Source):
     """FEMNIST: 62 classes of handwritten characters, 28 x 28 grey, black on white (Caldas et al., 2018).
 
     Attributes:
-        folder: below data.root; holds train/*.json and test/*.json as LEAF writes them, or
+        folder: folder below data.root; holds train/*.json and test/*.json as LEAF writes them, or
             femnist_leaf_writers.npz with arrays x, y, writer, is_test, users.
-        inverted: white on black, as EMNIST's images are.
+        inverted: whether to invert the images to white on black, as in EMNIST.
     """
 
     name: ClassVar[str] = "femnist"
@@ -64,7 +64,7 @@ class Femnist(Source):
 
 
 def read_shards(paths: list[Path]) -> Part:
-    """Return the writers in LEAF shards: users, num_samples, user_data: writer -> x [n][784], y [n]."""
+    """Return the writers in LEAF shards (users, num_samples, user_data: writer -> x [n][784], y [n])."""
     found: Part = {}
     for path in each(paths, "reading shards", "files"):
         with reading(path, "a LEAF shard"):

@@ -20,7 +20,7 @@ from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.base import Source, reading
 
 PICTURES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp"}
-FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP", "GIF")  # some others start programs to be decoded
+FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP", "GIF")  # decoders of some others start programs
 PIXELS = 1 << 26  # of one picture
 
 Found = tuple[Path, Path]  # a picture, the folder of its class
@@ -31,9 +31,9 @@ class Folder(Source):
     """Pictures in folders, enlarged or reduced to one square size when the cache is built.
 
     Attributes:
-        path: below data.root; holds <class>/*.jpg, or <domain>/<class>/*.jpg if `domains`.
+        path: folder below data.root; holds <class>/*.jpg, or <domain>/<class>/*.jpg if `domains` is true.
         domains: whether the first level names domains (PACS: art_painting, cartoon, photo, sketch).
-        broken: what is done about a picture that cannot be read: `refuse` names it, `skip` leaves it out.
+        broken: treatment of a picture that cannot be read: `refuse` stops and names it, `skip` leaves it out.
         side: side of the stored pictures in pixels; the shorter side is scaled to it, the middle is kept.
         test_share: share of every class set aside as the test part, the same for every seed.
     """
@@ -106,7 +106,7 @@ class Folder(Source):
         return replace(pool, remarks=remarks)
 
     def _readable(self, found: list[Found]) -> tuple[list[Found], tuple[str, ...]]:
-        """Return the pictures that can be decoded, and how many cannot."""
+        """Return the pictures that can be decoded, and a line about those that cannot."""
         good, bad = [], []
         for picture, folder in each(found, "looking for broken pictures", "pictures"):
             try:
@@ -120,7 +120,7 @@ class Folder(Source):
 
 
 def _of_archiver(path: Path) -> bool:
-    """Return whether a path is what macOS leaves in archives: `._name` files and folders `__MACOSX`."""
+    """Return whether macOS added a path to an archive: `._name` files and folders `__MACOSX`."""
     return any(part.startswith("._") or part == "__MACOSX" for part in path.parts)
 
 
@@ -138,7 +138,7 @@ def read_picture(path: Path, side: int) -> np.ndarray:
     from PIL import Image
 
     with reading(path, "a picture"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of metadata and of large pictures
+        warnings.simplefilter("ignore")  # about metadata and large pictures
         with Image.open(path, formats=FORMATS) as opened:
             scale = side / min(opened.size)
             width, height = (max(side, round(length * scale)) for length in opened.size)

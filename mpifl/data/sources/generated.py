@@ -1,4 +1,4 @@
-"""Drawn samples for every task: numbers, classes, multi-hot labels, sequences of tokens."""
+"""Randomly drawn samples for every task: numbers, classes, multi-hot labels, sequences of tokens."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from mpifl.data.pool import Pool
 from mpifl.data.sources.base import Source
 
 KINDS = (NUMBERS, CLASSES, MULTI_HOT, TOKENS)
-CONCENTRATION = 0.1  # of a token's Dirichlet distribution over those that follow it
+CONCENTRATION = 0.1  # of the Dirichlet distribution over the successors of a token
 
 
 @dataclass(frozen=True)
 class Generated(Source):
     """Samples with a known relation, drawn without a download: for trying out tasks, and for tests.
 
-    Features are standard normal, and one fixed random linear map of them makes the labels: the numbers
-    themselves, the class of the largest, or those labels whose number is positive. Tokens are a Markov chain:
+    Features are standard normal. A fixed random linear map turns them into numbers, and the labels are these
+    numbers, the index of the largest (classes), or the positive ones (multi-hot). Tokens are a Markov chain:
     each token has a few likely successors, and the label of a position is the token after it.
 
     Attributes:
-        kind: numbers, classes, multi_hot or tokens.
-        train: samples of the training part.
-        test: samples of the test part.
-        features: numbers of a sample.
-        outputs: numbers, classes, labels, or different tokens.
-        length: tokens of a sample.
-        noise: deviation of the noise on each number, of which the signal has deviation 1.
+        kind: kind of the labels: numbers, classes, multi_hot or tokens.
+        train: number of samples of the training part.
+        test: number of samples of the test part.
+        features: number of features of a sample.
+        outputs: number of targets, classes, labels, or different tokens.
+        length: number of tokens of a sample.
+        noise: standard deviation of the noise on each number; the signal has standard deviation 1.
     """
 
     name: ClassVar[str] = "generated"

@@ -39,22 +39,23 @@ TRAIN, TEST = "train", ("test", "validation")
 
 @dataclass(frozen=True)
 class HuggingFace(Source):
-    """A data set that `datasets` wrote with `save_to_disk`, or a folder of its Parquet files; by pyarrow.
+    """A data set saved by `save_to_disk` of `datasets`, or a folder of its Parquet files; read by pyarrow.
 
     Pictures are decoded once. Lists of floats are features, lists of whole numbers are tokens (padded with
     0), texts are sequences of words. Arrow files are mapped, not copied to memory.
 
     Attributes:
-        path: folder, absolute, below data.root or in the working folder: dataset_dict.json and a folder for
-            each split, or a folder of one split, or train-*.parquet and test-*.parquet, also below data/.
-        inputs: column of the samples; None: image, img, text, sentence or content.
-        label: column of the labels; None: label, labels, fine_label, target or class.
-        client: column that says whose a sample is: scenario natural makes each a client.
-        side: side of pictures in pixels; the shorter side is scaled to it, the middle is kept; None: as they
-            are.
-        length: tokens of a text or of a list; longer ones are cut.
-        vocabulary: most different words of texts.
-        test_share: share of every class set aside where there is no test split.
+        path: folder, absolute, below data.root or in the working folder. It holds dataset_dict.json and a
+            folder for each split, or one split, or train-*.parquet and test-*.parquet, also below data/.
+        inputs: column of the samples; null: image, img, text, sentence or content.
+        label: column of the labels; null: label, labels, fine_label, target or class.
+        client: column with the owner of each sample; scenario natural makes each owner a client.
+        side: side of pictures in pixels; the shorter side is scaled to it, the middle is kept; null: no
+            change.
+        length: largest number of tokens of a text or a list; longer ones are cut.
+        vocabulary: largest number of tokens for texts: 0 for padding, 1 for unknown words, and the most
+            frequent words of the training part.
+        test_share: share of every class set aside for testing if there is no test split.
     """
 
     name: ClassVar[str] = "huggingface"
@@ -126,7 +127,7 @@ class HuggingFace(Source):
         return any_labels_of(np.asarray(values), f"data.source.label: {name}"), tuple(known or ())
 
     def _samples(self, columns: Sequence[Any], name: str) -> tuple[np.ndarray, int]:
-        """Return samples that are no pictures, and the number of different tokens, 0 for features."""
+        """Return samples that are not pictures, and the number of different tokens, 0 for features."""
         first = next((v for v in columns[0].to_pylist() if v is not None), None)
         if isinstance(first, str):
             texts = [str(v) for column in columns for v in column.to_pylist()]
@@ -175,7 +176,7 @@ class HuggingFace(Source):
 
 
 def decoded(content: bytes, name: str, side: int | None) -> np.ndarray:
-    """Return an encoded picture, uint8 [1 or 3, H, W]: grey stays grey; `side`: the middle square, scaled."""
+    """Return a decoded picture, uint8 [1 or 3, H, W]; `side` scales it and keeps the middle square."""
     from PIL import Image
 
     with reading(Path(name), "a picture"), Image.open(BytesIO(content), formats=FORMATS) as opened:
@@ -231,7 +232,7 @@ def _table(files: Sequence[Path]) -> pa.Table:
                 tables.append(parquet.read_table(file, memory_map=True))
             else:
                 tables.append(_mapped(pa, ipc, file))
-            tables[-1].validate(full=True)  # a spoilt offset would be followed anywhere
+            tables[-1].validate(full=True)  # a corrupt offset could point anywhere
     return pa.concat_tables(tables)
 
 
@@ -244,7 +245,7 @@ def _mapped(pa: Any, ipc: Any, file: Path) -> Any:
 
 
 def _features(top: Path, schema: pa.Schema) -> Mapping[str, Any]:
-    """Return what `datasets` says of the columns: in the schema, or in dataset_info.json."""
+    """Return the description of the columns by `datasets`, from the schema or dataset_info.json."""
     text = (schema.metadata or {}).get(b"huggingface")
     places = [top / "dataset_info.json", top / TRAIN / "dataset_info.json"]
     try:
@@ -259,7 +260,7 @@ def _features(top: Path, schema: pa.Schema) -> Mapping[str, Any]:
 
 
 def _column(given: str | None, usual: Sequence[str], role: str, names: Sequence[str]) -> str:
-    """Return the column of a role; refuse one that is not there."""
+    """Return the name of the column for a role; refuse a missing one."""
     if given is not None:
         there = f"there is no such column; there are {', '.join(names)}"
         require(given in names, f"data.source.{role}", given, there)

@@ -34,7 +34,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_part(images: Path, labels: Path, num_classes: int, first_label: int = 0) -> Part:
-    """Return the images and labels in two idx files; `first_label` is what the file calls class 0."""
+    """Return the images and labels in two idx files; `first_label` is the file's number for class 0."""
     pixels, numbers = images_of(read_idx(images), str(images)), read_idx(labels)
     require(numbers.ndim == 1, str(labels), numbers.shape, "not one label for each image: fetch it again")
     numbers = labels_of(numbers.astype(np.int64) - first_label, str(labels), num_classes)
@@ -54,7 +54,7 @@ class Idx(Source):
     """Four idx files: images and labels for training and test."""
 
     num_classes: ClassVar[int] = 10
-    dataset: ClassVar[str]  # torchvision's name, which is also its folder's
+    dataset: ClassVar[str]  # name of torchvision's class and of its folder
 
     def files(self, root: Path) -> list[Path]:
         """Return training images, training labels, test images, test labels."""
@@ -109,7 +109,7 @@ class Emnist(Source):
     Attributes:
         split: balanced (47 classes, 112,800 / 18,800), byclass (62 classes, 697,932 / 116,323), bymerge,
             letters, digits or mnist.
-        upright: transpose the images, which the files store lying on their side (torchvision leaves them so).
+        upright: whether to transpose the images, which the files store on their side (torchvision does not).
     """
 
     name: ClassVar[str] = "emnist"
@@ -128,7 +128,7 @@ class Emnist(Source):
         return [plain_or_gz(root / "EMNIST" / "raw" / name) for name in names]
 
     def load(self, root: Path, scratch: Path) -> Pool:
-        """Read the four files; the letters split counts its labels from one, we from zero."""
+        """Read the four files; labels of the letters split start at one in the files, at zero here."""
         a, b, c, d = self.files(root)
         classes, first = _EMNIST_CLASSES[self.split], int(self.split == "letters")
         pool = joined([read_part(a, b, classes, first)], [read_part(c, d, classes, first)], classes)

@@ -1,4 +1,4 @@
-"""LEAF's JSON of any of its tasks: users, and for each of them samples x and labels y."""
+"""LEAF's JSON files, for any of its tasks: users, each with samples x and labels y."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mpifl.data.sources.base import Source, reading
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's alphabet of Shakespeare, in its order."""
-TWEET = 4  # the field of a tweet's text, of the six that Sent140 has
+TWEET = 4  # index of the text among the fields of a tweet in Sent140
 Held = dict[str, tuple[list[Any], list[Any]]]  # user -> samples, labels
 
 
@@ -33,16 +33,17 @@ Held = dict[str, tuple[list[Any], list[Any]]]  # user -> samples, labels
 class Leaf(Source):
     """A data set of LEAF (Caldas et al., 2018), as its scripts write it: train/*.json and test/*.json.
 
-    What x and y are says what is read: lists of numbers are features (FEMNIST's pixels: source femnist),
-    texts of one length with a character each are next characters (Shakespeare; LEAF's alphabet where it
-    suffices), other texts and the fields of tweets are sequences of words (Sent140). Users are origins:
-    scenario natural makes each a client.
+    The types of x and y determine how they are read. Lists of numbers are features (for FEMNIST's pixels,
+    take source femnist). Texts of one length whose labels are single characters are for predicting the next
+    character (Shakespeare; LEAF's alphabet if it suffices). Other texts, and the fields of tweets, are
+    sequences of words (Sent140). Users are the origins, so scenario natural makes each a client.
 
     Attributes:
         path: folder below data.root.
-        shape: of a sample of numbers, such as [1, 28, 28]; empty: as it is written, [F].
-        length: words of a text; longer ones are cut, shorter ones padded with 0.
-        vocabulary: most different words; the most frequent of the training part count, 1 stands for others.
+        shape: shape of a sample of numbers, such as [1, 28, 28]; empty: [F], as in the files.
+        length: number of words of a text; longer texts are cut, shorter ones padded with 0.
+        vocabulary: largest number of tokens: 0 for padding, 1 for unknown words, and the most frequent words
+            of the training part.
     """
 
     name: ClassVar[str] = "leaf"
@@ -109,7 +110,7 @@ class Leaf(Source):
 
 
 def read_users(paths: Sequence[Path]) -> Held:
-    """Return the users in LEAF shards: users, num_samples, user_data: user -> x, y."""
+    """Return the users in LEAF shards, whose keys are users, num_samples and user_data (user -> x, y)."""
     found: Held = {}
     for path in each(list(paths), "reading shards", "files"):
         with reading(path, "a LEAF shard"):
@@ -125,7 +126,7 @@ def read_users(paths: Sequence[Path]) -> Held:
 
 
 def _labels(ys: list[Any], alphabet: str, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return labels and the names of classes: characters of the alphabet, numbers, or what there is."""
+    """Return labels and the names of classes: characters of the alphabet, none for numbers, or texts."""
     if alphabet:
         missing = sorted({str(y) for y in ys} - set(alphabet))
         remedy = "is no single character of the alphabet of x"

@@ -1,4 +1,4 @@
-"""A user's own images in one NumPy archive."""
+"""NumPy archives: a user's own samples, and MedMNIST."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mpifl.data.sources.base import Source, broken, check_unpacked, place_of, re
 
 KINDS = ("x", "y", "origin")
 NAMES = "class_names"
-SHOWN = 12  # arrays that an error names
+SHOWN = 12  # arrays that an error message names at most
 MEDMNIST = {
     "pathmnist": (
         *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle"),
@@ -35,24 +35,24 @@ MEDMNIST = {
         *("basophil", "eosinophil", "erythroblast", "immature granulocytes", "lymphocyte", "monocyte"),
         *("neutrophil", "platelet"),
     ),
-}  # archive -> names of its classes, where they are short
+}  # archive -> names of its classes, if they are short
 
 
 @dataclass(frozen=True)
 class Npz(Source):
-    """An .npz with x_train, y_train and, if there is a test part, x_test, y_test, as Keras' mnist.npz.
+    """An .npz with x_train, y_train and, if there is a test part, x_test, y_test, as in Keras' mnist.npz.
 
     Images are uint8, or floats in [0, 1], as [n, H, W], [n, H, W, C] or [n, C, H, W]; floats [n, F] are
     features, integers [n, T] tokens. Labels are classes from zero, [n]; bytes [n, L] are multi-hot labels,
-    floats numbers, integers [n, T] tokens. Arrays origin_train and origin_test, where present, give the
-    origin of each sample, and an array class_names the names of the classes.
+    floats numbers, integers [n, T] tokens. The optional arrays origin_train and origin_test give the origin
+    of each sample, the optional array class_names the names of the classes.
 
     Attributes:
-        path: absolute, below data.root, or in the working folder.
-        inputs: images, features or tokens, where the shape does not say it: spectrograms or series of
-            features of any shape are `features`.
-        vocabulary: number of different tokens; 0 for one more than the largest.
-        test_share: share of every class set aside where the archive has no test part.
+        path: the archive: absolute, below data.root, or in the working folder.
+        inputs: images, features or tokens, if the shape does not determine it; spectrograms and series of any
+            shape are `features`.
+        vocabulary: number of different tokens; 0: the largest plus one.
+        test_share: share of every class set aside for testing if the archive has no test part.
     """
 
     name: ClassVar[str] = "npz"
@@ -109,12 +109,12 @@ class MedMnist(Source):
     """An archive of MedMNIST (Yang et al., 2023): pathmnist.npz, chestmnist.npz, organmnist3d.npz, ...
 
     Pictures of 2D sets are images, volumes of 3D sets are features [1, D, H, W] (divided by 255). Labels are
-    classes, of chestmnist multi-hot.
+    classes; those of chestmnist are multi-hot.
 
     Attributes:
-        path: absolute, below data.root, or in the working folder.
-        validation: what is done with the official validation part: `train` adds it to the training part
-            (scenarios set a share of each client's samples aside), `drop` leaves it out.
+        path: the archive: absolute, below data.root, or in the working folder.
+        validation: use of the official validation part: `train` adds it to the training part (scenarios set a
+            share of each client's samples aside), `drop` leaves it out.
     """
 
     name: ClassVar[str] = "medmnist"
@@ -160,12 +160,12 @@ class MedMnist(Source):
 
 
 def lacks(named: str, path: Path, name: str) -> UserError:
-    """Return the error of an archive without an array; it says which ones are there.
+    """Return the error for an archive that lacks an array; it names the arrays that are there.
 
     Args:
         named: the archive as the user wrote it.
-        path: where it was found.
-        name: of the array.
+        path: where the archive was found.
+        name: name of the array.
     """
     with reading(path, "an .npz"), zipfile.ZipFile(path) as archive:
         there = [entry.removesuffix(".npy") for entry in archive.namelist()]
@@ -175,7 +175,7 @@ def lacks(named: str, path: Path, name: str) -> UserError:
 
 
 def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return those of the arrays called `wanted` that an .npz holds.
+    """Return the arrays of an .npz whose names are in `wanted`.
 
     Python objects are refused, and nothing is unpacked before its size is checked.
     """
@@ -185,7 +185,7 @@ def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
         found = {name: entries[name] for name in wanted if name in entries}
         check_unpacked(path, sum(entry.file_size for entry in found.values()))
         for name, entry in found.items():
-            with archive.open(entry) as file:  # numpy takes room for what the header says, whatever follows
+            with archive.open(entry) as file:  # numpy allocates what the header says, whatever follows
                 version = npy.read_magic(file)
                 header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
                 shape, _, dtype = header(file)

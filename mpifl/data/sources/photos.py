@@ -12,14 +12,14 @@ from mpifl.core.rng import key
 from mpifl.data.pool import Pool
 from mpifl.data.sources.base import Source, Statistics
 
-PATCHES, SIDE, ZOOM = 2000, 32, 2  # of each photograph; pixels of a patch; pixels of the photograph for one
+PATCHES, SIDE, ZOOM = 2000, 32, 2  # patches per photograph; pixels of a side; photograph's pixels for one
 
 
 @dataclass(frozen=True)
 class Photos(Source):
     """Colour patches of 32 x 32 cut at random places; the label is the photograph (0 temple, 1 flower).
 
-    They resemble no data set, so that what a server learns from them says nothing about its clients.
+    They resemble no data set, so a server that learns from them learns nothing about its clients.
     """
 
     name: ClassVar[str] = "photos"

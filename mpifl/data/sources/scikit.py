@@ -15,7 +15,7 @@ from mpifl.data.sources.base import Source
 
 TABLES = ("diabetes", "breast_cancer", "wine", "iris", "linnerud")
 TEST_SHARE = 0.2
-BINS = 8  # of a number to predict, each of which gives its share to the test part
+BINS = 8  # ranges of a number to predict, by which the test part is stratified
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ScikitLearn(Source):
     breast_cancer (569 x 30, 2 classes), wine (178 x 13, 3 classes) and iris (150 x 4, 3 classes).
 
     None has an official test part: a fixed fifth of each class, or of each range of the first number, is set
-    aside, the same for every seed. Numbers to predict are standardised by the training part.
+    aside for testing, the same for every seed. Numbers to predict are standardised by the training part.
 
     Attributes:
         table: diabetes, breast_cancer, wine, iris or linnerud.

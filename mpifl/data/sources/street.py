@@ -29,7 +29,7 @@ class Svhn(Source):
         return [root / "train_32x32.mat", root / "test_32x32.mat"]
 
     def load(self, root: Path, scratch: Path) -> Pool:
-        """Read them; the files call zero ten."""
+        """Read both files; their label of digit zero is ten."""
         train, test = (self._read(path) for path in self.files(root))
         return joined([train], [test], 10)
 
@@ -49,7 +49,7 @@ class Svhn(Source):
             require(good, str(path), shapes, "not SVHN's images 32 x 32 x 3 x n; fetch it again")
             check_unpacked(path, math.prod(shape))
             data = loadmat(path, variable_names=["X", "y"])
-            numbers = np.nan_to_num(data["y"], nan=-1).ravel()  # some writers of the format know doubles only
+            numbers = np.nan_to_num(data["y"], nan=-1).ravel()  # some writers store only doubles
             images, labels = data["X"].transpose(3, 2, 0, 1), numbers.astype(np.int64)
         labels_of(labels - 1, f"{path}: y, less one", 10)
         return path, np.ascontiguousarray(images), labels % 10
@@ -67,7 +67,7 @@ class Usps(Source):
         return [root / "usps.bz2", root / "usps.t.bz2"]
 
     def load(self, root: Path, scratch: Path) -> Pool:
-        """Read them: a line is "label 1:v 2:v ...", labels from one, v in [-1, 1]."""
+        """Read both files: a line is "label 1:v 2:v ...", labels from one, v in [-1, 1]."""
         train, test = (self._read(path) for path in self.files(root))
         return joined([train], [test], 10)
 

@@ -15,17 +15,17 @@ from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool
 from mpifl.data.sources.base import Source, Statistics
 
-LABEL_BYTES = 32  # that an image takes in memory: its label, while labels are made; pixels are on disk
+LABEL_BYTES = 32  # memory of an image's label while labels are made; pixels are on disk
 BLOCK = 4096  # images drawn at a time
 
 
 @dataclass(frozen=True)
 class Synthetic(Source):
-    """Noisy copies of one random pattern per class, drawn without a download: for measuring, not for results.
+    """Noisy copies of one random pattern per class, without a download: for benchmarks, not for results.
 
     Attributes:
-        train: images of the training part.
-        test: images of the test part.
+        train: number of images of the training part.
+        test: number of images of the test part.
         shape: channels, height and width of an image.
         classes: number of classes, all equally frequent.
         noise: standard deviation of the noise around a pattern, in grey levels.

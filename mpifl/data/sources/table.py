@@ -1,4 +1,4 @@
-"""Tables in CSV and Parquet: columns of numbers and of categories, a target, and whose each row is."""
+"""Tables in CSV and Parquet: columns of numbers and categories, a target, and the client of each row."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LABELS = ("classes", "numbers", "multi_hot")
-FEW_ROWS = 10  # of a class, below which whole numbers are likely to be values
+FEW_ROWS = 10  # with fewer rows per class, whole numbers are probably no classes
 
 
 @dataclass(frozen=True)
 class Table(Source):
-    """A table of a row for each sample, .csv or .parquet, or a folder of such files that are read in order.
+    """A table with a row for each sample: a .csv or .parquet file, or a folder of them, read in order.
 
-    Columns of numbers are features; columns of texts and of true and false are categories, numbered in
-    alphabetical order. Missing values are refused.
+    Columns of numbers are features; columns of texts or booleans are categories, numbered in alphabetical
+    order. Missing values are refused.
 
     Attributes:
-        path: absolute, below data.root, or in the working folder.
-        test_path: the test part, with the same columns; None sets `test_share` aside, or takes `part`.
-        target: the column to predict; several are several targets, or with `labels: multi_hot` labels.
-        labels: classes, numbers or multi_hot; None: numbers for columns of floats, otherwise classes.
-        features: the columns of a sample; empty: all that have no other role.
-        categories: of these, columns of whole numbers that are categories, too.
-        client: the column that says whose a row is: scenario natural makes each a client.
-        group: the column with the hidden group of the client: the ground truth of scenario natural.
-        part: the column that says train or test.
-        standardise_target: numbers to predict are standardised by the training part.
-        test_share: share of each class, or of each range of the target, set aside where there is no test
-            part.
+        path: file or folder: absolute, below data.root, or in the working folder.
+        test_path: file or folder of the test part, with the same columns; null: the test part is given by
+            `part`, or `test_share` is set aside.
+        target: column to predict; several columns are several targets, or the labels if labels is multi_hot.
+        labels: classes, numbers or multi_hot; null: classes if there is one target column and it does not
+            hold floats, otherwise numbers.
+        features: columns of a sample; empty: all columns that have no other role.
+        categories: columns of numbers in a sample that are treated as categories.
+        client: column with the owner of each row; scenario natural makes each owner a client.
+        group: column with the hidden group of the client; it is the ground truth of scenario natural.
+        part: column with the values train and test.
+        standardise_target: whether numbers to predict are standardised by the training part.
+        test_share: share of each class, or of each range of the target, set aside for testing if there is no
+            test part.
     """
 
     name: ClassVar[str] = "table"
@@ -122,7 +124,7 @@ class Table(Source):
         return replace(pool, categories=tuple(kinds) if any(kinds) else (), remarks=remarks)
 
     def _guessed(self, frame: pd.DataFrame, classes: int) -> tuple[str, ...]:
-        """Return a line for the user where whole numbers were taken for classes that have few rows each."""
+        """Return a line for the user if whole numbers were taken for classes with few rows each."""
         numbers = self.labels is None and frame[self.target[0]].dtype.kind in "iu"
         if not numbers or classes * FEW_ROWS <= len(frame):
             return ()

@@ -13,24 +13,25 @@ from mpifl.data.pool import Pool
 from mpifl.data.sources.base import Source
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz0123456789.,:;!?'\"()-_"
-TEST_EVERY = 5  # of so many sequences of a document, the last is tested
+TEST_EVERY = 5  # the last of every TEST_EVERY sequences is a test sample
 
 
 @dataclass(frozen=True)
 class Text(Source):
     """Characters of a text: the help texts that ship with Python (`pydoc_data.topics`), or a file.
 
-    Letters are lower case, white space is one blank, characters outside of the alphabet (49: blank, letters,
-    digits, punctuation) are left out. Documents are cut into sequences that do not overlap; every fifth is
-    tested. A help topic is a document, as is what empty lines part in a file; documents are origins, so that
-    scenario natural makes clients of them. Another version of Python has other help texts.
+    Letters become lower case, white space becomes one blank, and characters outside of the alphabet (49:
+    blank, letters, digits, punctuation) are left out. Documents are cut into sequences that do not overlap;
+    every fifth is a test sample. A document is a help topic, or a block between empty lines of a file.
+    Documents are the origins, so scenario natural makes each a client. Other versions of Python have other
+    help texts.
 
     Attributes:
-        path: a text file in UTF-8 below data.root; empty takes Python's help texts, which need no root.
-        length: T, characters of a sequence.
-        predict: every (the next character after each position, for task next_token) or last (the one after
-            the sequence, a class, as LEAF's Shakespeare has it).
-        samples: most sequences, from the beginning; 0 takes all.
+        path: a text file in UTF-8 below data.root; empty: Python's help texts, which need no root.
+        length: number T of characters of a sequence.
+        predict: every (the next character after each position, for task next_token) or last (the character
+            after the sequence, as a class, as in LEAF's Shakespeare).
+        samples: largest number of sequences, from the beginning; 0: all.
     """
 
     name: ClassVar[str] = "text"
@@ -52,7 +53,7 @@ class Text(Source):
         return [root / self.path] if self.path else []
 
     def load(self, root: Path, scratch: Path) -> Pool:
-        """Cut the documents; the sequences for testing stand behind the others."""
+        """Cut the documents into sequences; those for testing come last."""
         rows, origin = self._sequences(self._documents(root))
         remedy = f"{len(rows)} sequences of {self.length} characters: take a longer text or shorter sequences"
         require(len(rows) >= 2 * TEST_EVERY, "data.source.length", self.length, remedy)

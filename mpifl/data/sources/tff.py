@@ -1,4 +1,4 @@
-"""TensorFlow Federated's data sets: HDF5, a group for each client, or SQLite, a row for each sample.
+"""TensorFlow Federated's data sets: HDF5 with a group for each client, or SQLite with a row per sample.
 
 The tables of the SQLite files are those of `tff.simulation.datasets.SqlClientData`: `examples` has
 `client_id`, `split_name` and a `tf.train.Example` in `serialized_example_proto`, which is a map from names
@@ -24,7 +24,7 @@ from mpifl.data.sources.arrays import any_labels_of, characters_of, inputs_of, p
 from mpifl.data.sources.base import Source, reading
 from mpifl.data.sources.leaf import LETTERS
 
-EXAMPLES = "examples"  # the group, or the table, that holds those of the clients
+EXAMPLES = "examples"  # HDF5 group, or SQL table, of the clients' examples
 SQLITE = (".sqlite", ".sqlite3", ".db")
 TRAIN, TEST = "train", "test"
 TEST_SHARE = 0.2  # of a file without a test part
@@ -36,17 +36,18 @@ Held = dict[str, tuple[np.ndarray, np.ndarray]]  # client -> samples, labels
 
 @dataclass(frozen=True)
 class TensorFlowFederated(Source):
-    """A data set of TensorFlow Federated: NAME_train.h5 and NAME_test.h5, by h5py, or NAME.sqlite.
+    """A data set of TensorFlow Federated: NAME_train.h5 and NAME_test.h5, read by h5py, or NAME.sqlite.
 
-    FEMNIST's `pixels`, CIFAR-100's `image` and numbers under `x` are samples as they stand; `snippets` of
-    text (Shakespeare) give a sample for each character that follows `length` others. Clients are origins:
-    scenario natural makes each a client. An SQLite file has both parts, or none, and then a share of the
-    samples is set aside for testing; further parts (heldout) are left out.
+    FEMNIST's `pixels`, CIFAR-100's `image` and numbers under `x` are used as samples; `snippets` of text
+    (Shakespeare) give a sample for each character that follows `length` others. Clients are the origins, so
+    scenario natural makes each of them a client. An SQLite file has both parts, or names none: then a share
+    of the samples is set aside for testing. Further parts (heldout) are left out.
 
     Attributes:
-        path: both HDF5 files without `_train.h5`, or an SQLite file with its ending, below data.root.
-        label: name of the labels; None: label, labels or y. CIFAR-100 has `coarse_label`, too.
-        length: characters before the one to predict, of snippets.
+        path: below data.root: common name of both HDF5 files, without `_train.h5`, or an SQLite file with its
+            ending.
+        label: name of the labels; null: label, labels or y. CIFAR-100 has `coarse_label`, too.
+        length: for snippets, the number of characters before the one to predict.
     """
 
     name: ClassVar[str] = "tff"
@@ -164,16 +165,16 @@ class TensorFlowFederated(Source):
 
 
 class _Columns(dict[str, list[Any]]):
-    """Columns of a client by name; `[()]` of one is its array, as of one in an HDF5 file."""
+    """Columns of a client by name; `[()]` returns the array of one, as for a data set in an HDF5 file."""
 
     def __getitem__(self, name: str) -> Any:
         return {(): super().__getitem__(name)}
 
 
 def _shaped(example: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an example with its pictures in shape, and lists of one number as numbers.
+    """Return an example with its pictures reshaped, and lists of one value as that value.
 
-    An Example knows no shapes: `pixels` are a square, `image` a square of three colours in bytes.
+    An Example stores no shapes: `pixels` are a square, `image` a square of three colours, in bytes.
     """
     out: dict[str, Any] = {}
     for name, value in example.items():
@@ -195,7 +196,7 @@ def example_of(data: bytes) -> dict[str, Any]:
     """Return the features of a serialized `tf.train.Example`: name -> bytes [..], float32 [n] or int64 [n].
 
     Raises:
-        ValueError: these bytes are none.
+        ValueError: the bytes are not a `tf.train.Example`.
     """
     found: dict[str, Any] = {}
     for features in _messages(data, 1):
@@ -219,7 +220,7 @@ def _list_of(kind: int, data: Any) -> Any:
 
 
 def _messages(data: bytes, number: int) -> Iterator[bytes]:
-    """Yield the bytes of the fields of a message that have this number."""
+    """Yield the bytes of those fields of a message that have this number."""
     for found, value in _fields(data):
         if found == number:
             if not isinstance(value, bytes):
@@ -248,7 +249,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of 7 bits a byte, least first, and the place behind it."""
+    """Return a varint (7 bits a byte, least significant first) and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):

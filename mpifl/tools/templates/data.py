@@ -3,8 +3,9 @@
     mpifl data quickstart --data.source '{name: dataset, path: "my_data.py:MyData"}'
     mpifl run quickstart --data.source '{name: dataset, path: "my_data.py:MyData"}'
 
-Pictures, one folder a class, and arrays need no code: sources `folder` and `npz` of `docs/data.md`. Name the
-files that a class like this one reads, `reads: [DIR]`, so that prepared data follow their changes.
+Pictures in a folder for each class need no code, nor do arrays: see sources `folder` and `npz` in
+`docs/data.md`. If your class reads files, name them with `reads: [DIR]`: then data are prepared again when
+they change.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class MyData(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
     Args:
         root: the folder `data.root`.
-        train: the training part, or the test part.
+        train: whether to hold the training part; otherwise the test part.
     """
 
     def __init__(self, root: str, train: bool) -> None:

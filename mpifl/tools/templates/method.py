@@ -3,8 +3,8 @@
     mpifl run quickstart --algorithm '{name: "my_method.py:MyMethod"}'
     mpifl check my_method.py:MyMethod
 
-As it stands it is FedAvg whose clients with a higher loss count more. `docs/writing-a-method.md` explains the
-six hooks that most methods need, `mpifl/core/algorithm.py` all of them.
+As it stands, it is FedAvg that gives clients with a higher loss a larger weight. `docs/writing-a-method.md`
+explains the six hooks that most methods need, `mpifl/core/algorithm.py` all of them.
 """
 
 from __future__ import annotations

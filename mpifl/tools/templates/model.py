@@ -2,8 +2,8 @@
 
     mpifl run quickstart --model '{name: custom, path: "my_model.py:MyModel", head: fc}'
 
-The constructor gets those of `shape` and `num_classes` that it names. The network ends in a linear layer,
-`head`; without that layer it returns the embedding, which clustered methods compare.
+The constructor is called with those of `shape` and `num_classes` that it accepts. `head` names the last layer
+of the network, which is linear; its input is the embedding, which clustered methods compare.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class MyModel(nn.Module):
     """A small convolutional network.
 
     Args:
-        shape: of an image, (channels, height, width).
+        shape: shape of an image, (channels, height, width).
         num_classes: number of logits.
     """
 

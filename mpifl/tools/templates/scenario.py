@@ -1,10 +1,10 @@
-"""MyScenario: who holds which images, and what is done to them.
+"""MyScenario: which client holds which images, and how they are transformed.
 
     mpifl data quickstart --data.scenario '{name: "my_scenario.py:MyScenario"}'
     mpifl run quickstart --data.scenario '{name: "my_scenario.py:MyScenario"}'
 
-As it stands the second half of the clients sees its images upside down: a ground truth for clustering. The
-scenarios in `mpifl/data/scenarios` are short; `mpifl/data/scenario.py` explains what `ScenarioSpec` can say.
+As it stands, the second half of the clients sees its images upside down: a ground truth for clustering. The
+scenarios in `mpifl/data/scenarios` are short; `mpifl/data/scenario.py` explains the fields of `ScenarioSpec`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class MyScenario(Scenario):
     """Random equal parts; the second half of the clients sees its images upside down.
 
     Attributes:
-        clients: N, an even number.
-        validation: share of each client's training images set aside.
+        clients: number of clients N, even.
+        validation: share of each client's training images set aside for validation.
     """
 
     clients: int = 20
@@ -38,7 +38,7 @@ class MyScenario(Scenario):
         check_fraction("validation", self.validation)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
-        """Say who holds what; nothing is read or drawn before `_splits` is called."""
+        """Return the specification; nothing is read or drawn before `_splits` is called."""
         check_clients(self.clients, pool.num_train)
         return ScenarioSpec(
             splits=lambda: self._splits(pool, key),
@@ -48,11 +48,11 @@ class MyScenario(Scenario):
         )
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
-        """Deal the images at random. All draws come from `key`, so that any rank finds the same."""
+        """Deal the images at random. All draws come from `key`, so all ranks get the same result."""
         train = self._dealt(pool.train, key.of("train").numpy())
         kept, held = hold_out(train, self.validation)
         return {"train": kept, "val": held, "test": self._dealt(pool.test, key.of("test").numpy())}
 
     def _dealt(self, samples: np.ndarray, rng: np.random.Generator) -> Csr:
-        owner = rng.permutation(np.arange(len(samples)) % self.clients)  # of each sample
+        owner = rng.permutation(np.arange(len(samples)) % self.clients)  # the client of each sample
         return from_owner(owner, samples, self.clients, rng)
