@@ -85,7 +85,9 @@ class VisitDuration:
                 for m in moved
                 if m.trains
             ]
-            ends += [start + self._only_moving(m) for m in moved if not m.trains]
+            for m in moved:
+                if not m.trains:
+                    ends.append(self.presence.end(m.client, start, self._only_moving(m)))
             return max(ends, default=start)
         downloads = self._downloads(moved, cast_bytes)
         ready = []
@@ -121,11 +123,17 @@ class VisitDuration:
         return out
 
     def _uploads(self, moved: Sequence[Moved], ready: Sequence[float], start: float) -> float:
-        """Return when the last upload arrives; over a server's link with a rate, one follows the other."""
+        """Return when the last upload arrives; over a server's link with a rate, one follows the other.
+
+        A client that is away sends later; the server's link does not wait for it.
+        """
         capacity, last, free = self.network.server_bytes_s or inf, start, start
         for i in sorted(range(len(moved)), key=lambda i: (ready[i], moved[i].client)):
             m, link = moved[i], self.rates(moved[i].client, moved[i].visit)
             begin = max(free, ready[i]) if capacity < inf else ready[i]
             free = begin + m.bytes_up / capacity
-            last = max(last, max(free, begin + m.bytes_up / link.up) + link.latency_s)
+            arrival = max(free, begin + m.bytes_up / link.up) + link.latency_s
+            if not self.presence.always:
+                arrival = self.presence.end(m.client, begin, arrival - begin)
+            last = max(last, arrival)
         return last

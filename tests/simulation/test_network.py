@@ -36,9 +36,10 @@ def moved(*sizes: tuple[int, int], trains: bool = True) -> list[Moved]:
     return [Moved(1, k, 0, trains, down, up) for k, (down, up) in enumerate(sizes)]
 
 
-def end(network, visits, casts=0, seconds=1.0, start=10.0) -> float:
+def end(network, visits, casts=0, seconds=1.0, start=10.0, availability=None) -> float:
     """Return when a round is over that starts at 10; computing takes a second."""
-    duration = visit_duration(Constant(seconds), network, Availability(), key(0), len(visits), MODEL)
+    present = availability or Availability()
+    duration = visit_duration(Constant(seconds), network, present, key(0), len(visits), MODEL)
     return duration.round_end(start, visits, casts)
 
 
@@ -94,6 +95,32 @@ def test_downloads_over_the_servers_link_wait_for_all_before_them():
 def test_statistics_take_no_computing_time():
     assert_allclose(end(Links(uplink_bytes_s=10), moved((0, 50), trains=False)), 10 + 5)
     assert end(Links(), []) == 10
+
+
+ALTERNATING = Availability(profile=(1, 0), day_s=20)  # there from 0 to 10 s, from 20 to 30, ...
+
+
+@pytest.mark.parametrize("network", [{}, {"server_bytes_s": 1e15}, {"cast": "group"}])
+def test_a_client_that_is_away_sends_nothing(network):
+    """1 s of computing and 24 s of upload: 10 of the 25 in each phase, the last 5 from 40 on.
+
+    Statistics of 24 s that are asked for at 10 are sent from 20 to 30, from 40 to 50, and from 60 on.
+    """
+    links = Links(uplink_bytes_s=10, **network)
+    assert_allclose(end(links, moved((0, 240)), start=0.0, availability=ALTERNATING), 45)
+    sent = moved((0, 240), trains=False)
+    assert_allclose(end(links, sent, start=10.0, availability=ALTERNATING), 64)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("availability", [ALTERNATING, Availability(on_s=2, off_s=2)])
+def test_a_servers_link_that_limits_nothing_changes_no_time(availability, trains):
+    visits = moved(*[(40 * k, 90 - 10 * k) for k in range(8)], trains=trains)
+    own = {"uplink_bytes_s": 5, "downlink_bytes_s": 20, "latency_s": 0.25}
+    for start in (0.0, 3.0, 12.5):
+        expected = end(Links(**own), visits, start=start, availability=availability)
+        found = end(Links(**own, server_bytes_s=1e15), visits, start=start, availability=availability)
+        assert_allclose(found, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
