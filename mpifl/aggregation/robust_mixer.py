@@ -6,7 +6,8 @@ results to rank 0: the rule's values for its columns (`Gatherv`), or its part of
 From the distances, rank 0 computes weights of the uploads, and an ordinary mixing with these weights follows.
 
 Results do not depend on the number of ranks: members are ordered as their reports, coordinates are
-independent of each other, and distances are added over tiles of fixed width as multiples of a grid spacing.
+independent of each other, and distances are added over tiles of fixed width as multiples of two grid
+spacings.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .robust_rules import CoordinateRule, DistanceRule, Rule, total
 
 TILE = 256  # columns over which distances are added at a time; fixed, because the bits depend on it
 LINE = 64  # for coordinate rules, columns are assigned to ranks in multiples of this
+FINE_BITS = 60  # of an int64 that the sum over tiles takes on the fine grid
 SCRATCH = 1 << 20  # numbers in a block of all uploads on one rank: 4 MB
 LARGEST_COUNT = (1 << 31) - 1  # most numbers in one MPI message
 
@@ -257,8 +259,8 @@ class RobustMixer:
         rule: DistanceRule,
     ) -> list[np.ndarray] | None:
         """Return the squared distances that a rule needs, one array for each active row; on rank 0."""
-        spacing = _spacings(plan, rule)
-        sums = np.zeros(len(spacing), np.int64)
+        grids = _grids(plan, rule)
+        sums = np.zeros(grids.shape, np.int64)
         centre = np.cumsum(plan.centres) - 1  # index of each active row's old row among those sent
         for _, block in self._blocks(plan, uploads, changed, TILE):
             for lo in range(0, block.shape[1], TILE):
@@ -272,12 +274,16 @@ class RobustMixer:
                     if plan.centres[i]:
                         members = members - tile[len(plan.order) + int(centre[i])]
                     found.append(members.square().sum(1))
-                sums += np.rint(torch.cat(found).numpy() / spacing).astype(np.int64)
+                rest = torch.cat(found).numpy()
+                for spacing, total_of_grid in zip(grids, sums, strict=True):
+                    multiples = np.rint(rest / spacing)
+                    total_of_grid += multiples.astype(np.int64)
+                    rest = rest - multiples * spacing
         found_sums = torch.from_numpy(sums)
         self.transport.Reduce(found_sums, f"robust:{plan.into}")
         if not self.transport.is_server:
             return None
-        squares, first = found_sums.numpy() * spacing, 0
+        squares, first = (found_sums.numpy() * grids).sum(0), 0
         out = []
         for group in plan.groups:
             n = len(group)
@@ -324,7 +330,7 @@ def busiest_bytes(rows: int, uploads: int, d: int, ranks: int, rule: Rule) -> in
     centres = rows if rule.from_row else 0
     each = -(-uploads // rows)
     values = uploads if rule.from_row else rows * each * (each - 1) // 2
-    return 4 * uploads * share + max(8 * values, 4 * centres * share)
+    return 4 * uploads * share + max(16 * values, 4 * centres * share)
 
 
 def placed(mixing: Mixing, rows: np.ndarray, found: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
@@ -373,8 +379,13 @@ def _places(owners: np.ndarray, centres: int) -> np.ndarray:
     return np.where(owners > 0, places + centres, places)
 
 
-def _spacings(plan: ExchangePlan, rule: DistanceRule) -> np.ndarray:
-    """Return the grid spacing of each squared distance that is measured."""
+def _grids(plan: ExchangePlan, rule: DistanceRule) -> np.ndarray:
+    """Return the two grid spacings of each squared distance that is measured, coarse and fine [2, n].
+
+    The coarse grid has room for the largest distance that the uploads can have, and real ones may be much
+    smaller: models differ little. The fine grid takes what a tile has beside multiples of the coarse one, of
+    which at most half a spacing is left; int64 has room for the sum over all tiles.
+    """
     bounds = []
     for i, group in enumerate(plan.groups):
         a = plan.max_abs[group]
@@ -384,7 +395,9 @@ def _spacings(plan: ExchangePlan, rule: DistanceRule) -> np.ndarray:
             first, second = np.triu_indices(len(group), 1)
             sums = a[first] + a[second]
         bounds.append(plan.width * sums**2)
-    return spacings(np.concatenate(bounds)[:, None], np.ones(1))
+    coarse = spacings(np.concatenate(bounds)[:, None], np.ones(1))
+    tiles = -(-plan.width // TILE)
+    return np.stack([coarse, coarse * 2.0 ** (tiles.bit_length() - FINE_BITS)])
 
 
 def _square(upper: np.ndarray, n: int) -> np.ndarray:

@@ -149,6 +149,23 @@ def test_huge_lies_leave_the_distances_of_the_others_exact():
     assert_array_equal(found[0], uploads[int(Krum(f=1).weights(squares, np.full(7, 1 / 7)).argmax())])
 
 
+@pytest.mark.parametrize("rule", [Krum(f=1), MultiKrum(f=1), NormBound(), GeometricMedian()], ids=str)
+def test_a_large_weight_that_all_share_leaves_distances_exact(rule):
+    """Updates of about 1e-3 a coordinate beside a weight of 1e6, which no upload changes.
+
+    Exponents of the bound and of the distances are 70 bits apart, more than a float64 has.
+    """
+    rng = np.random.default_rng(8)
+    old = rng.normal(size=(1, 1100)).astype(np.float32)
+    old[0, 300] = 1e6
+    lengths = np.array([9.0, 2.0, 1.6, 1.3, 1.1, 1.0])[:, None]
+    uploads = (old + 1e-3 * lengths * rng.normal(size=(6, 1100))).astype(np.float32)
+    uploads[:, 300] = 1e6
+    found = mixed(rule, [average(_notes(6))], old, uploads)
+    right = expected(rule, uploads, np.full(6, 1 / 6), old[0].astype(np.float64))
+    assert_allclose((found - old)[0], right - old[0], atol=1e-6)
+
+
 def test_weights_below_0_are_refused():
     with pytest.raises(MethodError, match="weights below 0 are no average"):
         mixed(Median(), [Mixing(np.array([[1.5, -0.5]]))], np.zeros((1, 3)), np.ones((2, 3)))
@@ -169,9 +186,9 @@ def test_ranks_share_the_columns_out(columns, ranks, height):
 
 
 def test_bytes_of_the_busiest_rank_by_hand():
-    """10 uploads of 1000 on 4 ranks: 10 * 256 numbers, and 744 results at rank 0; 45 distances in int64."""
+    """10 uploads of 1000 on 4 ranks: 10 * 256 numbers, 744 results at rank 0; 45 distances, two int64 each."""
     assert busiest_bytes(1, 10, 1000, 4, Median()) == 4 * (2560 + 744)
-    assert busiest_bytes(1, 10, 1000, 4, Krum()) == 4 * 2560 + 8 * 45
+    assert busiest_bytes(1, 10, 1000, 4, Krum()) == 4 * 2560 + 16 * 45
     assert busiest_bytes(1, 10, 1000, 1, Krum()) == 0
 
 
