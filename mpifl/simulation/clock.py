@@ -22,6 +22,7 @@ from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.traffic.ledger import Moves
 
+from .availability import Presence
 from .durations import VisitDuration
 from .trace import Trace
 from .visits import DispatchState, Start, Visit
@@ -222,11 +223,13 @@ class Clock(ABC):
         """Return the visits that start now; None leaves it to the policy."""
         return None
 
-    def goes_to_start(self, until: float) -> bool:
-        """Go on to the next start that is known, before the next arrival; return whether there is one.
+    def goes_to_start(self, until: float, awaited: Collection[int], pool: TrainingPool) -> bool:
+        """Go on to the next start before the next arrival; return whether there is one. Default: False.
 
         Args:
             until: a time; starts at it or later do not count.
+            awaited: clients that may start as soon as they come back.
+            pool: where visits are trained.
         """
         return False
 
@@ -306,10 +309,23 @@ class VirtualClock(_QueueClock):
         presence = self.duration.presence
         return None if presence.always else (lambda k: presence.is_available(k, self.now))
 
+    def goes_to_start(self, until: float, awaited: Collection[int], pool: TrainingPool) -> bool:
+        """Go on to the first return of a client before the next arrival."""
+        first = first_return(self.duration.presence, awaited, self.now)
+        if not self._queue or first >= min(until, self._queue[0].due):
+            return False
+        self.now = first
+        return True
+
     def advance(self, num_clients: int, pool: TrainingPool) -> None:
         """Go on to the first return of a client."""
         presence = self.duration.presence
         self.now = min(presence.next_available(k, self.now) for k in range(num_clients))
+
+
+def first_return(presence: Presence, clients: Collection[int], now: float) -> float:
+    """Return when the first of the clients that are away comes back; infinity if none is away."""
+    return min((t for k in clients if (t := presence.next_available(k, now)) > now), default=inf)
 
 
 class DrawnClock(_QueueClock):
@@ -413,9 +429,6 @@ class WallClock(Clock):
     def pop(self, pool: TrainingPool, until: float = inf) -> Visit | None:
         """Wait for the first visit that is trained and due."""
 
-        def due(now: float) -> Visit | None:
-            return next((v for n in pool.finished() if (v := self._visits[n]).due <= now), None)
-
         def arrived() -> tuple[float, Visit | None] | None:
             for look in (False, True):
                 if look:
@@ -423,13 +436,17 @@ class WallClock(Clock):
                 now = self._time()
                 if now >= until:
                     return until, None
-                if (visit := due(now)) is not None:
+                if (visit := self._arrived(pool, now)) is not None:
                     return now, visit
             return None
 
         now, visit = wait_until(arrived)
         self.now = now
         return None if visit is None else self._visits.pop(visit.number)
+
+    def _arrived(self, pool: TrainingPool, now: float) -> Visit | None:
+        """Return the first visit that is trained and due."""
+        return next((v for n in pool.finished() if (v := self._visits[n]).due <= now), None)
 
     def is_tied(self) -> bool:
         """Return False: no two visits arrive at the same instant."""
@@ -441,6 +458,25 @@ class WallClock(Clock):
         if not self.scale or self.duration.presence.always:
             return None
         return lambda k: self.duration.presence.is_available(k, self.now / self.scale)
+
+    def goes_to_start(self, until: float, awaited: Collection[int], pool: TrainingPool) -> bool:
+        """Wait for the first return of a client, or the first arrival; return whether a client came back."""
+        if not awaited or not self._visits:
+            return False
+        first = self.scale * first_return(self.duration.presence, awaited, self.now / self.scale)
+        if first >= until:
+            return False
+
+        def ended() -> bool:
+            pool.poll()
+            now = self._time()
+            return now >= first or self._arrived(pool, now) is not None
+
+        wait_until(ended)
+        if self._arrived(pool, self._time()) is not None:
+            return False
+        self.now = self._time()
+        return True
 
     def advance(self, num_clients: int, pool: TrainingPool) -> None:
         """Wait for the first return of a client."""
@@ -529,8 +565,8 @@ class ReplayClock(Clock):
         self._version = dispatch.version
         return self.trace.starting(self.now, dispatch.version, dispatch.busy)
 
-    def goes_to_start(self, until: float) -> bool:
-        """Go on to a start between two arrivals: the original dropped a visit then."""
+    def goes_to_start(self, until: float, awaited: Collection[int], pool: TrainingPool) -> bool:
+        """Go on to a start between two arrivals: the original dropped a visit, or a client came back."""
         start, following = self.trace.next_start(), self.trace.next_time()
         if start >= until or following is None or start >= following:
             return False

@@ -5,7 +5,7 @@ The engine trains the visits; the forecast of a run only lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 
 from mpifl.core.rng import Key
@@ -90,7 +90,7 @@ class Dispatcher:
             for client, read in self.policy.starts(state) if starts is None else starts:
                 start(client, read)
                 self.filled = version
-            if self.clock.goes_to_start(self.tick):
+            if self.clock.goes_to_start(self.tick, self._awaited(), pool):
                 self._went_on()
                 continue
             if self.busy or (waiting and self.tick < inf):
@@ -99,6 +99,12 @@ class Dispatcher:
             self._went_on()
             if self.tick < inf:
                 self.tick = self.policy.next_tick(self.clock.now)
+
+    def _awaited(self) -> Collection[int]:
+        """Return the clients that could start now, were they there; none where no place is free."""
+        if not self.policy.refills or len(self.busy) >= self.concurrency or self.clock.available is None:
+            return ()
+        return [k for k in range(self.sampler.num_clients) if k not in self.busy]
 
     def begin(self, client: int, visit: int, version: int, down: int, up: int) -> Visit:
         """Return a visit that starts now, after adding it to those under way.

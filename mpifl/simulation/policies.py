@@ -287,11 +287,13 @@ class AsynchronousPolicy(Policy):
         rate: step size of an upload without lag, for methods that have no rule of their own for stale or
             single uploads (see `staleness`).
         staleness_a: exponent by which lag makes the step smaller.
+        refills: whether a client that comes back may start at once, where a place is free.
     """
 
     max_staleness: int | None
     rate: float
     staleness_a: float
+    refills: ClassVar[bool] = True
     traffic_depends_on = "which visits are under way at the end: they have downloaded and not uploaded"
 
     def __post_init__(self) -> None:
@@ -462,6 +464,8 @@ class Barrier(AsynchronousPolicy):
     The cohort is `participation` or `cohort_size`.
     """
 
+    refills: ClassVar[bool] = False
+
     max_staleness: int | None = None
     rate: float = 1.0
     staleness_a: float = 0.0
@@ -563,6 +567,8 @@ class Waves(AsynchronousPolicy):
         rate: see `AsynchronousPolicy`.
         staleness_a: see `AsynchronousPolicy`.
     """
+
+    refills: ClassVar[bool] = False
 
     size: int | None = None
     every_s: float | None = None

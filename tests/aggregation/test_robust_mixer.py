@@ -186,7 +186,7 @@ def test_ranks_share_the_columns_out(columns, ranks, height):
 
 
 def test_bytes_of_the_busiest_rank_by_hand():
-    """10 uploads of 1000 on 4 ranks: 10 * 256 numbers, 744 results at rank 0; 45 distances, two int64 each."""
+    """10 uploads of 1000 on 4 ranks: 10 * 256 numbers, 744 results at rank 0; 45 distances of two int64."""
     assert busiest_bytes(1, 10, 1000, 4, Median()) == 4 * (2560 + 744)
     assert busiest_bytes(1, 10, 1000, 4, Krum()) == 4 * 2560 + 16 * 45
     assert busiest_bytes(1, 10, 1000, 1, Krum()) == 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from math import inf
 
 import numpy as np
+import pytest
 from numpy.testing import assert_array_equal
 
 from mpifl.core.rng import key
@@ -30,6 +32,10 @@ class Polled:
     """A pool without visits that counts the polls."""
 
     polls = 0
+
+    def finished(self) -> list[int]:
+        """Return visit 0, which was trained before."""
+        return [0]
 
     def poll(self) -> None:
         """Count."""
@@ -103,3 +109,18 @@ def test_real_time_goes_on_to_the_first_return_with_polls_on_the_way():
     clock.advance(2, pool)
     assert clock.now >= 0.001 * first > 0
     assert pool.polls > 0
+
+
+@pytest.mark.parametrize(("due", "is_back"), [(9.0, True), (0.01, False)])
+def test_real_time_goes_on_to_a_return_unless_an_upload_arrives_first(due, is_back):
+    """Client 1 comes back after 0.1 s; visit 0 is trained, and held back until it is due."""
+    away = Availability(profile=(0.0, 1.0), day_s=0.2)
+    clock, pool = WallClock(visit_duration(Constant(1.0), Links(), away, key(0), 2), scale=1.0), Polled()
+    clock.start()
+    clock.add(visit(due, 0))
+    assert clock.goes_to_start(inf, [1], pool) == is_back
+    assert (clock.now >= 0.1) == is_back
+    assert pool.polls > 0
+    assert not clock.goes_to_start(clock.now, [1], pool), "the server steps before"
+    if not is_back:
+        assert clock.pop(pool).client == 0
