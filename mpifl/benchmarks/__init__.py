@@ -1,1 +1,1 @@
-"""Measuring on the user's own machine: mpifl beside a plain PyTorch loop, taking turns in the same minute."""
+"""Benchmarks on the user's own machine: mpifl and a plain PyTorch loop take turns within the same minute."""

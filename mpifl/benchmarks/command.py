@@ -1,4 +1,4 @@
-"""`mpifl bench`: which measurement the words on the command line ask for."""
+"""`mpifl bench`: runs the measurement that the command line asks for."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ def bench(
     path: str | None,
     seconds: str | None = None,
 ) -> None:
-    """Measure what was named, print the figures, and write them as JSON.
+    """Run the named measurements, print the figures, and write them as JSON.
 
     Args:
-        names: Workloads, all if there are none; or `population`, `server` or `plan`; or `scaling` and one.
-        options: Command-line options, laid over the configurations.
-        ranks: Number of ranks, server included; None for 3, or for as many as there are cores (`scaling`).
-        turns: Number of turns of each job; None for that of the workload.
+        names: Workloads, none for all; or one of `population`, `server` and `plan`; or `scaling` and at most
+            one workload.
+        options: Command-line options that override the configurations.
+        ranks: Number of ranks, server included; None for 3, or for as many workers as cores (`scaling`).
+        turns: Number of turns of each job; None for the default of the measurement.
         path: JSON file to write; None for none.
-        seconds: Least length of a turn of a workload, 0 for one round; None for 3.
+        seconds: Minimum seconds of a turn of a workload, 0 for one round; None for 3.
 
     Raises:
-        UserError: A name or a number is invalid, the file cannot be written, or a job ended early.
+        UserError: A name, number or option is invalid, the file cannot be written, or a job ended early.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):  # leave by an exception, so that the jobs are ended too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # exit by an exception, so that the jobs are ended, too
         signal.signal(number, lambda which, _: sys.exit(128 + which))
     num_ranks = 3 if ranks is None else _positive("ranks", ranks)
     num_turns = None if turns is None else _positive("turns", turns)
@@ -49,7 +50,7 @@ def bench(
     fits = seconds is None or not {*OTHERS} & {*names}
     require(fits, "--seconds", seconds, "has no effect: only turns of workloads have a length")
     if path is not None:
-        with _written(path):  # said now: measuring takes minutes
+        with _written(path):  # fail now: measuring takes minutes
             is_new = not Path(path).exists()
             Path(path).open("a").close()
             if is_new:
@@ -75,7 +76,7 @@ def bench(
 
 @contextmanager
 def _written(path: str) -> Iterator[None]:
-    """Raise `UserError` where the file of figures cannot be written."""
+    """Raise `UserError` if the file of figures cannot be written."""
     try:
         yield
     except OSError as error:
@@ -84,7 +85,7 @@ def _written(path: str) -> Iterator[None]:
 
 
 def _workload(names: Sequence[str]) -> str:
-    """Return the workload that `scaling` measures: W1 unless one is named beside it."""
+    """Return the workload that `scaling` measures: W1 unless another one is named."""
     name, *more = [name for name in names if name != "scaling"] or ["W1"]
     require(not more, "bench", [name, *more], "scaling measures one workload; name one")
     require(name in WORKLOADS, "bench", name, f"is no workload; {nearest(name, [*WORKLOADS])}")

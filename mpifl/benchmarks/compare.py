@@ -22,10 +22,10 @@ from .turns import KEEP_FREED, Job, scratch_folder
 from .workloads import OTHERS, WORKLOADS, Workload
 
 Figures = dict[str, Any]
-TURN_S = 3.0  # least length of a turn
-OF_LOOPS = ("data", "model", "seed", "participation", "cohort_size")  # what the loops take from options
+TURN_S = 3.0  # minimum length of a turn
+OF_LOOPS = ("data", "model", "seed", "participation", "cohort_size")  # what the loops read from options
 OF_TRAINING = tuple(f"local.{key}" for key in ("epochs", "batch_size", "lr", "momentum", "weight_decay"))
-OF_MPIFL = "system"  # how mpifl does the same work
+OF_MPIFL = "system"  # section that decides how mpifl does the same work
 
 
 def compare_all(
@@ -36,15 +36,15 @@ def compare_all(
     Args:
         names: Workloads; all if there are none.
         ranks: Number of ranks, server included.
-        turns: Number of turns of each job; None for that of the workload.
-        options: Command-line options, laid over the configurations, those of the loops, too.
-        seconds: Least length of a turn; 0 for one round.
+        turns: Number of turns of each job; None for the default of the workload.
+        options: Command-line options that override the configurations of mpifl and of the loops.
+        seconds: Minimum length of a turn; 0 for one round.
 
     Returns:
         Workload -> its figures.
 
     Raises:
-        UserError: There is no such workload, the loops do not know an option, or a job ended early.
+        UserError: A workload is unknown, the loops do not support an option, or a job ended early.
     """
     for name in names:
         require(name not in OTHERS, "bench", [*names], f"{name} stands alone: leave the others out")
@@ -60,20 +60,20 @@ def compare_all(
 def compare(
     workload: Workload, ranks: int, turns: int | None, options: Sequence[str], seconds: float = TURN_S
 ) -> Figures:
-    """Return the figures of one workload beside a plain loop with a process for each worker.
+    """Return the figures of one workload, for mpifl and for a plain loop with one process per worker.
 
-    The loop is measured twice: as it is, and with an allocator that keeps freed memory ("tuned"). It trains
-    where mpifl does, on GPUs where there are some.
+    The loop is measured twice: unchanged, and with an allocator that keeps freed memory ("tuned"). It trains
+    on the same kind of device as mpifl: on GPUs if mpifl uses them.
 
     Args:
         workload: The workload.
         ranks: Number of ranks, server included.
-        turns: Number of turns of each job; None for that of the workload.
-        options: Command-line options, laid over its configuration, that of the loops, too.
-        seconds: Least length of a turn; 0 for one round.
+        turns: Number of turns of each job; None for the default of the workload.
+        options: Command-line options that override the configuration of mpifl and of the loops.
+        seconds: Minimum length of a turn; 0 for one round.
 
     Raises:
-        UserError: The loops do not know an option, there is no such device, or a job ended early.
+        UserError: The loops do not support an option, the device is missing, or a job ended early.
     """
     config = loader.load(workload.config, list(options))
     check_options(options)
@@ -102,10 +102,10 @@ def compare(
 
 
 def check_options(options: Sequence[str]) -> None:
-    """Check that the loops do the work that options ask of mpifl.
+    """Check that the loops support the options given to mpifl.
 
     Raises:
-        UserError: They do not know one of the keys.
+        UserError: The loops do not support one of the keys.
     """
     known = (*OF_LOOPS, *OF_TRAINING, OF_MPIFL)
     for key, value in flat(loader.overrides(options)):
@@ -114,15 +114,16 @@ def check_options(options: Sequence[str]) -> None:
 
 
 def take_turns(jobs: dict[str, Job], seconds: float, turns: int) -> dict[str, list[Figures]]:
-    """Warm the jobs up, then let each compute some rounds in turn.
+    """Warm the jobs up, then let them compute some rounds in turn.
 
-    A program that was stopped finds cold caches: the first rounds of a turn are slower than those of one that
-    runs alone. Turns of some seconds come close to that one; turns of one round are the other extreme.
+    A program that was stopped resumes with cold caches: the first rounds of a turn are slower than those of a
+    program that runs alone. With turns of some seconds the difference is small; turns of one round are the
+    other extreme.
 
     Args:
-        jobs: stopped; name -> job.
-        seconds: least length of a turn, of each job by its own speed; 0 for one round.
-        turns: of each job.
+        jobs: name -> job; they are stopped.
+        seconds: minimum length of a turn; each job computes as many rounds as that takes. 0 for one round.
+        turns: number of turns of each job.
 
     Returns:
         Name -> the reports of its turns.
@@ -136,7 +137,7 @@ def take_turns(jobs: dict[str, Job], seconds: float, turns: int) -> dict[str, li
             while rounds[name] > 1 and (took := job.turn(rounds[name])["seconds"]) < seconds:
                 rounds[name] = ceil(1.1 * rounds[name] * seconds / took)
     taken: dict[str, list[Figures]] = {name: [] for name in jobs}
-    order = list(jobs)  # the first one may find a quieter machine
+    order = list(jobs)  # reversed every other turn: the first job may find a quieter machine
     names = [name for turn in range(turns) for name in order[:: 1 if turn % 2 else -1]]
     for name in each(names, "measuring", "turns"):
         taken[name].append(jobs[name].turn(rounds[name]))
@@ -168,8 +169,8 @@ def ratios(
 
     Args:
         ours: Reports of the turns of one job.
-        theirs: Those of another one; the turns follow each other, so the machine is equally busy.
-        figure: Takes the figure from a report.
+        theirs: Reports of another job; its turns alternate with ours, so the machine is equally busy.
+        figure: Returns the figure of a report.
     """
     return range_of(figure(a) / figure(b) for a, b in zip(ours, theirs, strict=True))
 

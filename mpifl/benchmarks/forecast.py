@@ -1,4 +1,4 @@
-"""The forecast of `mpifl plan` of a run's processor time, beside what the run takes."""
+"""The processor time that `mpifl plan` forecasts for a run, compared with the time that the run takes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from .compare import range_of, spread
 from .turns import scratch_folder
 
 ASYNCHRONOUS = ("--policy", "every_arrival", "--algorithm", "fedasync")
-RUNS = {  # of some seconds, in one process
+RUNS = {  # some seconds each, in one process
     "synchronous": ("bench/w1", "--rounds", "40"),
     "asynchronous": ("bench/w3", "--rounds", "3000", *ASYNCHRONOUS),
 }
 
 
 def measure_forecasts(turns: int | None, options: Sequence[str]) -> dict[str, Any]:
-    """Plan and run each of two runs in turns, print the figures and return them.
+    """Plan and run two configurations in turns, print the figures and return them.
 
     Args:
         turns: Number of turns; None for 3.
-        options: Command-line options, laid over the configurations.
+        options: Command-line options that override the configurations.
 
     Returns:
-        Run -> `foretold` and `taken`, median seconds of processors, and `ratio` of the first to the second.
+        Run -> `foretold` and `taken`, median processor seconds, and `ratio`: median, lowest and highest of
+        `foretold` divided by `taken`.
 
     Raises:
-        UserError: A plan or a run failed.
+        UserError: A plan or a run failed, or a forecast is too long to be given in seconds.
     """
     done: dict[str, list[dict[str, float]]] = {name: [] for name in RUNS}
     for name in each([name for _ in range(turns or 3) for name in RUNS], "measuring", "turns"):
@@ -45,7 +46,7 @@ def measure_forecasts(turns: int | None, options: Sequence[str]) -> dict[str, An
 
 
 def _turn(words: Sequence[str]) -> dict[str, float]:
-    """Return the seconds of processors of one run: `foretold`, and `taken` with its start and its end."""
+    """Return the processor seconds of one run: `foretold`, and `taken`, start-up and shutdown included."""
     page, _ = _mpifl(["plan", *words])
     said = re.search(r"; ([\d.]+) s of processors", page)
     if said is None:
@@ -59,7 +60,7 @@ def _turn(words: Sequence[str]) -> dict[str, float]:
 
 
 def _mpifl(words: Sequence[str]) -> tuple[str, float]:
-    """Run a command in a process of its own; return what it prints, and its seconds of processors."""
+    """Run a command in its own process; return its output and its processor seconds."""
     before = os.times()
     done = subprocess.run([sys.executable, "-m", "mpifl", *words], capture_output=True, text=True)
     after = os.times()

@@ -1,10 +1,10 @@
-"""The first hour on a GPU: all that was only rehearsed, in some ten minutes, as one JSON file and a page.
+"""The first hour on a GPU: all that was only rehearsed, in about ten minutes, as a JSON file and a page.
 
     launch/gpu-campaign FOLDER                  on a machine with a GPU
     launch/gpu-campaign FOLDER --rehearse       the same steps on the CPU, with tiny work
 
-A step that fails, or for which too little time is left, says so, and the next one begins. Both files are
-written after every step, so that a job that is ended keeps what it has measured.
+If a step fails, or too little time is left for it, the results say so and the next step begins. Both files
+are written after every step, so that a campaign that is cut short keeps its results.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from .workloads import WORKLOADS
 
 Figures = dict[str, Any]
 SECONDS = 570.0  # of the whole campaign
-REHEARSAL_S = 1800.0  # of a rehearsal, on cores that do other work as well
-LEAST_S = 5.0  # that a step needs
-LONGEST = 400  # characters of what is told of a failure
+REHEARSAL_S = 1800.0  # of a rehearsal, on cores that also do other work
+LEAST_S = 5.0  # minimum for a step
+LONGEST = 400  # characters of an error message that are kept
 TESTS = (
     "tests/training/test_devices.py",
     "tests/training/test_cuda_graph.py",
     "tests/aggregation/test_exact_sum.py",
     "tests/mpi/test_gpu.py",
 )
-WAYS = {  # of training on a GPU -> options
+WAYS = {  # way of training on a GPU -> options
     "one by one": ["--system.stack", "1", "--system.cuda_graphs", "false"],
     "graphs": ["--system.stack", "1", "--system.cuda_graphs", "true"],
     "stacked": ["--system.stack", "0"],
@@ -61,10 +61,10 @@ WAYS = {  # of training on a GPU -> options
     "tf32 graphs": ["--system.stack", "1", "--system.cuda_graphs", "true", "--local.precision", "tf32"],
     "bfloat16": ["--system.stack", "1", "--local.precision", "bfloat16"],
 }
-SMALL = ("W1", "W2", "W3")  # networks that can be stacked
+SMALL = ("W1", "W2", "W3")  # workloads whose networks can be stacked
 WAYS_OF_SMALL = ("one by one", "graphs", "stacked", "stacked graphs", "stacked, free", "bfloat16")
 WAYS_OF_LARGE = ("one by one", "graphs", "tf32 graphs", "bfloat16")
-NOT_COUNTED = ("bfloat16",)  # for the goals: the loop is in PyTorch's default, float32 and TF32
+NOT_COUNTED = ("bfloat16",)  # for the goals: the loop uses PyTorch's defaults, float32 and TF32
 TINY = ["--rounds", "2", "--evaluation.every", "1"]
 REHEARSED = ["--data.source.train", "400", "--data.source.test", "40", "--data.scenario.clients", "20"]
 REHEARSED += ["--cohort_size", "5"]
@@ -72,13 +72,14 @@ REHEARSED += ["--cohort_size", "5"]
 
 @dataclass
 class Campaign:
-    """What the steps share.
+    """The settings and results that the steps share.
 
     Attributes:
-        folder: gets the results and logs.
+        folder: folder for results and logs.
         device: `cuda`, or `cpu` in a rehearsal.
-        seconds: of the whole campaign.
+        seconds: time limit of the whole campaign.
         results: step -> its figures.
+        began: start of the campaign on the clock of `perf_counter`.
     """
 
     folder: Path
@@ -89,12 +90,12 @@ class Campaign:
 
     @property
     def rehearsed(self) -> bool:
-        """Whether there is no GPU in it."""
+        """Whether this is a rehearsal, without a GPU."""
         return self.device == "cpu"
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
+        """Remaining seconds."""
         return self.seconds - (perf_counter() - self.began)
 
     @property
@@ -107,12 +108,12 @@ class Campaign:
 
         Args:
             ranks: P.
-            name: of the run.
+            name: id of the run.
             words: configuration and options.
-            share: of the time that is left, which it may take.
+            share: share of the remaining time that the run may take.
 
         Raises:
-            UserError: the run ended with another exit code than 0; says why.
+            UserError: the run ended with an exit code other than 0; the message says why.
         """
         place = ["--output.folder", str(self.folder / "runs"), "--output.id", name]
         command = [*mpirun(ranks), "mpifl", "run", *words, *self.options, *place]
@@ -124,12 +125,12 @@ class Campaign:
         return {"summary": read[0], "environment": read[1]}
 
     def told(self, command: Sequence[str], name: str, limit: float) -> tuple[int, list[str]]:
-        """Run a command with a log; return its exit code (124: it took too long) and what it said.
+        """Run a command with a log; return its exit code (124: it took too long) and its lines of output.
 
         Args:
             command: the program and its options.
-            name: of its log.
-            limit: seconds.
+            name: name of its log.
+            limit: time limit in seconds.
         """
         log = self.folder / f"{name}.log"
         with log.open("w") as out:
@@ -155,7 +156,7 @@ class Campaign:
 
 
 def _reason(said: Sequence[str]) -> str:
-    """Return why a program ended: the last line of mpifl, around which mpirun has its own; else the last."""
+    """Return why a program ended: the last line from mpifl, not from mpirun; without one, the last line."""
     return ([line for line in said if line.startswith("mpifl: ")] or [*said] or ["no word"])[-1]
 
 
@@ -167,7 +168,7 @@ def _environment() -> dict[str, str]:
 
 
 def machine(campaign: Campaign) -> Figures:
-    """Say what machine this is."""
+    """Describe the machine."""
     found: Figures = {
         "mpifl": __version__,
         "torch": torch.__version__,
@@ -184,7 +185,7 @@ def machine(campaign: Campaign) -> Figures:
 
 
 def tests(campaign: Campaign) -> Figures:
-    """Run the tests that skip without a GPU."""
+    """Run the tests that are skipped without a GPU."""
     root = Path(__file__).parents[2]
     require((root / TESTS[0]).is_file(), "tests", str(root), "run the campaign in a checkout, with its tests")
     report = campaign.folder / "tests.xml"
@@ -207,7 +208,7 @@ _NOT_PASSED = ("failure", "error", "skipped")
 
 
 def digests(campaign: Campaign) -> Figures:
-    """Run one configuration on 1, 2 and 3 ranks: digests equal, GPUs taken in turn, workers first."""
+    """Compare the digests of 1, 2 and 3 ranks; check that ranks take GPUs in turn, workers first."""
     found, gpus = {}, torch.cuda.device_count()
     for ranks in (1, 2, 3):
         read = campaign.mpifl(ranks, f"digest-{ranks}", "bench/w1", *TINY, share=0.3)
@@ -219,9 +220,9 @@ def digests(campaign: Campaign) -> Figures:
 
 
 def memory_of_mpi(campaign: Campaign) -> Figures:
-    """Let MPI read sums from the GPU's memory: the digest should be that of copies in main memory.
+    """Let MPI read sums from the GPU's memory; the digest should be the same as with copies in main memory.
 
-    An MPI that is not CUDA-aware refuses `device`, and `auto` takes main memory with it.
+    If MPI is not CUDA-aware, `device` is refused and `auto` uses main memory.
     """
     found: Figures = {}
     for kind in ("main", "auto", "device"):
@@ -243,7 +244,7 @@ def memory_of_mpi(campaign: Campaign) -> Figures:
 
 
 def speed(name: str) -> Callable[[Campaign], Figures]:
-    """Return the step that measures a workload beside the loop on the same GPU, one client at a time."""
+    """Return the step that measures a workload and the loop of one client at a time on the same GPU."""
 
     def step(campaign: Campaign) -> Figures:
         workload = WORKLOADS[name]
@@ -254,7 +255,7 @@ def speed(name: str) -> Callable[[Campaign], Figures]:
         loop = ["-m", "mpifl.benchmarks.plain_loop", "SOCKET", "1", workload.config, campaign.device]
         less = REHEARSED if campaign.rehearsed else []
         config = load(workload.config, less)
-        prepare(config.data, config.seed.data, download=False)  # the loop reads what is there
+        prepare(config.data, config.seed.data, download=False)  # the loop only reads prepared data
         commands = {"loop": [sys.executable, *loop, *less]}
         for way in ways:
             words = ["mpifl.benchmarks.job", "SOCKET", workload.config, *campaign.options, *WAYS[way]]
@@ -266,14 +267,14 @@ def speed(name: str) -> Callable[[Campaign], Figures]:
             jobs[name].stop()  # until its first turn
 
         try:
-            with ThreadPoolExecutor(len(commands)) as pool:  # a start is seconds of imports
+            with ThreadPoolExecutor(len(commands)) as pool:  # a start takes seconds of imports
                 starts = {name: pool.submit(start, name) for name in commands}
             failed = {name: str(s.exception())[:LONGEST] for name, s in starts.items() if s.exception()}
             starts["loop"].result()  # raises: without it there is nothing to compare with
             jobs = {name: jobs[name] for name in commands if name in jobs}
             for way in [way for way in jobs if way != "loop"]:
                 try:
-                    jobs[way].turn(1)  # where a way breaks on this GPU, the others are measured all the same
+                    jobs[way].turn(1)  # if one way fails on this GPU, the others are still measured
                 except UserError as error:
                     failed[way] = str(error)[:LONGEST]
                     jobs.pop(way).end()
@@ -297,7 +298,7 @@ def _per_round(turn: Figures) -> float:
 
 
 def sharing(campaign: Campaign) -> Figures:
-    """Let 1, 2 and 4 workers share the GPU, without MPS and with it."""
+    """Measure 1, 2 and 4 workers that share the GPU, without and with MPS."""
     found: Figures = {}
     with _mps(campaign) as started:
         for mps in (False, True):
@@ -330,7 +331,7 @@ def _round_seconds(campaign: Campaign, workers: int, variables: dict[str, str], 
 
 @contextmanager
 def _mps(campaign: Campaign) -> Iterator[dict[str, str] | None]:
-    """Start a daemon of CUDA MPS of our own, and end it; give the environment of its clients, or None."""
+    """Start a CUDA MPS daemon of our own and stop it; yield the environment of its clients, or None."""
     program = shutil.which("nvidia-cuda-mps-control")
     if program is None or campaign.rehearsed:
         yield None
@@ -349,7 +350,7 @@ def _mps(campaign: Campaign) -> Iterator[dict[str, str] | None]:
 
 
 def compiled(campaign: Campaign) -> Figures:
-    """Take the stacked step of ten LeNet-5 as it is and by torch.compile."""
+    """Time the stacked step of ten LeNet-5 models, with and without `torch.compile`."""
     from mpifl.models import MODELS
     from mpifl.training.batched import stacked_gradients
 
@@ -402,10 +403,10 @@ class Step:
     """A part of the campaign.
 
     Attributes:
-        what: in a few words.
-        goal: what should come out; empty for none.
-        run: measures.
-        met: whether figures meet the goal; None where there is none.
+        what: description in a few words.
+        goal: expected outcome; empty for none.
+        run: takes the measurement and returns its figures.
+        met: whether figures meet the goal; None without a goal.
     """
 
     what: str
@@ -438,7 +439,7 @@ STEPS = {
 SLOW_TO_REHEARSE = ("W2", "W5")
 
 
-# -- the whole -----------------------------------------------------------------------------------------------
+# -- the whole campaign --------------------------------------------------------------------------------------
 
 
 class Utilisation(threading.Thread):
@@ -453,7 +454,7 @@ class Utilisation(threading.Thread):
         self.mebibytes: list[float] = []
 
     def run(self) -> None:
-        """Read."""
+        """Read until `done` is set."""
         while shutil.which("nvidia-smi") and not self.done.wait(1.0):
             with suppress(OSError, ValueError, subprocess.TimeoutExpired):
                 said = subprocess.run(self.QUERY, capture_output=True, text=True, timeout=5).stdout
@@ -462,7 +463,7 @@ class Utilisation(threading.Thread):
                 self.mebibytes.append(float(mebibytes))
 
     def figures(self) -> Figures:
-        """Return mean utilisation in percent, and most memory in bytes; nothing where none was read."""
+        """Return mean utilisation in percent and peak memory in bytes; empty if nothing was read."""
         if not self.percent:
             return {}
         mean = sum(self.percent) / len(self.percent)
@@ -470,12 +471,12 @@ class Utilisation(threading.Thread):
 
 
 def run_campaign(campaign: Campaign, names: Sequence[str], say: Callable[[str], None] = print) -> Figures:
-    """Take the steps of a campaign, and write its results after each; return them.
+    """Run steps of a campaign, write its results after each, and return them.
 
     Args:
-        campaign: gets the results.
-        names: of the steps.
-        say: tells what is going on.
+        campaign: the campaign, which receives the results.
+        names: names of the steps.
+        say: reports progress.
     """
     campaign.folder.mkdir(parents=True, exist_ok=True)
     for name in names:

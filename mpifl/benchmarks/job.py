@@ -1,6 +1,6 @@
 """The program that `mpifl bench` measures: the synchronous engine, whose rounds wait for their turn.
 
-Started below mpirun as `python -m mpifl.benchmarks.job SOCKET CONFIG [--key.path value ...]`.
+Started under mpirun as `python -m mpifl.benchmarks.job SOCKET CONFIG [--key.path value ...]`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TurnRunner:
         self.used: list[Any] | None = None
 
     def execute(self, command: str) -> None:
-        """Execute a command of rank 0: one of the engine, or `usage`, which reports what was used so far."""
+        """Execute a command of rank 0: one of the engine, or `usage`, which gathers resource use so far."""
         if command == "usage":
             phases = self.server_step.watch.take()
             self.used = self.transport.gather((usage(), phases, self.transport.traffic.bytes), "control")
@@ -46,7 +46,7 @@ class TurnRunner:
             self.rounds.execute(command)
 
     def lead(self, connection: Connection) -> None:
-        """Run turns until the measuring process asks for no more; on rank 0."""
+        """Run turns until the measuring process asks for no more (on rank 0)."""
         self._command("begin")
         report: dict[str, Any] = {"ready": True}
         while asked := self._next(connection, report):
@@ -54,7 +54,7 @@ class TurnRunner:
         self._command("end")
 
     def turn(self, asked: int) -> dict[str, Any]:
-        """Run a turn; return what it took, seconds among it; on rank 0.
+        """Run a turn; return its figures, `seconds` among them (on rank 0).
 
         Args:
             asked: Number of rounds.
@@ -68,7 +68,7 @@ class TurnRunner:
         run_command(self.server_step, command, self.execute)
 
     def _next(self, connection: Connection, report: dict[str, Any]) -> int:
-        """Report the turn that ended; return what is asked for the next one, 0 for the end."""
+        """Report the turn that ended; return the number that the next turn is asked for, 0 for the end."""
         self._command("usage")
         assert self.used is not None
         connection.send(
@@ -95,8 +95,8 @@ def main(
     Args:
         path: The socket of the measuring process.
         name: The configuration.
-        options: Command-line options, laid over it.
-        make: Returns what runs the turns of an engine.
+        options: Command-line options that override it.
+        make: Returns the runner of an engine's turns.
     """
     keep_freed()
     transport = connect()

@@ -1,11 +1,11 @@
-"""What rank 0 computes for each rank, where there are more ranks than a machine can hold.
+"""The cost of each rank at rank 0, for more ranks than a machine can hold.
 
-This process is rank 0 of P ranks: it deals tasks, sends them through MPI, receives reports through MPI and
-mixes, by the code of every run. Its messages go to itself (MPI_COMM_SELF); the reports that P - 1 workers
-would send back are made here, and neither they nor their way count. What is left out are the collectives
-(the barrier, the broadcast of rows, the sum): trees of MPI, which cost rank 0 a message or two a level.
+This process acts as rank 0 of P ranks: it deals out tasks, sends them and receives reports through MPI, and
+mixes, with the same code as any run. Its messages go to itself (MPI_COMM_SELF). The reports of the P - 1
+workers are made here, and the time to make and send them is not counted. The collectives (the barrier, the
+broadcast of rows, the sum) are left out: in MPI they are trees, which cost rank 0 a message or two a level.
 
-Started below mpirun as `python -m mpifl.benchmarks.many_ranks CONFIG [--key.path value ...]`.
+Started under mpirun as `python -m mpifl.benchmarks.many_ranks CONFIG [--key.path value ...]`.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from mpifl.runtime.worker import VisitResults
 
 from .turns import ONE_MACHINE
 
-RANKS = (2, 16, 64, 256, 1024)  # the first for comparison
+RANKS = (2, 16, 64, 256, 1024)  # the first is the baseline
 ROUNDS = 15
 MPI: Any = vars(mpi)["MPI"]
-OUT, BACK = 1, 2  # tags of messages to the workers, and from them
+OUT, BACK = 1, 2  # tags of messages to and from the workers
 
 
 class _Workers:
-    """Stands for the communicator of P ranks at rank 0.
+    """A stand-in for the communicator of P ranks, as seen by rank 0.
 
     Args:
         width: numbers in the model that each client uploads.
 
     Attributes:
-        seconds: processor time that does not count.
+        seconds: processor time that is not counted.
     """
 
     def __init__(self, width: int) -> None:
         self.seconds, self.width = 0.0, width
         self._comm = MPI.COMM_SELF.Dup()
         self._told: dict[int, bytes] = {}  # rank -> the last message to it
-        self._pending: int | None = None  # the rank whose report is under way
+        self._pending: int | None = None  # the rank whose report is in transit
         self._sent: tuple[Any, bytes] = None, b""  # the last report
 
     def Isend(self, buffer: list[Any], dest: int, tag: int) -> Any:
@@ -74,7 +74,7 @@ class _Workers:
         return request
 
     def Improbe(self, source: int, tag: int, status: Any) -> Any:
-        """Return the message of a worker, which is sent when it is first asked for."""
+        """Return the message of a worker; it is sent when it is first asked for."""
         if self._pending != source:
             begin = time.thread_time()
             blob = _report(self._told[source], self.width)
@@ -92,7 +92,7 @@ class _Workers:
 
 
 def _report(blob: bytes, width: int) -> bytes:
-    """Return the message by which a worker answers its tasks: models as they came."""
+    """Return a worker's answer to its tasks: report headers with made-up figures, without vectors."""
     (size,) = LENGTH.unpack_from(blob)
     rows, told = memoryview(blob)[LENGTH.size :][:size], blob[LENGTH.size + size :]
     batch: TaskBatch = pickle.loads(told).having(rows)
@@ -119,7 +119,7 @@ def _report(blob: bytes, width: int) -> bytes:
 
 
 class ManyRanks(Mpi):
-    """Rank 0 of P ranks that are not there.
+    """The transport of rank 0 of P ranks, whose workers do not exist.
 
     Args:
         size: P.
@@ -136,11 +136,14 @@ class ManyRanks(Mpi):
 
 
 def measure_many_ranks(config: str, options: Sequence[str]) -> dict[int, float]:
-    """Return the processor seconds of rank 0 in a round, by the number of ranks; starts a process for it.
+    """Return the processor seconds of rank 0 in a round, by number of ranks, measured in a new process.
 
     Args:
         config: a configuration.
-        options: command-line options, laid over it; also those of FedAvg.
+        options: command-line options that override it, those of FedAvg included.
+
+    Raises:
+        UserError: the process failed.
     """
     command = [*mpirun(1), "mpifl.benchmarks.many_ranks", config, *options]
     environment = {**ONE_MACHINE, **os.environ, "OMP_NUM_THREADS": "1"}
@@ -152,13 +155,13 @@ def measure_many_ranks(config: str, options: Sequence[str]) -> dict[int, float]:
 
 
 def seconds_of_rank_0(name: str, options: list[str], sizes: tuple[int, ...], rounds: int) -> dict[int, float]:
-    """Return the median processor seconds of rank 0 in a round, by the number of ranks.
+    """Return the median processor seconds of rank 0 in a round, by number of ranks.
 
     Args:
         name: a configuration of a method whose clients upload one model.
-        options: command-line options, laid over it.
+        options: command-line options that override it.
         sizes: numbers of ranks.
-        rounds: of which the median is taken, after three others.
+        rounds: number of rounds whose median is taken, after three warm-up rounds.
     """
     config = replace(load(name, options), rounds=1 << 40)
     context = build(config, Single())

@@ -1,9 +1,10 @@
-"""The reference of `mpifl bench`: a plain PyTorch loop over the sampled clients, one process per core.
+"""The reference of `mpifl bench`: a plain PyTorch loop over the sampled clients, one process per worker.
 
-Data are in memory as float tensors; there is one model object and one `torch.optim.SGD` a visit; the only
-copy is that of the round's model. The loop trains: no server, no averaging, no evaluation. Started by
-`mpifl bench` as `python -m mpifl.benchmarks.plain_loop SOCKET WORKERS CONFIG [DEVICE [--key value ...]]`;
-on GPUs, which its processes take in turn, all samples are in the GPU's memory.
+Data are in memory as float tensors. Each process has one model object and makes one `torch.optim.SGD` per
+visit; it copies nothing but the round's model. The loop only trains: no server, no averaging, no evaluation.
+`mpifl bench` starts it as
+`python -m mpifl.benchmarks.plain_loop SOCKET WORKERS CONFIG [DEVICE [--key value ...]]`. Its processes take
+GPUs in turn; with GPUs, all samples are in the GPU's memory.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ def work(
         index: number of this process, from 0.
         workers: number of processes.
         name: the configuration.
-        shared: barrier, number of rounds and resource use, shared by all processes.
+        shared: barrier, number of rounds, resource use and process ids, shared by all processes.
         connection: to `mpifl bench`; None in all processes but the first.
         device: `cpu` or `cuda`.
-        options: laid over the configuration.
+        options: command-line options that override the configuration.
     """
     import torch
 
@@ -152,7 +153,7 @@ def _watch(others: Sequence[BaseProcess], over: threading.Event) -> None:
                 print(line, file=sys.stderr, flush=True)
                 for other in others:
                     other.kill()
-                os._exit(1)  # not by the barrier: where the process was killed in it, its locks are held
+                os._exit(1)  # not by the barrier: a process that was killed inside it still holds its locks
             del running[index]
 
 

@@ -25,7 +25,7 @@ def compare_populations(ranks: int, turns: int | None, options: Sequence[str]) -
     Args:
         ranks: Number of ranks, server included.
         turns: Number of turns; None for 7.
-        options: Command-line options, laid over the configuration.
+        options: Command-line options that override the configuration.
     """
     config = loader.load(CONFIG, list(options))
     prepare(config.data, config.seed.data, download=False)

@@ -1,19 +1,19 @@
 """One workload on 1 to n workers, and an extrapolation to many more (`mpifl bench scaling`).
 
 Strong scaling keeps the cohort, weak scaling keeps the visits per worker. The extrapolation is a sum of four
-terms, which shows the one that limits first:
+terms; the largest one is the bottleneck:
 
-    training   visit_s * ceil(m / w)         visits are whole: the busiest of w workers has ceil(m / w); data
-                                             and the sum of the upload included
-    server     once_s + rank_s * w           fitted to what is left of a round beside that, w = 1..n here
-    ranks      tasks out, reports back       of each worker: rank 0's time, messages over the server's link
+    training   visit_s * ceil(m / w)         visits are whole: the busiest of w workers has ceil(m / w);
+                                             loading data and summing uploads are included
+    server     once_s + rank_s * w           fitted to the rest of the measured rounds, w = 1..n
+    ranks      tasks out, reports back       for each worker: rank 0's time, messages over the server's link
     network    trees of ceil(log2 P) levels  a broadcast of the model, a barrier, a reduction of int64 sums
 
-The last two, and the bytes of registered clients, are those of `mpifl plan`, which says the same for any
-configuration.
+The last two, and the bytes of registered clients, are computed as in `mpifl plan`, which forecasts them for
+any configuration.
 
-Where ranks are numbered node by node, the first levels of such a tree are those within the nodes: a reduction
-per node before the one over nodes has as many levels, and sends as much over the network.
+If ranks are numbered node by node, the first levels of such a tree lie within the nodes. A separate reduction
+on each node before the one across nodes would have as many levels and send as much over the network.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ BUSY = ("train", "load", "reduce")  # phases of a worker that are part of its vi
 LATENCY_S, BYTES_S = 5e-6, 10e9  # of the network assumed in the extrapolation
 PROCESS_BYTES = 280e6  # of rank 0, without registered clients
 REGISTERED = (10**6, 10**7, 10**8)
-LOAD = 1.0  # of other programs: from here on it is said
+LOAD = 1.0  # load of other programs above which a warning is printed
 
 
 @dataclass(frozen=True)
 class Model:
-    """The seconds of a round as a function of the number of workers; see the module for the terms.
+    """The seconds of a round as a function of the number of workers; the module docstring lists the terms.
 
     Attributes:
         visit_s: Seconds of a visit.
         once_s: Seconds of the server in a round.
-        rank_s: Seconds of the server in a round for each worker, beside its messages.
+        rank_s: Seconds of the server in a round for each worker, without its messages.
         m: Visits in a round.
         d: Numbers in the model.
     """
@@ -81,7 +81,7 @@ class Model:
         }
 
     def server_bytes(self, registered: int) -> float:
-        """Return the memory of rank 0 with so many registered clients: three rows are in it at a time."""
+        """Return the bytes of rank 0 with so many registered clients; it holds three rows at a time."""
         return PROCESS_BYTES + CLIENT_BYTES * registered + 3 * 4 * self.d
 
     def seconds(self, workers: int) -> float:
@@ -98,7 +98,7 @@ def fit(measured: dict[int, dict[str, float]], m: int, d: int) -> Model:
     """Return the model that fits measured rounds.
 
     Args:
-        measured: Number of workers -> seconds of a round under `seconds`, and of each phase of a worker.
+        measured: Number of workers -> seconds of a round (`seconds`) and of each phase of a worker (by name).
         m: Visits in a round.
         d: Numbers in the model.
     """
@@ -106,7 +106,7 @@ def fit(measured: dict[int, dict[str, float]], m: int, d: int) -> Model:
     workers = np.array(sorted(measured), float)
     rest = np.array([max(0.0, measured[int(w)]["seconds"] - busy[int(w)]) for w in workers])
     rank_s = 0.0
-    if len(workers) > 2:  # two points on shared cores say nothing of what a worker costs
+    if len(workers) > 2:  # two points on shared cores say nothing about the cost of a worker
         rank_s = max(0.0, float(np.polyfit(workers, rest, 1)[0]) - RANK_S)
     once_s = max(0.0, float(np.mean(rest - (rank_s + RANK_S) * workers)))
     least = int(workers[0])
@@ -120,12 +120,12 @@ def measure_scaling(name: str, most: int | None, turns: int | None, options: Seq
         name: The workload.
         most: Largest number of workers; None for the number of cores.
         turns: Turns of each job; None for 5.
-        options: Command-line options, laid over the configuration.
+        options: Command-line options that override the configuration.
 
     Returns:
         The figures.
     """
-    load = os.getloadavg()[0]  # before any job is there
+    load = os.getloadavg()[0]  # before any job starts
     config = loader.load(WORKLOADS[name].config, list(options))
     prepare(config.data, config.seed.data, download=False)
     federation = open_federation(config.data, config.seed.data, build=False)

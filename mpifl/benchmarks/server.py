@@ -1,13 +1,13 @@
-"""What rank 0 itself computes in a round, without waiting: `mpifl bench server`.
+"""The processor time of rank 0 in a round, without waiting: `mpifl bench server`.
 
-For each of three methods one job on a few ranks, of as many clients as the largest round has; workers answer
-with the model that they were sent. Rank 0's processor time is counted but for that in which it polls for
-messages; that within MPI's collectives is said apart, because rank 0 also waits for the workers there (the
-rows are small). A turn is some rounds one after the other. A round of two clients gives what a round costs
-beside its clients; what larger ones cost more is the cost of their clients. What each rank costs is measured
-by `many_ranks`.
+Each of three methods has one job on a few ranks, with as many clients as the largest round. Workers answer
+with the model that they received. The processor time of rank 0 is counted, except for polling for messages.
+Its time within MPI's collectives is also given separately, because rank 0 waits there for the workers, too
+(the rows are small). A turn consists of several rounds. A round of two clients gives the fixed cost of a
+round; the additional time of larger rounds is the cost of their clients. `many_ranks` measures the cost of
+each rank.
 
-The job is started below mpirun as `python -m mpifl.benchmarks.server SOCKET CONFIG [--key.path value ...]`.
+The job is started under mpirun as `python -m mpifl.benchmarks.server SOCKET CONFIG [--key.path value ...]`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ METHODS = {
     "ifca": ["--algorithm.name", "ifca", "--algorithm.num_clusters", "4"],
     "ucfl": ["--algorithm.name", "ucfl", "--algorithm.streams", "4", "--algorithm.noise_batch", "10"],
 }
-FEW = 2  # clients of the round that is all but empty; UCFL wants two
+FEW = 2  # clients of the almost empty round; UCFL needs two
 SIZES = (100, 1000, 5000)
-MANY_RANKS_M = 2048  # clients of a round, where the number of ranks is varied
+MANY_RANKS_M = 2048  # clients of a round when the number of ranks is varied
 TURNS = 9
-AT_ONCE = 20, 2000  # rounds of a turn: at most so many, and some so many clients
+AT_ONCE = 20, 2000  # most rounds of a turn, and about how many clients in all of them
 
 
 def measure_server(
@@ -59,8 +59,8 @@ def measure_server(
 
     Args:
         ranks: number of ranks, server included.
-        num_turns: turns of each size whose median is taken; None for 9.
-        options: command-line options, laid over the configuration.
+        num_turns: turns of each size, whose median is taken; None for 9.
+        options: command-line options that override the configuration.
         sizes: clients of a round, ascending.
     """
     config = loader.load(CONFIG, list(options))
@@ -88,15 +88,16 @@ def measure_server(
 
 
 def figures(taken: dict[int, list[float]], inside: Sequence[float]) -> dict[str, Any]:
-    """Return what a round costs beside its clients, and what each client costs.
+    """Return the fixed cost of a round, and the cost of each client.
 
     Args:
         taken: clients of a round -> seconds of rank 0 in a round, turn after turn.
-        inside: of the smallest rounds: seconds of rank 0 in MPI's collectives.
+        inside: seconds of rank 0 in MPI's collectives in the smallest rounds, turn after turn.
 
     Returns:
-        `round_s`: median of the smallest rounds; `collectives_s`: of it in MPI's collectives; `client_s`:
-        clients of a round -> seconds for each, beyond those of the smallest rounds.
+        `round_s`: median of the smallest rounds; `collectives_s`: the part of it in MPI's collectives;
+        `client_s`: clients of a round -> seconds per client, beyond those of the smallest rounds; `rounds`:
+        clients of a round -> median.
     """
     medians = {m: statistics.median(seconds) for m, seconds in taken.items()}
     few = min(medians)
@@ -134,7 +135,7 @@ class Waits:
 
     Attributes:
         polls: seconds so far.
-        collectives: seconds so far; the work that a collective does is among them.
+        collectives: seconds so far, the work of the collectives included.
     """
 
     def __init__(self) -> None:
@@ -174,7 +175,7 @@ class Waits:
 
 @contextmanager
 def untrained() -> Iterator[None]:
-    """Have clients answer with the model they were sent, and call every model equally good."""
+    """Make clients answer with the model that they received, and rate every model as equally good."""
     names = ("sgd", "losses")
     kept = {name: getattr(LocalClient, name) for name in names}
 
@@ -194,14 +195,14 @@ def untrained() -> Iterator[None]:
 
 
 class SizedRounds(job.TurnRunner):
-    """Runs some rounds in a turn; the measuring process says with how many clients."""
+    """Runs several rounds in a turn, with as many clients as the measuring process asks for."""
 
     def __init__(self, rounds: SynchronousEngine, waits: Waits) -> None:
         super().__init__(rounds)
         self.waits = waits
 
     def turn(self, asked: int) -> dict[str, Any]:
-        """Run rounds; return their seconds, and for one of them rank 0's processor time without polls.
+        """Run rounds; return their seconds, and rank 0's processor time per round, without polling.
 
         Args:
             asked: Number of clients.

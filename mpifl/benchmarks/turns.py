@@ -1,8 +1,8 @@
 """Jobs that `mpifl bench` measures in turns: while one computes, the processes of the others are stopped.
 
-The measuring process has a `Job` for each; the job has the other end of its connection, a local socket that
-carries one JSON value a line. The measuring process sends the number of rounds of the next turn, 0 for the
-end; the job answers with its seconds and with what its processes used so far.
+The measuring process has a `Job` for each; the job has the other end of the connection, a local socket that
+carries one JSON value per line. The measuring process sends the number of rounds of the next turn, 0 for the
+end. The job answers with the seconds of the turn and the resources that its processes have used so far.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class Connection:
 
 
 def usage() -> dict[str, Any]:
-    """Return what this process used so far, by the kernel's counts (Linux).
+    """Return the resources that this process has used so far, as counted by the Linux kernel.
 
     Returns:
-        `pid` and `host`; `cpu`, processor seconds of all threads; `peak`, bytes of VmHWM, the most that was
-        resident at once (unlike ru_maxrss it does not survive exec); `pss`, bytes of the proportional set
-        size now, in which a page that several processes share counts in parts; 0 without such a count.
+        `pid` and `host`; `cpu`, processor seconds of all threads; `peak`, VmHWM, the peak resident memory in
+        bytes (unlike ru_maxrss it does not survive exec); `pss`, the current proportional set size in bytes,
+        in which a page shared by several processes counts in parts; 0 where the kernel does not report it.
     """
     return {
         "pid": os.getpid(),
@@ -87,11 +87,12 @@ class Job:
     """A program that computes in turns.
 
     Args:
-        name: Names it in messages and files.
-        command: Starts it; the word `SOCKET` is replaced by the path of its socket.
-        variables: Added to its environment.
-        folder: Gets its socket and its log.
-        limit: Seconds until it must have answered, from now on and from the start of each turn; 0 for none.
+        name: Name of the job in messages and files.
+        command: Command that starts it; the word `SOCKET` is replaced by the path of its socket.
+        variables: Variables that are added to its environment.
+        folder: Folder for its socket and its log.
+        limit: Seconds within which it must start, and answer each turn; 0 for `START_SECONDS` until it
+            connects, and no limit after that.
 
     Attributes:
         startup: Seconds from its start to its first report.
@@ -100,7 +101,7 @@ class Job:
         rounds: Rounds of all turns.
 
     Raises:
-        UserError: It ended before its first report; holds the end of its log. Or it took too long.
+        UserError: It ended before its first report (the message has the end of its log), or took too long.
     """
 
     def __init__(
@@ -168,11 +169,11 @@ class Job:
             Its report, with `rounds` and `cpu`: processor seconds of each process in this turn.
 
         Raises:
-            UserError: It ended.
+            UserError: It ended, or took too long.
         """
         before = self.last
         self._signal(signal.SIGCONT)
-        with suppress(OSError):  # where the job ended, there is no report either
+        with suppress(OSError):  # if the job has ended, no report arrives either
             self.connection.send(rounds)
         with doing(self.name):
             self.last = self._receive()

@@ -1,4 +1,4 @@
-"""The workloads of `mpifl bench` (`configs/bench/`), their turns, and what else it measures."""
+"""The workloads of `mpifl bench` (`configs/bench/`), their turns, and the names of its other measurements."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Workload:
     """A measured configuration.
 
     Attributes:
-        config: Its name.
-        what: What it trains, in a few words.
+        config: Name of the configuration.
+        what: Description of the training, in a few words.
         turns: Number of turns of each job, unless the user gives one.
     """
 
@@ -29,4 +29,4 @@ WORKLOADS = {
     "W6": Workload("bench/w6", "UCFL, 100 x 600 images, LeNet-5, batch 64: a 100 x 100 mixing a round", 5),
 }
 
-OTHERS = ("plan", "population", "scaling", "server")  # words of the command that name no workload
+OTHERS = ("plan", "population", "scaling", "server")  # measurements other than of a workload

@@ -1,14 +1,15 @@
 """Python bindings of the C kernels.
 
-Exact sums and pooling (reductions.c), training of networks (training.c), layers of wide networks
-(channels_last.c). They are built when mpifl is installed where there is a C compiler. Check `AVAILABLE`
-before a call of `exact_sum_add`, `exact_sum_finish`, `max_abs` or pooling: these return the bits of the code
-of PyTorch that replaces them elsewhere. Check `TRAINING_AVAILABLE` before `forward`, `train`, `sgd_step` and
-`convolve`: their last bits differ from PyTorch's. Libraries built from sources other than the ones beside
-this file are not used; `BUILD` describes the libraries in use and `PROBLEM` says why there are none.
+There are three libraries: exact sums and pooling (reductions.c), training of networks (training.c), and
+layers of wide networks (channels_last.c). They are built if a C compiler is available when mpifl is
+installed. Check `AVAILABLE` before calling `exact_sum_add`, `exact_sum_finish`, `max_abs` or pooling: these
+return the same bits as the PyTorch code that replaces them elsewhere. Check `TRAINING_AVAILABLE` before
+calling `forward`, `train`, `sgd_step` or `convolve`: their last bits differ from PyTorch's. Libraries built
+from sources other than the ones beside this file are not used; `BUILD` describes the libraries in use, and
+`PROBLEM` says why there are none.
 
-Every function checks type, device, memory layout and length of its tensors and raises `ValueError`, because C
-code that reads beyond the end of a tensor returns numbers as well.
+Every function checks the type, device, memory layout and length of its tensors and raises `ValueError` if
+they do not fit, because C code that reads beyond the end of a tensor returns wrong numbers without an error.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ SOURCES = (  # setup.py hashes them in this order
     *("common.h", "dispatch.h", "reductions.c", "training.c", "training_simd.inc"),
     *("channels_last.c", "channels_last_simd.inc"),
 )
-VERSION = 10  # of the signatures below; as in common.h
+VERSION = 10  # version of the signatures below; as in common.h
 REINSTALL = "install mpifl again where there is a C compiler (pip install -e . in a checkout)"
 
 Pointer, Size = ctypes.c_void_p, ctypes.c_ssize_t
 Signature = tuple[Any, list[Any]]  # result, arguments
 Signatures = Mapping[str, Signature]
 
-# Names without the prefix mpifl_; C's parameter names in the comments.
+# Names lack the prefix mpifl_; the comments list C's parameter names.
 COMMON: Signatures = {
     "version": (c_int, []),
     "build": (ctypes.c_char_p, []),
@@ -126,8 +127,8 @@ CHANNELS_LAST: Signatures = {
     "convolve_kernels_grad": (None, [Pointer, Pointer, Pointer, *CONVOLUTION, Pointer]),
 }
 
-STRIP = 32  # channels are a multiple of it; as in channels_last.c
-TILE_SIDES = {3: 4, 5: 2}  # pixels of a tile's side, by the taps of a kernel's; as in channels_last.c
+STRIP = 32  # numbers of channels are multiples of it; as in channels_last.c
+TILE_SIDES = {3: 4, 5: 2}  # side of the kernels -> side of a tile in pixels; as in channels_last.c
 MAX_POOL_WIDTH = 2048  # pixels in a row of an image
 CONV, RELU, MAX_POOL, AVG_POOL, RELU_AVG_POOL, FLATTEN, DENSE, DROPOUT = range(8)  # Layer.kind, as in C
 BAD_LABEL, BAD_INDEX, SMALL_WORKSPACE = -1, -2, -3  # errors; as in training.c
@@ -137,13 +138,13 @@ class Layer(NamedTuple):
     """One layer of a network, as `struct layer` in training.c.
 
     Attributes:
-        kind: one of `CONV`, `RELU`, `MAX_POOL`, `AVG_POOL`, `RELU_AVG_POOL` (the mean of what ReLU leaves),
+        kind: one of `CONV`, `RELU`, `MAX_POOL`, `AVG_POOL`, `RELU_AVG_POOL` (ReLU, then average pooling),
             `FLATTEN`, `DENSE`, `DROPOUT`.
         in_channels: channels of the input; inputs of a dense layer.
         in_height: pixels; 1 for a dense layer.
         in_width: pixels; 1 for a dense layer.
-        out_channels: channels of the output of a convolution; outputs of a dense layer; factors that dropout
-            draws for a sample: one for each number of a row, or for each channel of an image.
+        out_channels: channels of the output of a convolution; outputs of a dense layer; for dropout, the
+            factors drawn per sample: one for each number of a row, or one for each channel of an image.
         kernel: side of the kernel of a convolution.
         padding: pixels on each side of the input of a convolution.
         weight_offset: index of the first weight in the flat parameter vector.
@@ -164,7 +165,7 @@ class Layer(NamedTuple):
 
 
 LAYER = np.dtype([(field, np.int64) for field in Layer._fields])
-VISIT = np.dtype(  # as `struct visit` in training.c, which says what the fields are
+VISIT = np.dtype(  # as `struct visit` in training.c, which explains the fields
     [
         *((field, np.int64) for field in ("start", "weights", "x", "labels")),  # addresses
         *((field, np.int64) for field in ("samples", "first", "count", "epoch")),
@@ -175,11 +176,11 @@ Sgd = tuple[float, float, float]  # learning rate, momentum, weight decay
 
 
 class Unavailable(Exception):
-    """Why a library is not used."""
+    """A library is not used; the message says why."""
 
 
 def hash_of_sources(folder: Path = FOLDER) -> str:
-    """Return the hash of the C sources in a folder; empty if they are not there (an installed wheel)."""
+    """Return the hash of the C sources in a folder; empty if they are missing, as in an installed wheel."""
     files = [folder / name for name in SOURCES]
     if not all(file.is_file() for file in files):
         return ""
@@ -289,7 +290,7 @@ def _array(x: np.ndarray, name: str, dtype: type | np.dtype, size: int | None = 
 def exact_sum_add(
     sums: torch.Tensor, uploads: Sequence[torch.Tensor], weights: np.ndarray, magic: np.ndarray
 ) -> None:
-    """Add weighted uploads, rounded to the grid of each row, to grid sums; see `aggregation.exact_sum`.
+    """Add weighted uploads to grid sums, each term rounded to its row's grid; see `aggregation.exact_sum`.
 
     Args:
         sums: int64 [K, b], contiguous; updated in place.
@@ -298,7 +299,7 @@ def exact_sum_add(
         magic: 1.5 * 2^52 times the grid spacing of each row, float64 [K].
 
     Raises:
-        ValueError: a tensor has another type, device, layout or length.
+        ValueError: a tensor has the wrong type, device, layout or length.
     """
     weights, magic = np.ascontiguousarray(weights, np.float64), np.ascontiguousarray(magic, np.float64)
     rows, width = sums.shape
@@ -322,7 +323,7 @@ def exact_sum_finish(sums: torch.Tensor, spacing: np.ndarray, kept: torch.Tensor
         kept: float64 [K, b], contiguous, or None.
 
     Raises:
-        ValueError: a tensor has another type, device, layout or length.
+        ValueError: a tensor has the wrong type, device, layout or length.
     """
     rows, width = sums.shape
     _tensor(sums, "sums", torch.int64)
@@ -341,7 +342,7 @@ def max_abs(x: torch.Tensor) -> float:
     """Return the largest absolute value of a contiguous float32 vector; NaN if it contains NaN.
 
     Raises:
-        ValueError: the tensor has another type, device or layout.
+        ValueError: the tensor has the wrong type, device or layout.
     """
     return float(_call("max_abs", _tensor(x, "a vector"), x.numel()))
 
@@ -370,7 +371,7 @@ def max_pool2x2(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x: float32 [n, c, H, W], contiguous, both sides even, W at most `MAX_POOL_WIDTH`.
 
     Raises:
-        ValueError: `x` is another kind of tensor.
+        ValueError: `x` has the wrong type, device, layout or shape.
     """
     n, c, h, w = _image_shape(x)
     images = _tensor(x, "images")
@@ -389,7 +390,7 @@ def max_pool2x2_backward(grad: torch.Tensor, index: torch.Tensor) -> torch.Tenso
         index: as returned by `max_pool2x2`.
 
     Raises:
-        ValueError: a tensor has another type, device, layout or length.
+        ValueError: a tensor has the wrong type, device, layout or length.
     """
     n, c, h, w = grad.shape
     arguments = _tensor(grad, "a gradient"), _tensor(index, "index", torch.uint8, grad.numel())
@@ -399,13 +400,13 @@ def max_pool2x2_backward(grad: torch.Tensor, index: torch.Tensor) -> torch.Tenso
 
 
 def max_pool2x2_last(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `max_pool2x2` does, both channels last.
+    """Return the results of `max_pool2x2`, both channels last.
 
     Args:
-        x: float32 [n, c, H, W], channels last, both sides even.
+        x: float32 [n, c, H, W], channels last, both sides even, W at most `MAX_POOL_WIDTH`.
 
     Raises:
-        ValueError: `x` is another kind of tensor.
+        ValueError: `x` has the wrong type, device, layout or shape.
     """
     n, c, h, w = _image_shape(x)
     images = _channels_last(x, "images", x.shape)
@@ -424,7 +425,7 @@ def max_pool2x2_last_backward(grad: torch.Tensor, index: torch.Tensor) -> torch.
         index: as returned by `max_pool2x2_last`.
 
     Raises:
-        ValueError: a tensor has another type, device, layout or length.
+        ValueError: a tensor has the wrong type, device, layout or length.
     """
     n, c, h, w = index.shape
     arguments = (
@@ -458,7 +459,7 @@ def avg_pool2x2_backward(grad: torch.Tensor) -> torch.Tensor:
 
 
 def use_narrow_vectors(on: bool) -> None:
-    """Use AVX2 on a processor that has AVX-512, or the widest vectors again; the bits are the same."""
+    """Use AVX2 even on a processor with AVX-512, or the widest vectors again; the bits are the same."""
     for name in ("training", "channels_last"):
         _OPEN[name].mpifl_use_narrow_vectors(on)
 
@@ -477,7 +478,7 @@ def _network(layers: np.ndarray, batch: int) -> tuple[int, int]:
     """Return the address of a network's layers, and their number.
 
     Raises:
-        ValueError: the batch is empty, or `layers` is no array of `LAYER`.
+        ValueError: the batch is empty, or `layers` is not a contiguous array of `LAYER`.
     """
     if batch < 1:
         raise ValueError(f"a batch must have at least one sample, got {batch}")
@@ -485,13 +486,13 @@ def _network(layers: np.ndarray, batch: int) -> tuple[int, int]:
 
 
 def _num_inputs(layers: np.ndarray) -> int:
-    """Return how many numbers a sample has."""
+    """Return how many numbers one sample consists of."""
     first = layers[0]
     return int(first["in_channels"] * first["in_height"] * first["in_width"])
 
 
 def _check(status: int, batch: int, workspace: torch.Tensor) -> None:
-    """Raise what a return value of `forward` or `train` stands for."""
+    """Raise the error that a return value of the training kernels stands for, if any."""
     if status == SMALL_WORKSPACE:
         raise ValueError(f"{batch} samples need a larger workspace than {len(workspace)} floats")
     if status in (BAD_LABEL, BAD_INDEX):
@@ -513,11 +514,11 @@ def forward(
         weights: float32 [p].
         x: float32 [n, ...].
         out: float32 [n, outputs], contiguous; updated in place.
-        batch: samples at a time.
-        workspace: float32, as many as `workspace_size` returns.
+        batch: number of samples computed at a time.
+        workspace: float32, at least `workspace_size` elements.
 
     Raises:
-        ValueError: a tensor has another type, device, layout or length.
+        ValueError: a tensor has the wrong type, device, layout or length.
     """
     network, inputs = _network(layers, batch), len(x) * _num_inputs(layers)
     tensors = _tensor(weights, "weights"), _tensor(x, "images", numel=inputs), _tensor(out, "outputs")
@@ -547,21 +548,21 @@ def train(
         layers: `LAYER` [layers].
         weights: float32 [p]; updated in place.
         momentum: float32 [p]; updated in place.
-        gradient: None, or float32 [p], to which the gradient of one batch is written; weights and momentum
-            then stay as they are.
+        gradient: None to take steps; or float32 [p], which receives the gradient of one batch while weights
+            and momentum stay unchanged.
         samples: images float32 [N, ...] and labels int64 [N], contiguous.
         order: indices of samples, int64 [n].
         batch: samples per step.
         sgd: learning rate, momentum, weight decay.
-        steps_done: steps taken before; the momentum is not read if there are none.
-        last: whether no step follows these; the momentum is not written by the last one.
-        workspace: float32, as many as `workspace_size` returns.
+        steps_done: number of earlier steps; if it is 0, the momentum is not read.
+        last: whether no further steps follow; if so, the last step does not write the momentum.
+        workspace: float32, at least `workspace_size` elements.
         sample_weights: factor of each sample's loss, float32 [N], contiguous; None for 1.
-        factors: of dropout, batch after batch and in it layer after layer, float32; None drops nothing.
+        factors: factors of dropout, ordered by batch, then by layer, float32; None drops nothing.
 
     Raises:
-        IndexError: a label is no class, or an index in `order` no sample.
-        ValueError: a tensor has another type, device, layout or length.
+        IndexError: a label is not a class, or an index in `order` is not a sample.
+        ValueError: a tensor has the wrong type, device, layout or length.
     """
     network, space = _network(layers, batch), (_tensor(workspace, "workspace"), workspace.numel())
     x, y = samples
@@ -603,25 +604,25 @@ def train_visits(
 ) -> None:
     """Train visits one after the other, each from its own weights, and write their losses to `visits`.
 
-    What the addresses in `visits` point to is not checked here: `Network.train_visits` makes them.
+    The memory that the addresses in `visits` point to is not checked here; `Network.train_visits` sets them.
 
     Args:
         layers: `LAYER` [layers].
         visits: `VISIT` [visits]; `loss` and `max_abs` are written.
         num_weights: p.
-        table: the float that each byte of each channel stands for, float32 [channels, 256]; None: samples are
-            floats.
-        order: indices of samples, of all visits, int64 [n].
+        table: value of each possible byte in each channel, float32 [channels, 256]; None if samples are
+            stored as floats.
+        order: indices of the samples of all visits, int64 [n].
         batch: samples per step.
         sgd: learning rate, momentum, weight decay.
-        momentum: float32 [p]; scratch.
-        workspace: float32, as many as `workspace_size` returns.
+        momentum: scratch memory, float32 [p].
+        workspace: float32, at least `workspace_size` elements.
         mu: weight of a proximal term mu/2 ||w - start||^2; None for none.
-        change: write how far the weights moved, not the weights.
+        change: whether to write w - start instead of the weights w.
 
     Raises:
-        IndexError: a label is no class, or an index in `order` no sample.
-        ValueError: a tensor or array has another type, device, layout or length.
+        IndexError: a label is not a class, or an index in `order` is not a sample.
+        ValueError: a tensor or array has the wrong type, device, layout or length.
     """
     network, space = _network(layers, batch), (_tensor(workspace, "workspace"), workspace.numel())
     arguments = (
@@ -651,22 +652,22 @@ def visit_outputs(
 ) -> None:
     """Write the outputs of several models for the samples of each visit.
 
-    What the addresses in `visits` and `models` point to is not checked here: `Network.visit_outputs` makes
-    them.
+    The memory that the addresses in `visits` and `models` point to is not checked here;
+    `Network.visit_outputs` sets them.
 
     Args:
         layers: `LAYER` [layers].
-        visits: `VISIT` [visits]; where samples are, and which are taken.
+        visits: `VISIT` [visits]; where the samples are stored, and which ones to use.
         models: addresses of weights, int64 [visits, models].
         table: as for `train_visits`.
-        order: likewise.
-        batch: samples at a time.
-        out: float32 [models, samples of all visits, outputs]; written.
-        workspace: float32, as many as `workspace_size` returns.
+        order: as for `train_visits`.
+        batch: number of samples computed at a time.
+        out: float32 [models, samples of all visits, outputs]; updated in place.
+        workspace: float32, at least `workspace_size` elements.
 
     Raises:
-        IndexError: a label is no class, or an index in `order` no sample.
-        ValueError: a tensor or array has another type, device, layout or length.
+        IndexError: a label is not a class, or an index in `order` is not a sample.
+        ValueError: a tensor or array has the wrong type, device, layout or length.
     """
     network, space = _network(layers, batch), (_tensor(workspace, "workspace"), workspace.numel())
     numel = models.shape[1] * int(visits["count"].sum()) * int(layers[-1]["out_channels"])
@@ -688,7 +689,8 @@ def _stored(
     """Return the address of the table of pixels, the number of its channels, and the address of `order`.
 
     Raises:
-        ValueError: a tensor or array has another type, device, layout or length.
+        ValueError: a tensor or array has the wrong type, device, layout or length, or samples cannot have so
+            many channels.
     """
     channels = 1 if table is None else len(table)
     if len(visits) and int((visits["first"] + visits["count"]).max()) > len(order):
@@ -700,14 +702,15 @@ def _stored(
 
 
 def permutations(entropy: bytes, sizes: np.ndarray) -> np.ndarray:
-    """Return permutations of 0 .. size - 1, one after the other, as NumPy's generators draw them.
+    """Return permutations of 0 .. size - 1, concatenated, as NumPy's generators draw them.
 
     Args:
-        entropy: 16 bytes for each, little-endian: what `Generator(Philox(SeedSequence(...)))` is made of.
+        entropy: 16 bytes for each permutation, little-endian, which seed its NumPy generator,
+            `Generator(Philox(SeedSequence(...)))`.
         sizes: int64 [permutations], each below 2^32.
 
     Raises:
-        ValueError: there are other than 16 bytes for each, or a size is too large.
+        ValueError: there are not 16 bytes for each permutation, or a size is negative or too large.
     """
     words = np.frombuffer(entropy, "<u4")
     if len(words) != 4 * len(sizes) or ((sizes < 0) | (sizes >= 1 << 32)).any():
@@ -728,10 +731,10 @@ def sgd_step(
         momentum: float32 [p]; updated in place.
         gradient: float32 [p].
         sgd: learning rate, momentum, weight decay.
-        steps_done: steps taken before.
+        steps_done: number of earlier steps; if it is 0, the momentum is not read.
 
     Raises:
-        ValueError: a tensor has another type, device, layout or length.
+        ValueError: a tensor has the wrong type, device, layout or length.
     """
     p = gradient.numel()
     vectors = (_tensor(v, "a vector", numel=p) for v in (weights, momentum, gradient))
@@ -747,7 +750,7 @@ def _channels_last(
     """Return the address of images.
 
     Raises:
-        ValueError: they are no tensor of `dtype` and `shape` on the CPU whose channels lie side by side.
+        ValueError: `x` is not a channels-last CPU tensor of `dtype` and `shape`.
     """
     found = x.dtype is dtype and x.device == CPU and x.is_contiguous(memory_format=torch.channels_last)
     if not found or x.shape != tuple(shape):
@@ -759,17 +762,17 @@ def _channels_last(
 def _convolution(
     images: Sequence[int], out_channels: int, taps: int, margin: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape of a convolution as the kernels take it, and the shape of its output [n, o, H', W'].
+    """Return the sizes of a convolution in the kernels' order, and the shape of its output [n, o, H', W'].
 
     Args:
         images: shape of the input, [n, c, H, W].
         out_channels: o.
         taps: side of the kernels.
-        margin: pixels of zeros around the images.
+        margin: zero padding around the images, in pixels.
 
     Raises:
-        ValueError: there is no pixel, a number of channels is no multiple of `STRIP`, or kernels or margin
-            are not known.
+        ValueError: there are no pixels, a number of channels is not a multiple of `STRIP`, or the size of the
+            kernels or the margin is not supported.
     """
     n, channels, height, width = images
     if taps not in TILE_SIDES or not 0 <= margin < taps:
@@ -800,13 +803,13 @@ def convolve(
         x: float32 [n, c, H, W], channels last; c and o are multiples of `STRIP`.
         weight: float32 [o, c, k, k], contiguous; k is 3 or 5.
         bias: float32 [o]; None for none.
-        margin: pixels of zeros around the images, fewer than k.
-        workspace: float32, as many as `convolve_workspace` returns.
-        flip: turn the kernels around, and take them as [c, o, k, k]: with a margin of k - 1 - margin, the
-            convolution that makes the gradient of the input of the gradient of the output.
+        margin: zero padding around the images, in pixels; less than k.
+        workspace: float32, at least `convolve_workspace` elements.
+        flip: whether to flip the kernels and read them as [c, o, k, k]. With a margin of k - 1 minus that of
+            the forward pass, this turns the gradient of the output into the gradient of the input.
 
     Raises:
-        ValueError: a tensor has another type, device, layout or length.
+        ValueError: a tensor has the wrong type, device, layout or length.
     """
     out_channels, taps = len(weight[0] if flip else weight), weight.shape[-1]
     shape, out = _convolution(x.shape, out_channels, taps, margin)
@@ -829,13 +832,13 @@ def convolve_input_grad(
 
     Args:
         grad: gradient of the output, float32 [n, o, H', W'], channels last.
-        weight: of `convolve`.
+        weight: as for `convolve`.
         images: shape of the input, [n, c, H, W].
-        margin: of `convolve`.
-        workspace: float32, as many as `convolve_workspace` returns.
+        margin: as for `convolve`.
+        workspace: float32, at least `convolve_workspace` elements.
 
     Raises:
-        ValueError: a tensor has another type, device, layout or length.
+        ValueError: a tensor has the wrong type, device, layout or length.
     """
     out_channels, taps = len(weight), weight.shape[-1]
     shape, out = _convolution(images, out_channels, taps, margin)
@@ -855,14 +858,14 @@ def convolve_kernels_grad(
     """Return the gradient [o, c, k, k] of the weights of `convolve`.
 
     Args:
-        x: its input, float32 [n, c, H, W], channels last.
-        grad: gradient of its output, float32 [n, o, H', W'], channels last.
+        x: input of `convolve`, float32 [n, c, H, W], channels last.
+        grad: gradient of the output, float32 [n, o, H', W'], channels last.
         taps: k.
-        margin: of `convolve`.
-        workspace: float32, as many as `convolve_workspace` returns.
+        margin: as for `convolve`.
+        workspace: float32, at least `convolve_workspace` elements.
 
     Raises:
-        ValueError: a tensor has another type, device, layout or length.
+        ValueError: a tensor has the wrong type, device, layout or length.
     """
     channels, out_channels = x.shape[1], grad.shape[1]
     shape, out = _convolution(x.shape, out_channels, taps, margin)
@@ -877,7 +880,7 @@ def _workspace(workspace: torch.Tensor, channels: int, out_channels: int) -> int
     """Return the address of a workspace.
 
     Raises:
-        ValueError: it is too small for a convolution, or another kind of tensor.
+        ValueError: it is too small for the convolution, or not a contiguous float32 tensor on the CPU.
     """
     needed = convolve_workspace(channels, out_channels)
     if workspace.numel() < needed:

@@ -1,8 +1,8 @@
 """Small feed-forward networks trained by the C kernels (training.c).
 
 Most of a PyTorch step on a network of ten thousand weights is call overhead; here a whole epoch is one call.
-The arithmetic is float32 as in PyTorch but sums in another order: the last bits differ from PyTorch's, and
-are the same on every processor that the kernels support.
+The arithmetic is float32 as in PyTorch, but sums are added in another order: the last bits differ from
+PyTorch's. They are the same on every processor that the kernels support.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .bindings import (
 from .pooling import AvgPool, MaxPool, declares_sequence, plain
 
 POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: AVG_POOL, AvgPool: AVG_POOL}
-DROPOUTS = {nn.Dropout: 1, nn.Dropout2d: 3}  # and the dimensions of a sample that they are known for
+DROPOUTS = {nn.Dropout: 1, nn.Dropout2d: 3}  # -> dimensions of a sample for which it is supported
 MAX_LAYERS, MAX_KERNEL = 64, 12  # limits of training.c
 MAX_CHANNEL_PRODUCT = 2048  # input times output channels of a convolution; beyond, PyTorch is faster
 EVAL_BATCH = 64  # samples; their activations fit in the L2 cache
@@ -61,7 +61,7 @@ class Network:
         num_weights: p, the length of the flat parameter vector.
         part: the slices that are trained.
         embeds: whether the input of the last layer is the embedding.
-        rates: of the layers of dropout, in order.
+        rates: rates of the dropout layers, in order.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Network:
         """Return the network of a module, or None if the kernels cannot train it.
 
         The kernels train sequences of dense layers, small convolutions, ReLU, flattening, 2x2 pooling and
-        dropout, without hooks, methods of their own, buffers or shared weights.
+        dropout, without hooks, methods set on an instance, buffers or shared weights.
 
         Args:
             module: the model.
             layout: where its parameters lie in the flat vector.
-            shape: of one sample.
+            shape: shape of one sample.
             part: the slices to train, made of whole layers; None for all.
         """
         modules, part = list(_in_order(module)), (slice(0, layout.size),) if part is None else part
@@ -112,7 +112,7 @@ class Network:
     ) -> tuple[torch.Tensor, int, float]:
         """Train; return the new parameters [p], the number of steps, and the mean loss.
 
-        What dropout draws comes from PyTorch's default generator, as it does in PyTorch's layers.
+        Dropout draws from PyTorch's default generator, as PyTorch's layers do.
 
         Args:
             start: parameters [p].
@@ -120,16 +120,16 @@ class Network:
             orders: indices of the samples of each epoch, int64 [n].
             batch: samples per step.
             sgd: learning rate, momentum, weight decay.
-            direction: replaces the gradient of each step; None leaves it as it is.
-            change: replaces the images of each step (augmentation); None leaves them as they are.
-            update: moves the weights in each step (Adam); None: SGD.
-            kept: an optimiser that goes on; its steps are counted, and of SGD the momentum is kept. None for
-                a new one.
+            direction: replaces the gradient of each step; None leaves it unchanged.
+            change: replaces the images of each step (augmentation); None leaves them unchanged.
+            update: updates the weights in each step (Adam); None for SGD.
+            kept: optimiser state to continue from; its number of steps and, with SGD, its momentum are
+                updated. None for a new optimiser.
             sample_weights: factor of each sample's loss, float32 [n]; None for 1.
 
         Raises:
-            IndexError: a label is no class.
-            ValueError: `start`, or what `direction` returns, has another length than p.
+            IndexError: a label is not a class.
+            ValueError: `start`, or the result of `direction`, does not have length p.
         """
         weights, steps, total = self._float32(start).clone(), 0, 0.0
         batch = min(batch, max(len(split), 1))
@@ -139,7 +139,7 @@ class Network:
         pieces = list(_batches(orders, batch) if by_steps else orders)
         before = 0 if kept is None else kept.steps
         if update is None and kept is not None:
-            if kept.momentum is None:  # what does not move is kept, too: nothing of other clients
+            if kept.momentum is None:  # frozen entries are kept, too: no other client's numbers
                 self.momentum.zero_()
             else:
                 self.momentum.copy_(kept.momentum)
@@ -193,23 +193,24 @@ class Network:
         """Train visits one after the other; return mean losses and largest absolute values, float64 [m].
 
         Args:
-            starts: parameters [p] that each starts from.
-            out: float32 [p] each, contiguous; the trained parameters are written there, or their change.
-            samples: where those of all are stored, or those of each.
-            order: the samples that are taken, visit after visit, numbered as in `samples`, int64 [n].
-            lengths: of each visit, int64 [m]: its first place in `order`, how many it takes, and how many of
-                them are an epoch.
+            starts: initial parameters [p] of each visit.
+            out: receives the trained parameters of each visit, or their change; float32 [p] each. They must
+                be contiguous and on the CPU, which is not checked.
+            samples: the stored samples of all visits, or the samples of each visit.
+            order: indices into `samples` of the samples to train on, visit after visit, int64 [n].
+            lengths: for each visit its first position in `order`, its number of samples, and how many of them
+                make an epoch, int64 [m] each.
             batch: samples per step.
             sgd: learning rate, momentum, weight decay.
             mu: weight of a proximal term mu/2 ||w - start||^2; None for none.
-            change: write how far the parameters moved.
+            change: whether to write w - start instead of the parameters w.
 
         Raises:
-            IndexError: a label is no class.
-            ValueError: a vector has another length than p, or is not contiguous float32 on the CPU.
+            IndexError: a label is not a class.
+            ValueError: a vector does not have length p, or one of `out` is not float32.
         """
         visits, table = _visits(samples, len(out))
-        vectors = {id(v): self._float32(v) for v in starts}  # equal ones are few
+        vectors = {id(v): self._float32(v) for v in starts}  # few are distinct
         addresses = {number: v.data_ptr() for number, v in vectors.items()}
         visits["start"] = [addresses[id(v)] for v in starts]
         if any(v.shape != (self.num_weights,) or v.dtype != torch.float32 for v in out):
@@ -242,18 +243,18 @@ class Network:
         """Return the logits [K, n, L] of several models for the samples of some visits.
 
         Args:
-            models: parameters [K, p] for each visit; all have as many.
-            samples: where those of all are stored, or those of each.
-            order: the samples of one visit after the other, numbered as in `samples`, int64 [n].
-            sizes: samples of each visit, int64 [m].
+            models: parameters [K, p] for each visit, with the same K for all.
+            samples: the stored samples of all visits, or the samples of each visit.
+            order: indices into `samples`, visit after visit, int64 [n].
+            sizes: number of samples of each visit, int64 [m].
 
         Raises:
-            IndexError: a label is no class.
-            ValueError: models have another length than p.
+            IndexError: a label is not a class.
+            ValueError: a model does not have length p.
         """
         visits, table = _visits(samples, len(models))
         visits["first"], visits["count"] = np.cumsum(sizes) - sizes, sizes
-        distinct = {id(some): some for some in models}  # equal ones are few
+        distinct = {id(some): some for some in models}  # few are distinct
         rows = {number: [self._float32(w) for w in some] for number, some in distinct.items()}
         addresses = {number: [w.data_ptr() for w in some] for number, some in rows.items()}
         numbers = np.array([addresses[id(some)] for some in models], np.int64)
@@ -299,7 +300,7 @@ class Network:
         return total
 
     def _drawn(self, count: int, batch: int) -> torch.Tensor | None:
-        """Return the factors of dropout for `count` samples, `batch` at a time; None where nothing drops."""
+        """Return the factors of dropout for `count` samples, `batch` at a time; None without dropout."""
         if not self.rates:
             return None
         widths = self.layers["out_channels"][self.layers["kind"] == DROPOUT].tolist()
@@ -315,7 +316,7 @@ class Network:
         """Return a vector [p] as contiguous float32.
 
         Raises:
-            ValueError: it has another length.
+            ValueError: it does not have length p.
         """
         if vector.shape != (self.num_weights,):
             raise ValueError(f"expected {self.num_weights} numbers, got a tensor of {list(vector.shape)}")
@@ -328,10 +329,10 @@ class Network:
 
 
 def _visits(samples: StoredSamples | Sequence[Split], count: int) -> tuple[np.ndarray, torch.Tensor | None]:
-    """Return `bindings.VISIT` [count] that say where samples are, and the table of stored pixels.
+    """Return `bindings.VISIT` [count] with the addresses of the samples, and the table of pixels or None.
 
     Args:
-        samples: where those of all visits are stored, or those of each.
+        samples: the stored samples of all visits, or the samples of each visit.
         count: number of visits.
     """
     visits = np.zeros(count, bindings.VISIT)
@@ -371,14 +372,14 @@ def _zeros(size: int) -> torch.Tensor:
 def _changed(
     split: Split, index: np.ndarray, batch: int, steps: int, change: Change | None
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], np.ndarray]:
-    """Return images and labels, and which of them are taken: `split` and `index`, or changed copies.
+    """Return images, labels and the indices to train on: those of `split` and `index`, or changed copies.
 
     Args:
         split: the samples.
-        index: which of them are taken, int64 [n].
+        index: indices of the samples to train on, int64 [n].
         batch: samples per step.
-        steps: taken before.
-        change: changes the images of a step; None leaves `split` as it is.
+        steps: number of earlier steps.
+        change: changes the images of a step; None leaves `split` unchanged.
     """
     if change is None:
         return (split.x, split.y), index
@@ -419,9 +420,9 @@ def _only_weights(module: nn.Module, modules: Sequence[nn.Module], layout: Layou
 
 
 def _offsets(module: nn.Module, layout: Layout, part: Part) -> dict[nn.Module, Offsets] | None:
-    """Return where weight and bias of each module begin in the flat vector, and whether `part` has them.
+    """Return where weight and bias of each module begin in the flat vector, and whether they are in `part`.
 
-    None if `part` has only some parameters of a module.
+    None if `part` contains only some parameters of a module.
     """
     slices, found = layout.slices, dict[nn.Module, Offsets]()
     for prefix, owner in module.named_modules():
@@ -442,7 +443,10 @@ def _overlap(a: slice, b: slice) -> int:
 def _layers(
     modules: list[nn.Module], offsets: Mapping[nn.Module, Offsets], shape: Shape
 ) -> np.ndarray | None:
-    """Return the array of `bindings.LAYER`; None if a module is unknown or has weights and occurs twice."""
+    """Return the array of `bindings.LAYER`; None if the kernels do not support these modules.
+
+    A module with weights must not occur twice.
+    """
     layers: list[Layer] = []
     seen: set[nn.Module] = set()
     for module in modules:
@@ -468,7 +472,10 @@ def _layers(
 
 
 def _with_means(layers: Sequence[Layer]) -> list[Layer]:
-    """Return layers in which a mean contains the ReLU before it (`pooling` has put ReLU behind maxima)."""
+    """Return the layers with each ReLU merged into the average pooling that follows it.
+
+    With max pooling, `pooling` has already moved the ReLU behind it.
+    """
     out: list[Layer] = []
     for layer in layers:
         if layer.kind == AVG_POOL and out and out[-1].kind == RELU:
@@ -479,7 +486,7 @@ def _with_means(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def _layer(module: nn.Module, offsets: Offsets | None, shape: Shape) -> Layer | None:
-    """Return the layer of a module for inputs of `shape`; None if it is unknown."""
+    """Return the layer of a module for inputs of `shape`; None if the kernels do not support it."""
     channels, height, width = (*shape, 1, 1)[:3]
     image = channels, height, width
     if type(module) is nn.ReLU:
@@ -499,12 +506,12 @@ def _layer(module: nn.Module, offsets: Offsets | None, shape: Shape) -> Layer | 
 
 
 def _drops(module: nn.Dropout | nn.Dropout2d, shape: Shape) -> bool:
-    """Return whether the kernels know this dropout for inputs of `shape`."""
+    """Return whether the kernels support this dropout for inputs of `shape`."""
     return DROPOUTS.get(type(module)) == len(shape) and module.p < 1
 
 
 def _small(module: nn.Conv2d, shape: Shape) -> bool:
-    """Return whether the kernels can compute a convolution, faster than PyTorch."""
+    """Return whether the kernels can compute a convolution and are faster than PyTorch."""
     kernel, padding = module.kernel_size[0], module.padding[0]
     square = module.kernel_size[1] == kernel and module.padding in ((padding, padding),)
     usual = (

@@ -1,7 +1,7 @@
-"""2x2 pooling by the C kernels (reductions.c), which takes PyTorch a fifth of a step of a small CNN.
+"""2x2 pooling by the C kernels (reductions.c); in PyTorch it takes a fifth of a step of a small CNN.
 
-Outputs and gradients have the bits of PyTorch's layers, so results do not depend on whether the kernels were
-built.
+Outputs and gradients have the same bits as those of PyTorch's layers, so results do not depend on whether the
+kernels were built.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class _AvgPool2x2(torch.autograd.Function):
 
 
 def _fits(x: torch.Tensor, last: bool = False) -> bool:
-    """Return whether the kernels take `x`: large contiguous float32 [n, c, H, W] with even sides, on CPU.
+    """Return whether the kernels support `x`: large contiguous float32 [n, c, H, W] on CPU, even sides.
 
     Args:
         x: images.
-        last: whether channels may lie side by side, too.
+        last: whether channels-last images are supported, too.
     """
     return (
         x.numel() >= MIN_NUMEL
@@ -79,7 +79,7 @@ def _fits(x: torch.Tensor, last: bool = False) -> bool:
 
 
 class MaxPool(nn.MaxPool2d):
-    """`nn.MaxPool2d(2)`, by the kernels if they take the input."""
+    """`nn.MaxPool2d(2)`, by the kernels if they support the input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n, c, H//2, W//2]."""
@@ -89,7 +89,7 @@ class MaxPool(nn.MaxPool2d):
 
 
 class AvgPool(nn.AvgPool2d):
-    """`nn.AvgPool2d(2)`, by the kernels if they take the input."""
+    """`nn.AvgPool2d(2)`, by the kernels if they support the input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n, c, H//2, W//2]."""
@@ -104,9 +104,9 @@ REPLACEMENTS: dict[type, type[nn.Module]] = {nn.MaxPool2d: MaxPool, nn.AvgPool2d
 def use_fast_pooling(module: nn.Module) -> nn.Module:
     """Replace the 2x2 pooling layers inside a model, if the kernels were built; return the model.
 
-    A maximum comes before the ReLU that it follows: the same numbers from a quarter of the elements. A layer
-    with hooks or methods of its own is not replaced and stays where it is; inside a module of other code,
-    which may take its layers one by one, all layers keep their order.
+    Max pooling is moved in front of the ReLU that it follows: ReLU then computes the same numbers on a
+    quarter of the elements. A layer with hooks, or with methods set on the instance, is neither replaced nor
+    moved. Inside modules of other code, which may apply their layers one by one, layers keep their order.
     """
     if bindings.AVAILABLE:
         for layers in _applied_whole(module):
@@ -120,7 +120,7 @@ def use_fast_pooling(module: nn.Module) -> nn.Module:
 
 
 def _applied_whole(module: nn.Module) -> Iterator[nn.Sequential]:
-    """Yield the Sequentials that a model is made of, each of which is only ever applied as a whole."""
+    """Yield the `nn.Sequential` modules of a model that are only ever applied as a whole."""
     if type(module) is nn.Sequential:
         yield module
         parts: Iterable[nn.Module] = module
@@ -133,8 +133,8 @@ def _applied_whole(module: nn.Module) -> Iterator[nn.Sequential]:
 def declares_sequence(module: nn.Module) -> bool:
     """Return whether the property `sequence` lists the modules that `forward` applies one after the other.
 
-    `sequence`, `embed` and `forward` must be defined by the module's own class (`models.base.Net`): a
-    subclass may override one of them.
+    `sequence`, `embed` and `forward` must all be defined by the module's own class, as in `models.base.Net`,
+    because a subclass may override only one of them.
     """
     return all(_defined_in(type(module), name) for name in ("sequence", "embed", "forward"))
 
@@ -148,7 +148,7 @@ def _defined_in(cls: type, name: str) -> bool:
 
 
 def _put_relu_behind_maxima(layers: nn.Sequential) -> None:
-    """Swap each ReLU with the 2x2 maximum that follows it; names stay with their layers."""
+    """Swap each ReLU with the 2x2 max pooling that follows it; layers keep their names."""
     named = dict(layers.named_children())
     order = list(named)
     for i, (first, second) in enumerate(pairwise(order[:])):

@@ -1,7 +1,7 @@
-"""Layers of wide networks by the kernels (channels_last.c), inside whatever PyTorch computes.
+"""Convolutions of wide networks by the C kernels (channels_last.c), inside PyTorch's own loop.
 
-While `ChannelsLast` is active, calls of `torch.conv2d` that the kernels know are theirs: modules stay as they
-are, and so does autograd. Images keep their channels side by side from the first convolution on.
+While `ChannelsLast` is active, the kernels compute the calls of `torch.conv2d` that they support. Modules and
+autograd stay unchanged. From the first convolution on, images are in the channels-last layout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from . import bindings
 
-MIN_TILES = {3: 32, 5: 64}  # by the side of kernels; below, transforming them costs more than tiles save
+MIN_TILES = {3: 32, 5: 64}  # by side of the kernels; with fewer, their transform costs more than it saves
 LAST = torch.channels_last
 _scratch = threading.local()
 
@@ -61,7 +61,7 @@ class _Convolve(torch.autograd.Function):
 def _input_grad(
     shape: torch.Size, grad: torch.Tensor, weight: torch.Tensor, margin: int, workspace: torch.Tensor
 ) -> torch.Tensor:
-    """Return the gradient of the input, from the tiles of the output where they are fewer."""
+    """Return the gradient of the input, computed from the tiles of the output if these are fewer."""
     taps = weight.shape[-1]
     if _tiles(grad.shape, taps) < _tiles(shape, taps):
         return bindings.convolve_input_grad(grad, weight, shape, margin, workspace)
@@ -75,7 +75,7 @@ def _tiles(shape: Sequence[int], taps: int) -> int:
 
 
 def _plain(x: torch.Tensor) -> bool:
-    """Return whether `x` is a float32 tensor on the CPU that nothing wraps."""
+    """Return whether `x` is a plain float32 tensor or parameter on the CPU, not wrapped by functorch."""
     return (
         type(x) in (torch.Tensor, nn.Parameter)
         and not is_functorch_wrapped_tensor(x)
@@ -85,7 +85,7 @@ def _plain(x: torch.Tensor) -> bool:
 
 
 def _margin(taps: int, stride: Any, padding: Any, dilation: Any, groups: int) -> int | None:
-    """Return the margin of a convolution that the kernels know, on all sides; None of any other."""
+    """Return the zero padding of a convolution on each side; None if the kernels do not support it."""
     if groups != 1 or any(option not in (1, (1, 1), [1, 1]) for option in (stride, dilation)):
         return None
     named = {"same": taps // 2, "valid": 0}
@@ -96,14 +96,14 @@ def _margin(taps: int, stride: Any, padding: Any, dilation: Any, groups: int) ->
 
 
 def _is_wide(weight: torch.Tensor) -> bool:
-    """Return whether the kernels know convolutions with a weight [o, c, ...]."""
+    """Return whether the kernels support convolutions with a weight [o, c, ...]."""
     o, c, *side = weight.shape
     known = side in ([taps, taps] for taps in bindings.TILE_SIDES)
     return known and o % bindings.STRIP == 0 and c % bindings.STRIP == 0
 
 
 def _enough(shape: Sequence[int], taps: int, margin: int) -> bool:
-    """Return whether a convolution of images [n, c, H, W] makes enough tiles to be faster by the kernels."""
+    """Return whether a convolution of images [n, c, H, W] has enough tiles for the kernels to be faster."""
     n, c, *sides = shape
     made = [side + 2 * margin + 1 - taps for side in sides]
     return min(made) > 0 and _tiles([n, c, *made], taps) >= MIN_TILES[taps]
@@ -118,7 +118,7 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> torch.Tensor:
-    """Return what `torch.conv2d` returns, of images with their channels side by side."""
+    """Return the result of `torch.conv2d`, computed in the channels-last layout where possible."""
     options = stride, padding, dilation, groups
     if not (_plain(input) and _plain(weight) and input.dim() == 4) or torch.is_autocast_enabled("cpu"):
         return torch.conv2d(input, weight, bias, *options)
@@ -130,13 +130,13 @@ def _conv2d(
         if margin is not None and _enough(input.shape, taps, margin):
             images = input.contiguous(memory_format=LAST)
             return cast(torch.Tensor, _Convolve.apply(images, weight, bias, margin))  # type: ignore[no-untyped-call]
-    if channels == 1 and not input.requires_grad:  # its layout is ambiguous, and would be that of the output
+    if channels == 1 and not input.requires_grad:  # its layout is ambiguous, and the output would inherit it
         input = input.contiguous().as_strided(input.shape, (h * w, 1, w, 1))
     return torch.conv2d(input.contiguous(memory_format=LAST), weight, bias, *options)
 
 
 class ChannelsLast(TorchFunctionMode):
-    """While active, convolutions of this thread are the kernels' where they are faster."""
+    """While active, the kernels compute the convolutions of this thread where they are faster."""
 
     def __torch_function__(
         self,
@@ -145,14 +145,14 @@ class ChannelsLast(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `func`, or what stands for it."""
+        """Call `func`, or its replacement."""
         if func is torch.conv2d:
             return _conv2d(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
 def has_wide_convolutions(module: nn.Module) -> bool:
-    """Return whether some convolution of a model may be the kernels'."""
+    """Return whether the kernels may compute some convolution of a model."""
     return bindings.TRAINING_AVAILABLE and any(
         isinstance(m, nn.Conv2d)
         and _is_wide(m.weight)

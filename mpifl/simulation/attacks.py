@@ -1,8 +1,8 @@
-"""Attackers: clients that lie, by the labels of their data or by what they upload.
+"""Attackers: malicious clients that falsify the labels of their data or their uploads.
 
-Who attacks is drawn once, with the data seed. An attack on labels is done to the client's own training and
-validation data. An attack on uploads is done to what a client would send: to its update, the difference of
-each upload from the row that it downloaded; uploads that are updates are changed as they are.
+The attackers are drawn once, with the data seed. An attack on labels changes the client's own training and
+validation data. An attack on uploads changes the client's update, which is the difference of each upload from
+the row that it downloaded; uploads that are updates already are changed directly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NoAttack:
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(ABC):
-    """Who attacks.
+    """An attack by some of the clients.
 
     Attributes:
         share: fraction of the clients that attack, in (0, 1); drawn with the data seed.
@@ -50,11 +50,11 @@ class Attack(ABC):
         """Return the clients that attack, ascending.
 
         Args:
-            num_clients: N.
-            key: of the data's draws.
+            num_clients: N, number of clients.
+            key: random key of the data seed.
 
         Raises:
-            UserError: there are no such clients, or nobody, or everybody, would attack.
+            UserError: there are no such clients, or none or all of the clients would attack.
         """
         if self.clients:
             known = min(self.clients) >= 0 and max(self.clients) < num_clients
@@ -70,38 +70,38 @@ class Attack(ABC):
 
     @abstractmethod
     def labels(self, num_classes: int) -> np.ndarray | None:
-        """Return the label [L] that attackers give to samples of each label; None leaves them."""
+        """Return the label [L] that attackers give to samples of each label; None leaves labels unchanged."""
 
 
 class UploadAttack(Attack):
-    """An attack on what is uploaded."""
+    """An attack on uploads."""
 
     def labels(self, num_classes: int) -> None:
-        """Leave them."""
+        """Return None: labels stay unchanged."""
 
     @abstractmethod
     def changed(self, update: torch.Tensor, key: Key) -> torch.Tensor:
-        """Return the update [C, w] that is sent in the place of an honest one.
+        """Return the update [C, w] that is sent instead of an honest one.
 
         Args:
-            update: float32 [C, w] in main memory.
-            key: of the visit and the upload.
+            update: the honest update, float32 [C, w] in main memory.
+            key: random key of the visit and the upload.
         """
 
     def report(
         self, report: Report, message: Message, layout: Layout, statistics: Sequence[str], key: Key
     ) -> Report:
-        """Return what an attacker sends in the place of an honest report; notes and metrics stay.
+        """Return the report that an attacker sends instead of an honest one; notes and metrics stay the same.
 
-        Changed are vectors that are sent and stand for parameters: those named like a table that was
-        downloaded, those that say what they are based on, and those as long as the model.
+        The attack changes the sent vectors that represent parameters: vectors with the name of a downloaded
+        table (and the width of its rows), vectors in `based_on`, and vectors as long as the model.
 
         Args:
-            report: the honest one.
-            message: what was downloaded.
-            layout: of the model.
-            statistics: names of uploads that do not stand for parameters.
-            key: of the visit; the draws of an upload that is neither alone nor `model` have its name, too.
+            report: the honest report.
+            message: the client's download.
+            layout: layout of the model.
+            statistics: names of uploads that do not represent parameters.
+            key: random key of the visit; an upload that is neither alone nor `model` appends its name.
         """
         lengths = (layout.size, layout.num_parameters)
         vectors = dict(report.vectors)
@@ -119,17 +119,17 @@ class UploadAttack(Attack):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFlip(Attack):
-    """Attackers train on wrong labels: label y becomes L - 1 - y, or one label another.
+    """Attackers train on wrong labels: label y becomes L - 1 - y, or one label becomes another.
 
-    The first as in Fang, Cao, Jia and Gong, "Local Model Poisoning Attacks to Byzantine-Robust Federated
-    Learning", USENIX Security 2020; the second as in Tolpegin, Truex, Gursoy and Liu, "Data Poisoning Attacks
-    Against Federated Learning Systems", ESORICS 2020.
+    The first variant is that of Fang, Cao, Jia and Gong, "Local Model Poisoning Attacks to Byzantine-Robust
+    Federated Learning", USENIX Security 2020; the second that of Tolpegin, Truex, Gursoy and Liu, "Data
+    Poisoning Attacks Against Federated Learning Systems", ESORICS 2020.
 
     Attributes:
         share: fraction of the clients that attack.
         clients: numbers of the clients that attack; instead of `share`.
-        source: the only label that is changed; null changes all.
-        target: what it becomes.
+        source: the only label that is changed; null changes all labels.
+        target: the label that `source` becomes.
     """
 
     source: int | None = None
@@ -155,7 +155,7 @@ class LabelFlip(Attack):
 
 @dataclass(frozen=True, kw_only=True)
 class SignFlip(UploadAttack):
-    """Attackers send their update times -factor.
+    """Attackers multiply their update by -factor.
 
     Li, Xu, Chen, Giannakis and Ling, "RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed
     Learning from Heterogeneous Datasets", AAAI 2019.
@@ -163,7 +163,7 @@ class SignFlip(UploadAttack):
     Attributes:
         share: fraction of the clients that attack.
         clients: numbers of the clients that attack; instead of `share`.
-        factor: above 0.
+        factor: positive factor of the update, whose sign is reversed.
     """
 
     factor: float = 1.0
@@ -179,15 +179,15 @@ class SignFlip(UploadAttack):
 
 @dataclass(frozen=True, kw_only=True)
 class Scale(UploadAttack):
-    """Attackers send their update times factor, so that it drowns the others' (boosting, model replacement).
+    """Attackers multiply their update by a factor, to dominate the others (boosting, model replacement).
 
     Bagdasaryan, Veit, Hua, Estrin and Shmatikov, "How To Backdoor Federated Learning", AISTATS 2020. For the
-    data of a backdoor take a backdoor scenario, and name its attackers.
+    data of a backdoor choose a backdoor scenario, and name its attackers.
 
     Attributes:
         share: fraction of the clients that attack.
         clients: numbers of the clients that attack; instead of `share`.
-        factor: above 0, not 1.
+        factor: factor of the update; positive, not 1.
     """
 
     factor: float = 10.0
@@ -204,7 +204,7 @@ class Scale(UploadAttack):
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(UploadAttack):
-    """Attackers send the model that they downloaded plus Gaussian noise, instead of what they trained.
+    """Attackers send the model that they downloaded plus Gaussian noise, instead of a trained model.
 
     Blanchard, El Mhamdi, Guerraoui and Stainer, NeurIPS 2017, section 5.1.
 

@@ -1,4 +1,4 @@
-"""When simulated clients are there: at random times, or by the hours of a day."""
+"""Availability of simulated clients: at random times, or by the time of day."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from math import floor, inf, isfinite
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 
-LEAST_S, MOST_S = 1e-3, 1e9  # mean seconds of a phase
-MOST_PHASES = 10_000  # during a visit, in the mean
-LEAST_PRESENT = 0.01  # largest share of a day's profile, at least
+LEAST_S, MOST_S = 1e-3, 1e9  # limits on the mean seconds of a phase
+MOST_PHASES = 10_000  # limit on the expected number of phases during a visit
+LEAST_PRESENT = 0.01  # lower limit on the largest probability in a day's profile
 DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
 class Availability:
-    """Clients go away and come back; their work pauses meanwhile. At random times, or by a day's profile.
+    """Clients leave and return, at random times or by a daily profile; their work pauses while they are away.
 
     Attributes:
-        on_s: mean seconds of a phase of presence, exponential.
-        off_s: mean seconds of a phase of absence, exponential; 0: clients are always there.
-        profile: instead of `off_s`: a day in slots of equal length, of each the probability in [0, 1] that a
-            client is there for the whole of it, drawn anew for each client and day; 0 and 1 leave nothing to
-            chance. Empty for none.
+        on_s: mean seconds of a phase of presence, exponentially distributed.
+        off_s: mean seconds of a phase of absence, exponentially distributed; 0 keeps clients always
+            available.
+        profile: daily profile, instead of `off_s`: for each of several slots of equal length, the probability
+            in [0, 1] that a client is available during the whole slot, drawn again for each client and day;
+            0 and 1 are not random. Empty for none.
         day_s: seconds of a day.
-        shift_s: by how many seconds the day of the clients begins later than the run.
-        spread_s: the day of each client begins later by a time of its own, too, uniform on [0, spread_s).
+        shift_s: seconds from the start of the run to the start of the clients' day.
+        spread_s: upper limit in seconds of a further delay of each client's day, uniform on [0, spread_s).
     """
 
     on_s: float = 100.0
@@ -60,24 +61,24 @@ class Availability:
 
     @property
     def always(self) -> bool:
-        """Whether clients are there all the time."""
+        """Whether clients are always available."""
         return not self.off_s and min(self.profile, default=1.0) >= 1
 
     @property
     def phase_s(self) -> float:
-        """Mean seconds of presence between two changes, for limits."""
+        """Mean seconds of presence between two changes; used for limits."""
         if not self.profile:
             return self.on_s
         return self.day_s / len(self.profile) * sum(self.profile) / len(self.profile)
 
 
 class Presence:
-    """When each client is there: phases of presence and absence, drawn by (client, phase).
+    """When each client is available: phases of presence and absence, drawn by (client, phase).
 
     Args:
-        model: of all clients.
-        key: address of the draws.
-        of: client -> its own model, instead; None for the same model.
+        model: availability of all clients.
+        key: random key of the draws.
+        of: client -> its own availability, instead of `model`; None if all clients have `model`.
     """
 
     def __init__(
@@ -89,16 +90,16 @@ class Presence:
         self._shifts: dict[int, float] = {}  # client -> when its day begins
 
     def model_of(self, client: int) -> Availability:
-        """Return the model of a client."""
+        """Return the availability model of a client."""
         return self.model if self.of is None else self.of(client)
 
     def _first(self, client: int, model: Availability) -> bool:
-        """Return whether a client is there at time 0."""
+        """Return whether a client is available at time 0."""
         share = model.on_s / (model.on_s + model.off_s)
         return bool(self.key.of("first", client).numpy().random() < share)
 
     def _phase(self, client: int, time: float) -> tuple[bool, float]:
-        """Return whether a client is there at `time`, and when that changes at the earliest."""
+        """Return whether a client is available at `time`, and the earliest time at which this may change."""
         model = self.model_of(client)
         if model.always:
             return True, inf
@@ -113,7 +114,7 @@ class Presence:
         return there == (number % 2 == 0), ends[number]
 
     def _slot(self, client: int, time: float, model: Availability) -> tuple[bool, float]:
-        """Return whether a client is there in the slot of its day at `time`, and when the slot ends."""
+        """Return whether a client is available in its day's slot at `time`, and the end of the slot."""
         if client not in self._shifts:
             own = model.spread_s * float(self.key.of("shift", client).numpy().random())
             self._shifts[client] = model.shift_s + own
@@ -126,11 +127,11 @@ class Presence:
         return draw < share * 2**53, shift + (number + 1) * length
 
     def is_available(self, client: int, time: float) -> bool:
-        """Return whether a client is there at `time`."""
+        """Return whether a client is available at `time`."""
         return self.always or self._phase(client, time)[0]
 
     def next_available(self, client: int, time: float) -> float:
-        """Return `time` if a client is there, otherwise the time of its return."""
+        """Return `time` if a client is available, otherwise the time of its return."""
         here, until = (True, time) if self.always else self._phase(client, time)
         while not here:
             time = until
@@ -138,11 +139,11 @@ class Presence:
         return time
 
     def end(self, client: int, start: float, work: float) -> float:
-        """Return when a client has been there for `work` seconds since `start`.
+        """Return the time at which a client has been available for `work` seconds since `start`.
 
         Args:
-            client: who works.
-            start: in seconds on the run's clock.
+            client: number of the client.
+            start: start time in seconds on the run's clock.
             work: seconds of presence.
 
         Raises:

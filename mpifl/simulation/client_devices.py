@@ -1,8 +1,8 @@
 """The devices of simulated clients: all alike, resampled from measured ones, or of a few classes.
 
-A device says how fast its client computes, by which link it is reached, and when it is there; what it does
-not say, the sections `delay`, `network` and `availability` do. Which device a client has is drawn once, by
-key; so is the measurement that a visit meets. Hence all methods meet the same devices on any number of ranks.
+A device defines how fast its client computes, its link, and when it is available; the sections `delay`,
+`network` and `availability` define the rest. The device of each client and the measurement of each visit are
+drawn by random keys, so they are the same for all methods and any number of ranks.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from .availability import Availability
 from .delays import Constant, Delay
 from .network import LinkRates, Links, Network
 
-Samples = Callable[[int, int], int]  # (client, visit) -> samples that it trains on, each pass counted
+Samples = Callable[[int, int], int]  # (client, visit) -> number of samples trained on, in all passes
 NO_KEY = Key(())
 SECONDS, PER_SAMPLE = "seconds", "seconds_per_sample"
-SHIPPED = Path(__file__).parents[1] / "configs" / "devices"  # files that travel with mpifl
+SHIPPED = Path(__file__).parents[1] / "configs" / "devices"  # files that are part of mpifl
 LINK_COLUMNS = ("uplink_bytes_s", "downlink_bytes_s", "latency_s")
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """Which device each client has.
+    """The devices of all clients.
 
     Attributes:
-        names: of the device of each client; empty where all are alike.
-        key: address of the draws of single visits.
-        samples: (client, visit) -> samples that it trains on; None where no device needs it.
+        names: name of the device of each client; empty if all are alike.
+        key: random key of the draws of single visits.
+        samples: (client, visit) -> number of samples trained on; None if no device needs it.
     """
 
     names: tuple[str, ...] = ()
@@ -50,11 +50,11 @@ class Fleet:
 
 
 class Devices(ABC):
-    """A model of what clients run on.
+    """A model of the clients' devices.
 
     Attributes:
-        is_timed: whether it decides times; if not, devices have names alone, for `per_client`.
-        needs_samples: whether times depend on how many samples a client trains on.
+        is_timed: whether it determines times; if not, devices only have names, for `per_client`.
+        needs_samples: whether times depend on the number of samples that a client trains on.
     """
 
     is_timed: bool = True
@@ -62,41 +62,41 @@ class Devices(ABC):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The devices that clients may have; empty where all are alike."""
+        """The names of the devices that clients may have; empty if all are alike."""
         return ()
 
     @abstractmethod
     def fleet(self, num_clients: int, key: Key) -> Fleet:
-        """Return which device each client has.
+        """Return the device of each client.
 
         Args:
-            num_clients: N.
-            key: address of the draws.
+            num_clients: N, number of clients.
+            key: random key of the draws.
 
         Raises:
-            UserError: there are too few clients.
+            UserError: the file of measurements is missing or invalid.
         """
 
     def check(self, delay: Delay, network: Network, availability: Availability) -> None:
-        """Raise `UserError` where a setting of another section would have no effect."""
+        """Raise `UserError` if a setting of another section would have no effect."""
         return
 
     def delay(self, plain: Delay, fleet: Fleet) -> Delay:
-        """Return the computing times on these devices; `plain` is what the section `delay` says."""
+        """Return the computing times on these devices; `plain` is the model of the section `delay`."""
         return plain
 
     def network(self, plain: Network, fleet: Fleet) -> Network:
-        """Return the links of these devices; `plain` is what the section `network` says."""
+        """Return the links of these devices; `plain` is the model of the section `network`."""
         return plain
 
     def availability(self, plain: Availability, fleet: Fleet) -> Callable[[int], Availability] | None:
-        """Return client -> when it is there; None: as the section `availability` says, for all."""
+        """Return client -> its availability; None: that of the section `availability` for all clients."""
         return None
 
 
 @dataclass(frozen=True)
 class Alike(Devices):
-    """All clients have the device that `delay`, `network` and `availability` describe."""
+    """All clients have the device that `delay`, `network` and `availability` define."""
 
     is_timed = False
 
@@ -113,10 +113,10 @@ class Measurement:
     """One row of a file of measurements.
 
     Attributes:
-        seconds: of computing, in all or per sample.
+        seconds: computing time, in total or per sample.
         up: bytes per second of uploads; None: not measured.
         down: bytes per second of downloads; None: not measured.
-        latency_s: seconds; None: not measured.
+        latency_s: latency in seconds; None: not measured.
     """
 
     seconds: float
@@ -127,18 +127,19 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Measured(Devices):
-    """Computing times and links resampled from a file of measured devices: 15 phones drive 40 clients.
+    """Computing times and links resampled from a file of measured devices: 15 phones can serve 40 clients.
 
-    Each client is given a device of the file. Each of its visits draws one of the device's rows, uniformly:
-    that row says how long it computes and, where the file has these columns, by which link it is reached.
+    Each client is assigned a device of the file. Each of its visits draws one of the device's rows uniformly.
+    The row gives the computing time and, if the file has these columns, the link.
 
     Attributes:
-        file: a CSV file, a row for each measurement, with the columns `device` and `seconds` (of a visit) or
-            `seconds_per_sample` (of each sample of each pass, as `local` says; what a method trains beside
-            that is not counted), and if wanted `uplink_bytes_s`, `downlink_bytes_s` and `latency_s`. Values
-            may have units (`10Mbit/s`, `20ms`). `phones.csv` travels with mpifl: 15 phones, made up.
-        assign: `drawn`: each client is given a device at random, independently of the others; `round_robin`:
-            the devices in turn, in the order of the file.
+        file: a CSV file with one row for each measurement. Required columns are `device` and either `seconds`
+            (of a visit) or `seconds_per_sample` (of each sample in each pass that `local` asks for; anything
+            a method trains in addition is not counted). Optional columns are `uplink_bytes_s`,
+            `downlink_bytes_s` and `latency_s`. Values may have units (`10Mbit/s`, `20ms`). `phones.csv` is
+            part of mpifl: 15 invented phones.
+        assign: `drawn` assigns each client a device at random, independently of the others; `round_robin`
+            assigns the devices in turn, in the order of the file.
     """
 
     file: str
@@ -150,12 +151,12 @@ class Measured(Devices):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The devices of the file."""
+        """The names of the devices in the file."""
         return tuple(read_measurements(self.file).rows)
 
     @property
     def needs_samples(self) -> bool:  # type: ignore[override]  # an attribute of Devices
-        """Whether the file has seconds per sample."""
+        """Whether the file gives seconds per sample."""
         return read_measurements(self.file).per_sample
 
     def fleet(self, num_clients: int, key: Key) -> Fleet:
@@ -181,16 +182,16 @@ class Measured(Devices):
             require(not given, f"network.{column}", given, remedy)
 
     def row(self, fleet: Fleet, client: int, visit: int) -> Measurement:
-        """Return the measurement that a visit meets."""
+        """Return the measurement drawn for a visit."""
         rows = read_measurements(self.file).rows[fleet.names[client]]
         return rows[fleet.key.of("row", client, visit).below(len(rows)) if len(rows) > 1 else 0]
 
     def delay(self, plain: Delay, fleet: Fleet) -> Delay:
-        """Return the seconds of the visits' rows."""
+        """Return the computing times in the visits' rows."""
         return _MeasuredDelay(self, fleet)
 
     def network(self, plain: Network, fleet: Fleet) -> Network:
-        """Return the rates of the visits' rows, where they were measured."""
+        """Return the links of the visits' rows, as far as they were measured."""
         columns = read_measurements(self.file).columns
         return _MeasuredNetwork(plain, bool({*columns} - {"latency_s"}), self, fleet) if columns else plain
 
@@ -201,8 +202,8 @@ class Measurements:
 
     Attributes:
         rows: device -> its measurements, devices and rows in the order of the file.
-        per_sample: whether seconds are those of one sample.
-        columns: those of `LINK_COLUMNS` that it has.
+        per_sample: whether seconds are per sample.
+        columns: the columns of `LINK_COLUMNS` that the file has.
     """
 
     rows: Mapping[str, list[Measurement]]
@@ -215,7 +216,7 @@ def read_measurements(file: str) -> Measurements:
     """Return the content of a file of measurements.
 
     Raises:
-        UserError: there is no such file, it has no rows, or a row is wrong; names the line.
+        UserError: there is no such file, it has no rows, or a row is invalid; names the line.
     """
     form = f"give a CSV of device and {SECONDS} or {PER_SAMPLE}"
     path = Path(file) if os.path.isfile(file) else SHIPPED / file
@@ -251,12 +252,12 @@ class DeviceClass:
     """A class of devices.
 
     Attributes:
-        share: of the clients; the shares of all classes sum to 1, and are met exactly, up to rounding.
-        speed: how many times faster than `delay` says its devices compute.
-        uplink_bytes_s: bytes per second of uploads; null: as `network` says.
-        downlink_bytes_s: bytes per second of downloads; null: as `network` says.
-        latency_s: seconds until the first byte of a message arrives; null: as `network` says.
-        availability: when its devices are there; null: as `availability` says.
+        share: fraction of the clients, exact up to rounding; the shares of all classes sum to 1.
+        speed: factor by which its devices compute faster than `delay` says.
+        uplink_bytes_s: bytes per second of uploads; null uses `network`.
+        downlink_bytes_s: bytes per second of downloads; null uses `network`.
+        latency_s: seconds until the first byte of a message arrives; null uses `network`.
+        availability: availability of its devices; null uses the section `availability`.
     """
 
     share: float
@@ -277,16 +278,16 @@ class DeviceClass:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it decides times."""
+        """Whether it determines times."""
         return self != DeviceClass(self.share)
 
 
 @dataclass(frozen=True)
 class Classes(Devices):
-    """A few classes of devices, each with a share of the clients. `per_client` may train them in other ways.
+    """A few classes of devices, each with a share of the clients; `per_client` may give them other options.
 
     Attributes:
-        classes: name -> the class.
+        classes: name of each class -> its share and properties.
     """
 
     classes: dict[str, DeviceClass] = field(default_factory=dict)
@@ -299,16 +300,16 @@ class Classes(Devices):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The classes."""
+        """The names of the classes."""
         return tuple(self.classes)
 
     @property
     def is_timed(self) -> bool:  # type: ignore[override]  # an attribute of Devices
-        """Whether any class decides times."""
+        """Whether any class determines times."""
         return any(c.is_timed for c in self.classes.values())
 
     def fleet(self, num_clients: int, key: Key) -> Fleet:
-        """Return a class for each client: exact shares, in an order that is drawn."""
+        """Return a class for each client: exact shares in random order."""
         counts = exact_counts([c.share for c in self.classes.values()], num_clients)
         names = np.repeat([*self.classes], counts)
         out = np.empty(num_clients, names.dtype)
@@ -316,20 +317,20 @@ class Classes(Devices):
         return Fleet(tuple(map(str, out)), key)
 
     def delay(self, plain: Delay, fleet: Fleet) -> Delay:
-        """Return the seconds of `plain`, divided by the speed of the client's class."""
+        """Return the computing times of `plain`, divided by the speed of the client's class."""
         if all(c.speed == 1 for c in self.classes.values()):
             return plain
         return _ClassDelay(plain, tuple(self.classes[name].speed for name in fleet.names))
 
     def network(self, plain: Network, fleet: Fleet) -> Network:
-        """Return the links of `plain`, changed as the client's class says."""
+        """Return the links of `plain`, with the changes of the client's class."""
         of = [self.classes[name] for name in fleet.names]
         rated = any(c.uplink_bytes_s is not None or c.downlink_bytes_s is not None for c in of)
         slow = any(c.latency_s is not None for c in of)
         return _ClassNetwork(plain, rated, of) if rated or slow else plain
 
     def availability(self, plain: Availability, fleet: Fleet) -> Callable[[int], Availability] | None:
-        """Return when the devices of each client's class are there."""
+        """Return client -> the availability of its class; None if no class has its own."""
         if all(c.availability is None for c in self.classes.values()):
             return None
         models = [self.classes[name].availability or plain for name in fleet.names]
@@ -337,7 +338,7 @@ class Classes(Devices):
 
 
 def exact_counts(shares: list[float], total: int) -> list[int]:
-    """Return whole numbers that sum to `total`, as near to the shares as can be (largest remainders)."""
+    """Return integers that sum to `total`, as close to the shares as possible (largest remainders)."""
     exact = [share * total for share in shares]
     counts = [int(x + 1e-9) for x in exact]
     order = sorted(range(len(shares)), key=lambda i: (counts[i] - exact[i], i))
@@ -346,7 +347,7 @@ def exact_counts(shares: list[float], total: int) -> list[int]:
     return counts
 
 
-# -- what devices make of delays and links -------------------------------------------------------------------
+# -- delays and links of devices -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -372,11 +373,11 @@ class _ClassDelay(Delay):
 
 
 class _DeviceNetwork(Network):
-    """A network whose links are changed by the devices.
+    """A network whose links the devices change.
 
     Args:
-        plain: the network.
-        rated: whether devices have rates.
+        plain: the network without devices.
+        rated: whether devices have their own rates.
     """
 
     def __init__(self, plain: Network, rated: bool) -> None:
@@ -409,7 +410,7 @@ class _ClassNetwork(_DeviceNetwork):
 
 
 def changed(link: LinkRates, up: float | None, down: float | None, latency_s: float | None) -> LinkRates:
-    """Return a link with other rates or another latency; None leaves one as it is."""
+    """Return a link with other rates or another latency; None keeps the value of the link."""
     return LinkRates(
         link.down if down is None else down,
         link.up if up is None else up,

@@ -1,8 +1,8 @@
-"""Clocks of asynchronous runs: what time it is, and which upload arrives next.
+"""Clocks of asynchronous runs: the current time, and the next upload to arrive.
 
-The virtual clock knows when a visit ends the moment it starts. The order of arrivals is fixed without any
-training, so visits train in parallel on all workers and the server takes them in virtual order. The wall
-clock takes what has arrived, and holds slow clients back until they are due. The replay clock follows a
+The virtual clock knows the end of a visit when it starts. The order of arrivals is therefore known without
+any training, so visits train in parallel on all workers and the server processes them in virtual order. The
+wall clock uses real arrivals, and holds slow clients back until they are due. The replay clock follows a
 trace.
 """
 
@@ -29,17 +29,17 @@ from .visits import DispatchState, Start, Visit
 
 
 class TrainingPool(Protocol):
-    """The pool in which visits are trained (`comm.task_pool.Pool`), as far as clocks know it."""
+    """The interface to clocks of the pool in which visits are trained (`comm.task_pool.Pool`)."""
 
     def finished(self) -> list[int]:
-        """Return the numbers of the visits that are trained, in their order of arrival."""
+        """Return the numbers of the visits whose training is finished, in their order of arrival."""
 
     def poll(self) -> None:
         """Receive the visits that have arrived."""
 
 
 class ClockMaker(Protocol):
-    """A policy, as far as clocks know it."""
+    """The interface of a policy to clocks."""
 
     @property
     def in_seconds(self) -> bool:
@@ -60,14 +60,14 @@ class ClockConfig(ABC):
         """Return the clock of a run.
 
         Args:
-            policy: may bring a clock of its own.
+            policy: creates the clock; it may have its own kind of clock.
             duration: how long clients take from a download to an upload.
-            num_clients: N.
-            key: of the system's draws.
+            num_clients: N, number of clients.
+            key: random key of the system seed.
         """
 
     def ignores_delays(self, in_seconds: bool) -> str:
-        """Return why delay, network and availability have no effect; empty where they have one.
+        """Return why delay, network and availability have no effect; empty if they have one.
 
         Args:
             in_seconds: whether the policy's virtual time is in seconds.
@@ -76,20 +76,20 @@ class ClockConfig(ABC):
 
     @property
     def remark(self) -> str:
-        """What is said at the start of a run; empty for nothing."""
+        """A message to print at the start of a run; empty for none."""
         return ""
 
 
 @dataclass(frozen=True)
 class VirtualTime(ClockConfig):
-    """Arrivals are ordered by the delay model: the same on any number of ranks."""
+    """The delay model determines the order of arrivals: the same on any number of ranks."""
 
     def open(self, policy: ClockMaker, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
         """Return the policy's virtual clock."""
         return policy.virtual_clock(duration, num_clients, key)
 
     def ignores_delays(self, in_seconds: bool) -> str:
-        """Name policies whose virtual time is in seconds."""
+        """Return a message that names policies with virtual time in seconds; empty under such a policy."""
         if in_seconds:
             return ""
         why = "the policy's virtual time is made of steps"
@@ -98,10 +98,10 @@ class VirtualTime(ClockConfig):
 
 @dataclass(frozen=True)
 class WallTime(ClockConfig):
-    """Arrivals are real.
+    """Uploads arrive in real time.
 
     Attributes:
-        scale: real seconds per simulated second for which slow clients are held back; 0 holds nobody back.
+        scale: real seconds per simulated second, to hold slow clients back; 0 holds no client back.
     """
 
     scale: float = 0.0
@@ -114,7 +114,7 @@ class WallTime(ClockConfig):
         return policy.wall_clock(duration, self.scale)
 
     def ignores_delays(self, in_seconds: bool) -> str:
-        """Ask for a scale."""
+        """Return a message that asks for a scale; empty if there is one."""
         return (
             "" if self.scale else "clock wall holds nobody back with scale 0; leave it out, or give a scale"
         )
@@ -125,7 +125,7 @@ class Replay(ClockConfig):
     """Starts and arrivals are those of an earlier run.
 
     Attributes:
-        trace: its `events.csv`.
+        trace: path of the earlier run's `events.csv`.
     """
 
     trace: str = ""
@@ -136,7 +136,7 @@ class Replay(ClockConfig):
 
     @property
     def remark(self) -> str:
-        """Say where times come from, and what is not in the trace."""
+        """A message that says where times come from, and what the trace does not contain."""
         left = "downloads that its run began and never uploaded are not repeated"
         return f"times are those of {self.trace}, not of delay, network and availability; {left}"
 
@@ -157,11 +157,11 @@ class Clock(ABC):
         self.now = 0.0
 
     def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
-        """Go on to the time when one-shot statistics have arrived. Default: they take no time.
+        """Advance to the time when all one-shot statistics have arrived. Default: they take no time.
 
         Args:
-            moved: what each client downloaded and uploaded for them; nothing where there are none.
-            pool: where visits are trained.
+            moved: bytes that each client downloaded and uploaded for them; empty if there are none.
+            pool: the pool in which visits are trained.
         """
         return
 
@@ -175,7 +175,7 @@ class Clock(ABC):
         """The visits under way."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what JSON can hold of the state, without the visits under way."""
+        """Return the state in a form that JSON can store, without the visits under way."""
         return {"now": self.now}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -184,11 +184,11 @@ class Clock(ABC):
 
     @abstractmethod
     def due(self, client: int, visit: int, down: int, up: int) -> float:
-        """Return when a visit that starts now is over.
+        """Return the time at which a visit that starts now is over.
 
         Args:
-            client: who trains.
-            visit: how many visits it made before.
+            client: number of the client.
+            visit: number of its visits before this one.
             down: bytes of its download.
             up: bytes of its upload.
         """
@@ -202,40 +202,42 @@ class Clock(ABC):
         """Remove the next visit to arrive and return it; set the time to its arrival.
 
         Args:
-            pool: where visits are trained.
-            until: a time; where nothing arrives before or at it, the time is set to it, and None returned.
+            pool: the pool in which visits are trained.
+            until: a time; if nothing arrives up to it, the clock is set to it and None is returned.
         """
 
     def check_length(self, steps: int, uploads: int) -> None:
-        """Raise `UserError` where it is known that a run will not come to its end. Default: it will.
+        """Raise `UserError` if it is known that a run cannot reach its end. Default: accept every run.
 
         Args:
-            steps: of the server.
-            uploads: that each of them takes at least.
+            steps: number of server steps.
+            uploads: smallest number of uploads that a step takes.
         """
         return
 
     @abstractmethod
     def is_tied(self) -> bool:
-        """Return whether another visit arrives at this very instant; new ones start after the last."""
+        """Return whether another visit arrives at the same instant; new visits start after the last one."""
 
     def starts(self, dispatch: DispatchState) -> list[Start] | None:
         """Return the visits that start now; None leaves it to the policy."""
         return None
 
     def goes_to_start(self, until: float, awaited: Collection[int], pool: TrainingPool) -> bool:
-        """Go on to the next start before the next arrival; return whether there is one. Default: False.
+        """Advance to the next start, if it is before the next arrival; return whether there was one.
+
+        Default: False.
 
         Args:
-            until: a time; starts at it or later do not count.
-            awaited: clients that may start as soon as they come back.
-            pool: where visits are trained.
+            until: a time; starts at this time or later do not count.
+            awaited: absent clients that may start as soon as they come back.
+            pool: pool in which visits are trained.
         """
         return False
 
     @property
     def available(self) -> Callable[[int], bool] | None:
-        """Whether a client is there now; None: all are, always."""
+        """Client -> whether it is available now; None if all clients are always available."""
         return None
 
     @property
@@ -244,11 +246,11 @@ class Clock(ABC):
         return False
 
     def advance(self, num_clients: int, pool: TrainingPool) -> None:
-        """Go on to the time when a client can start: nobody is there and no visit is under way.
+        """Advance to the time when a client can start, if none is available and no visit is under way.
 
         Args:
-            num_clients: N.
-            pool: where visits are trained.
+            num_clients: N, number of clients.
+            pool: the pool in which visits are trained.
         """
         raise AssertionError("all clients are always there")
 
@@ -280,7 +282,7 @@ class _QueueClock(Clock):
 
 
 class VirtualClock(_QueueClock):
-    """Visits arrive when the delay model says so.
+    """Visits arrive at the times of the delay model.
 
     Args:
         duration: how long clients take from a download to an upload.
@@ -296,21 +298,21 @@ class VirtualClock(_QueueClock):
         return self.duration.network.counts_bytes
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
-        """Return the end by delay, network and availability."""
+        """Return the end of the visit by delay, network and availability."""
         return self.duration.end(client, visit, self.now, down, up)
 
     def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
-        """Go on by their messages."""
+        """Advance by the duration of the messages."""
         self.now = self.duration.statistics_end(moved)
 
     @property
     def available(self) -> Callable[[int], bool] | None:
-        """As the model of availability says."""
+        """Client -> whether it is available now by the availability model; None if all always are."""
         presence = self.duration.presence
         return None if presence.always else (lambda k: presence.is_available(k, self.now))
 
     def goes_to_start(self, until: float, awaited: Collection[int], pool: TrainingPool) -> bool:
-        """Go on to the first return of a client before the next arrival."""
+        """Advance to the first return of a client, if it is before the next arrival."""
         first = first_return(self.duration.presence, awaited, self.now)
         if not self._queue or first >= min(until, self._queue[0].due):
             return False
@@ -318,22 +320,22 @@ class VirtualClock(_QueueClock):
         return True
 
     def advance(self, num_clients: int, pool: TrainingPool) -> None:
-        """Go on to the first return of a client."""
+        """Advance to the first return of a client."""
         presence = self.duration.presence
         self.now = min(presence.next_available(k, self.now) for k in range(num_clients))
 
 
 def first_return(presence: Presence, clients: Collection[int], now: float) -> float:
-    """Return when the first of the clients that are away comes back; infinity if none is away."""
+    """Return the time of the first return of an absent client; infinity if none is absent."""
     return min((t for k in clients if (t := presence.next_available(k, now)) > now), default=inf)
 
 
 class DrawnClock(_QueueClock):
-    """One upload a step: by a client drawn for that step, or in the order of the starts.
+    """One upload per step: by a client drawn for that step, or in the order of the starts.
 
     Args:
-        num_clients: N.
-        key: address of the draws; None: visits arrive in the order in which they start.
+        num_clients: N, number of clients.
+        key: random key of the draws; None: visits arrive in the order in which they start.
     """
 
     AHEAD = 1024  # steps drawn at a time
@@ -345,7 +347,7 @@ class DrawnClock(_QueueClock):
         self.turns: list[deque[int]] = [deque() for _ in range(num_clients)]
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
-        """Return the next step that was drawn for the client."""
+        """Return the next step drawn for the client, or without a key the number of visits started."""
         self.started += 1
         if self.key is None:
             return float(self.started)
@@ -357,23 +359,23 @@ class DrawnClock(_QueueClock):
         return float(self.turns[client].popleft())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the time and what was drawn."""
+        """Return the time and the drawn steps."""
         drawn = {"drawn": self.drawn, "started": self.started, "turns": [[*t] for t in self.turns]}
         return super().state_dict() | drawn
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the time and what was drawn."""
+        """Restore the time and the drawn steps."""
         super().load_state_dict(state)
         self.drawn, self.started = state["drawn"], state["started"]
         self.turns = [deque(turns) for turns in state["turns"]]
 
 
 class WallClock(Clock):
-    """Visits arrive when they are trained, and not before they are due.
+    """Visits arrive when their training is finished, but not before they are due.
 
     Args:
         duration: how long simulated clients take from a download to an upload.
-        scale: real seconds per simulated second; 0 holds nobody back.
+        scale: real seconds per simulated second; 0 holds no client back.
     """
 
     def __init__(self, duration: VisitDuration, scale: float = 0.0) -> None:
@@ -383,18 +385,18 @@ class WallClock(Clock):
         self._visits: dict[int, Visit] = {}  # by number
 
     def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
-        """Wait until they are due."""
+        """Wait until the statistics are due."""
         self.now = self.scale * self.duration.statistics_end(moved)
         end = time.perf_counter() + self.now
 
         def due() -> bool:
-            pool.poll()  # for the watchdog
+            pool.poll()  # keeps the watchdog informed
             return time.perf_counter() >= end
 
         wait_until(due)
 
     def start(self) -> None:
-        """Count time from here."""
+        """Start to count the time."""
         self._origin = time.perf_counter() - self.now
 
     @property
@@ -403,12 +405,12 @@ class WallClock(Clock):
         return self._visits.values()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the time of the last arrival, and count from there."""
+        """Restore the time of the last arrival and count from it."""
         super().load_state_dict(state)
         self.start()
 
     def _time(self) -> float:
-        """Return the seconds since the start, later than any before: a trace must have no ties."""
+        """Return the seconds since the start, strictly increasing: a trace must have no ties."""
         return max(time.perf_counter() - self._origin, nextafter(self.now, inf))
 
     @property
@@ -427,12 +429,12 @@ class WallClock(Clock):
         self._visits[visit.number] = visit
 
     def pop(self, pool: TrainingPool, until: float = inf) -> Visit | None:
-        """Wait for the first visit that is trained and due."""
+        """Wait for the first visit that is finished and due."""
 
         def arrived() -> tuple[float, Visit | None] | None:
             for look in (False, True):
                 if look:
-                    pool.poll()  # in one process, it trains
+                    pool.poll()  # in a run with one process, this trains
                 now = self._time()
                 if now >= until:
                     return until, None
@@ -445,7 +447,7 @@ class WallClock(Clock):
         return None if visit is None else self._visits.pop(visit.number)
 
     def _arrived(self, pool: TrainingPool, now: float) -> Visit | None:
-        """Return the first visit that is trained and due."""
+        """Return the first visit that is finished and due."""
         return next((v for n in pool.finished() if (v := self._visits[n]).due <= now), None)
 
     def is_tied(self) -> bool:
@@ -454,7 +456,7 @@ class WallClock(Clock):
 
     @property
     def available(self) -> Callable[[int], bool] | None:
-        """As the model of availability says, where clients are held back."""
+        """Client -> whether it is available now; None if all always are, or if no client is held back."""
         if not self.scale or self.duration.presence.always:
             return None
         return lambda k: self.duration.presence.is_available(k, self.now / self.scale)
@@ -484,7 +486,7 @@ class WallClock(Clock):
         first = min(presence.next_available(k, now) for k in range(num_clients))
 
         def back() -> bool:
-            pool.poll()  # for the watchdog
+            pool.poll()  # keeps the watchdog informed
             return self._time() >= first * self.scale
 
         wait_until(back)
@@ -492,10 +494,10 @@ class WallClock(Clock):
 
 
 class ReplayClock(Clock):
-    """Visits start and arrive when a trace says so.
+    """Visits start and arrive at the times of a trace.
 
     Args:
-        trace: of an earlier run.
+        trace: trace of an earlier run.
         in_seconds: whether its times are in seconds.
     """
 
@@ -503,18 +505,18 @@ class ReplayClock(Clock):
         super().__init__(in_seconds)
         self.trace = trace
         self._ended = False
-        self._version = 0  # of the server when visits started last
+        self._version = 0  # server version at the last start of visits
         self._visits: dict[tuple[int, int], Visit] = {}  # by client and visit
 
     def check_length(self, steps: int, uploads: int) -> None:
-        """Refuse more steps than the trace has arrivals for."""
+        """Raise `UserError` if the trace has too few arrivals for the steps."""
         there, needed = len(self.trace.rows), steps * uploads
         fewer = f"take {there // uploads} rounds at most" if uploads and there >= uploads else "take another"
         remedy = f"the trace ends before the run: it has {there} arrivals, and {steps} rounds take {needed}"
         require(needed <= there, "clock.trace", self.trace.path, f"{remedy}; {fewer}")
 
     def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
-        """Go on to the first start."""
+        """Advance to the first start in the trace."""
         if len(moved) and self.trace.rows:
             self.now = self.trace.next_start()
 
@@ -533,7 +535,7 @@ class ReplayClock(Clock):
         self.trace.load_state_dict(state)
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
-        """Return the time in the trace."""
+        """Return the arrival time in the trace."""
         return self.trace.arrival(client, visit)
 
     def add(self, visit: Visit) -> None:
@@ -557,7 +559,7 @@ class ReplayClock(Clock):
         return self._visits.pop((row.client, row.visit))
 
     def is_tied(self) -> bool:
-        """Return False: the versions in the trace say which visits start between arrivals of an instant."""
+        """Return False: the versions in the trace tell which visits start between simultaneous arrivals."""
         return False
 
     def starts(self, dispatch: DispatchState) -> list[Start]:
@@ -566,7 +568,7 @@ class ReplayClock(Clock):
         return self.trace.starting(self.now, dispatch.version, dispatch.busy)
 
     def goes_to_start(self, until: float, awaited: Collection[int], pool: TrainingPool) -> bool:
-        """Go on to a start between two arrivals: the original dropped a visit, or a client came back."""
+        """Advance to a start between two arrivals: the original dropped a visit, or a client came back."""
         start, following = self.trace.next_start(), self.trace.next_time()
         if start >= until or following is None or start >= following:
             return False
@@ -574,7 +576,7 @@ class ReplayClock(Clock):
         return True
 
     def advance(self, num_clients: int, pool: TrainingPool) -> None:
-        """Go on to the next start in the trace."""
+        """Advance to the next start in the trace."""
         start = self.trace.next_start()
         if start == inf:
             raise self.trace.ended()

@@ -1,4 +1,4 @@
-"""Delay models: how long a client computes, in virtual seconds; each draw is addressed by (client, visit)."""
+"""Delay models: computing times of clients in virtual seconds, drawn by (client, visit)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
-MOST_SIGMA = 20.0  # of a logarithm: a draw of ten sigma is then e^200 times the median
+MOST_SIGMA = 20.0  # limit on sigma of a logarithm: a draw of ten sigma is then e^200 times the median
 
 
 class Delay(ABC):
@@ -25,18 +25,18 @@ class Delay(ABC):
         """Return the duration of one visit.
 
         Args:
-            client: who trains.
-            visit: how many visits it made before.
-            key: address of the draws.
+            client: number of the client.
+            visit: number of its visits before this one.
+            key: random key of the draws.
         """
 
     @property
     def same_for_all(self) -> bool:
-        """Whether every visit of every client takes as long."""
+        """Whether all visits of all clients take the same time."""
         return False
 
     def check(self, num_clients: int) -> None:
-        """Raise `UserError` where the model does not fit a population."""
+        """Raise `UserError` if the model does not fit the number of clients."""
         return
 
 
@@ -45,7 +45,7 @@ class Constant(Delay):
     """Every visit takes the same time.
 
     Attributes:
-        value_s: seconds.
+        value_s: seconds of a visit.
     """
 
     value_s: float = 1.0
@@ -65,7 +65,7 @@ class Constant(Delay):
 
 @dataclass(frozen=True)
 class Uniform(Delay):
-    """Uniform between two bounds.
+    """Durations are uniform between two bounds.
 
     Attributes:
         low_s: lower bound, seconds.
@@ -86,7 +86,7 @@ class Uniform(Delay):
 
 @dataclass(frozen=True)
 class Exponential(Delay):
-    """Exponential with a mean: many short visits, a few long ones.
+    """Durations are exponential: many short visits, a few long ones.
 
     Attributes:
         mean_s: mean, seconds.
@@ -104,7 +104,7 @@ class Exponential(Delay):
 
 @dataclass(frozen=True)
 class ShiftedExponential(Delay):
-    """T_min + Exp(mu), UCFL, section IV; the slowest of m takes T_min + H_m / mu in the mean.
+    """Durations are T_min + Exp(mu) (UCFL, section IV); the slowest of m takes T_min + H_m / mu on average.
 
     Attributes:
         min_s: T_min, seconds.
@@ -125,11 +125,11 @@ class ShiftedExponential(Delay):
 
 @dataclass(frozen=True)
 class LogNormal(Delay):
-    """exp(N(log median, sigma^2)).
+    """Durations are log-normal: exp(N(log median, sigma^2)).
 
     Attributes:
-        median_s: seconds.
-        sigma: of the logarithm.
+        median_s: median in seconds.
+        sigma: standard deviation of the logarithm.
     """
 
     median_s: float = 1.0
@@ -172,7 +172,7 @@ class Tiers(Delay):
 
 @dataclass(frozen=True)
 class Measured(Delay):
-    """Durations from a file; after its last row a client begins again with its first.
+    """Durations come from a file; after its last row a client starts again with its first.
 
     Attributes:
         file: a CSV file with the columns `client` and `seconds`; every client has at least one row.
@@ -181,11 +181,11 @@ class Measured(Delay):
     file: str = ""
 
     def check(self, num_clients: int) -> None:
-        """Raise `UserError` unless exactly the clients have rows."""
+        """Raise `UserError` unless each of the clients, and no other, has rows."""
         check_per_client(_durations(self.file), num_clients, self.file, "delay.file")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
-        """Return the client's row of this visit."""
+        """Return the duration in the client's row for this visit."""
         rows = _durations(self.file)[client]
         return rows[visit % len(rows)]
 

@@ -1,6 +1,6 @@
 """The loop of an asynchronous run: which visits start, and which upload arrives next.
 
-The engine trains the visits; the forecast of a run only lists them.
+The engine trains these visits; the forecast of a run only lists them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from .visits import DispatchState, Visit
 
 
 class Dispatcher:
-    """Starts visits and takes their arrivals, as a policy and a clock have it.
+    """Starts visits and returns their arrivals, according to a policy and a clock.
 
     Args:
-        policy: when the server steps, and which clients start.
-        clock: which upload arrives next.
+        policy: decides when the server steps and which clients start.
+        clock: decides which upload arrives next.
         sampler: draws cohorts.
-        key: address of the draws of single clients.
-        on_time: is told, when the clock goes on, the time and how many visits were under way until then.
+        key: random key of the draws of single clients.
+        on_time: called when the clock advances, with the time and the number of visits under way until then.
 
     Attributes:
         busy: clients whose visits are under way.
-        num_started: visits started so far.
-        filled: version at which visits were started last; -1 before the first.
-        tick: when the server steps next, whoever has arrived.
+        num_started: number of visits started so far.
+        filled: server version at the last start of visits; -1 before the first.
+        tick: next time at which the server steps regardless of arrivals.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Dispatcher:
         self.tick = policy.next_tick(0.0)
 
     def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
-        """Go on to the time when one-shot statistics have arrived; nobody trains until then.
+        """Advance to the time when all one-shot statistics have arrived; no client trains before.
 
         Args:
-            moved: what each client downloaded and uploaded for them; nothing where there are none.
-            pool: where visits are trained.
+            moved: bytes that each client downloaded and uploaded for them; empty if there are none.
+            pool: the pool in which visits are trained.
         """
         self.clock.take_statistics(moved, pool)
         self._went_on()
@@ -64,13 +64,13 @@ class Dispatcher:
     def fill(self, version: int, waiting: int, pool: TrainingPool, start: Callable[[int, int], None]) -> None:
         """Start visits until as many are under way as the policy wants, or no client can start.
 
-        Between two arrivals of one instant none starts.
+        No visit starts between two simultaneous arrivals.
 
         Args:
-            version: of the server now.
-            waiting: uploads that have arrived since the last step.
-            pool: where visits are trained.
-            start: is given a client and the version of the rows that it reads; calls `begin`.
+            version: current server version.
+            waiting: number of uploads that have arrived since the last step.
+            pool: the pool in which visits are trained.
+            start: called with a client and the version of the rows that it reads; calls `begin`.
         """
         if self.clock.is_tied():
             return
@@ -107,11 +107,11 @@ class Dispatcher:
         return [k for k in range(self.sampler.num_clients) if k not in self.busy]
 
     def begin(self, client: int, visit: int, version: int, down: int, up: int) -> Visit:
-        """Return a visit that starts now, after adding it to those under way.
+        """Add a visit that starts now to those under way, and return it.
 
         Args:
-            client: who trains.
-            visit: how many visits it made before.
+            client: number of the client.
+            visit: number of its visits before this one.
             version: server version that it reads.
             down: bytes of its download.
             up: bytes of its upload.
@@ -123,12 +123,12 @@ class Dispatcher:
         return started
 
     def add(self, visit: Visit) -> None:
-        """Add a visit to those under way; after resuming, one that has started before."""
+        """Add a visit to those under way; a resumed run adds those that had started before."""
         self.clock.add(visit)
         self.busy.add(visit.client)
 
     def next_arrival(self, pool: TrainingPool) -> Visit | None:
-        """Return the next visit to arrive; None at a time at which the server steps, whoever has arrived."""
+        """Return the next visit to arrive; None if the server steps first, regardless of arrivals."""
         visit = self.clock.pop(pool, self.tick)
         self._went_on()
         if visit is None:
@@ -141,8 +141,8 @@ class Dispatcher:
         """Return whether the server steps now.
 
         Args:
-            visit: as `next_arrival` returned it.
-            waiting: uploads that have arrived since the last step, and were not too stale.
+            visit: result of `next_arrival`.
+            waiting: number of uploads that have arrived since the last step and were not too stale.
         """
         return waiting > 0 and (visit is None or self.policy.ready(waiting, len(self.busy)))
 

@@ -1,6 +1,6 @@
-"""How long a visit takes on the simulated clients: computing, transfers, and times of absence.
+"""Duration of visits of the simulated clients: computing, transfers, and times of absence.
 
-Both engines use it, so synchronous rounds and asynchronous visits share one time axis.
+Both engines use it, so synchronous rounds and asynchronous visits have the same time axis.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class VisitDuration:
 
     Attributes:
         delay: computing times.
-        key: address of the draws of `delay`.
+        key: random key of the draws of `delay`.
         network: the links.
-        links: address of the draws of `network`.
-        presence: when clients are there.
-        model_bytes: of the whole model in float32.
-        devices: name of the device of each client; empty where all are alike.
+        links: random key of the draws of `network`.
+        presence: when clients are available.
+        model_bytes: bytes of the whole model in float32.
+        devices: name of the device of each client; empty if all are alike.
     """
 
     delay: Delay
@@ -45,12 +45,12 @@ class VisitDuration:
         """Return the end of a visit, in seconds on the run's clock.
 
         Args:
-            client: who trains.
-            visit: how many visits it made before.
-            start: in seconds on the run's clock.
+            client: number of the client.
+            visit: number of its visits before this one.
+            start: start time in seconds on the run's clock.
             down: bytes of the download.
             up: bytes of the upload.
-            share: of the visit's computing that is done.
+            share: fraction of the visit's computing that is done.
         """
         rates = self.rates(client, visit)
         work = share * self.delay.seconds(client, visit, self.key) + 2 * rates.latency_s
@@ -58,7 +58,7 @@ class VisitDuration:
 
     @property
     def same_for_all(self) -> bool:
-        """Whether the end of a visit depends on its start and its bytes alone, whoever makes it."""
+        """Whether the end of a visit depends on its start and its bytes alone, not on the client."""
         alike = self.delay.same_for_all and self.network.same_for_all
         return alike and self.presence.always and not self.network.shared
 
@@ -72,11 +72,11 @@ class VisitDuration:
         """Return the end of a round, in seconds on the run's clock.
 
         Args:
-            start: in seconds on the run's clock.
-            moved: what each client downloads and uploads.
-            cast_bytes: bytes of the downloads, each row once.
-            shares: client -> share of its computing that is done, of those that do not do all; links of
-                their own only.
+            start: start time in seconds on the run's clock.
+            moved: bytes that each client downloads and uploads.
+            cast_bytes: bytes of the downloads, each row counted once.
+            shares: client -> fraction of its computing that is done, for clients that do not do all of it;
+                has no effect on shared links.
         """
         if not self.network.shared:
             done = shares or {}
@@ -97,35 +97,35 @@ class VisitDuration:
         return self._uploads(moved, ready, start)
 
     def statistics_end(self, moved: Moves) -> float:
-        """Return when one-shot statistics have arrived that clients send at the start of a run, in seconds.
+        """Return the time in seconds when the one-shot statistics at the start of a run have all arrived.
 
         Args:
-            moved: what each client downloads and uploads before it trains; links of their own only.
+            moved: bytes that each client downloads and uploads before it trains; not for shared links.
         """
         return self.round_end(0.0, moved.sizes() if self.same_for_all else moved, 0)
 
     def _only_moving(self, m: Moved) -> float:
-        """Return how long a client takes that only downloads and uploads."""
+        """Return the seconds of a client that only downloads and uploads."""
         rates = self.rates(m.client, m.visit)
         return 2 * rates.latency_s + (m.bytes_down / rates.down + m.bytes_up / rates.up)
 
     def _downloads(self, moved: Sequence[Moved], cast_bytes: int) -> list[float]:
-        """Return how long the download of each client takes, over links that are shared."""
+        """Return the seconds of each client's download over shared links."""
         links = [self.rates(m.client, m.visit) for m in moved]
         capacity = self.network.server_bytes_s or inf
         if self.network.cast == "group" and moved:
             rate = min(capacity, min(link.down for link in links))
             return [cast_bytes / rate + link.latency_s for link in links]
-        out, free = [], 0.0  # the server's link sends to one after the other, in the order of the clients
+        out, free = [], 0.0  # the server's link serves the clients one after the other, in their order
         for m, link in zip(moved, links, strict=True):
             out.append(max(free + m.bytes_down / capacity, free + m.bytes_down / link.down) + link.latency_s)
             free += m.bytes_down / capacity
         return out
 
     def _uploads(self, moved: Sequence[Moved], ready: Sequence[float], start: float) -> float:
-        """Return when the last upload arrives; over a server's link with a rate, one follows the other.
+        """Return the time when the last upload arrives; a server link with a rate takes one at a time.
 
-        A client that is away sends later; the server's link does not wait for it.
+        An absent client sends later; the server link does not wait for it.
         """
         capacity, last, free = self.network.server_bytes_s or inf, start, start
         for i in sorted(range(len(moved)), key=lambda i: (ready[i], moved[i].client)):

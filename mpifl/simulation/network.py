@@ -37,11 +37,11 @@ class Network(ABC):
     """A model of links.
 
     Attributes:
-        cast: `unicast`: each client is sent its rows over its own link, all at the same time; `group`: the
-            server sends each row once, one after the other, at the rate of the slowest client of the cohort,
-            and the clients start when the last is sent (UCFL, section IV).
-        server_bytes_s: bytes per second of the server's own link, which all messages of a direction share,
-            one after the other; None: no limit.
+        cast: `unicast` sends each client its rows over its own link, to all clients at the same time. `group`
+            sends each row once, one row after the other, at the rate of the slowest client of the cohort; the
+            clients start when the last row is sent (UCFL, section IV).
+        server_bytes_s: bytes per second of the server's own link, which the messages of each direction use
+            one after the other; null for no limit.
     """
 
     cast: Literal["unicast", "group"] = "unicast"
@@ -52,15 +52,15 @@ class Network(ABC):
         """Return a client's link at a visit.
 
         Args:
-            client: who trains.
-            visit: how many visits it made before.
-            key: address of the draws.
-            model_bytes: of the whole model in float32.
+            client: number of the client.
+            visit: number of its visits before this one.
+            key: random key of the draws.
+            model_bytes: bytes of the whole model in float32.
         """
 
     @property
     def computing(self) -> Delay | None:
-        """The computing times that the network brings; None: those of the section `delay`."""
+        """The computing times that the network defines; None: those of the section `delay`."""
         return None
 
     @property
@@ -74,7 +74,7 @@ class Network(ABC):
         return False
 
     def check(self, num_clients: int) -> None:
-        """Raise `UserError` where the model does not fit a population."""
+        """Raise `UserError` if the model does not fit the number of clients."""
         return
 
     @property
@@ -94,9 +94,10 @@ class Links(Network):
     """Every client has its own link to the server.
 
     Attributes:
-        uplink_bytes_s: bytes per second of uploads; None: no limit.
-        downlink_bytes_s: bytes per second of downloads; None: no limit.
-        rho: T_ul / T_dl instead of an uplink rate: how much longer an upload takes than a download.
+        uplink_bytes_s: bytes per second of uploads; null for no limit.
+        downlink_bytes_s: bytes per second of downloads; null for no limit.
+        rho: T_ul / T_dl, the time of an upload divided by that of a download of the same size; instead of
+            `uplink_bytes_s`.
         latency_s: seconds until the first byte of a message arrives, in either direction.
         spread: standard deviation of the logarithm of a factor on a client's rates, drawn once per client.
         cast: see `Network`.
@@ -149,13 +150,13 @@ class Links(Network):
 class System(Network):
     """Links and computing times in units of a model's download T_dl; group broadcasts. UCFL, figure 5.
 
-    A round takes rho T_dl + T_min + H_m / mu + (number of streams) T_dl in the mean.
+    A round takes rho T_dl + T_min + H_m / mu + (number of streams) T_dl on average.
 
     Attributes:
-        download_s: T_dl, seconds for one model in float32.
-        rho: T_ul / T_dl.
-        min_s: T_min of the computing time, seconds.
-        mean_s: 1 / mu of the computing time, seconds.
+        download_s: T_dl, seconds to download one model in float32.
+        rho: T_ul / T_dl, the time of an upload divided by that of a download of the same size.
+        min_s: T_min, minimum computing time in seconds.
+        mean_s: 1 / mu, mean of the random part of the computing time in seconds.
     """
 
     download_s: float
@@ -175,7 +176,7 @@ class System(Network):
         return ShiftedExponential(self.min_s, self.mean_s)
 
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
-        """Return rates by which a model takes T_dl down and rho T_dl up."""
+        """Return rates at which a model takes T_dl to download and rho T_dl to upload."""
         down = model_bytes / self.download_s
         return LinkRates(down, down / self.rho)
 
@@ -219,14 +220,14 @@ TIERS: dict[str, LinkRates] = {  # round figures of everyday links, not measurem
 
 @dataclass(frozen=True)
 class NetworkTiers(Network):
-    """Each client has one kind of link for the whole run, drawn by share.
+    """Each client has one kind of link for the whole run, drawn with given probabilities.
 
-    Rates down and up, and latency: lte 20 and 5 Mbit/s, 50 ms; wifi 100 and 40 Mbit/s, 10 ms; wan 1000 and
-    1000 Mbit/s, 30 ms.
+    The kinds, with the rates of downloads and uploads and the latency, are lte (20 and 5 Mbit/s, 50 ms), wifi
+    (100 and 40 Mbit/s, 10 ms) and wan (1000 and 1000 Mbit/s, 30 ms).
 
     Attributes:
-        tiers: names of the kinds.
-        shares: probability of each.
+        tiers: names of the kinds of links.
+        shares: probability of each kind.
         cast: see `Network`.
         server_bytes_s: see `Network`.
     """
@@ -252,10 +253,10 @@ class NetworkTiers(Network):
 
 @dataclass(frozen=True)
 class NetworkTrace(Network):
-    """Links from a file; after its last row a client begins again with its first.
+    """Links come from a file; after its last row a client starts again with its first.
 
     Attributes:
-        file: a CSV file with the columns `client`, `downlink_bytes_s`, `uplink_bytes_s` and, if wanted,
+        file: a CSV file with the columns `client`, `downlink_bytes_s`, `uplink_bytes_s` and, optionally,
             `latency_s`; every client has at least one row.
         cast: see `Network`.
         server_bytes_s: see `Network`.
@@ -269,11 +270,11 @@ class NetworkTrace(Network):
         _check_shared(self)
 
     def check(self, num_clients: int) -> None:
-        """Raise `UserError` unless exactly the clients have rows."""
+        """Raise `UserError` unless each of the clients, and no other, has rows."""
         check_per_client(_links(self.file), num_clients, self.file, "network.file")
 
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
-        """Return the client's row of this visit."""
+        """Return the link in the client's row for this visit."""
         rows = _links(self.file)[client]
         return rows[visit % len(rows)]
 

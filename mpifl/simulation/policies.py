@@ -1,7 +1,7 @@
 """Policies: when the server steps and which clients train, one class per kind of federation.
 
 A policy is the section `policy` of a configuration. It checks that a method can run under it, prepares the
-clients' data, opens the clock, and makes the engine that runs it.
+clients' data, opens the clock, and creates the engine that runs it.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class EngineFactory(Protocol[E_co]):
-    """Makes the two engines; the experiment gives one to `Policy.make_engine`."""
+    """Creates the two engines; the experiment passes a factory to `Policy.make_engine`."""
 
     def synchronous(self, rule: RoundRule | None = None) -> E_co:
-        """Return the engine of synchronous rounds, under a rule that looks at the clock."""
+        """Return the engine of synchronous rounds, with a rule that depends on time; None for no rule."""
 
     def asynchronous(self, policy: AsynchronousPolicy) -> E_co:
-        """Return the engine that takes uploads one by one, under a policy."""
+        """Return the engine that processes uploads one by one, under a policy."""
 
 
 @dataclass(frozen=True)
 class ClockParts:
-    """What the clock of a run is made of.
+    """The parts from which the clock of a run is created.
 
     Attributes:
         clock: the section `clock`.
         duration: how long visits take on the clients' devices and links.
         federation: the clients.
-        num_sampled: clients of a cohort, by `participation`.
-        key: of the system's draws.
-        rounds: server steps of the run.
+        num_sampled: m, number of clients in a cohort.
+        key: random key of the system seed.
+        rounds: number of server steps of the run.
     """
 
     clock: ClockConfig
@@ -62,15 +62,16 @@ class ClockParts:
 
 
 class Policy(ABC):
-    """What drives a federation.
+    """Decides when the server steps and which clients train.
 
     Attributes:
-        synchronous: whether a cohort trains and is mixed at once, by collectives over all ranks: then tables
-            may be sharded, clients may be trained together in one batch, and may join after the first step.
+        synchronous: whether a cohort trains and is mixed at once, by collectives over all ranks. If so,
+            tables may be sharded, clients may be trained together in one stack, and clients may join after
+            the first step.
         fixed_visits: whether it is known before the run which clients train in which step and for how long,
-            whatever their visits last: then a finished run can be re-timed.
-        traffic_depends_on: what decides the traffic of a run and only training can tell; empty for nothing.
-        leaves_out: whether clients that have begun a round are left out of it.
+            independently of the duration of their visits. If so, a finished run can be re-timed.
+        traffic_depends_on: what the traffic depends on that only a run can show; empty for nothing.
+        leaves_out: whether clients that have begun a round may be left out of it.
     """
 
     synchronous: ClassVar[bool] = False
@@ -80,11 +81,11 @@ class Policy(ABC):
 
     @property
     def in_seconds(self) -> bool:
-        """Whether virtual time is in seconds, which delays and links decide; if not, it counts steps."""
+        """Whether virtual time is in seconds, determined by delays and links; if not, it counts steps."""
         return True
 
     def uploads_per_step(self, num_sampled: int) -> int:
-        """Return how many uploads a server step takes, at most.
+        """Return the largest number of uploads that a server step takes.
 
         Args:
             num_sampled: m, the size of a cohort.
@@ -92,7 +93,7 @@ class Policy(ABC):
         return num_sampled
 
     def least_uploads(self, num_sampled: int) -> int:
-        """Return how many uploads a server step takes at least, where no client fails. Default: the most.
+        """Return the smallest number of uploads of a server step if no client fails. Default: the largest.
 
         Args:
             num_sampled: m, the size of a cohort.
@@ -101,11 +102,11 @@ class Policy(ABC):
 
     @property
     def late_send(self) -> bool:
-        """Whether clients that are left out upload all the same."""
+        """Whether clients that are left out upload nevertheless."""
         return False
 
     def num_started(self, wanted: int, num_clients: int) -> int:
-        """Return how many clients are drawn where so many are wanted."""
+        """Return the number of clients to draw if `wanted` clients are needed."""
         return wanted
 
     @abstractmethod
@@ -121,42 +122,42 @@ class Policy(ABC):
         """Raise `UserError` for a clock that has no effect under the policy."""
 
     def prepare(self, federation: Federation) -> None:
-        """Prepare the clients' data; every rank calls. Default: leave them as they are."""
+        """Prepare the clients' data; called on every rank. Default: leave them as they are."""
         return
 
     @abstractmethod
     def open_clock(self, given: ClockParts) -> Clock | None:
-        """Return the clock of a run; None: rounds need none, they last as long as their slowest client.
+        """Return the clock of a run; None for rounds, which last as long as their slowest client.
 
         Args:
-            given: what it is made of.
+            given: the parts of the clock.
 
         Raises:
-            UserError: clock, network and population do not fit.
+            UserError: clock, network and number of clients do not fit together.
         """
 
 
 def policy_name(policy: Policy) -> str:
-    """Return the name of a policy in a configuration; of a class that has none there, the class's."""
+    """Return the name of a policy in a configuration; for a class without such a name, the class name."""
     names = (name for name, cls in POLICIES.items() if type(policy) is cls)
     return next(names, type(policy).__name__)
 
 
 def _refuse_single_uploads(policy: Policy, algorithm: Algorithm) -> None:
-    """Refuse a method that takes one upload at a time under a policy whose steps take several."""
+    """Raise `UserError` for a method that takes one upload at a time; for policies with several per step."""
     name = type(algorithm).__name__
     remedy = f"{name} takes one upload at a time; take policy every_arrival or client_decides"
     require(not algorithm.needs.single_upload, "policy.name", policy_name(policy), remedy)
 
 
 class RoundsPolicy(Policy):
-    """Synchronous rounds by the engine that reduces over ranks; methods run that take several uploads."""
+    """Base of policies with synchronous rounds; for methods that take several uploads per step."""
 
     synchronous = True
 
     @property
     def rule(self) -> RoundRule | None:
-        """The rule that looks at the clock; None for none."""
+        """The rule that depends on time; None for no rule."""
         return None
 
     def make_engine(self, engines: EngineFactory[E_co]) -> E_co:
@@ -164,16 +165,16 @@ class RoundsPolicy(Policy):
         return engines.synchronous(self.rule)
 
     def check(self, algorithm: Algorithm) -> None:
-        """Accept every method that takes several uploads a step."""
+        """Accept every method that takes several uploads per step."""
         _refuse_single_uploads(self, algorithm)
 
     def check_clock(self, clock: ClockConfig) -> None:
-        """Accept the default alone."""
+        """Accept only the default clock."""
         remedy = "has no effect under policy rounds, whose virtual time follows delay and network"
         require(clock == VirtualTime(), "clock", clock, f"{remedy}; leave it out")
 
     def open_clock(self, given: ClockParts) -> None:
-        """Return None; under a rule, the ends of visits must not depend on each other."""
+        """Return None; raise `UserError` if a rule is used and the ends of visits depend on each other."""
         remedy = "who is back first is known for links of the clients' own; take unicast, no server_bytes_s"
         network = given.duration.network
         require(self.rule is None or not network.shared, "network.cast", network.cast, remedy)
@@ -181,31 +182,31 @@ class RoundsPolicy(Policy):
 
 @dataclass(frozen=True)
 class Synchronous(RoundsPolicy):
-    """Synchronous rounds by the engine that reduces over ranks."""
+    """Synchronous rounds: a cohort trains in parallel, and collectives over the ranks mix its uploads."""
 
     fixed_visits = True
 
 
 def _check_deadline(seconds: float | None) -> None:
-    """Refuse a deadline that is no time; None is none."""
+    """Raise `UserError` for a deadline that is not a positive, finite number of seconds; accept None."""
     allowed = seconds is None or 0 < seconds < inf
     require(allowed, "deadline_s", seconds, "take a positive number of seconds")
 
 
 @dataclass(frozen=True)
 class OverSelection(RoundsPolicy):
-    """Rounds that draw more clients than they need, and keep the first: stragglers are left out.
+    """Rounds that draw more clients than they need and keep the first to finish; stragglers are left out.
 
-    m (1 + extra) clients download and train; the server steps with the first m uploads, by virtual time, or
-    with those that are there at the deadline (Bonawitz et al., MLSys 2019, section 2). Who is left out keeps
-    nothing of the round.
+    m (1 + extra) clients download and train. The server steps with the first m uploads in virtual time, or
+    with those that have arrived at the deadline (Bonawitz et al., MLSys 2019, section 2). Clients that are
+    left out keep nothing of the round.
 
     Attributes:
-        extra: by how much more clients are drawn, as a share of those that are wanted.
-        deadline_s: seconds after which a round ends with those that are back, or with the first that comes;
-            null: when all that are wanted are back.
-        late: what those do that are left out, for the ledger: `stopped`: they are told to stop and upload
-            nothing; `sent`: they upload all the same, and nobody uses it.
+        extra: additional clients to draw, as a fraction of the clients that a round needs.
+        deadline_s: seconds after which a round ends with the clients that are back, or with the first one to
+            come back; null ends it when as many as it needs are back.
+        late: what the clients that are left out do, for the ledger. `stopped` tells them to stop, and they
+            upload nothing; with `sent` they upload nevertheless, and the uploads are not used.
     """
 
     extra: float = 0.3
@@ -221,24 +222,24 @@ class OverSelection(RoundsPolicy):
 
     @property
     def rule(self) -> RoundRule:
-        """The first are kept."""
+        """The rule that keeps the first arrivals."""
         return FirstArrivals(self.deadline_s, self.late_send)
 
     @property
     def late_send(self) -> bool:
-        """As `late` says."""
+        """Whether `late` is `sent`."""
         return self.late == "sent"
 
     def least_uploads(self, num_sampled: int) -> int:
-        """Return 1 where a deadline may end a round with the first that comes."""
+        """Return 1 if there is a deadline, which may end a round with a single upload; otherwise m."""
         return self.uploads_per_step(num_sampled) if self.deadline_s is None else 1
 
     def num_started(self, wanted: int, num_clients: int) -> int:
-        """Return m (1 + extra), rounded up, at most all."""
+        """Return m (1 + extra), rounded up, at most the number of clients."""
         return min(num_clients, ceil(wanted * (1 + self.extra) - 1e-9))
 
     def open_clock(self, given: ClockParts) -> None:
-        """Return None; refuse rounds of all clients, of which nobody is left to be drawn beside them."""
+        """Return None; raise `UserError` for rounds of all clients, which leave no extra clients to draw."""
         remedy = "has no effect on rounds of all clients; take cohort_size or participation, or 0"
         more = self.num_started(given.num_sampled, given.federation.num_clients) > given.num_sampled
         require(more or not self.extra, "policy.extra", self.extra, remedy)
@@ -247,18 +248,19 @@ class OverSelection(RoundsPolicy):
 
 @dataclass(frozen=True)
 class PartialWork(RoundsPolicy):
-    """Rounds in which slow clients do less: as many mini-batches or epochs as fit a deadline.
+    """Rounds in which slow clients do less: as many mini-batches or epochs as fit before a deadline.
 
-    FedProx's inexact solutions (Li et al., MLSys 2020, section 3.2): what a straggler has done until then is
-    mixed like the work of others. A client does at least one mini-batch, or epoch, and the round waits for
-    it. A method that trains several times in a visit does the same share of each training.
+    These are the inexact solutions of FedProx (Li et al., MLSys 2020, section 3.2): the partial work of a
+    straggler is mixed like the work of the others. A client does at least one mini-batch or epoch, and the
+    round waits for it. If a method trains several times in a visit, it does the same fraction of each
+    training.
 
     Attributes:
-        deadline_s: seconds from the start of a round in which a client downloads, computes and uploads; null
-            for none.
-        stragglers: share of a round's clients, drawn in each, that do a part, uniform on 1 to all, as
-            FedProx's authors simulate stragglers; they are back the sooner.
-        unit: `steps`: parts are mini-batches; `epochs`: whole passes.
+        deadline_s: seconds from the start of a round within which a client downloads, computes and uploads;
+            null for no deadline.
+        stragglers: fraction of the clients that are drawn in each round to do only a part of their work,
+            uniform from 1 unit to all, as FedProx's authors simulate stragglers; they return earlier.
+        unit: unit of partial work: `steps` for mini-batches, `epochs` for whole passes.
     """
 
     deadline_s: float | None = None
@@ -275,7 +277,7 @@ class PartialWork(RoundsPolicy):
 
     @property
     def rule(self) -> RoundRule:
-        """Visits are shortened."""
+        """The rule that shortens visits."""
         return ShortenedVisits(self.deadline_s, self.stragglers, self.unit == "epochs")
 
 
@@ -283,11 +285,11 @@ class AsynchronousPolicy(Policy):
     """A policy under which uploads arrive one by one.
 
     Attributes:
-        max_staleness: uploads that lag more server steps than this are refused; None refuses none.
+        max_staleness: largest lag in server steps of an upload that the server accepts; null accepts all.
         rate: step size of an upload without lag, for methods that have no rule of their own for stale or
-            single uploads (see `staleness`).
-        staleness_a: exponent by which lag makes the step smaller.
-        refills: whether a client that comes back may start at once, where a place is free.
+            single uploads; see `staleness_a`.
+        staleness_a: exponent a by which the step size decreases with the lag, rate (1 + lag)^-a.
+        refills: whether a client that comes back may start at once if a place is free.
     """
 
     max_staleness: int | None
@@ -304,30 +306,30 @@ class AsynchronousPolicy(Policy):
 
     @abstractmethod
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
-        """Return how many visits are under way at a time."""
+        """Return the number of visits that are under way at a time."""
 
     @abstractmethod
     def ready(self, waiting: int, in_flight: int) -> bool:
         """Return whether the server steps now.
 
         Args:
-            waiting: uploads that have arrived since the last step.
-            in_flight: visits under way.
+            waiting: number of uploads that have arrived since the last step.
+            in_flight: number of visits under way.
         """
 
     def next_tick(self, after: float) -> float:
-        """Return the first time after another one at which the server steps, whoever has arrived.
+        """Return the first time later than `after` at which the server steps regardless of arrivals.
 
         Args:
-            after: in seconds on the run's clock.
+            after: a time in seconds on the run's clock.
 
         Returns:
-            That time; infinite where arrivals alone decide.
+            That time; infinity if only arrivals trigger steps.
         """
         return inf
 
     def refuses(self, lag: int) -> bool:
-        """Return whether an upload that lags so many server steps is too stale."""
+        """Return whether an upload with a lag of `lag` server steps is too stale."""
         return self.max_staleness is not None and lag > self.max_staleness
 
     @property
@@ -342,7 +344,7 @@ class AsynchronousPolicy(Policy):
 
     @property
     def num_versions(self) -> int:
-        """How many versions of the rows the server keeps."""
+        """The number of versions of the rows that the server keeps."""
         return 1
 
     def make_engine(self, engines: EngineFactory[E_co]) -> E_co:
@@ -350,7 +352,7 @@ class AsynchronousPolicy(Policy):
         return engines.asynchronous(self)
 
     def check(self, algorithm: Algorithm) -> None:
-        """Raise `UserError` for a method that needs rounds, or several uploads a step, or a single one."""
+        """Raise `UserError` for a method that cannot run under the policy, or a policy key without effect."""
         needs, name, policy = algorithm.needs, type(algorithm).__name__, policy_name(self)
         if not self.single_upload:
             _refuse_single_uploads(self, algorithm)
@@ -379,7 +381,7 @@ class AsynchronousPolicy(Policy):
         """Accept every clock."""
 
     def open_clock(self, given: ClockParts) -> Clock:
-        """Return the clock that the configuration names; see `Policy`."""
+        """Return the clock of the section `clock`; see `Policy`."""
         remedy = "group broadcasts and the server's shared link are timed under policy rounds; take unicast"
         network, num_clients = given.duration.network, given.federation.num_clients
         require(not network.shared, "network.cast", network.cast, remedy)
@@ -390,7 +392,7 @@ class AsynchronousPolicy(Policy):
         return clock
 
     def waits_for(self, num_sampled: int) -> int:
-        """Return how many uploads a step waits for, whoever is there and whatever fails. Default: 0, unknown.
+        """Return how many uploads a step waits for, also if clients fail or are away. Default: 0, unknown.
 
         Args:
             num_sampled: m, the size of a cohort.
@@ -401,13 +403,13 @@ class AsynchronousPolicy(Policy):
         """Return how long a client takes from a download to its upload.
 
         Args:
-            duration: of computing and transfers, on the clients' devices and links.
+            duration: duration of computing and transfers on the clients' devices and links.
             federation: the clients.
         """
         return duration
 
     def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
-        """Return the clock of a run in virtual time. Default: the duration decides."""
+        """Return the clock of a run in virtual time. Default: visits arrive after their duration."""
         return VirtualClock(duration)
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
@@ -415,7 +417,7 @@ class AsynchronousPolicy(Policy):
         return WallClock(duration, scale)
 
     def starts(self, dispatch: DispatchState) -> list[Start]:
-        """Return the visits that start now. Default: the cohort of step 1, later any idle clients."""
+        """Return the visits that start now. Default: first the cohort of step 1, later any idle clients."""
         chosen: list[int] = []
         if not dispatch.num_started:
             chosen = [k for k in self.first_clients(dispatch) if dispatch.is_available(k)]
@@ -432,7 +434,7 @@ class AsynchronousPolicy(Policy):
         return cohort
 
     def step_sizes(self, lag: np.ndarray) -> np.ndarray:
-        """Return how far a step goes for uploads that lag so many steps [m]; see `staleness`."""
+        """Return the step sizes [m] of uploads with a lag [m] in server steps; see `staleness`."""
         return step_sizes(lag, self.rate, self.staleness_a)
 
 
@@ -441,7 +443,7 @@ class OneUploadPolicy(AsynchronousPolicy):
 
     @property
     def single_upload(self) -> bool:
-        """One upload a step."""
+        """True."""
         return True
 
     def uploads_per_step(self, num_sampled: int) -> int:
@@ -453,15 +455,15 @@ class OneUploadPolicy(AsynchronousPolicy):
         return 1
 
     def ready(self, waiting: int, in_flight: int) -> bool:
-        """Step at once."""
+        """Return whether an upload has arrived."""
         return waiting >= 1
 
 
 @dataclass(frozen=True)
 class Barrier(AsynchronousPolicy):
-    """Synchronous rounds, message by message: a cohort starts together, the server waits for all of it.
+    """Synchronous rounds, message by message: a cohort starts together, and the server waits for all of it.
 
-    The cohort is `participation` or `cohort_size`.
+    `participation` or `cohort_size` gives the size of the cohort.
     """
 
     refills: ClassVar[bool] = False
@@ -471,16 +473,16 @@ class Barrier(AsynchronousPolicy):
     staleness_a: float = 0.0
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
-        """Return the cohort's size."""
+        """Return the size of the cohort."""
         return num_sampled
 
     def ready(self, waiting: int, in_flight: int) -> bool:
-        """Step when the whole cohort has arrived."""
+        """Return whether the whole cohort has arrived."""
         return in_flight == 0
 
     @property
     def fresh_uploads(self) -> bool:
-        """The server does not step while clients train."""
+        """True: the server does not step while clients train."""
         return True
 
     def starts(self, dispatch: DispatchState) -> list[Start]:
@@ -492,7 +494,7 @@ class Barrier(AsynchronousPolicy):
 
 @dataclass(frozen=True)
 class EveryArrival(OneUploadPolicy):
-    """Fully asynchronous: the server steps at every arrival; a cohort of visits is under way.
+    """Fully asynchronous: the server steps at every arrival, with a cohort of visits under way at any time.
 
     Attributes:
         max_staleness: see `AsynchronousPolicy`.
@@ -505,7 +507,7 @@ class EveryArrival(OneUploadPolicy):
     staleness_a: float = 0.5
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
-        """Return the configured number of visits."""
+        """Return the size of the cohort."""
         return num_sampled
 
 
@@ -514,7 +516,7 @@ class Buffer(AsynchronousPolicy):
     """Semi-asynchronous (FedBuff): the server steps when `size` uploads have arrived.
 
     Attributes:
-        size: uploads of a step, B in the paper.
+        size: number of uploads per step, B in the paper.
         max_staleness: see `AsynchronousPolicy`.
         rate: see `AsynchronousPolicy`.
         staleness_a: see `AsynchronousPolicy`.
@@ -531,7 +533,7 @@ class Buffer(AsynchronousPolicy):
         require(self.size >= 1, "size", self.size, remedy)
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
-        """Return the configured number of visits, which must fill the buffer."""
+        """Return the size of the cohort; raise `UserError` if it cannot fill the buffer."""
         remedy = f"only {num_sampled} visits are under way at a time: the server would wait for ever"
         require(self.size <= num_sampled, "policy.size", self.size, remedy)
         return num_sampled
@@ -545,24 +547,25 @@ class Buffer(AsynchronousPolicy):
         return self.size
 
     def ready(self, waiting: int, in_flight: int) -> bool:
-        """Step when the buffer is full."""
+        """Return whether the buffer is full."""
         return waiting >= self.size
 
 
 @dataclass(frozen=True)
 class Waves(AsynchronousPolicy):
-    """Semi-asynchronous waves: the server steps with the first arrivals, and starts clients only then.
+    """Semi-asynchronous waves: the server steps with the first arrivals, and clients start only after a step.
 
-    A wave ends when `size` uploads have arrived, or at every multiple of `every_s` at which any upload waits.
-    Then idle clients read the new rows, until as many are under way as `participation` or `cohort_size` say.
-    Stragglers go on; their uploads enter a later wave, stale by the waves since their download. The first
-    arrivals are those of SAFA (Wu et al., IEEE Trans. Computers 2021), without its cache of the others'
-    models; steps at fixed times are those of FedAT's tiers (Chai et al., SC 2021), without tiers.
+    A wave ends when `size` uploads have arrived, or at each multiple of `every_s` at which an upload waits.
+    Then idle clients read the new rows, until as many visits are under way as `participation` or
+    `cohort_size` gives. Stragglers continue; their uploads enter a later wave, stale by the number of waves
+    since their download. Steps with the first arrivals are those of SAFA (Wu et al., IEEE Trans. Computers
+    2021), without its cache of the other clients' models. Steps at fixed times are those of FedAT's tiers
+    (Chai et al., SC 2021), without tiers.
 
     Attributes:
-        size: uploads that end a wave; null: time alone does.
-        every_s: seconds between the times at which a wave ends, on the run's clock (real seconds under clock
-            `wall`); null: uploads alone do.
+        size: number of uploads that end a wave; null ends waves by time alone.
+        every_s: seconds between the times at which waves end, on the run's clock (real seconds with clock
+            `wall`); null ends waves by uploads alone.
         max_staleness: see `AsynchronousPolicy`.
         rate: see `AsynchronousPolicy`.
         staleness_a: see `AsynchronousPolicy`.
@@ -585,21 +588,21 @@ class Waves(AsynchronousPolicy):
         require(late is None or LEAST_S <= late < inf, "every_s", late, f"take {LEAST_S} seconds or more")
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
-        """Return the configured number of visits, which must fill a wave."""
+        """Return the size of the cohort; raise `UserError` if it cannot fill a wave."""
         remedy = f"only {num_sampled} visits are under way at a time; take at most so many"
         require(self.size is None or self.size <= num_sampled, "policy.size", self.size, remedy)
         return num_sampled
 
     def uploads_per_step(self, num_sampled: int) -> int:
-        """Return the size of a wave; more may wait where time ends one."""
+        """Return `size`, or the size of the cohort if only time ends waves."""
         return num_sampled if self.size is None else self.size
 
     def least_uploads(self, num_sampled: int) -> int:
-        """Return 1 where time may end a wave."""
+        """Return 1 if time may end a wave, otherwise `size`."""
         return self.uploads_per_step(num_sampled) if self.every_s is None else 1
 
     def ready(self, waiting: int, in_flight: int) -> bool:
-        """Step when the wave is full; without times also when nobody is left who could fill it."""
+        """Return whether the wave is full or, without `every_s`, no client is left to fill it."""
         full = self.size is not None and waiting >= self.size
         return full or (self.every_s is None and in_flight == 0)
 
@@ -613,9 +616,9 @@ class Waves(AsynchronousPolicy):
         return number * self.every_s
 
     def starts(self, dispatch: DispatchState) -> list[Start]:
-        """Start idle clients after a step, a whole cohort where nobody is under way; none within a wave.
+        """Start idle clients after a step, or a whole cohort if no visit is under way; none within a wave.
 
-        Where nobody of the cohort is there, others that are start.
+        If no client of the cohort is available, other available clients start.
         """
         if dispatch.filled == dispatch.version and (dispatch.busy or dispatch.waiting):
             return []
@@ -627,11 +630,11 @@ class Waves(AsynchronousPolicy):
 
 @dataclass(frozen=True)
 class ClientDecides(OneUploadPolicy):
-    """Client-centred (CCFL): all clients are under way all the time, and each decides when it uploads.
+    """Client-centred (CCFL): visits of all clients are always under way, and each decides when it uploads.
 
     Attributes:
-        uploads: when a client uploads: one drawn for each step, when its visit is over, at a rate of its own,
-            or when its data drift.
+        uploads: when a client uploads: if it is drawn for a step, when its visit is over, at its own rate, or
+            when its data drift.
         max_staleness: see `AsynchronousPolicy`.
         rate: see `AsynchronousPolicy`.
         staleness_a: see `AsynchronousPolicy`.
@@ -656,7 +659,7 @@ class ClientDecides(OneUploadPolicy):
         return self.uploads.in_seconds
 
     def prepare(self, federation: Federation) -> None:
-        """Prepare the data as the trigger needs them."""
+        """Prepare the data for the trigger."""
         self.uploads.prepare(federation)
 
     def upload_interval(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
@@ -676,10 +679,10 @@ class ClientDecides(OneUploadPolicy):
 class DrawnStaleness(OneUploadPolicy):
     """Staleness drawn at random, as the FedAsync paper simulates it; virtual time is the number of steps.
 
-    The upload of each step was trained on rows that are s steps old, s uniform on 0..most.
+    The upload of each step was trained on rows that are s steps old, with s uniform on 0..most.
 
     Attributes:
-        most: largest staleness that is drawn.
+        most: largest staleness to draw, in steps.
         rate: see `AsynchronousPolicy`.
         staleness_a: see `AsynchronousPolicy`.
     """
@@ -700,29 +703,33 @@ class DrawnStaleness(OneUploadPolicy):
 
     @property
     def num_versions(self) -> int:
-        """One for each staleness that may be drawn."""
+        """One version for each staleness that can be drawn."""
         return self.most + 1
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
-        """Return the visits that may be under way before the oldest arrives; each needs a client."""
+        """Return the number of visits that may be under way before the oldest arrives.
+
+        Raises:
+            UserError: there are not so many clients.
+        """
         remedy = f"up to {self.most + 1} visits are under way, and there are {num_clients} clients"
         require(self.most < num_clients, "policy.most", self.most, remedy)
         return self.most + 1
 
     def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
-        """Return a clock by which visits arrive in the order in which they start."""
+        """Return a clock with which visits arrive in the order in which they start."""
         return DrawnClock()
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
-        """Raise `UserError`: real arrivals would not have the staleness that was drawn."""
+        """Raise `UserError`: real arrivals would not have the drawn staleness."""
         raise UserError("clock.name", "wall", "policy drawn_staleness fixes the order; take clock virtual")
 
     def starts(self, dispatch: DispatchState) -> list[Start]:
-        """Start every next visit whose rows exist already."""
+        """Start the next visits, in order, as long as their rows exist already."""
         out: list[Start] = []
         while len(out) <= self.most:
             number = dispatch.num_started + len(out)
-            step = dispatch.version + len(dispatch.busy) + len(out)  # before the one that takes it
+            step = dispatch.version + len(dispatch.busy) + len(out)  # before the one that takes the upload
             version = max(0, step - dispatch.key.of("staleness", number).below(self.most + 1))
             client = None if version > dispatch.version else dispatch.draw([k for k, _ in out], number)
             if client is None:

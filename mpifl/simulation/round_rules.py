@@ -1,7 +1,7 @@
-"""Rules of synchronous rounds that look at the clock: who is kept, and how much each client trains.
+"""Rules of synchronous rounds that depend on time: which clients are kept, and how much each client trains.
 
-Times are known before anything is trained, so the server decides at the start of a round. Clients that are
-left out are not trained at all: nothing of theirs would be used.
+Times are known before any training, so the server decides at the start of a round. Clients that are left out
+are not trained at all, because their results would not be used.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from mpifl.core.rng import Key
 
 @dataclass(frozen=True)
 class RoundStart:
-    """What a rule knows when a round begins.
+    """The information that a rule gets when a round begins.
 
     Attributes:
         step: number of the round, from 1.
-        clients: those drawn for it, int64 ascending.
-        wanted: how many of them the round is to keep.
-        start: seconds on the run's clock.
-        end: (client, share of its mini-batches) -> when its upload arrives, in seconds on the run's clock.
+        clients: clients drawn for the round, int64 ascending.
+        wanted: number of clients that the round keeps.
+        start: start time in seconds on the run's clock.
+        end: (client, fraction of its mini-batches) -> arrival of its upload, in seconds on the run's clock.
         steps: client -> (mini-batches of its whole visit, mini-batches of one pass).
-        key: address of the rule's draws.
+        key: random key of the rule's draws.
     """
 
     step: int
@@ -45,14 +45,14 @@ NOBODY = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What happens in a round.
+    """The plan of a round.
 
     Attributes:
-        cohort: clients that train and are mixed, int64 ascending.
-        late: clients that download and are left out, int64 ascending.
-        late_send: whether those upload all the same.
-        work: client -> share of its mini-batches, of those that do not take them all.
-        until: when the round ends at the earliest; it lasts until the last of the cohort is back, too.
+        cohort: clients that train and whose uploads are mixed, int64 ascending.
+        late: clients that download but are left out, int64 ascending.
+        late_send: whether the late clients upload nevertheless.
+        work: client -> fraction of its mini-batches, for clients that do not train on all of them.
+        until: earliest end of the round, which also waits for the whole cohort.
     """
 
     cohort: np.ndarray
@@ -63,23 +63,23 @@ class RoundPlan:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Figures for `metrics.csv`."""
+        """The plan's values in `metrics.csv`."""
         shares = [float(self.work.get(k, 1)) for k in self.cohort.tolist()]
         return {"late_clients": float(len(self.late)), "work_mean": float(np.mean(shares)) if shares else 0.0}
 
 
 class RoundRule(ABC):
-    """Decides what happens in a round.
+    """Decides which clients a round keeps and how much they train.
 
     Attributes:
-        late_send: whether those who are left out upload all the same.
+        late_send: whether clients that are left out upload nevertheless.
     """
 
     late_send: bool = False
 
     @abstractmethod
     def plan(self, begin: RoundStart) -> RoundPlan:
-        """Return what happens in a round that begins."""
+        """Return the plan of a round that begins."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,16 @@ class FirstArrivals(RoundRule):
     """Keeps the first arrivals.
 
     Attributes:
-        deadline_s: seconds from the start of a round until the server waits no longer, unless nobody is back;
-            None: until all that are wanted are back.
-        late_send: whether those who are left out upload all the same.
+        deadline_s: seconds from the start of a round after which the server stops waiting, if at least one
+            client is back; None: it waits for as many clients as the round wants.
+        late_send: whether clients that are left out upload nevertheless.
     """
 
     deadline_s: float | None
     late_send: bool
 
     def plan(self, begin: RoundStart) -> RoundPlan:
-        """Keep the first of all; one of them at least."""
+        """Keep the first arrivals up to the deadline, at least one of them."""
         deadline = inf if self.deadline_s is None else begin.start + self.deadline_s
         ends = sorted((begin.end(k, Fraction(1)), k) for k in begin.clients.tolist())
         kept = [k for end, k in ends[: begin.wanted] if end <= deadline] or [k for _, k in ends[:1]]
@@ -107,12 +107,12 @@ class FirstArrivals(RoundRule):
 
 @dataclass(frozen=True)
 class ShortenedVisits(RoundRule):
-    """Shortens the visits of clients that would come late, and of some that are drawn.
+    """Shortens the visits of clients that would be late, and of stragglers drawn at random.
 
     Attributes:
-        deadline_s: seconds from the start of a round in which a client is to be back; None for any.
-        stragglers: share of a round's clients that are drawn, and do a part that is drawn, too.
-        whole_epochs: whether parts are whole passes; otherwise mini-batches.
+        deadline_s: seconds from the start of a round within which a client must be back; None for no limit.
+        stragglers: fraction of a round's clients that are drawn as stragglers; each does a random part.
+        whole_epochs: whether visits consist of whole passes; otherwise of mini-batches.
     """
 
     deadline_s: float | None
@@ -120,7 +120,7 @@ class ShortenedVisits(RoundRule):
     whole_epochs: bool
 
     def plan(self, begin: RoundStart) -> RoundPlan:
-        """Give each client as many parts as fit, one at least."""
+        """Give each client as many passes or mini-batches as fit, at least one."""
         work: dict[int, Fraction] = {}
         drawn = self._drawn(begin)
         for k in begin.clients.tolist():
@@ -143,7 +143,7 @@ class ShortenedVisits(RoundRule):
         return {int(begin.clients[i]) for i in order[:count]}
 
     def _fitting(self, begin: RoundStart, k: int, steps: int, part: int, most: int) -> int:
-        """Return the largest number of parts, of so many at most, after which a client is back in time."""
+        """Return the largest number of parts, at most `most`, after which a client is back in time."""
         assert self.deadline_s is not None
         low, high = 1, most
         while low < high:

@@ -1,4 +1,4 @@
-"""Sampling of cohorts, addressed by step: every method trains the same clients in the same step."""
+"""Sampling of cohorts by step: every method trains the same clients in the same step."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mpifl.core.rng import Key
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws m of N clients, uniformly without replacement; or each client by itself.
+    """Draws m of N clients uniformly without replacement, or each client independently.
 
     Attributes:
-        num_clients: N.
-        num_sampled: m.
-        key: address of the draws.
+        num_clients: N, number of clients.
+        num_sampled: m, size of a cohort.
+        key: random key of the draws.
         late: clients that take part from step `joins` on.
-        joins: the first step of `late`.
-        poisson: draw each client with probability m / N, by itself, so that cohorts differ in size.
+        joins: the first step of the clients in `late`.
+        poisson: draw each client independently with probability m / N, so that cohort sizes vary.
     """
 
     num_clients: int
@@ -31,7 +31,7 @@ class Sampler:
     poisson: bool = False
 
     def __call__(self, step: int) -> np.ndarray:
-        """Return the cohort of `step`, int64 [m] ascending; under `poisson` of any size, also 0."""
+        """Return the cohort of `step`, int64 [m] ascending; with `poisson` of any size, including 0."""
         if self.poisson:
             draws = self.key.of("poisson", step).numpy().random(self.num_clients)
             return np.flatnonzero(draws * self.num_clients < self.num_sampled)
@@ -47,12 +47,12 @@ class Sampler:
 
 
 def newcomers(share: float, num_clients: int, key: Key) -> tuple[int, ...]:
-    """Return the clients that join later, ascending: a share of all, at most all but one.
+    """Return the clients that join later, ascending: a fraction of all clients, at most N - 1.
 
     Args:
-        share: of the clients.
-        num_clients: N.
-        key: of the system's draws.
+        share: fraction of the clients.
+        num_clients: N, number of clients.
+        key: random key of the system seed.
     """
     count = min(round(share * num_clients), num_clients - 1)
     if not count:
@@ -65,8 +65,8 @@ def cohort_size(participation: float, size: int | None, num_clients: int) -> int
 
     Args:
         participation: fraction of the clients in (0, 1]; rounded to at least one client.
-        size: number of clients, instead of a fraction; None for none.
-        num_clients: N.
+        size: number of clients instead of a fraction; None uses the fraction.
+        num_clients: N, number of clients.
 
     Raises:
         UserError: `size` is larger than N.

@@ -1,9 +1,10 @@
-"""The step size of stale uploads: how far a server step goes from the old rows to what the method wants.
+"""The step size of stale uploads: how far a server step moves from the old rows to the method's result.
 
-Methods such as FedAvg replace rows by what has just arrived. Under a policy that steps at every arrival their
-average is an average of one, and the last upload would be the model. Damped by a, a step M becomes
-(1 - a) old + a M: FedAvg becomes FedAsync (Xie, Koyejo and Gupta, OPT 2020), clustered averaging its
-asynchronous form. Tables that add up beside the models (SCAFFOLD's control variates) are not damped.
+Methods such as FedAvg replace rows with an average of the uploads that have just arrived. If the server steps
+at every arrival, this is an average of one, and the last upload would become the model. Damping by a turns a
+step M into (1 - a) old + a M: FedAvg becomes FedAsync (Xie, Koyejo and Gupta, OPT 2020), and clustered
+averaging its asynchronous form. Tables other than the models that accumulate updates (SCAFFOLD's control
+variates) are not damped.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def damp(plan: Plan, sizes: np.ndarray, num_rows: Mapping[str, int]) -> Plan:
     A mixing that changes the number of rows is left as it is: there is no old row to stay near.
 
     Args:
-        plan: what the method decided.
-        sizes: step size a_j of upload j [m]. In each row, uploads share its weight in proportion to a_j, and
-            the row goes a = sum_j w_j a_j / sum_j w_j of the way.
+        plan: the method's plan.
+        sizes: step size a_j of each upload j [m]. It scales the upload's weight, and each row takes a step of
+            size a = sum_j w_j a_j / sum_j w_j.
         num_rows: rows of each table before the step.
     """
     if (sizes == 1).all():
@@ -54,7 +55,7 @@ def _damped(mixing: Mixing, sizes: np.ndarray) -> Mixing:
     each = np.repeat(sizes, mixing.weights.shape[1] // len(sizes))  # of all components of an upload
     size = np.abs(mixing.weights)
     total = size.sum(1)
-    # [K]; a row that takes nothing from uploads, only from other rows, goes all the way
+    # [K]; a row that takes nothing from uploads, only from other rows, is not damped
     a = np.where(total > 0, size @ each / np.where(total > 0, total, 1.0), 1.0)
     if mixing.keep is not None and mixing.keep.ndim == 2:
         keep = a[:, None] * mixing.keep + np.diag(1 - a)

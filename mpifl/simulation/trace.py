@@ -23,12 +23,12 @@ class Row:
     """One arrival.
 
     Attributes:
-        time: of the arrival.
-        client: who trained.
-        visit: how many visits it made before.
-        start: when the visit started.
+        time: time of the arrival.
+        client: number of the client.
+        visit: number of its visits before this one.
+        start: time at which the visit started.
         read_version: version of the rows that it read.
-        place: names its line in messages.
+        place: name of its line, for messages.
     """
 
     time: float
@@ -43,11 +43,11 @@ class Trace:
     """The arrivals of a run, in order.
 
     Args:
-        path: an `events.csv`.
+        path: path of an `events.csv`.
         num_clients: N, to check the trace.
 
     Raises:
-        UserError: the file is missing, or no trace of such a run.
+        UserError: the file is missing, or is not a trace of such a run.
     """
 
     def __init__(self, path: str, num_clients: int) -> None:
@@ -74,10 +74,10 @@ class Trace:
             self._times[row.client, row.visit] = row.time
             self._starts[row.start].append((row.client, row.read_version))
         self._order = deque(sorted(self._starts))
-        self._open: list[Start] = []  # of instants that have come; they wait for their version or client
+        self._open: list[Start] = []  # starts of past instants that wait for their version or client
 
     def arrival(self, client: int, visit: int) -> float:
-        """Return when a visit of a client arrives."""
+        """Return the time at which a visit of a client arrives."""
         return self._times[client, visit]
 
     def next_time(self) -> float | None:
@@ -85,7 +85,7 @@ class Trace:
         return self.rows[self.at].time if self.at < len(self.rows) else None
 
     def pop(self) -> Row:
-        """Return the next arrival, and go on to the one after it.
+        """Return the next arrival and advance to the one after it.
 
         Raises:
             UserError: the trace has ended.
@@ -96,19 +96,19 @@ class Trace:
         return self.rows[self.at - 1]
 
     def ended(self) -> UserError:
-        """Return the error of a run that goes on behind the end."""
+        """Return the error of a run that continues beyond the end of the trace."""
         remedy = f"the trace ends before the run, after {len(self.rows)} arrivals; take fewer rounds"
         return UserError("clock.trace", self.path, remedy)
 
     def starting(self, now: float, version: int, busy: Collection[int]) -> list[Start]:
         """Return the clients that start at an instant and the version that each reads; each start once.
 
-        Where visits take no time, one instant holds several of a client, and of several versions.
+        If visits take no time, one instant can contain several starts of a client and several versions.
 
         Args:
-            now: the instant, or a later one than before.
-            version: of the server; who reads a later one starts when it is there.
-            busy: clients whose visits are under way; they start their next when they are back.
+            now: the instant; not earlier than in the last call.
+            version: current server version; starts that read a later version wait for it.
+            busy: clients whose visits are under way; their next starts wait for their return.
         """
         self._open += self._starts.pop(now, [])
         taken, out, left = set(busy), list[Start](), list[Start]()
@@ -119,7 +119,7 @@ class Trace:
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position: rows read, instants that have not come, and starts that wait."""
+        """Return the position: number of rows read, future instants, and waiting starts."""
         return {"at": self.at, "left": sorted(self._starts), "open": self._open}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -130,7 +130,7 @@ class Trace:
         self._open = [(client, version) for client, version in state.get("open", [])]  # not in release 0.2
 
     def next_start(self) -> float:
-        """Return the first instant with starts that has not come; infinity where there is none."""
+        """Return the first future instant with starts; infinity if there is none."""
         while self._order and self._order[0] not in self._starts:
             self._order.popleft()
         return self._order[0] if self._order else inf

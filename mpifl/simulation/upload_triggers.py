@@ -1,8 +1,8 @@
 """Upload triggers: when the clients of policy `client_decides` upload.
 
-One a step, when their visits are over, at rates of their own, or after drift. Each is a model of the delay
-between two uploads of a client: in virtual time the order of uploads is known before any training, and is the
-same on any number of ranks.
+Clients upload one per step, when their visits are over, at their own rates, or after drift. Each trigger is a
+model of the delay between two uploads of a client. In virtual time the order of uploads is therefore known
+before any training, and is the same on any number of ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .clock import Clock, DrawnClock, VirtualClock, WallClock
 from .delays import MOST_SIGMA, Delay
 from .durations import VisitDuration
 
-Cycle = Callable[[int, int], int]  # (client, visit) -> number of the data that the visit trains on
+Cycle = Callable[[int, int], int]  # (client, visit) -> index of the data set that the visit trains on
 
 
 class UploadTrigger(ABC):
@@ -32,11 +32,11 @@ class UploadTrigger(ABC):
 
     @property
     def in_seconds(self) -> bool:
-        """Whether virtual time is in seconds, which delays and links decide; if not, it counts steps."""
+        """Whether virtual time is in seconds, determined by delays and links; if not, it counts steps."""
         return True
 
     def prepare(self, federation: Federation) -> None:
-        """Prepare the clients' data; every rank calls."""
+        """Prepare the clients' data; called on every rank."""
         return
 
     @abstractmethod
@@ -44,7 +44,7 @@ class UploadTrigger(ABC):
         """Return how long a client takes from a download to its upload.
 
         Args:
-            duration: of computing and transfers, on the clients' devices and links.
+            duration: duration of computing and transfers on the clients' devices and links.
             federation: the clients.
         """
 
@@ -52,9 +52,9 @@ class UploadTrigger(ABC):
         """Return the clock of a run in virtual time.
 
         Args:
-            duration: as `interval` returned it.
-            num_clients: N.
-            key: of the system's draws.
+            duration: result of `interval`.
+            num_clients: N, number of clients.
+            key: random key of the system seed.
         """
         return VirtualClock(duration)
 
@@ -62,7 +62,7 @@ class UploadTrigger(ABC):
         """Return the clock of a run in real time.
 
         Args:
-            duration: as `interval` returned it.
+            duration: result of `interval`.
             scale: real seconds per simulated second.
         """
         return WallClock(duration, scale)
@@ -86,17 +86,17 @@ class OneEachStep(UploadTrigger):
         return DrawnClock(num_clients, key.of("uploads"))
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
-        """Raise `UserError`: real arrivals would not be those of the clients that were drawn."""
+        """Raise `UserError`: real arrivals would not be those of the drawn clients."""
         remedy = "uploads one_each_step draws who uploads; take policy.uploads when_done, or clock virtual"
         raise UserError("clock.name", "wall", remedy)
 
 
 @dataclass(frozen=True)
 class WhenDone(UploadTrigger):
-    """A client uploads as soon as its visit is over, and begins the next at once.
+    """A client uploads as soon as its visit is over, and starts the next one immediately.
 
-    Computing takes as long as the delay model says, transfers as long as the links do, and both pause while
-    the client is away.
+    The delay model gives the time of computing, the links that of transfers; both pause while the client is
+    away.
     """
 
     def interval(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
@@ -106,14 +106,14 @@ class WhenDone(UploadTrigger):
 
 @dataclass(frozen=True)
 class PoissonRates(UploadTrigger):
-    """Every client uploads by a Poisson process with a rate of its own.
+    """Every client uploads according to a Poisson process with its own rate.
 
-    A visit lasts until the client's next event, and at least as long as the delay model says.
+    A visit lasts until the client's next event, but at least as long as the delay model says.
 
     Attributes:
-        mean_s: mean seconds between two uploads of a client; the median over clients.
-        sigma: standard deviation of the logarithm of the clients' means; 0: all have the same rate.
-        file: a CSV file with the columns `client` and `mean_s`, one row for each client, in place of draws.
+        mean_s: mean seconds between two uploads of a client; this is the median over clients.
+        sigma: standard deviation of the logarithm of the clients' means; 0 gives all clients the same rate.
+        file: a CSV file with the columns `client` and `mean_s`, one row for each client, instead of draws.
     """
 
     mean_s: float = 10.0
@@ -138,7 +138,7 @@ class PoissonRates(UploadTrigger):
         return replace(duration, delay=_AtRates(self, duration.delay))
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
-        """Return the clock; a scale of 0 is refused, because rates are per simulated second."""
+        """Return the clock; raise `UserError` for scale 0, because rates are per simulated second."""
         remedy = "rates need simulated seconds; take a scale above 0, or clock virtual"
         require(scale > 0, "clock.scale", scale, remedy)
         return super().wall_clock(duration, scale)
@@ -170,15 +170,15 @@ class _AtRates(Delay):
 class Drift(UploadTrigger):
     """A client trains and uploads when its data have drifted since its last upload.
 
-    It gets new data in cycles that last as long as the delay model says. Where they differ by less than
+    It gets new data in cycles, whose length the delay model gives. If the new data differ by less than
     `threshold` from those of its last upload, it keeps its model and sends nothing. FedConD (Chen et al.,
     IEEE Big Data 2021) detects drift locally from losses, Fielding (arXiv:2411.01580) from label
-    distributions; here the true shares of the groups stand for a detector without errors.
+    distributions. Here the true shares of the groups replace a detector without errors.
 
     Attributes:
-        threshold: total variation distance in [0, 1] between the shares of the groups in the data; 0: a
-            client uploads in every cycle.
-        longest: cycles after which a client uploads in any case.
+        threshold: total variation distance in [0, 1] between the shares of the groups in the data, from which
+            a client uploads; with 0 it uploads in every cycle.
+        longest: number of cycles after which a client uploads in any case.
     """
 
     threshold: float = 0.1
@@ -203,7 +203,7 @@ class _AfterDrift(Delay):
     work: Delay
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
-        """Return the seconds of all cycles since the client's last visit."""
+        """Return the total seconds of all cycles since the client's last visit."""
         last = self.cycle(client, visit - 1) if visit else -1
         cycles = range(last + 1, self.cycle(client, visit) + 1)
         return sum(self.work.seconds(client, c, key) for c in cycles)

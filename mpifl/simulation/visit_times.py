@@ -1,4 +1,4 @@
-"""How long visits last, from the sections `delay`, `network`, `availability` and `devices`."""
+"""Duration of visits, from the sections `delay`, `network`, `availability` and `devices`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def visit_duration(
     """Return how long the visits of a run last.
 
     Args:
-        delay: computing times, unless the network brings its own.
+        delay: computing times, unless the network defines them.
         network: the links.
-        availability: when clients are there.
-        key: of the system's draws.
+        availability: when clients are available.
+        key: random key of the system seed.
         num_clients: N, to check files.
-        model_bytes: of the whole model in float32.
-        devices: what clients run on; None: all are alike.
-        fleet: which device each client has, where that was drawn already; None: it is drawn here.
+        model_bytes: bytes of the whole model in float32.
+        devices: the clients' devices; None: all are alike.
+        fleet: the device of each client, if already drawn; None draws it.
 
     Raises:
         UserError: a file does not fit the clients.

@@ -1,4 +1,4 @@
-"""Visits of an asynchronous run: those under way, and what a policy knows when it starts others."""
+"""Visits of an asynchronous run, and the state from which a policy decides which visits start."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Start = tuple[int, int]  # (client, version of the rows that it reads)
 
 @dataclass(frozen=True, order=True)
 class Visit:
-    """A visit under way; ordered by when it is due, ties by its number.
+    """A visit under way; visits are ordered by due time, then by number.
 
     Attributes:
-        due: when it arrives at the earliest, in seconds on the run's clock.
-        number: how many visits of the run started before.
-        client: who trains.
-        visit: how many visits this client made before.
+        due: earliest arrival, in seconds on the run's clock.
+        number: number of visits of the run that started before.
+        client: number of the client.
+        visit: number of this client's visits before this one.
         version: server version that it reads.
-        start: when it started, in seconds on the run's clock.
+        start: start time in seconds on the run's clock.
     """
 
     due: float
@@ -37,8 +37,8 @@ class Visit:
         """Return its row of `events.csv`; the engine fills in `weight` and `accepted`.
 
         Args:
-            time: of its arrival, in seconds on the run's clock.
-            version: of the server when it arrives.
+            time: arrival in seconds on the run's clock.
+            version: server version at the arrival.
         """
         return {
             "time": time,
@@ -55,18 +55,18 @@ class Visit:
 
 @dataclass(frozen=True)
 class DispatchState:
-    """What a policy knows when it starts visits.
+    """The state from which a policy decides which visits start.
 
     Attributes:
         busy: clients whose visits are under way.
-        num_started: visits started so far.
-        version: of the server now.
-        concurrency: visits that may be under way at a time.
+        num_started: number of visits started so far.
+        version: current server version.
+        concurrency: number of visits that may be under way at a time.
         sampler: draws cohorts.
-        key: address of the draws of single clients.
-        available: whether a client is there now; None: all are, always.
-        waiting: uploads that have arrived since the last step.
-        filled: version at which visits were started last; -1 before the first.
+        key: random key of the draws of single clients.
+        available: client -> whether it is available now; None if all clients are always available.
+        waiting: number of uploads that have arrived since the last step.
+        filled: server version at the last start of visits; -1 before the first.
     """
 
     busy: Collection[int]
@@ -80,15 +80,15 @@ class DispatchState:
     filled: int = -1
 
     def is_available(self, client: int) -> bool:
-        """Return whether a client is there now."""
+        """Return whether a client is available now."""
         return self.available is None or self.available(client)
 
     def draw(self, taken: Collection[int], number: int) -> int | None:
-        """Return the client of visit `number`, uniform over those that are idle and there; None: nobody is.
+        """Return the client of visit `number`, uniform over idle available clients; None if there is none.
 
         Args:
-            taken: clients that start at this instant too.
-            number: of the visit; addresses the draw.
+            taken: clients that start at the same instant.
+            number: number of the visit; determines the draw.
         """
         out = {*self.busy, *taken}
         address = self.key.of("start", number)

@@ -1,1 +1,1 @@
-"""What a real federation would send: sizes, compression and the ledger."""
+"""Traffic of a real federation: message sizes, compression, privacy and the ledger."""

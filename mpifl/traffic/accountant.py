@@ -1,10 +1,11 @@
-"""What noise is worth: epsilon at a given delta, by the accountant of the dp-accounting library.
+"""Privacy accounting: epsilon at a given delta, computed by the dp-accounting library.
 
-A round of central privacy is a Gaussian mechanism on a sample of clients. With samples of fixed size
-neighbours differ in one client who is replaced by another, which moves a sum of clipped updates by up to 2 C:
-noise of z C is a Gaussian event of multiplier z / 2. With Poisson samples neighbours differ in one client who
-is there or not, which moves it by up to C: multiplier z. Local privacy: the update of one visit is replaced
-by any other, 2 C away: multiplier z / 2, once for each visit of the client; nobody hides in a sample.
+A round of central privacy is a Gaussian mechanism on a sample of clients. With samples of fixed size,
+neighbouring federations differ in one client that is replaced by another. This changes a sum of clipped
+updates by up to 2 C, so noise of standard deviation z C is a Gaussian event of noise multiplier z / 2. With
+Poisson sampling, neighbours differ in one client that is present or not. This changes the sum by up to C, so
+the multiplier is z. Under local privacy, the update of one visit is replaced by any other, at most 2 C away:
+the multiplier is z / 2, once for each visit of the client, without amplification by sampling.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .privacy import CentralPrivacy, LocalPrivacy, Privacy
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the library's remarks on orders that it leaves out, which only make epsilon larger."""
+    """Hide the library's warnings about orders that it leaves out, which can only make epsilon larger."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -46,12 +47,12 @@ def _library() -> Any:
 
 
 class Accountant:
-    """Tells epsilon after so many rounds, or visits.
+    """Computes epsilon after a number of rounds or visits.
 
     Args:
-        privacy: the run's.
-        num_clients: N.
-        num_sampled: m of a round.
+        privacy: privacy mechanism of the run.
+        num_clients: N, number of clients.
+        num_sampled: m, number of clients sampled in a round.
     """
 
     def __init__(self, privacy: Privacy, num_clients: int, num_sampled: int) -> None:
@@ -59,27 +60,27 @@ class Accountant:
 
     @property
     def counts(self) -> bool:
-        """Whether there is anything to tell."""
+        """Whether the run has a privacy mechanism to account for."""
         return isinstance(self.privacy, (CentralPrivacy, LocalPrivacy))
 
     def check(self) -> None:
-        """Raise `UserError` where the library is missing."""
+        """Raise `UserError` if the library is missing."""
         _library()
 
     @property
     def per_client(self) -> bool:
-        """Whether each client has an epsilon of its own, by its visits."""
+        """Whether each client has its own epsilon, which depends on its number of visits."""
         return isinstance(self.privacy, LocalPrivacy)
 
     @property
     def delta(self) -> float:
-        """Delta, at which epsilon is told."""
+        """The delta at which epsilon is computed."""
         assert isinstance(self.privacy, (CentralPrivacy, LocalPrivacy)), "there is no mechanism"
         return self.privacy.delta
 
     @property
     def neighbours(self) -> str:
-        """What two neighbouring federations differ in, in words."""
+        """The difference between two neighbouring federations, in words."""
         if isinstance(self.privacy, LocalPrivacy):
             return "one client's data replaced"
         if isinstance(self.privacy, CentralPrivacy) and self.privacy.sampling == "poisson":
@@ -99,7 +100,7 @@ class Accountant:
 
     @cached_property
     def _one(self) -> tuple[np.ndarray, np.ndarray]:
-        """Orders, and the Renyi divergence of one event at each."""
+        """The orders, and the Renyi divergence of one event at each order."""
         dp, relation = _library(), _library().NeighboringRelation
         poisson = isinstance(self.privacy, CentralPrivacy) and self.privacy.sampling == "poisson"
         how = relation.ADD_OR_REMOVE_ONE if poisson else relation.REPLACE_ONE
@@ -108,10 +109,10 @@ class Accountant:
         return accountant.orders, accountant.rdp
 
     def epsilon(self, times: int) -> float:
-        """Return epsilon after so many rounds; under local privacy, visits of a client.
+        """Return epsilon after a number of rounds or, under local privacy, of visits of one client.
 
         Raises:
-            UserError: the library is not there.
+            UserError: the library is missing.
         """
         privacy = self.privacy
         assert isinstance(privacy, (CentralPrivacy, LocalPrivacy)), "there is no mechanism"
@@ -124,6 +125,6 @@ class Accountant:
             return float(_library().rdp.compute_epsilon(orders, times * divergence, privacy.delta)[0])
 
     def of_clients(self, visits: np.ndarray) -> np.ndarray:
-        """Return epsilon of each client after so many visits, float64 [N]; for local privacy."""
+        """Return the epsilon of each client after its number of visits [N], float64; for local privacy."""
         values, where = np.unique(visits, return_inverse=True)
         return np.array([self.epsilon(int(v)) for v in values])[where]

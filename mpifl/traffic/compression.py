@@ -1,6 +1,6 @@
-"""Lossy compression of uploads: the bytes of each form, and the vector that the server decodes.
+"""Lossy compression of uploads: the size of a compressed vector, and the vector that the server decodes.
 
-The difference from the downloaded row is compressed (see `codec`), not the model.
+The difference from the downloaded row is compressed (see `encoding`), not the model.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ INDEX_BYTES, SCALE_BYTES, SEED_BYTES = 4, 4, 8
 
 
 class Compression(ABC):
-    """A lossy coding of vectors.
+    """A lossy compression of vectors.
 
     Attributes:
-        sends_values: whether numbers are sent as they are, in the payload's type; otherwise levels and scales
-            in float32, which that type does not round.
+        sends_values: whether values are sent as numbers of the payload's type; otherwise they are sent as
+            levels and float32 scales, which are not rounded to that type.
     """
 
     sends_values: ClassVar[bool] = True
 
     @abstractmethod
     def size(self, d: int, number_bytes: int) -> int:
-        """Return the bytes of a coded vector.
+        """Return the size of a compressed vector in bytes.
 
         Args:
-            d: numbers of the vector.
-            number_bytes: bytes of a number where it is sent as it is.
+            d: length of the vector.
+            number_bytes: size of an uncompressed number in bytes.
         """
 
     @abstractmethod
@@ -43,8 +43,8 @@ class Compression(ABC):
 
         Args:
             x: the vector [d].
-            key: address of the draws.
-            unbiased: whether the mean over draws is x; not wanted with error feedback.
+            key: random key of the draws.
+            unbiased: whether the expectation over draws must be x; False with error feedback.
         """
 
 
@@ -53,7 +53,7 @@ class Uncompressed(Compression):
     """No compression."""
 
     def size(self, d: int, number_bytes: int) -> int:
-        """Return the bytes of all numbers."""
+        """Return the size of all numbers in bytes."""
         return d * number_bytes
 
     def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
@@ -67,10 +67,10 @@ def _check_share(share: float) -> None:
 
 @dataclass(frozen=True)
 class TopK(Compression):
-    """The numbers of largest absolute value and their indices. Aji and Heafield, EMNLP 2017.
+    """Send the numbers of largest absolute value and their indices. Aji and Heafield, EMNLP 2017.
 
     Attributes:
-        share: of the numbers that is sent; at least one number.
+        share: fraction of the numbers to send; at least one number is sent.
     """
 
     share: float = 0.1
@@ -79,11 +79,11 @@ class TopK(Compression):
         _check_share(self.share)
 
     def size(self, d: int, number_bytes: int) -> int:
-        """Return the bytes of values and indices."""
+        """Return the size of values and indices in bytes."""
         return _kept(self.share, d) * (number_bytes + INDEX_BYTES)
 
     def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
-        """Return x with all but the largest set to zero."""
+        """Return x with all numbers but the largest ones set to zero."""
         chosen = x.abs().topk(_kept(self.share, len(x)), sorted=False).indices
         out = torch.zeros_like(x)
         out[chosen] = x[chosen]
@@ -92,10 +92,10 @@ class TopK(Compression):
 
 @dataclass(frozen=True)
 class RandomK(Compression):
-    """Numbers at random indices, which a seed gives. Konecny et al., 2016, "random mask".
+    """Send the numbers at random indices, given by a seed. Konecny et al., 2016, "random mask".
 
     Attributes:
-        share: of the numbers that is sent; at least one number.
+        share: fraction of the numbers to send; at least one number is sent.
     """
 
     share: float = 0.1
@@ -104,11 +104,11 @@ class RandomK(Compression):
         _check_share(self.share)
 
     def size(self, d: int, number_bytes: int) -> int:
-        """Return the bytes of values and the seed."""
+        """Return the size of values and seed in bytes."""
         return _kept(self.share, d) * number_bytes + SEED_BYTES
 
     def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
-        """Return x with all but the chosen set to zero; scaled by d / k where unbiased."""
+        """Return x with all but the k chosen numbers set to zero; these are scaled by d / k if unbiased."""
         k = _kept(self.share, len(x))
         chosen = torch.randperm(len(x), generator=key.torch())[:k]
         out = torch.zeros_like(x)
@@ -118,13 +118,13 @@ class RandomK(Compression):
 
 @dataclass(frozen=True)
 class QSGD(Compression):
-    """Random rounding to 2^(bits - 1) - 1 levels of a bucket's norm. Alistarh et al., NeurIPS 2017.
+    """Round numbers at random to 2^(bits - 1) - 1 levels of a bucket's norm. Alistarh et al., NeurIPS 2017.
 
-    Each number takes a fixed number of bits, without an entropy code.
+    Each number takes a fixed number of bits; there is no entropy coding.
 
     Attributes:
-        bits: of each number, including its sign.
-        bucket: numbers that share a norm.
+        bits: bits of each number, including its sign.
+        bucket: number of consecutive numbers that share a norm.
     """
 
     sends_values = False
@@ -136,16 +136,16 @@ class QSGD(Compression):
         require(self.bucket >= 1, "bucket", self.bucket, "take at least one number")
 
     def size(self, d: int, number_bytes: int) -> int:
-        """Return the bytes of the numbers and the norms."""
+        """Return the size of numbers and norms in bytes."""
         return ceil(d * self.bits / 8) + SCALE_BYTES * ceil(d / self.bucket)
 
     def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
-        """Return the rounded numbers; with error feedback scaled down, or the residuals would grow."""
+        """Return the rounded numbers; if not unbiased, scaled down so that residuals do not grow."""
         rows, s = _buckets(x, self.bucket), 2 ** (self.bits - 1) - 1
         norm = rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
         noise = torch.rand(rows.shape, generator=key.torch())
         levels: torch.Tensor = (rows.abs() / norm * s + noise).floor_()
-        spread = min(rows.shape[1] / s**2, rows.shape[1] ** 0.5 / s)  # lemma 3.1: the variance, over ||x||^2
+        spread = min(rows.shape[1] / s**2, rows.shape[1] ** 0.5 / s)  # lemma 3.1: variance / ||x||^2
         scale = norm / s if unbiased else norm / (s * (1 + spread))
         rounded: torch.Tensor = levels * rows.sign() * scale
         return rounded.reshape(-1)[: len(x)]
@@ -153,10 +153,10 @@ class QSGD(Compression):
 
 @dataclass(frozen=True)
 class Int8(Compression):
-    """Eight bits a number, rounded to the nearest of 255 levels of a bucket's largest number.
+    """Round numbers to 8 bits: the nearest of 255 levels of a bucket's largest absolute value.
 
     Attributes:
-        bucket: numbers that share a scale.
+        bucket: number of consecutive numbers that share a scale.
     """
 
     sends_values = False
@@ -166,7 +166,7 @@ class Int8(Compression):
         require(self.bucket >= 1, "bucket", self.bucket, "take at least one number")
 
     def size(self, d: int, number_bytes: int) -> int:
-        """Return the bytes of the numbers and the scales."""
+        """Return the size of numbers and scales in bytes."""
         return d + SCALE_BYTES * ceil(d / self.bucket)
 
     def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
@@ -178,12 +178,12 @@ class Int8(Compression):
 
 
 def _kept(share: float, d: int) -> int:
-    """Return how many of d numbers are sent."""
+    """Return the number of the d numbers that are sent."""
     return min(d, max(1, round(share * d)))
 
 
 def _buckets(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return x as rows of `size`, the last one filled up with zeros."""
+    """Return x as rows of length `size`, the last one padded with zeros."""
     out = x.new_zeros(-(-len(x) // size) * size)
     out[: len(x)] = x
     return out.reshape(-1, size)

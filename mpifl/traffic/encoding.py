@@ -1,10 +1,10 @@
-"""The coding of messages: rounding to the payload's type, and compression of uploads; and their sizes.
+"""The encoding of messages (rounding to the payload's type, compression of uploads), and their sizes.
 
-Runs where the client runs; draws are addressed by client and visit, so they do not depend on the ranks. An
-upload is coded as its difference from the downloaded row of the same name. Where several rows were
-downloaded, and not one for each row of the upload, it is the difference from the nearest, whose number is
-sent too. An upload of another name is coded as it is. Statistics (`Algorithm.statistics`) are not compressed:
-sums of which a part is missing, or is too large, may be negative.
+Encoding runs on the client's rank. Random draws depend on client and visit, not on the ranks. An upload is
+encoded as its difference from the downloaded row of the same name. If several rows were downloaded, but not
+one for each row of the upload, the difference is that from the nearest row, whose index is sent as well. An
+upload of any other name is encoded without a difference. Statistics (`Algorithm.statistics`) are not
+compressed: sums with missing or enlarged terms could become negative.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .payload import Payload
 def sizes(
     payload: Payload, report: Report, message: Message | None, statistics: Collection[str] = ()
 ) -> dict[str, int]:
-    """Return the bytes of each vector that a report sends.
+    """Return the size in bytes of each vector that a report sends.
 
     Args:
-        payload: the form in which numbers travel.
-        report: what the client sends.
-        message: what the client had downloaded, as for `Coder.up`.
+        payload: the form in which numbers are sent.
+        report: the client's report.
+        message: the client's download, as in `Coder.up`.
         statistics: names of vectors that are not compressed.
     """
     sent = {name: x for name, x in report.vectors.items() if name not in report.unsent}
@@ -51,31 +51,31 @@ def sizes(
 
 
 def download_bytes(reads: Reads, widths: Mapping[str, int], payload: Payload) -> int:
-    """Return the bytes of the rows that a client downloads; a mixture of rows is one vector.
+    """Return the size in bytes of the rows that a client downloads; a mixture of rows is one vector.
 
     Args:
         reads: the rows, by table.
-        widths: numbers in a row of each table.
-        payload: the form in which they travel.
+        widths: length of a row of each table.
+        payload: the form in which they are sent.
     """
     rows = {name: 1 if isinstance(which, np.ndarray) else len(which) for name, which in reads.items()}
     return sum(payload.size(widths[name] * n, n, travels_whole(name)) for name, n in rows.items())
 
 
 def time_stamp_bytes(payload: Payload, time_stamps: bool) -> int:
-    """Return the bytes of the time stamp that goes with each download and upload, where a method has one."""
+    """Return the size in bytes of the time stamp of each download and upload; 0 if `time_stamps` is False."""
     return payload.size(1, note=True) if time_stamps else 0
 
 
 def upload_bytes(
     payload: Payload, report: Report, message: Message | None, statistics: Collection[str] = ()
 ) -> int:
-    """Return the bytes of a report: its vectors as they are coded, and its notes.
+    """Return the size in bytes of a report: its encoded vectors and its notes.
 
     Args:
-        payload: the form in which they travel.
-        report: what the client sends.
-        message: what the client had downloaded, as for `Coder.up`.
+        payload: the form in which they are sent.
+        report: the client's report.
+        message: the client's download, as in `Coder.up`.
         statistics: names of vectors that are not compressed.
     """
     notes = {name: count_numbers(v) for name, v in report.notes.items() if name not in report.unsent}
@@ -84,22 +84,22 @@ def upload_bytes(
 
 
 def statistics_bytes(payload: Payload, shown: Mapping[str, torch.Tensor], report: Report) -> tuple[int, int]:
-    """Return the bytes of one-shot statistics: of what a client downloads for them, and of its report.
+    """Return the sizes in bytes of a client's download for one-shot statistics, and of its report.
 
     Args:
-        payload: the form in which they travel.
-        shown: name -> rows [r, width] that all download.
-        report: what the client sends.
+        payload: the form in which they are sent.
+        shown: name -> rows [r, width] that all clients download.
+        report: the client's report.
     """
     down = sum(payload.size(count_numbers(x), len(x), travels_whole(name)) for name, x in shown.items())
     return down, upload_bytes(payload, report, None)
 
 
 class Coder:
-    """Codes the messages of the clients of this rank.
+    """Encodes the messages of the clients of this rank.
 
     Args:
-        payload: the form in which numbers travel.
+        payload: the form in which numbers are sent.
         store: keeps the residuals of error feedback.
         statistics: names of uploads that are not compressed.
     """
@@ -118,13 +118,13 @@ class Coder:
     def up(
         self, report: Report, message: Message | None, visit: int, key: Key
     ) -> tuple[Report, Mapping[str, int]]:
-        """Return a report as it arrives at the server, and the bytes of its vectors.
+        """Return a report as it arrives at the server, and the sizes of its vectors in bytes.
 
         Args:
-            report: what the client sends.
-            message: what the client had downloaded; None: this is no training, and nothing is compressed.
-            visit: how many visits the client made before.
-            key: address of the draws.
+            report: the client's report.
+            message: the client's download; None if this is not a training: nothing is compressed then.
+            visit: number of the client's visits before this one.
+            key: random key of the draws.
         """
         payload, arrived = self.payload, dict(report.vectors)
         if payload.dtype == "float32" and (message is None or not payload.compresses):
@@ -146,7 +146,7 @@ class Coder:
     def _compressed(
         self, x: torch.Tensor, rows: torch.Tensor | None, error: torch.Tensor | None, key: Key
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what arrives of an upload [d] or [C, d], and the residual [C, d]."""
+        """Return an upload [d] or [C, d] as it arrives, and the residual [C, d]."""
         how, upload = self.payload.compression, x.reshape(-1, x.shape[-1]).cpu()  # [C, d]
         base = base_of(upload, rows)
         wanted = upload - base
@@ -160,12 +160,12 @@ class Coder:
 
 
 def rows_under(name: str, report: Report, message: Message) -> torch.Tensor | None:
-    """Return the rows from which an upload is counted; None: from the origin.
+    """Return the rows from which the difference of an upload is taken; None for no difference.
 
     Args:
-        name: of the upload.
-        report: may say what it is based on.
-        message: what the client had downloaded: otherwise the table of the same name.
+        name: name of the upload.
+        report: the client's report; `based_on` may give the rows.
+        message: the client's download; otherwise gives the rows of the table `name`.
     """
     if name not in report.based_on:
         return message.vectors.get(name)
@@ -178,12 +178,12 @@ def _fits(upload: torch.Tensor, rows: torch.Tensor | None) -> bool:
 
 
 def _chooses(upload: torch.Tensor, rows: torch.Tensor | None) -> bool:
-    """Return whether the row that an upload [C, d] is the difference from must be named."""
+    """Return whether an upload [C, d] must name the row from which its difference is taken."""
     return rows is not None and _fits(upload, rows) and len(rows) not in (1, len(upload))
 
 
 def base_of(upload: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    """Return the rows [C, d] that are subtracted from an upload before it is coded."""
+    """Return the rows [C, d] that are subtracted from an upload [C, d] before it is encoded."""
     if rows is None or not _fits(upload, rows):
         return torch.zeros_like(upload)
     if not _chooses(upload, rows):

@@ -14,10 +14,10 @@ from mpifl.core.types import CohortReads, Reads
 
 from .payload import Payload
 
-Clients = int | np.ndarray  # one client, or several [c], each once
-Sizes = int | np.ndarray  # the same for all, or of each [c]
-SEVERAL = -1  # stream of who read no row, or several
-TIME_STAMP = "time_stamp"  # the server's version, with a download and back with the upload
+Clients = int | np.ndarray  # one client, or several distinct ones [c]
+Sizes = int | np.ndarray  # one value for all clients, or one for each [c]
+SEVERAL = -1  # stream of a client that read no row, or several rows
+TIME_STAMP = "time_stamp"  # the server's version, sent with a download and back with the upload
 KINDS: dict[str, str] = {  # name of a vector or note in the methods -> kind
     **dict.fromkeys(("model", "init", "delta"), "model"),
     **dict.fromkeys(("body", "head", "block", "trunk", "shared", "extractor", "last_layer"), "part"),
@@ -33,17 +33,17 @@ KINDS: dict[str, str] = {  # name of a vector or note in the methods -> kind
 
 
 def kind_of(name: str, is_note: bool = False) -> str:
-    """Return the kind of a payload by its name; an unknown vector is a model, an unknown note a statistic.
+    """Return the kind of a payload by its name; unknown vectors are models, unknown notes statistics.
 
     Args:
-        name: what the method calls it.
+        name: name of the vector or note in the method.
         is_note: whether it is a note.
     """
     return KINDS.get(name, "statistic" if is_note else "model")
 
 
 def travels_whole(name: str) -> bool:
-    """Return whether the numbers of a vector are as large as those of a note in every payload: seeds are."""
+    """Return whether the numbers of a vector are never rounded and have the size of those in notes: seeds."""
     return kind_of(name) == "seed"
 
 
@@ -55,15 +55,15 @@ class Entry:
         step: server step in which it was sent.
         direction: `up` or `down`.
         kind: model, part, gradient, embedding, statistic, centroid, assignment, seed or control.
-        name: what the method calls it.
+        name: name of the vector or note in the method.
         cast: how a multicast link would send it: `unicast`, `group` (several of the cohort read the row) or
             `broadcast` (all of them do).
         stream: the row that is sent, or that the sender had read; empty for none or several.
-        messages: sent by unicast.
-        bytes: sent by unicast.
-        group_messages: where a row that several clients read is sent once.
-        group_bytes: where a row that several clients read is sent once.
-        numbers: in the unicast messages, before compression.
+        messages: number of messages if all are sent by unicast.
+        bytes: bytes if all messages are sent by unicast.
+        group_messages: number of messages if a row that several clients read is sent once.
+        group_bytes: bytes if a row that several clients read is sent once.
+        numbers: count of numbers in the unicast messages, before compression.
     """
 
     step: int
@@ -82,11 +82,11 @@ class Entry:
         """Add to the counts.
 
         Args:
-            messages: by unicast.
-            size: their bytes in all.
-            groups: messages where each row is sent once.
-            group_size: their bytes in all.
-            numbers: in the unicast messages.
+            messages: number of unicast messages.
+            size: their bytes in total.
+            groups: number of messages if each row is sent once.
+            group_size: their bytes in total.
+            numbers: count of numbers in the unicast messages.
         """
         self.messages += messages
         self.bytes += size
@@ -97,15 +97,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What one client downloaded and uploaded in a step, in bytes, by unicast.
+    """The unicast bytes that one client downloaded and uploaded in a step.
 
     Attributes:
-        step: 0 before training.
-        client: who.
-        visit: how many visits it had made before.
-        trains: whether it was in the cohort; other clients may send statistics, or answer a probe.
-        bytes_down: downloaded.
-        bytes_up: uploaded.
+        step: server step; 0 before training.
+        client: number of the client.
+        visit: number of its visits before this step.
+        trains: whether it was in the cohort; other clients may send statistics or answer a probe.
+        bytes_down: bytes downloaded.
+        bytes_up: bytes uploaded.
     """
 
     step: int
@@ -120,7 +120,7 @@ MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
 
 
 class Moves(Sequence[Moved]):
-    """What clients moved in closed steps, column by column.
+    """The bytes that clients moved in closed steps, stored as columns.
 
     Args:
         table: int64 [n, 6], the fields of `Moved`.
@@ -151,11 +151,11 @@ class Moves(Sequence[Moved]):
         return columns | {"trains": columns["trains"].astype(bool)}
 
     def without(self, clients: np.ndarray) -> Moves:
-        """Return what others moved."""
+        """Return the moves of all other clients."""
         return Moves(self.table[~np.isin(self.table[:, MOVED.index("client")], clients)])
 
     def sizes(self) -> Moves:
-        """Return one of each kind: of clients that train or do not, and moved as many bytes."""
+        """Return one move for each distinct (trains, bytes down, bytes up)."""
         kinds = self.table[:, MOVED.index("trains") :]
         if (kinds == kinds[:1]).all():  # faster
             return Moves(self.table[:1])
@@ -163,11 +163,11 @@ class Moves(Sequence[Moved]):
 
 
 def is_among(clients: np.ndarray, some: np.ndarray) -> np.ndarray:
-    """Return which of some clients are among others, bool [c].
+    """Return which of the clients are in `some`, bool [c].
 
     Args:
         clients: [c].
-        some: the others; ascending.
+        some: clients to look for, ascending.
     """
     if clients is some or not len(some):
         return np.full(len(clients), clients is some)
@@ -176,7 +176,7 @@ def is_among(clients: np.ndarray, some: np.ndarray) -> np.ndarray:
 
 
 def count_numbers(value: Any) -> int:
-    """Return how many numbers a vector or a note holds; NaN is padding and not counted."""
+    """Return the count of numbers in a vector or note; NaN in a note is padding and not counted."""
     if isinstance(value, torch.Tensor):
         return int(value.numel())
     return int(np.size(value) - np.count_nonzero(np.isnan(value)))
@@ -186,8 +186,8 @@ class Ledger:
     """Counts the federation's bytes by step, direction, name, cast and stream, and per client.
 
     Args:
-        num_clients: N.
-        payload: the form in which numbers travel.
+        num_clients: N, number of clients.
+        payload: the form in which numbers are sent.
 
     Attributes:
         up: bytes that each client uploaded [N].
@@ -199,31 +199,31 @@ class Ledger:
         self.entries: dict[tuple[int, str, str, str, str], Entry] = {}
         self.up = np.zeros(num_clients, np.int64)
         self.down = np.zeros(num_clients, np.int64)
-        self._moved: list[np.ndarray] = []  # [m, 6] of each step that is closed
-        self._open: dict[int, list[int]] = {}  # client -> [down, up] of the step under way
-        self._open_columns: list[tuple[np.ndarray, str, Sizes]] = []  # and of several clients at once
+        self._moved: list[np.ndarray] = []  # [m, 6] for each closed step
+        self._open: dict[int, list[int]] = {}  # client -> [down, up] in the current step
+        self._open_columns: list[tuple[np.ndarray, str, Sizes]] = []  # the same for several clients at once
         self._streams = np.full(num_clients, SEVERAL, np.int32)  # the row that each client read last
         self._totals: Counter[tuple[str, int]] = Counter()
-        self._casts: Counter[int] = Counter()  # step -> downloaded bytes, each stream once
-        self._kept: np.ndarray | None = None  # whose moves are remembered, bool [N]; None: those of all
-        self._undo: list[Callable[[], object]] = []  # undo what was counted since a commit
+        self._casts: Counter[int] = Counter()  # step -> downloaded bytes, each row once
+        self._kept: np.ndarray | None = None  # clients whose moves are remembered, bool [N]; None: all
+        self._undo: list[Callable[[], object]] = []  # these calls undo all counts since a commit
 
     @property
     def moved(self) -> Moves:
-        """What each client moved in each synchronous step that is closed."""
+        """The bytes that each client moved in each closed synchronous step."""
         return Moves(np.concatenate([np.zeros((0, len(MOVED)), np.int64), *self._moved]))
 
     def remember(self, clients: np.ndarray) -> None:
-        """Remember what these clients move in each step, and not what others do; sums count everybody."""
+        """Keep the moves of these clients only, step by step; totals still count all clients."""
         self._kept = np.zeros(len(self.up), bool)
         self._kept[clients] = True
 
     def commit(self) -> None:
-        """Make what was counted permanent."""
+        """Make all counts permanent."""
         self._undo.clear()
 
     def roll_back(self) -> None:
-        """Undo what was counted since the last commit."""
+        """Undo all counts since the last commit."""
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
@@ -256,7 +256,7 @@ class Ledger:
             self._open.setdefault(client, [0, 0])[direction == "up"] += int(size)
 
     def _moved_so_far(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return who moved something in the step under way [c], ascending, and its bytes down and up [c]."""
+        """Return the clients with traffic in the current step [c], ascending, and their bytes down and up."""
         parts = self._open_columns
         if self._open or not parts:
             single = np.array([[k, *sizes] for k, sizes in self._open.items()], np.int64).reshape(-1, 3)
@@ -283,15 +283,16 @@ class Ledger:
         messages: int = 1,
         note: bool = False,
     ) -> None:
-        """Count what a client uploads, or what each of several uploads.
+        """Count the upload of a client, or the uploads of several clients.
 
         Args:
             step: server step.
-            name: of the vector or note.
-            client: who uploads; of several [c], each once.
-            numbers: before compression, of all or of each [c].
-            size: bytes, of all or of each [c]; None: those of the numbers in the payload's form.
-            messages: how many, of each.
+            name: name of the vector or note.
+            client: the client, or several distinct clients [c].
+            numbers: count of numbers of a client before compression, the same for all or one for each [c].
+            size: bytes of a client, the same for all or one for each [c]; None: those of the numbers in the
+                payload's form.
+            messages: number of messages of each client.
             note: whether it is a note.
         """
         if size is None:
@@ -304,7 +305,7 @@ class Ledger:
     def _by_stream(
         self, client: Clients, numbers: Sizes, size: Sizes
     ) -> Iterator[tuple[int | str, int, int, int]]:
-        """Yield each stream that clients had read, how many had, and the sums of their numbers and sizes."""
+        """Yield each stream that clients had read, their count, and the sums of their numbers and sizes."""
         if not isinstance(client, np.ndarray):
             row = int(self._streams[client])
             yield "" if row == SEVERAL else row, 1, int(numbers), int(size)
@@ -329,16 +330,16 @@ class Ledger:
         note: bool = False,
         size: int | None = None,
     ) -> None:
-        """Count what is sent to one client alone, or to each of several alone.
+        """Count what is sent to one client alone, or to each of several clients separately.
 
         Args:
             step: server step.
-            name: of the vector or note.
-            client: who downloads; of several [c], each once.
-            numbers: in all messages to one.
-            messages: how many, to one.
+            name: name of the vector or note.
+            client: the client, or several distinct clients [c].
+            numbers: count of numbers in all messages to one client.
+            messages: number of messages to one client.
             note: whether it is a note.
-            size: bytes to one; None: those of the numbers in the payload's form.
+            size: bytes to one client; None: those of the numbers in the payload's form.
         """
         if size is None:
             size = self.payload.size(numbers, messages, note)
@@ -354,7 +355,7 @@ class Ledger:
         Args:
             step: server step.
             reads: client -> the rows that it reads; a mixture of rows is one vector for one client.
-            widths: numbers in a row of each table.
+            widths: length of a row of each table.
         """
         readers, mixed = Counter[tuple[str, int]](), defaultdict[str, list[int]](list)
         streams, sizes = list[int](), list[int]()
@@ -398,14 +399,14 @@ class Ledger:
         return self._casts[step]
 
     def close(self, step: int, cohort: np.ndarray, visits: Callable[[np.ndarray], np.ndarray]) -> Moves:
-        """Close a synchronous step; return what each client moved since the last call.
+        """Close a synchronous step; return the bytes that each client moved since the last call.
 
         Args:
-            step: 0 before training.
+            step: server step; 0 before training.
             cohort: clients that trained.
-            visits: returns how many visits each of some clients [c] had made before the step [c].
+            visits: maps clients [c] to their numbers of visits before the step [c].
         """
-        self._open_columns.append((cohort, "down", 0))  # also who moved nothing
+        self._open_columns.append((cohort, "down", 0))  # includes clients that moved nothing
         done = self.moved_in(step, cohort, visits)
         self._open, self._open_columns = {}, []
         kept = done.table if self._kept is None else done.table[self._kept[done.columns()["client"]]]
@@ -413,13 +414,13 @@ class Ledger:
         return done
 
     def moved_in(self, step: int, cohort: np.ndarray, visits: Callable[[np.ndarray], np.ndarray]) -> Moves:
-        """Return what each client has moved in the step under way; see `close`."""
+        """Return the bytes that each client has moved in the current step; see `close`."""
         who, down, up = self._moved_so_far()
         trains = is_among(who, cohort)
         return Moves(np.stack([np.full(len(who), step), who, visits(who), trains, down, up], axis=1))
 
     def per_client(self) -> dict[str, np.ndarray]:
-        """Return what each remembered client moved in the whole run, the columns of `client_traffic.csv`."""
+        """Return each remembered client's bytes in the whole run: the columns of `client_traffic.csv`."""
         which = np.arange(len(self.up)) if self._kept is None else np.flatnonzero(self._kept)
         return {"client": which, "bytes_up": self.up[which], "bytes_down": self.down[which]}
 
@@ -440,7 +441,7 @@ class Ledger:
         return [{**dict(zip(heads, at, strict=True)), **found[at]} for at in sorted(found)]
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return all counts, as arrays."""
+        """Return all counts as arrays."""
         entries = self.entries.values()
         out = {f.name: np.array([getattr(e, f.name) for e in entries]) for f in fields(Entry)}
         out["is_row"] = np.array([isinstance(e.stream, int) for e in entries], bool)
@@ -457,7 +458,7 @@ class Ledger:
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the counts that `state_dict` returned."""
         columns = [state[f.name].tolist() for f in fields(Entry)]
         self.entries, self._totals = {}, Counter()
         for row, is_row in zip(zip(*columns, strict=True), state["is_row"].tolist(), strict=True):
@@ -474,7 +475,7 @@ class Ledger:
 
 
 def _stream(tables: Reads) -> int:
-    """Return the one row that a client reads; `SEVERAL` for none or several."""
+    """Return the row that a client reads; `SEVERAL` if it reads none or several."""
     rows: set[int] = set()
     for which in tables.values():
         if isinstance(which, np.ndarray):
@@ -484,14 +485,14 @@ def _stream(tables: Reads) -> int:
 
 
 def _sum(size: Sizes, client: Clients) -> int:
-    """Return the sum over clients of what is the same for all, or given for each."""
+    """Return the sum over clients of a value that is the same for all, or given for each."""
     if isinstance(size, np.ndarray):
         return int(size.sum())
     return size * len(client) if isinstance(client, np.ndarray) else size
 
 
 def _counted(reads: Mapping[int, Reads]) -> Iterable[tuple[Reads, int]]:
-    """Return the reads that differ, and how many clients have each; all of them where that is not known."""
+    """Return (reads, number of clients): one for each distinct reads, or for each client if not grouped."""
     if not isinstance(reads, CohortReads):
         return [(tables, 1) for tables in reads.values()]
     counts = np.bincount(reads.which, minlength=len(reads.distinct)).tolist()

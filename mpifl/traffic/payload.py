@@ -1,4 +1,4 @@
-"""The form in which numbers travel between clients and server of a federation."""
+"""The form in which numbers are sent between the clients and the server of a federation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .compression import Compression, Uncompressed
 
 Count = TypeVar("Count", int, np.ndarray, "int | np.ndarray")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-NOTE_BYTES = 4  # of a number in a note, float32 or int32: labels and seeds cannot be rounded
+NOTE_BYTES = 4  # bytes of a number in a note, float32 or int32: labels and seeds cannot be rounded
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Payload:
     """The form of a federation's messages. Numbers are rounded to it, so results depend on it.
 
     Attributes:
-        dtype: of the numbers in vectors, in both directions: `float32`, `float16` or `bfloat16`.
-        header_bytes: of each message. Each row, vector and note is a message. As a guide: TCP and IPv4 take
-            40 bytes of each packet of 1500, HTTP/2 with gRPC 14 of each message.
-        compression: of the vectors that clients upload after training.
+        dtype: number format of vectors, in both directions: `float32`, `float16` or `bfloat16`.
+        header_bytes: bytes of the header of each message. Each row, vector and note is a message. As a guide,
+            TCP and IPv4 take 40 bytes of each packet of 1500, HTTP/2 with gRPC 14 bytes of each message.
+        compression: compression of the vectors that clients upload after training.
         error_feedback: whether the client keeps the residual of compression and adds it to its next upload.
             Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
@@ -48,15 +48,15 @@ class Payload:
 
     @property
     def number_bytes(self) -> int:
-        """Bytes of a number in a vector."""
+        """Size of a number in a vector, in bytes."""
         return DTYPES[self.dtype].itemsize
 
     def size(self, numbers: Count, messages: int = 1, note: bool = False) -> Count:
-        """Return the bytes of uncompressed messages.
+        """Return the size of uncompressed messages in bytes.
 
         Args:
-            numbers: in all messages; or of several clients [c].
-            messages: how many.
+            numbers: count of numbers in all messages; an array [c] for several clients.
+            messages: number of messages.
             note: whether they are notes.
         """
         return numbers * (NOTE_BYTES if note else self.number_bytes) + messages * self.header_bytes

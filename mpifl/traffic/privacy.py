@@ -1,12 +1,12 @@
-"""Differential privacy of clients: what an upload goes through before it leaves the client.
+"""Client-level differential privacy: clipping and noise at the client.
 
-A client's update, its upload minus the rows that it downloaded, is clipped to a length and, under local
-privacy, noise is added. What the server does with clipped updates is in `runtime/private_step.py`, what it
-is worth in `accountant.py`.
+A client's update, its upload minus the rows that it downloaded, is clipped to a maximum L2 norm. Local
+privacy also adds noise to it. `runtime/private_step.py` has the server's part, `accountant.py` computes
+epsilon.
 
-The unit of privacy is a client with all its data. Draws are addressed, so results depend on no rank; the
-generator is NumPy's, in float64: a simulation, no hardened implementation (Mironov, "On Significance of the
-Least Significant Bits for Differential Privacy", CCS 2012).
+The unit of privacy is a client with all its data. Draws depend on random keys, not on ranks. They come from
+NumPy's generator in float64: this is a simulation, not a hardened implementation (Mironov, "On Significance
+of the Least Significant Bits for Differential Privacy", CCS 2012).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from mpifl.core.errors import MethodError, require
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report
 
-CLIPPED = "within_clip"  # note of adaptive clipping: 1 where the update was not longer than the clip
+CLIPPED = "within_clip"  # note of adaptive clipping: 1 if the norm of the update was at most the clip
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """Nothing is clipped, no noise is added."""
+    """No clipping and no noise."""
 
     @property
     def clips(self) -> bool:
@@ -58,27 +58,28 @@ class _Gaussian(Privacy):
 
 @dataclass(frozen=True)
 class CentralPrivacy(_Gaussian):
-    """The server, which is trusted, adds noise to sums of clipped updates. McMahan et al., ICLR 2018.
+    """The trusted server adds noise to sums of clipped updates. McMahan et al., ICLR 2018.
 
-    Each row becomes itself plus (sum of the clipped updates that enter it + noise) / D. All updates count the
-    same, whatever the method's weights. D is a number that no client's data decide: the expected number of
-    uploads of a round, divided among the rows of the table (the fixed denominator); or their count with noise
-    (`count_noise`).
+    Each row is increased by (sum of the clipped updates that enter it + noise) / D. All updates have the same
+    weight, whatever the method's weights. No client's data determine D: it is the expected number of uploads
+    of a round divided by the number of rows of the table (the fixed denominator), or the number of uploads
+    with noise (`count_noise`).
 
     Attributes:
-        clip: C, the largest L2 length of a client's update over all that it uploads; null does not clip.
-        noise_multiplier: z; noise of standard deviation z C on each sum. With `count_noise` or `quantile` the
-            updates get a little more, so that all that is released together is worth z.
-        delta: of (epsilon, delta).
-        sampling: `fixed`, m of N clients without replacement (one client replaced by another: the
-            sensitivity is 2 C), or `poisson`, each client with probability m / N, so that cohorts differ in
-            size (a client added or removed: C).
-        count_noise: standard deviation, in clients, of the noise on the number of uploads of each row of a
-            table of several; their mean is divided by that. null divides by m / K.
-        quantile: the clip follows this quantile of the lengths of updates from round to round, from `clip` on
-            (Andrew et al., NeurIPS 2021); null keeps it.
-        clip_lr: rate at which it follows.
-        quantile_noise: standard deviation, in clients, of the noise on the count of updates within the clip;
+        clip: C, the maximum L2 norm of a client's update, over everything that it uploads; null does not
+            clip.
+        noise_multiplier: z; each sum gets noise of standard deviation z C. With `count_noise` or `quantile`
+            the updates get a little more noise, so that everything released has the privacy of z.
+        delta: delta of (epsilon, delta).
+        sampling: `fixed` draws m of N clients without replacement (neighbours differ in one client replaced
+            by another; the sensitivity is 2 C). `poisson` draws each client with probability m / N, so cohort
+            sizes vary (neighbours differ in one client added or removed; the sensitivity is C).
+        count_noise: standard deviation, in clients, of the noise on the number of uploads of each row, for
+            tables of several rows; each sum is divided by its noisy number. null divides by m / K.
+        quantile: quantile of the norms of the updates that the clip follows from round to round, starting at
+            `clip` (Andrew et al., NeurIPS 2021); null keeps the clip constant.
+        clip_lr: learning rate of the clip.
+        quantile_noise: standard deviation, in clients, of the noise on the number of updates within the clip;
             null takes m / 20.
     """
 
@@ -108,17 +109,17 @@ class CentralPrivacy(_Gaussian):
         return num_sampled / 20 if self.quantile_noise is None else self.quantile_noise
 
     def noise_of_updates(self, num_sampled: int, counts: bool) -> float:
-        """Return z of the updates, so that they and what else is released are together worth z.
+        """Return z_u, the noise multiplier of the updates that gives everything released the privacy of z.
 
-        The queries are one: (updates / z_u, counts / count_noise, bits / quantile_noise), in which one
-        client's part has the length 1 / z. The bits are 1/2 or -1/2 (Andrew et al., theorem 1).
+        All queries are treated as one: (updates / z_u, counts / count_noise, bits / quantile_noise). In it
+        one client's contribution has the norm 1 / z. The bits are 1/2 or -1/2 (Andrew et al., theorem 1).
 
         Args:
-            num_sampled: m.
+            num_sampled: m, number of clients sampled in a round.
             counts: whether counts are released.
 
         Raises:
-            UserError: the others alone are worth less privacy than z.
+            UserError: the other queries alone give less privacy than z.
         """
         z = self.noise_multiplier
         if z == 0:
@@ -135,13 +136,14 @@ class CentralPrivacy(_Gaussian):
 
 @dataclass(frozen=True)
 class LocalPrivacy(_Gaussian):
-    """Each client clips its update and adds Gaussian noise before it sends: the server need not be trusted.
+    """Each client clips its update and adds Gaussian noise before sending; the server need not be trusted.
 
     Attributes:
-        clip: C, the largest L2 length of a client's update over all that it uploads; null does not clip.
-        noise_multiplier: z; noise of standard deviation z C on each number. Any two updates are at most 2 C
+        clip: C, the maximum L2 norm of a client's update, over everything that it uploads; null does not
+            clip.
+        noise_multiplier: z; each number gets noise of standard deviation z C. Any two updates are at most 2 C
             apart.
-        delta: of (epsilon, delta).
+        delta: delta of (epsilon, delta).
     """
 
 
@@ -158,18 +160,18 @@ PRIVACIES: Mapping[str, type[Privacy]] = {
 def protect(
     report: Report, message: Message, privacy: Privacy, trained: str | None, clip: float | None, key: Key
 ) -> Report:
-    """Return a report whose update is clipped, with noise under local privacy.
+    """Return a report with a clipped update and, under local privacy, noise.
 
     Args:
-        report: what the client would send.
-        message: what it downloaded.
-        privacy: the run's.
-        trained: the note that names the row which was trained (`RowUpdates.trained`).
+        report: report of the client before clipping.
+        message: the client's download.
+        privacy: privacy mechanism of the run.
+        trained: the note that names the row that was trained (`RowUpdates.trained`).
         clip: C of this visit; None: that of `privacy`.
-        key: of the visit.
+        key: random key of the visit.
 
     Raises:
-        MethodError: the upload is no update of rows that were downloaded, or more than uploads is sent.
+        MethodError: the upload is not an update of downloaded rows, or the client sends other notes as well.
     """
     if not isinstance(privacy, _Gaussian):
         return report
@@ -188,17 +190,17 @@ def protect(
 
 
 def rows_updated(report: Report, message: Message, trained: str | None) -> dict[str, torch.Tensor]:
-    """Return the downloaded row [d] of which each upload is the update, zeros for a change.
+    """Return, for each upload, the downloaded row [d] that it updates; zeros if it is a change already.
 
-    What else an upload says it is based on is not taken: it may be the client's own model.
+    Any other base of an upload (`based_on`) is refused, because it may be the client's own model.
 
     Args:
-        report: what the client would send.
-        message: what it downloaded.
-        trained: the note that names the row of a table of which several were downloaded.
+        report: report of the client before clipping.
+        message: the client's download.
+        trained: the note that names the row, for tables of which several rows were downloaded.
 
     Raises:
-        MethodError: there is none, an upload is based on something else, or notes tell more than that row.
+        MethodError: there is no such row, an upload is based on something else, or there are other notes.
     """
     out = {}
     more = sorted(set(report.notes) - {trained})
@@ -220,25 +222,25 @@ def rows_updated(report: Report, message: Message, trained: str | None) -> dict[
 
 
 def _length(vectors: Mapping[str, torch.Tensor], bases: Mapping[str, torch.Tensor]) -> float:
-    """Return the L2 length of the differences of all vectors from their bases."""
+    """Return the L2 norm of the differences of all vectors from their bases."""
     return sqrt(sum(float((x.double() - bases[name].double()).square().sum()) for name, x in vectors.items()))
 
 
 def clipped(
     vectors: Mapping[str, torch.Tensor], bases: Mapping[str, torch.Tensor], most: float
 ) -> dict[str, torch.Tensor]:
-    """Return vectors whose joint difference from their bases is at most so long, after rounding to float32.
+    """Return vectors clipped to a maximum joint difference from their bases, also after rounding to float32.
 
-    Vectors that are near enough are returned as they are, bit for bit.
+    Vectors within the maximum are returned unchanged, bit for bit.
 
     Args:
-        vectors: float32 by name.
-        bases: float32 by name, of the same shapes.
-        most: the L2 length.
+        vectors: name -> float32 vector.
+        bases: name -> float32 vector of the same shape.
+        most: the maximum L2 norm.
     """
     out, factor = dict(vectors), 1.0
     while (length := _length(out, bases)) > most:
-        factor *= most / length * (1 - 1e-9)  # a second turn where rounding made it longer
+        factor *= most / length * (1 - 1e-9)  # once more if rounding made the norm larger
         out = {
             name: (bases[name].double() + factor * (x.double() - bases[name].double())).float()
             for name, x in vectors.items()
@@ -247,6 +249,6 @@ def clipped(
 
 
 def with_noise(x: torch.Tensor, scale: float, key: Key) -> torch.Tensor:
-    """Return a vector with Gaussian noise of a standard deviation, added in float64."""
+    """Return a vector plus Gaussian noise of standard deviation `scale`, added in float64."""
     noise = scale * key.numpy().standard_normal(tuple(x.shape))
     return (x.double().cpu() + torch.from_numpy(np.asarray(noise))).float().to(x.device)

@@ -1,1 +1,1 @@
-"""What happens on a device: local training, losses, embeddings, evaluation."""
+"""Computations on a device: local training, losses, embeddings, evaluation."""

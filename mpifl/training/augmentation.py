@@ -1,4 +1,4 @@
-"""Random augmentations of training images, addressed by key: equal for any number of ranks."""
+"""Random augmentations of training images; their draws depend on a key alone, not on the number of ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def crop_flip(x: torch.Tensor, key: Key) -> torch.Tensor:
     """Return randomly shifted images, half of them mirrored. He et al., CVPR 2016, section 4.2.
 
     Args:
-        x: images [n, C, H, W]; shifts are at most MARGIN pixels, and zeros are shifted in.
-        key: addresses the draws.
+        x: images [n, C, H, W]; they are padded with zeros and shifted by at most MARGIN pixels.
+        key: random key of the draws.
     """
     rng, n = key.numpy(), len(x)
     top, left = rng.integers(0, 2 * MARGIN + 1, (2, n))
@@ -35,7 +35,7 @@ def crop_flip(x: torch.Tensor, key: Key) -> torch.Tensor:
 def _cut_one_by_one(
     padded: torch.Tensor, top: np.ndarray, left: np.ndarray, mirrored: np.ndarray
 ) -> torch.Tensor:
-    """Return a piece of each padded image, as `_cut_at_once`: on a CPU four times as fast."""
+    """Return a crop of each padded image, as `_cut_at_once` does; four times as fast on a CPU."""
     whole = padded.numpy()
     n, channels, height, width = whole.shape
     pieces = torch.empty(n, channels, height - 2 * MARGIN, width - 2 * MARGIN, dtype=padded.dtype)
@@ -51,19 +51,19 @@ def _cut_one_by_one(
 def _cut_at_once(
     padded: torch.Tensor, top: np.ndarray, left: np.ndarray, mirrored: np.ndarray
 ) -> torch.Tensor:
-    """Return a piece of each padded image, by one look-up.
+    """Return a crop of each padded image, by one indexing operation.
 
     Args:
         padded: images [n, C, H + 2 MARGIN, W + 2 MARGIN].
-        top: first row of each piece, int64 [n].
-        left: first column of each piece, int64 [n].
-        mirrored: which pieces are mirrored, bool [n].
+        top: first row of each crop, int64 [n].
+        left: first column of each crop, int64 [n].
+        mirrored: which crops are mirrored, bool [n].
 
     Returns:
-        The pieces [n, C, H, W].
+        The crops [n, C, H, W].
     """
     n, _, height, width = padded.shape
-    row = top[:, None] + np.arange(height - 2 * MARGIN)  # [n, H]: where each pixel comes from
+    row = top[:, None] + np.arange(height - 2 * MARGIN)  # [n, H]: source row of each pixel
     column = left[:, None] + np.arange(width - 2 * MARGIN)  # [n, W]
     column = np.where(mirrored[:, None], column[:, ::-1], column)
     image = np.arange(n)[:, None, None]

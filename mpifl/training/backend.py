@@ -1,4 +1,4 @@
-"""What a client asks to be trained, and the interface of whatever trains it."""
+"""Requests for local training, and the interface of the backends that train them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from .config import LocalConfig
 class Request(NamedTuple):
     """One local training: the arguments of `Learner.sgd` as a value.
 
-    A tuple, because one is made for every visit, and a frozen dataclass takes three times as long.
+    This is a tuple because one is made for every visit, and a frozen dataclass takes three times as long.
 
     Attributes:
         start: the vector [d] to train from.
         split: the training data, on the learner's device.
-        config: how to train.
-        key: addresses the order of the samples, and what a model or an augmentation draws.
-        step: the server step, from 1; it decides the learning rate.
+        config: options of the training.
+        key: random key of the order of the samples and of the draws of model and augmentation.
+        step: the server step, from 1; it determines the learning rate.
         direction: changes the flat gradient before each step; None leaves it as it is.
-        loss: replaces the loss of the task; None for that.
-        part: the slices of the vector that move; None for all parameters.
-        kept: the optimiser that goes on, and is changed; None for a new one.
-        stage: its `done` is set to the mini-batches that were trained; None: nobody looks. The kernels, which
-            train in one call, leave it alone.
+        loss: replaces the loss of the task; None keeps it.
+        part: the slices of the vector that are trained; None for all parameters.
+        kept: optimiser state to continue from and to update; None for a new optimiser.
+        stage: its `done` is set to the number of mini-batches trained so far; None reports no progress. The
+            kernels, which train in one call, do not update it.
     """
 
     start: torch.Tensor
@@ -55,7 +55,7 @@ class Request(NamedTuple):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What requests have in common that can be trained in one stack."""
+        """The properties that requests must share to be trained in one stack."""
         return self.config, self.step, bounds(self.part), tuple(self.split.x.shape[1:])
 
     def outcome(self, vector: torch.Tensor, steps: int, loss: float) -> Trained:
@@ -74,16 +74,16 @@ class VisitRequests(NamedTuple):
     """Several visits that only train, on the loss of the task; see `Request`.
 
     Attributes:
-        client: who, int64 [m].
-        visit: number of visits that each made before, int64 [m].
+        client: client of each visit, int64 [m].
+        visit: number of the client's visits before this one, int64 [m].
         starts: the vector [d] that each starts from.
-        out: vectors float32 [d] in main memory for what is trained, or for its change.
-        samples: where those of all are stored, or those of each.
-        config: how all train.
-        key: above those of the visits, which are `key.of(client, visit)`.
+        out: vectors float32 [d] in main memory that receive the trained models, or their changes.
+        samples: the training samples: where all of them are stored, or one split for each visit.
+        config: options of the training, the same for all visits.
+        key: parent of the keys of the visits, which are `key.of(client, visit)`.
         step: the server step, from 1.
         mu: weight of a proximal term mu/2 ||w - start||^2; None for none.
-        change: write w - start to `out`.
+        change: write w - start to `out` instead of w.
     """
 
     client: np.ndarray
@@ -99,7 +99,7 @@ class VisitRequests(NamedTuple):
 
 
 class Backend(ABC):
-    """One way to train a request. A learner asks its backends in order; the first that accepts trains."""
+    """One way to train a request. A learner asks its backends in order and uses the first that accepts."""
 
     @abstractmethod
     def accepts(self, request: Request) -> bool:
@@ -107,12 +107,12 @@ class Backend(ABC):
 
     @abstractmethod
     def train(self, request: Request) -> Trained:
-        """Train a request that was accepted."""
+        """Train a request that this backend accepts."""
 
     def train_visits(self, visits: VisitRequests) -> TrainedVisits | None:
-        """Train visits that do nothing else, one after the other; None (the default) where that cannot be.
+        """Train visits that only train, one after the other; return None (default) where this is impossible.
 
-        What is in `visits.out` counts only where an outcome is returned.
+        If None is returned, the contents of `visits.out` are undefined.
         """
         return None
 
@@ -125,17 +125,17 @@ def sizes_of(samples: StoredSamples | Sequence[Split]) -> np.ndarray:
 
 
 def train_visits(backends: Iterable[Backend], visits: VisitRequests) -> TrainedVisits | None:
-    """Return what the first of some backends that can makes of visits; None where none can."""
+    """Return the outcome of visits from the first backend that can train them; None where none can."""
     made = (backend.train_visits(visits) for backend in backends)
     return next((trained for trained in made if trained is not None), None)
 
 
 def permutations(entropy: bytes, sizes: np.ndarray) -> np.ndarray:
-    """Return one permutation of 0 .. size - 1 after the other, each as `Key.numpy().permutation` draws it.
+    """Return permutations of 0 .. size - 1, concatenated, each as `Key.numpy().permutation` draws it.
 
     Args:
-        entropy: of the keys, 16 bytes each (`Key.entropies`).
-        sizes: int64 [permutations].
+        entropy: entropy of the keys, 16 bytes each (`Key.entropies`).
+        sizes: size of each permutation, int64 [permutations].
 
     Returns:
         int64 [sum of sizes].
@@ -153,7 +153,7 @@ def _permutation(entropy: bytes, size: int) -> np.ndarray:
 
 @cache
 def _as_numpy() -> bool:
-    """Return whether the kernels permute as the NumPy in use; a release may change how it draws."""
+    """Return whether the kernels permute as the installed NumPy does; a release may change its algorithm."""
     entropy, size = bytes(range(16)), 300
     return np.array_equal(bindings.permutations(entropy, np.array([size])), _permutation(entropy, size))
 
@@ -161,13 +161,13 @@ def _as_numpy() -> bool:
 def epoch_orders(
     num_samples: int, config: LocalConfig, key: Key, drop_single: bool = False
 ) -> Iterator[np.ndarray]:
-    """Yield the samples of each epoch, int64 [n], in the order of training; `steps` may cut the last epoch.
+    """Yield the sample indices of each epoch, int64 [n], in training order; `steps` may cut the last epoch.
 
     Args:
-        num_samples: samples of the client.
-        config: gives the number of epochs or steps, and the size of a batch.
-        key: addresses the permutations.
-        drop_single: leave out a batch of one sample.
+        num_samples: number of samples of the client.
+        config: gives the number of epochs or steps, and the batch size.
+        key: random key of the permutations.
+        drop_single: leave out a last batch of one sample.
     """
     usable = config.num_usable(num_samples, drop_single)
     steps = config.num_steps(num_samples, drop_single)

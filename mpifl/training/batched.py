@@ -1,14 +1,14 @@
-"""Many clients' models trained at once: stacked parameters, one vectorised step for all.
+"""Training of many clients' models at once: stacked parameters, one vectorised step for all clients.
 
-Each visit runs in a greenlet of its own, one at a time and in a fixed order: a method is written, and
-behaves, as if its client were alone. A visit stops where it asks to train; once all that still run have
-asked, one stacked training answers them all.
+Each visit runs in its own greenlet, one at a time and in a fixed order. A method is therefore written, and
+behaves, as if its client were alone. A visit pauses when it asks for a training; once every running visit has
+asked, one stacked training answers all of them.
 
-In a stack every tensor of the model is held once for all clients, [C, *shape]; a step takes the gradients of
-all clients by `torch.func.vmap` and makes one fused update. Clients are sorted by their number of steps, so
-that those still at work are the first rows; a last batch that is smaller is padded and its padding weighs
-nothing. The loss of a batch must be a known weighted mean of its samples' losses (`sample_weights`). The
-result agrees with training one client after the other up to rounding (1e-4 of the largest change, see
+In a stack each tensor of the model is stored once for all clients, [C, *shape]. A step computes the gradients
+of all clients with `torch.func.vmap` and makes one fused update. Clients are sorted by their number of steps,
+so that the active ones are the first rows. A smaller last batch is padded; the padding has weight 0. The loss
+of a batch must be a known weighted mean of its samples' losses (`sample_weights`). The result agrees with
+training one client after the other up to rounding (1e-4 of the largest change, see
 tests/training/test_batched.py), not bit for bit.
 """
 
@@ -41,8 +41,8 @@ STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNo
 def stackable(module: nn.Module) -> bool:
     """Return whether clients with this model can be stacked.
 
-    It must have no random layers, no running statistics or other buffers that change, no recurrent layers
-    (PyTorch computes them one client after the other) and no hooks.
+    The model must have no random layers, no running statistics or other buffers that change, no recurrent
+    layers (PyTorch computes them one client after the other) and no hooks.
     """
     kept = any(is_random(m) or isinstance(m, STATEFUL) for m in module.modules())
     buffers = {name for name, _ in module.named_buffers()} - frozen_names(module)
@@ -50,7 +50,7 @@ def stackable(module: nn.Module) -> bool:
 
 
 def evenly(labels: torch.Tensor) -> torch.Tensor:
-    """Return equal weights [n], whose sum is 1."""
+    """Return equal weights [n] that sum to 1."""
     return torch.full((len(labels),), 1.0 / len(labels), device=labels.device)
 
 
@@ -68,7 +68,7 @@ MEANS: dict[tuple[Callable[..., Any], Callable[..., Any]], Weights] = {
 
 
 def sample_weights(task: Task) -> Weights | None:
-    """Return what gives, from the labels of a batch, the weight of each sample's loss in the batch's [n].
+    """Return a function that maps labels [n] to the weight [n] of each sample in the batch loss.
 
     None where the loss of a batch is not known to be a weighted mean of its samples' losses: such clients
     cannot be stacked.
@@ -92,9 +92,9 @@ def train_all(
     """Train requests together; return their outcomes in the same order.
 
     Args:
-        context: the model, which `stackable` allows, and a task that has `sample_weights`.
-        requests: those of one `kind` are trained in one stack; each has the task's loss.
-        train: trains those of one kind.
+        context: a model that is `stackable`, and a task that has `sample_weights`.
+        requests: requests with the task's loss; those of the same `kind` are trained in one stack.
+        train: trains the requests of one kind.
     """
     out: dict[int, Trained] = {}
     for kind in dict.fromkeys(r.kind for r in requests):
@@ -105,7 +105,7 @@ def train_all(
 
 
 def moving_names(context: ModelContext, part: Part | None) -> list[str]:
-    """Return the names of the tensors that move when `part` is trained (None: all parameters)."""
+    """Return the names of the tensors that are trained if `part` is (None: all parameters)."""
     p = context.layout.num_parameters
     slices = part if part is not None else (slice(0, p),)
     frozen = {name for name, param in context.flat.module.named_parameters() if not param.requires_grad}
@@ -119,16 +119,16 @@ def moving_names(context: ModelContext, part: Part | None) -> list[str]:
 def stacked_gradients(
     module: nn.Module, losses: Callable[..., torch.Tensor], precision: str = FLOAT32
 ) -> Callable[..., Any]:
-    """Return what takes the gradients of all clients of a stack at once.
+    """Return a function that computes the gradients of all clients of a stack at once.
 
     Args:
-        module: their model.
+        module: the clients' model.
         losses: (outputs, labels) -> loss of each sample.
         precision: number format of the forward and backward pass.
 
     Returns:
-        (moving tensors, other tensors, samples, labels, weights of samples), all stacked over clients -> the
-        gradients of the moving tensors, and the loss of each client.
+        (trained tensors, other tensors, samples, labels, weights of samples), all stacked over clients ->
+        (gradients of the trained tensors, loss of each client).
     """
 
     def loss(
@@ -146,7 +146,7 @@ def stacked_gradients(
 
 
 def longest_first(batches: Sequence[Sequence[object]]) -> list[int]:
-    """Return the numbers of clients, those with most batches first."""
+    """Return the indices of the clients, sorted by their number of batches, most first."""
     return sorted(range(len(batches)), key=lambda i: (-len(batches[i]), i))
 
 
@@ -157,14 +157,14 @@ def outcomes(
     steps: Sequence[int],
     losses: Sequence[float],
 ) -> list[Trained]:
-    """Return the outcomes of requests, which a stack has in another order.
+    """Return the outcomes in the order of the requests, given the rows of a stack.
 
     Args:
-        requests: in their own order.
-        order: the number of the request of each row.
-        vectors: what each row was trained to [d].
-        steps: of each row.
-        losses: of each row, the sum over its steps.
+        requests: the requests.
+        order: index of the request of each row.
+        vectors: trained vector [d] of each row.
+        steps: number of steps of each row.
+        losses: sum of the losses of each row over its steps.
     """
     rows = {i: row for row, i in enumerate(order)}
     means = [loss / n if n else 0.0 for loss, n in zip(losses, steps, strict=True)]
@@ -207,7 +207,7 @@ class _Stack:
         return outcomes(self.asked, self.order, [v.clone() for v in vectors], steps, self.losses.tolist())
 
     def _step(self, step: int, active: int) -> None:
-        """Move the first `active` clients by one step each."""
+        """Take one step for each of the first `active` clients."""
         x, y, weight = self._batch(step, active)
         rows = {name: t[:active] for name, t in self.tensors.items()}
         moving = {name: rows[name] for name in self.moving}
@@ -250,7 +250,7 @@ class _Stack:
         fused_sgd(weights, [g.contiguous() for g in grads], first, self.config, self.lr, step == 0)
 
     def _directed(self, active: int, grads: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the gradients as each client's method changes them, given flat [p] as it expects them."""
+        """Return the gradients as changed by each client's `direction`, which gets them as a vector [p]."""
         p, slices = self.layout.num_parameters, self.layout.slices
         flat = torch.zeros(active, p, device=self.device)
         w = torch.cat([t[:active].flatten(1) for t in self.tensors.values()], 1)[:, :p]
@@ -266,7 +266,7 @@ T = TypeVar("T")
 
 
 class _Visit(Generic[T]):
-    """One visit, which runs in a greenlet of its own between `advance` and its next request."""
+    """One visit, which runs in its own greenlet from `advance` to its next request."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self.work = work
@@ -275,7 +275,7 @@ class _Visit(Generic[T]):
         self.request: Request | None = None
         self.answer: Trained | Dismissed | None = None
         self.over = False
-        self.greenlet = greenlet(self._run)  # on its end, the one that made it goes on
+        self.greenlet = greenlet(self._run)  # when it ends, the greenlet that created it continues
         self._grad = True
 
     def _run(self) -> None:
@@ -286,14 +286,14 @@ class _Visit(Generic[T]):
         self.over = True
 
     def advance(self) -> None:
-        """Run the visit until its next request, or its end; whether gradients are recorded is its own."""
+        """Run the visit until its next request or its end, with its own setting of gradient recording."""
         before = torch.is_grad_enabled()
         torch.set_grad_enabled(self._grad)
         self.greenlet.switch()
         torch.set_grad_enabled(before)
 
     def ask(self, request: Request) -> Trained:
-        """Wait until a request is answered; called by the visit itself."""
+        """Wait until a request is answered and return the answer; called by the visit itself."""
         self.request, self._grad = request, torch.is_grad_enabled()
         assert self.greenlet.parent is not None
         self.greenlet.parent.switch()
@@ -304,7 +304,7 @@ class _Visit(Generic[T]):
 
 
 class LockstepRunner:
-    """Runs visits in lockstep: each until its next request, then all requests are answered at once.
+    """Runs visits in lockstep: each runs until its next request, then all requests are answered at once.
 
     Args:
         train_requests: maps the requests of all running visits, in their order, to the outcomes.
@@ -316,18 +316,18 @@ class LockstepRunner:
 
     @property
     def listening(self) -> bool:
-        """Whether a visit of this runner calls."""
+        """Whether the caller is a visit of this runner."""
         return self._current is not None and getcurrent() is self._current.greenlet
 
     def ask(self, request: Request) -> Trained:
-        """Wait until the current visit's request is answered."""
+        """Wait until the current visit's request is answered and return the answer."""
         assert self._current is not None
         return self._current.ask(request)
 
     def run(self, works: Sequence[Callable[[], T]]) -> list[T]:
-        """Run all works and return their results, in order.
+        """Run all visits and return their results, in order.
 
-        An exception of one ends the others and is raised.
+        If one visit raises an exception, the others are ended and the exception is raised.
         """
         visits = [_Visit(work) for work in works]
         left = visits
@@ -351,7 +351,7 @@ class LockstepRunner:
         return [visit.result for visit in visits]  # type: ignore[misc]  # all are over
 
     def _dismiss(self, visits: Sequence[_Visit[Any]]) -> None:
-        """End the visits that still wait, so that each leaves what it has entered."""
+        """End the visits that still wait, so that each leaves its `with` and `try` blocks."""
         for visit in visits:
             self._current = visit
             while not visit.over:
@@ -361,14 +361,14 @@ class LockstepRunner:
 
 
 class Dismissed(RuntimeError):
-    """Raised in a waiting visit when another one of the same run failed."""
+    """Raised in a waiting visit when another visit of the same run has failed."""
 
 
 class LockstepBackend(Backend):
-    """Has the requests of visits that run in lockstep trained in one stack.
+    """Trains the requests of visits that run in lockstep in one stack.
 
     Args:
-        context: the model, which `stackable` allows.
+        context: a model that is `stackable`.
         train: trains the requests of one kind.
 
     Attributes:
@@ -381,13 +381,13 @@ class LockstepBackend(Backend):
         self.runner = LockstepRunner(partial(train_all, context, train=train))
 
     def accepts(self, request: Request) -> bool:
-        """Return whether a visit of `runner` asks, for the task's loss, and the model has no hooks.
+        """Return whether the request comes from a visit of `runner`, with the task's loss and no hooks.
 
-        Nothing is accepted where the task has no `sample_weights`, or under an autocast of the visit's own.
+        Nothing is accepted if the task has no `sample_weights`, or if the visit has turned on autocast.
         """
         fits = self._known_mean and request.loss is None and self.runner.listening
         return fits and not under_autocast() and self.context.untouched()
 
     def train(self, request: Request) -> Trained:
-        """Wait until all other visits have asked; return this one's outcome."""
+        """Wait until all other visits have made their requests; return the outcome of this one."""
         return self.runner.ask(request)

@@ -1,4 +1,4 @@
-"""The client that a method works with: its data and the rank's learner, at one visit."""
+"""The client that a method works with during a visit: its data and the rank's learner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .own_metrics import OwnMetric
 
 
 class Batch(Split):
-    """A mini-batch that `batches` handed out: this visit's share of the work is taken from their number."""
+    """A mini-batch from `batches`, which applies the visit's `work`; `sgd` does not apply it again."""
 
 
 class LocalClient(Client):
@@ -41,13 +41,13 @@ class LocalClient(Client):
         federation: holds its data.
         learner: trains and evaluates its model.
         config: options of local training.
-        visit: how many visits it made before.
+        visit: number of its visits before this one.
         step: the server step, from 1.
         home: device of the vectors that it returns; None: the learner's. The server's own clients return
-            theirs in main memory.
-        metrics: what it scores beside the task's metrics and loss.
-        work: share of the mini-batches after which each of its trainings ends, one at least; None takes them
-            all.
+            their vectors in main memory.
+        metrics: metrics to evaluate in addition to the task's metrics and loss.
+        work: fraction of the mini-batches after which each of its trainings ends, at least one mini-batch;
+            None: all of them.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class LocalClient(Client):
 
     @cached_property
     def data(self) -> ClientData:
-        """The client's data at this visit, on the learner's device, each split when it is first read."""
+        """The client's data at this visit, on the learner's device; each split is loaded at first use."""
         data, device = self._federation.client(self.id, self.visit), self._learner.device
         if device.type == "cpu":
             return data
         return LazyClient.reading(lambda name: split_on(data.split(name), device), data.further)
 
     def pixels(self, split: str = "train") -> Split:
-        """Return a split at this visit with the images as they are stored, in main memory."""
+        """Return a split at this visit with the images in their stored form, in main memory."""
         return self._federation.pixels(self.id, split, self.visit)
 
     @property
@@ -108,11 +108,11 @@ class LocalClient(Client):
         return twin
 
     def load_optimizer(self, memory: State) -> None:
-        """Let the trainings of this visit go on with the optimisers of the last one."""
+        """Continue this visit's trainings with the optimisers of the last visit."""
         self._optimizers = OptimizerMemory(memory)
 
     def optimizer_memory(self) -> State:
-        """Return what the optimisers of this visit's trainings remember."""
+        """Return the states of the optimisers of this visit's trainings."""
         return {} if self._optimizers is None else self._optimizers.tensors()
 
     def sgd(
@@ -129,7 +129,7 @@ class LocalClient(Client):
         """Train on the client's training data.
 
         Raises:
-            UserError: `part` cuts a tensor, or holds no parameter.
+            UserError: `part` cuts a tensor or contains no parameter.
         """
         if part is not None:
             self._learner.context.check(part)
@@ -156,17 +156,17 @@ class LocalClient(Client):
         return replace(trained, vector=trained.vector.to(self._home)) if away else trained
 
     def _changed(self, changes: Mapping[str, Any]) -> LocalConfig:
-        """Return the options with those of a call; the epochs of a call replace `local.steps`, too."""
+        """Return the options with the changes of a call; `epochs` of a call also replaces `local.steps`."""
         if "epochs" in changes:
             changes = {"steps": None, **changes}
         return replace(self._config, **changes) if changes else self._config
 
     def _training(self, num_steps: int) -> AbstractContextManager[Stage | None]:
-        """Return what counts the mini-batches of a training; None here: visits are counted as a whole."""
+        """Return a context that counts the mini-batches of a training; here none: progress counts visits."""
         return nullcontext()
 
     def _shortened(self, config: LocalConfig, num_samples: int) -> LocalConfig:
-        """Return options that take this visit's share of the mini-batches on so many samples."""
+        """Return options that limit a training on `num_samples` samples to this visit's `work`."""
         if self._work is None:
             return config
         steps = config.num_steps(num_samples, self._learner.drop_single)
@@ -175,7 +175,7 @@ class LocalClient(Client):
         return replace(config, steps=max(1, steps * self._work.numerator // self._work.denominator))
 
     def batches(self, key: Key, **changes: Any) -> Iterator[Split]:
-        """Yield the batches of a visit, as `sgd` takes them under the same key."""
+        """Yield the batches of a visit, the same as those of `sgd` under the same key."""
         data = self.data.train
         config = self._shortened(self._changed(changes), len(data))
         for index in self._learner.batches(data, config, key):
@@ -190,17 +190,17 @@ class LocalClient(Client):
         """Return the loss of each sample [n].
 
         Raises:
-            UserError: there is none.
+            UserError: `split` is empty, although the client has training data.
         """
         split = self._filled(split)
         output = self.logits(vector, split.x)
         return self.task.losses(output, split.y.to(output.device))
 
     def loss(self, vector: Vector, split: Split | None = None) -> float:
-        """Return the mean loss, as training takes it: of texts, the mean over tokens.
+        """Return the mean loss as training defines it: for texts, the mean over tokens.
 
         Raises:
-            UserError: there is no sample.
+            UserError: `split` is empty, although the client has training data.
         """
         split, task = self._filled(split), self.task
         if task.has_total and type(task).count is Task.count:
@@ -212,7 +212,7 @@ class LocalClient(Client):
         return float(task.total_loss(output.double(), y)) / max(task.count(y), 1)
 
     def _filled(self, split: Split | None) -> Split:
-        """Return a set, the training data in the place of None, that has samples."""
+        """Return a split (None: the training data); raise `UserError` if only the split is empty."""
         split = self.data.train if split is None else split
         remedy = "has no samples in a set (training, validation or test) by whose loss this method chooses"
         require(
@@ -224,7 +224,7 @@ class LocalClient(Client):
         return split
 
     def evaluate(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
-        """Return metrics, `loss` and own metrics on `split` (default: test data); NaN for an empty one."""
+        """Return metrics, `loss` and the user's metrics on `split` (default: test data); NaN if empty."""
         split = self.data.test if split is None else split
         if not len(split):
             names = (*(m.name for m in self.task.scored), "loss", *(m.name for m in self._metrics))
@@ -234,7 +234,7 @@ class LocalClient(Client):
         return {**self.task.evaluate(output, y), **self.measure(output, y)}
 
     def measure(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return the figures of `evaluation.metrics`."""
+        """Return the metrics of `evaluation.metrics`."""
         return {metric.name: metric(logits, labels, self.id) for metric in self._metrics}
 
     def logits(self, vector: Vector, x: torch.Tensor) -> torch.Tensor:
@@ -247,7 +247,7 @@ class LocalClient(Client):
 
 
 class ServerClient(LocalClient):
-    """A labelled set of the server as a client: its trainings are stages of what rank 0 does."""
+    """A labelled set of the server as a client; its trainings are shown as stages of rank 0's progress."""
 
     def _training(self, num_steps: int) -> AbstractContextManager[Stage | None]:
         return doing("training on the server's data", num_steps, "mini-batches")
@@ -272,10 +272,10 @@ def public_clients(
     """Return the labelled sets that the server owns, each as a client in main memory.
 
     Args:
-        federation: gives the sets, and shapes and classes.
+        federation: gives the sets, their shapes and classes.
         learner: trains and evaluates their models.
         config: options of local training.
-        splits: other sets to use; None for those of the federation.
+        splits: sets to use instead; None for those of the federation.
     """
     sets = _ServerSets(federation.public() if splits is None else splits, federation)
     return tuple(ServerClient(g, sets, learner, config, home=CPU) for g in range(sets.num_clients))
@@ -283,14 +283,14 @@ def public_clients(
 
 @dataclass(frozen=True)
 class LocalClients(ClientHost):
-    """The clients of a rank: the data of all, one learner, the options of local training.
+    """The clients of a rank: the data of all clients, one learner, the options of local training.
 
     Attributes:
         federation: the clients' data.
         learner: trains and evaluates on this rank's device.
-        local: how clients train.
-        differing: client -> how it trains, of those that train in another way.
-        metrics: what clients score beside the task's metrics and loss.
+        local: options of local training.
+        differing: client -> its own options, for clients whose options differ.
+        metrics: metrics to evaluate in addition to the task's metrics and loss.
     """
 
     federation: Federation
@@ -306,12 +306,12 @@ class LocalClients(ClientHost):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where clients train."""
+        """Device on which clients train."""
         return self.learner.device
 
     @property
     def task(self) -> Task:  # type: ignore[override]
-        """What models are trained for."""
+        """The task that models are trained for."""
         return self.learner.task
 
     @property
@@ -320,7 +320,7 @@ class LocalClients(ClientHost):
         return self.learner.layout
 
     def num_steps(self, k: int, visit: int) -> tuple[int, int]:
-        """Return the mini-batches of a client's visit, and those of one pass over its training data."""
+        """Return the numbers of mini-batches in a client's visit and in one pass over its training data."""
         local, single = self.differing.get(k, self.local), self.learner.drop_single
         of_pass, num_samples = replace(local, epochs=1, steps=None), self.federation.num_samples(k, visit)
         return local.num_steps(num_samples, single), of_pass.num_steps(num_samples, single)
@@ -337,12 +337,12 @@ class LocalClients(ClientHost):
 
     @property
     def metric_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The names of the figures of `evaluation.metrics`."""
+        """The names of the metrics of `evaluation.metrics`."""
         return tuple(metric.name for metric in self.metrics)
 
     @property
     def metric_directions(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Of each of these figures, 1 where higher is better, -1 where lower is, 0 where neither is said."""
+        """For each of these metrics, 1 where higher is better, -1 where lower is, 0 where it is unknown."""
         return tuple(metric.better for metric in self.metrics)
 
     def public_clients(self) -> Sequence[ServerClient]:
@@ -359,7 +359,7 @@ class LocalClients(ClientHost):
         mu: float | None = None,
         change: bool = False,
     ) -> TrainedVisits | None:
-        """Train clients at visits that do nothing else by the kernels; None where these cannot."""
+        """Train clients at visits that only train, with the kernels; return None where they cannot."""
         if not self.learner.trains_visits or self.differing or self.local.keep_optimizer:
             return None
         samples = self._samples(visits)
@@ -369,12 +369,12 @@ class LocalClients(ClientHost):
     def best_models(
         self, visits: tuple[np.ndarray, np.ndarray], models: Sequence[torch.Tensor]
     ) -> np.ndarray | None:
-        """Return the best model of each visit, by the kernels; None where these cannot."""
+        """Return the index of the best model of each visit, from the kernels; None where they cannot."""
         kernels = self.learner.kernels
         return None if kernels is None else kernels.best_models(self._samples(visits), models)
 
     def _samples(self, visits: tuple[np.ndarray, np.ndarray]) -> StoredSamples | list[Split]:
-        """Return where the training samples of some visits are stored, or those of each."""
+        """Return where the training samples of some visits are stored, or the split of each visit."""
         stored = self.federation.stored(*visits)
         if stored is not None:
             return stored
@@ -382,5 +382,5 @@ class LocalClients(ClientHost):
         return [self.federation.client(k, visit).train for k, visit in clients]
 
     def run_lockstep(self, works: Sequence[Callable[[], T]]) -> list[T]:
-        """Return what several visits make, trained side by side."""
+        """Run visits side by side, training them in one stack where possible; return their results."""
         return self.learner.lockstep.run(works)

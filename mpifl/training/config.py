@@ -20,24 +20,26 @@ class LocalConfig:
 
     Attributes:
         epochs: passes over the training data in one visit.
-        steps: mini-batches in one visit, pass after pass, instead of `epochs`; None: `epochs` counts.
-            Trainings whose number of epochs a method gives (tuning, a head alone, one gradient) keep it.
+        steps: mini-batches in one visit, pass after pass, instead of `epochs`; null uses `epochs`. Trainings
+            for which a method sets the number of epochs (tuning, training the head alone, one gradient) keep
+            that number.
         batch_size: samples per step; the last batch of an epoch may be smaller. With batch norm, a last batch
             of one sample is left out.
         lr: learning rate of the first server step.
-        momentum: of SGD; the buffer starts anew at every visit, unless `keep_optimizer` is set.
-        weight_decay: added to the gradient as `weight_decay * w`.
+        momentum: momentum of SGD; the buffer is reset at every visit, unless `keep_optimizer` is set.
+        weight_decay: coefficient of weight decay; the gradient gets `weight_decay * w` added.
         optimizer: `sgd` or `adam`.
         lr_decay: factor applied to the learning rate after every server step.
         milestones: server steps after which the learning rate is multiplied by `gamma`.
-        gamma: factor at each milestone.
-        keep_optimizer: each client goes on with its optimiser's momentum, or moments and number of steps, at
-            its next visit, as the code of CFL, FedEM, FedSoft and UCFL does; otherwise every visit begins
+        gamma: factor applied to the learning rate at each milestone.
+        keep_optimizer: whether each client keeps its optimiser's momentum, or moments and number of steps,
+            for its next visit, as the code of CFL, FedEM, FedSoft and UCFL does; otherwise every visit begins
             with a new optimiser.
-        precision: of matrix products and convolutions in training steps: `float32`, `tf32` (on GPUs) or
-            `bfloat16` (on processors with AVX512-BF16 or AMX, and on GPUs that have it), both by PyTorch.
-            Weights, updates, sums and evaluation stay float32 (`docs/performance.md`).
-        augment: `none`, or `crop_flip`, random crops and mirrored images in every batch of the training loop.
+        precision: number format of matrix products and convolutions in training steps: `float32`, `tf32` (on
+            GPUs) or `bfloat16` (on processors with AVX512-BF16 or AMX, and on GPUs that support it). PyTorch
+            computes the last two, not the kernels. Weights, updates, sums and evaluation stay float32
+            (`docs/performance.md`).
+        augment: `none`, or `crop_flip`: random crops and mirrored images in every batch of the training loop.
     """
 
     epochs: int = 1
@@ -73,14 +75,14 @@ class LocalConfig:
 
     @property
     def remembers(self) -> bool:
-        """Whether the optimiser has a memory: momentum, or Adam's moments."""
+        """Whether the optimiser has a state: momentum, or Adam's moments."""
         return self.optimizer == "adam" or self.momentum > 0
 
     def num_usable(self, num_samples: int, drop_single: bool = False) -> int:
-        """Return the samples of one pass over so many.
+        """Return the number of samples that one pass trains on.
 
         Args:
-            num_samples: of a client, for training.
+            num_samples: number of the client's training samples.
             drop_single: whether batches of one sample are left out (`ModelContext.drop_single`).
         """
         if drop_single:
@@ -88,14 +90,14 @@ class LocalConfig:
         return num_samples
 
     def num_steps(self, num_samples: int, drop_single: bool = False) -> int:
-        """Return the mini-batches of a visit; for the arguments see `num_usable`."""
+        """Return the number of mini-batches of a visit; for the arguments see `num_usable`."""
         usable = self.num_usable(num_samples, drop_single)
         if self.steps is not None:
             return self.steps if usable else 0
         return self.epochs * ceil(usable / self.batch_size)
 
     def num_trained(self, num_samples: int, drop_single: bool = False) -> int:
-        """Return the samples of all mini-batches of a visit; those of each pass count again."""
+        """Return the number of samples in all mini-batches of a visit; each pass counts them again."""
         usable = self.num_usable(num_samples, drop_single)
         if self.steps is None or not usable:
             return self.epochs * usable
@@ -103,6 +105,6 @@ class LocalConfig:
         return passes * usable + min(rest * self.batch_size, usable)
 
     def lr_at(self, step: int) -> float:
-        """Return the learning rate of server step `step` (from 1; before that, the first's)."""
+        """Return the learning rate of server step `step`, from 1; smaller numbers give that of step 1."""
         passed = sum(step > m for m in self.milestones)
         return self.lr * self.lr_decay ** max(step - 1, 0) * self.gamma**passed

@@ -32,7 +32,7 @@ def unsquared(mu: float, anchor: Vector, layout: Layout) -> Direction:
     Args:
         mu: weight of the term.
         anchor: [d].
-        layout: says where each tensor is.
+        layout: positions of the tensors in the vector.
     """
     tensors = [s for s in layout.slices.values() if s.stop <= layout.num_parameters]
 
@@ -44,7 +44,7 @@ def unsquared(mu: float, anchor: Vector, layout: Layout) -> Direction:
 
 
 def aligned(lam: float, v: Vector) -> Direction:
-    """Return the direction of F(w) - lam <v, w> / ||w||, which turns w towards `v` [p]."""
+    """Return the direction of F(w) - lam <v, w> / ||w||, which rotates w towards `v` [p]."""
 
     def direction(g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         norm: torch.Tensor = w.norm()
@@ -62,13 +62,14 @@ def train_aligned(
         client: the client.
         message: rows `model` [1, d] and `direction` [1, p].
         lam: weight of the cosine term.
-        variant: `repo` reverses the sign of that term; `emdcfl` trains towards the model received and
-            takes the change of the state dict since then. Otherwise the update is that of the parameters
-            since the common initial model.
-        key: addresses the order of the batches.
+        variant: `repo` reverses the sign of that term. `emdcfl` trains towards the received model; its update
+            is the change of the state dict since then. In all other variants the update is the change of the
+            parameters since the common initial model.
+        key: random key of the order of the batches.
 
     Returns:
-        What was trained, and the vectors of the report: `model`, its update `delta`, and its own `direction`.
+        The outcome of the training, and the vectors of the report: `model`, its update `delta` and, except
+        for `emdcfl`, its own `direction`.
     """
     start, p = message["model"][0], client.layout.num_parameters
     if variant == "emdcfl":
@@ -81,7 +82,7 @@ def train_aligned(
 
 
 def aligned_vectors(report: Report, w: Vector) -> dict[str, Vector]:
-    """Return `delta` and `direction` of a report of `train_aligned` whose model arrives as `w` [d]."""
+    """Return `delta` and `direction` (if sent) of a `train_aligned` report whose model arrives as `w` [d]."""
     delta = change_on_arrival(report.vectors["delta"], report.vectors["model"], w)
     if "direction" not in report.vectors:
         return {"delta": delta}

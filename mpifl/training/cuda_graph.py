@@ -1,8 +1,8 @@
-"""Steps of SGD, of one client or of a stack, captured once as a CUDA graph and replayed for every batch.
+"""SGD steps, of one client or of a stack, captured once as a CUDA graph and replayed for every batch.
 
-A small model's step is dozens of kernels of a few microseconds each, and launching them one by one takes
-longer than they do; a graph is one launch. A step works on tensors that stay where they are, with or without
-a graph.
+A step of a small model consists of dozens of kernels that run for a few microseconds each. Launching them one
+by one takes longer than running them; a graph needs a single launch. With or without a graph, a step works on
+tensors whose addresses do not change.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from .optimizer import OptimizerStep, fused_sgd
 from .precision import forward_pass, training_in, under_autocast
 from .pytorch_backend import FullBatchStep, train_by_steps
 
-WARM_UP = 3  # steps before capture, as PyTorch asks for: libraries allocate and choose in them
+WARM_UP = 3  # steps before capture, as PyTorch requires: libraries allocate memory and choose algorithms
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """Which steps of SGD are replayed.
+    """Which SGD steps are replayed.
 
     Attributes:
-        like: only those of one client that trains with this batch size, momentum, weight decay and
-            precision; None: any, those of stacks, too.
+        like: replay only steps of single clients with the batch size, momentum, weight decay and precision
+            of this configuration; None replays all steps, including those of stacks.
     """
 
     like: LocalConfig | None = None
 
 
 def captured(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph | None:
-    """Return a step as a CUDA graph, after taking it a few times; None on a CPU, where nothing is taken.
+    """Return a step as a CUDA graph, after a few warm-up runs; on a CPU run nothing and return None.
 
     Args:
-        step: works on tensors that stay where they are.
-        device: where they are.
+        step: works on tensors whose addresses do not change.
+        device: device of these tensors.
     """
     if device.type != "cuda":
         return None
@@ -71,7 +71,7 @@ def captured(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
 
 
 def _learning_rate(device: torch.device) -> torch.Tensor:
-    """Return a scalar in the format that the fused step reads on a device."""
+    """Return a scalar tensor in the number format that the fused step reads on a device."""
     single = device.type == "cuda"
     return torch.zeros((), device=device, dtype=torch.float32 if single else torch.float64)
 
@@ -80,11 +80,11 @@ class CudaGraphBackend(Backend):
     """Replays a captured step where nothing but the batch changes from step to step.
 
     Args:
-        context: the model; on a CPU the same step is taken without a graph.
-        replayed: which steps.
+        context: the model; on a CPU the same step runs without a graph.
+        replayed: which steps to replay.
 
     Attributes:
-        captured: the steps captured so far, by what they were captured with.
+        captured: the steps captured so far, by their options and shapes.
     """
 
     def __init__(self, context: ModelContext, replayed: Replayed) -> None:
@@ -93,9 +93,9 @@ class CudaGraphBackend(Backend):
         self.captured: dict[tuple[object, ...], CapturedStep] = {}
 
     def accepts(self, request: Request) -> bool:
-        """Return whether the request is plain SGD on at least one full batch.
+        """Return whether the request is plain SGD with at least one full batch.
 
-        The model must have no hooks and draw no random numbers, and the visit no autocast of its own.
+        The model must have no hooks and draw no random numbers, and the visit must not turn on autocast.
         """
         config = request.config
         plain = request.loss is None and request.direction is None
@@ -105,11 +105,11 @@ class CudaGraphBackend(Backend):
         return plain and wanted and not self.context.draws and self.context.untouched()
 
     def train(self, request: Request) -> Trained:
-        """Train; a batch that is not full is a step of the ordinary loop."""
+        """Train; the ordinary loop takes the steps on batches that are not full."""
         return train_by_steps(self.context, request, lambda: self._step(request))
 
     def _step(self, request: Request) -> CapturedStep:
-        """Return the captured step at the start of a visit; a new one is captured first."""
+        """Return the captured step, reset for a new visit; capture it first if necessary."""
         config, split = request.config, request.split
         x, y = split.x, split.y
         address = *_fixed(config), bounds(request.part), x.shape[1:], x.dtype, y.shape[1:], y.dtype
@@ -121,18 +121,18 @@ class CudaGraphBackend(Backend):
 
 
 def _fixed(config: LocalConfig) -> tuple[object, ...]:
-    """Return what a captured step keeps of how a client trains."""
+    """Return the options of local training that are fixed in a captured step."""
     return config.batch_size, config.momentum, config.weight_decay, config.precision
 
 
 class CapturedStep(FullBatchStep):
-    """A step of SGD on batches of one size.
+    """An SGD step on batches of one size.
 
     Args:
-        context: the model; its weights are changed here.
-        config: gives momentum, weight decay, precision and the size of a batch.
-        part: what moves; None for all parameters.
-        split: samples like those to come.
+        context: the model; the constructor changes its weights.
+        config: gives momentum, weight decay, precision and batch size.
+        part: the slices that are trained; None for all parameters.
+        split: samples with the shapes and types of the later ones.
     """
 
     def __init__(self, context: ModelContext, config: LocalConfig, part: Part | None, split: Split) -> None:
@@ -143,7 +143,7 @@ class CapturedStep(FullBatchStep):
         self.y = split.y.new_zeros(size, *split.y.shape[1:])
         self.total = torch.zeros((), device=device)
         self.lr = _learning_rate(device)
-        # no step is the first: the momentum starts at 0
+        # steps=1: no step is treated as the first one; the momentum starts at 0
         self.update = OptimizerStep(context, config, self.lr, part, None, steps=1)
         self.graph = captured(self._step, device)
 
@@ -154,7 +154,7 @@ class CapturedStep(FullBatchStep):
         self.total += loss.detach()
 
     def begin(self, lr: float) -> None:
-        """Start a visit: set the learning rate, clear momentum and the sum of losses."""
+        """Start a visit: set the learning rate and clear momentum and the sum of losses."""
         self.lr.fill_(lr)
         self.momentum.zero_()
         self.total.zero_()
@@ -170,19 +170,19 @@ class CapturedStep(FullBatchStep):
 
 
 class CapturedStacks:
-    """Trains stacks of clients by captured steps where nothing but the batches changes from step to step.
+    """Trains stacks of clients with captured steps where nothing but the batches changes from step to step.
 
     Attributes:
-        captured: what was captured so far, the least recently used first.
+        captured: the stacks captured so far, the least recently used first.
     """
 
-    MOST = 8  # sizes of stacks whose graphs are kept
+    MOST = 8  # number of captured stacks that are kept
 
     def __init__(self) -> None:
         self.captured: dict[tuple[object, ...], CapturedStack] = {}
 
     def __call__(self, context: ModelContext, requests: Sequence[Request]) -> list[Trained]:
-        """Train requests of one `kind`; see `batched.train_stack`, which takes what is not plain SGD."""
+        """Train requests of one `kind`; those that are not plain SGD go to `batched.train_stack`."""
         first, config = requests[0], requests[0].config
         plain = config.optimizer == "sgd" and config.augment == "none"
         directed = any(r.direction is not None for r in requests)
@@ -198,32 +198,33 @@ class CapturedStacks:
         stack = self.captured.pop(address, None) or CapturedStack(context, first, len(requests), size)
         with training_in(config.precision, context.device):
             trained = stack.train(requests)
-        self.captured[address] = stack  # one that fails, for lack of memory say, is not kept
+        self.captured[address] = stack  # a stack that fails, for example for lack of memory, is not kept
         while len(self.captured) > self.MOST:
             del self.captured[next(iter(self.captured))]
         return trained
 
 
 def _power_of_two(least: int) -> int:
-    """Return the smallest power of two that is at least so much; 1 for 0."""
+    """Return the smallest power of two that is at least `least`; 1 for 0."""
     return 1 << max(least - 1, 0).bit_length()
 
 
 class CapturedStack:
     """Clients of one kind, trained side by side by a step that is captured once for all stacks of its size.
 
-    Every batch is padded to one size, and the padding weighs nothing. When clients at the end of the
-    stack, which is sorted by their number of steps, have none left, a graph of fewer rows goes on: the power
-    of two that holds the others. So what is computed depends on the clients of the stack alone.
+    Every batch is padded to the same size; the padding has weight 0. The rows are sorted by the clients'
+    number of steps, most first. When the last clients have no steps left, a graph of fewer rows continues:
+    the smallest power of two that holds the others. The computation therefore depends on the clients of the
+    stack alone.
 
     Args:
         context: the model.
-        request: like those to come.
-        count: C, clients of a stack.
-        size: b, to which batches are padded.
+        request: a request of the same kind and shapes as the later ones.
+        count: C, number of clients in a stack.
+        size: b, the size to which batches are padded.
 
     Attributes:
-        graphs: number of rows -> the captured step; None on a CPU, which takes the step itself.
+        graphs: number of rows -> the captured step; None on a CPU, which runs the step without a graph.
     """
 
     def __init__(self, context: ModelContext, request: Request, count: int, size: int) -> None:
@@ -269,16 +270,16 @@ class CapturedStack:
             else:
                 graph.replay()
             left = active[step + 1] if step + 1 < len(active) else 0
-            if left < now:  # the rows that end here go on in no graph, or weigh nothing in it
+            if left < now:  # the rows that end here are in no later graph, or have weight 0 there
                 self._read(slice(left, now), vectors)
         return outcomes(asked, order, vectors.unbind(), [*map(len, batches)], self.ended.tolist())
 
     def _rows(self, active: int) -> int:
-        """Return how many rows take a step in which so many clients still train."""
+        """Return the number of rows of a step in which `active` clients still train."""
         return min(_power_of_two(active), self.count)
 
     def _batches(self, request: Request) -> list[np.ndarray]:
-        """Return the sample numbers of each batch, int64 [b]."""
+        """Return the sample indices of each batch, int64 [b]."""
         orders = epoch_orders(len(request.split), request.config, request.key, self.context.drop_single)
         size = request.config.batch_size
         return [order[i : i + size] for order in orders for i in range(0, len(order), size)]
@@ -286,12 +287,12 @@ class CapturedStack:
     def _plan(
         self, sizes: Sequence[int], batches: Sequence[Sequence[np.ndarray]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the samples of all batches among those of all clients [T, C, b], and their weights."""
+        """Return the samples [T, C, b] of all batches, numbered over all clients, and their weights."""
         shape = len(batches[0]), self.count, self.size
         index, weight = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
         first = 0
         for row, size in enumerate(sizes):
-            index[:, row] = first if size else 0  # a sample of the client pads its batches
+            index[:, row] = first if size else 0  # the client's first sample pads its batches
             for step, batch in enumerate(batches[row]):
                 index[step, row, : len(batch)] = batch + first
                 weight[step, row, : len(batch)] = 1.0 / len(batch)
@@ -300,7 +301,7 @@ class CapturedStack:
         return torch.from_numpy(index).to(device), torch.from_numpy(weight).to(device)
 
     def _begin(self, starts: torch.Tensor, lr: float) -> None:
-        """Lay the weights [C, d] of a stack into the rows; clear momenta and sums of losses."""
+        """Copy the initial vectors [C, d] of a stack to its rows; clear momenta and sums of losses."""
         for name, values in self.context.layout.tensors(starts).items():
             self.tensors[name].copy_(values)
         torch._foreach_zero_(self.momenta)
@@ -309,7 +310,7 @@ class CapturedStack:
         self.lr.fill_(lr)
 
     def _read(self, rows: slice, vectors: torch.Tensor) -> None:
-        """Write what some rows have become to `vectors` [C, d], and their sums of losses."""
+        """Write the trained vectors of some rows to `vectors` [C, d], and their loss sums to `ended`."""
         vectors[rows] = torch.cat([t[rows].flatten(1) for t in self.tensors.values()], 1)
         self.ended[rows] = self.losses[rows]
 

@@ -1,6 +1,6 @@
-"""Steps that several methods share at a client: choose a model, train and evaluate a mixture, fine-tune.
+"""Client-side steps of several methods: choose a model, train and evaluate a mixture, fine-tune.
 
-Also what the EMD-CFL repository takes for a client's weights: the whole state dict.
+Also the changes of whole state dicts, which the EMD-CFL repository uses as updates.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from mpifl.core.types import Vector
 
 
 def counter_weight(layout: Layout) -> float | None:
-    """Return sqrt(L), L layers that keep running statistics; None where there is no such layer.
+    """Return sqrt(L) for a model with L layers that keep running statistics; None if there is no such layer.
 
-    Each of these layers counts the batches that it saw in an integer, `num_batches_tracked`, which is no part
-    of a flat vector. In products and norms of state dicts that are equal in all L counters, one coordinate
-    of sqrt(L) times the count stands for them.
+    Each of these layers counts its batches in an integer, `num_batches_tracked`, which is not part of a flat
+    vector. The L counters of a state dict are equal, so in products and norms of state dicts one coordinate
+    of sqrt(L) times the count replaces them.
     """
     layers = sum(name.rpartition(".")[2] == "running_mean" for name in layout.names)
     return math.sqrt(layers) if layers else None
 
 
 def state_change(client: Client, start: Vector, trained: Trained) -> Vector:
-    """Return the change of a client's state dict, as the EMD-CFL repository takes updates.
+    """Return the change of a client's state dict, which the EMD-CFL repository uses as the update.
 
-    Parameters, running statistics and the counters of batches, which grow by the steps taken.
+    It covers parameters, running statistics and the batch counters, which grow by the steps taken.
 
     Args:
         client: the client.
@@ -41,8 +41,8 @@ def state_change(client: Client, start: Vector, trained: Trained) -> Vector:
         trained: the outcome.
 
     Returns:
-        [d + 1], or [d] for a model without running statistics. Its products are those of the changes of the
-        state dicts.
+        [d + 1], or [d] for a model without running statistics. Inner products of these vectors equal those of
+        the changes of the state dicts.
     """
     change, weight = trained.vector - start, counter_weight(client.layout)
     return change if weight is None else torch.cat([change, change.new_tensor([weight * trained.steps])])
@@ -63,8 +63,8 @@ def best_model(
     Args:
         client: the client.
         models: [K, d].
-        split: what F is taken on; None for the training data.
-        batch: F is the mean of the means of batches of so many samples, in order; 0: the mean over samples.
+        split: data on which F is computed; None for the training data.
+        batch: size of consecutive batches; F is the mean of their mean losses. 0: F is the mean over samples.
     """
     if not batch:
         return int(np.argmin([client.loss(w, split) for w in models]))
@@ -75,7 +75,7 @@ def best_model(
 def fitting_model(
     client: Client, models: Sequence[Vector] | torch.Tensor, split: Split | None = None
 ) -> Vector:
-    """Return the model [d] that evaluates a client: the only one it received, or `best_model` of several."""
+    """Return the model [d] to evaluate a client with: the only one it received, or the `best_model`."""
     return models[best_model(client, models, split) if len(models) > 1 else 0]
 
 
@@ -93,13 +93,13 @@ def train_components(
         client: the client.
         models: components [K, d].
         q: weight [K, n] of each training sample in each component.
-        key: addresses the order of the batches.
+        key: random key of the order of the batches.
 
     Returns:
         The trained models [K, d] and the sum of their mean losses.
 
     Raises:
-        UserError: the task's loss is no mean over samples.
+        UserError: the task's loss is not a mean over samples.
     """
     remedy = "this method weighs the losses of samples, and the loss of this task is no mean of them"
     require(client.task.has_total, "task.name", client.task.name, remedy)
@@ -109,10 +109,10 @@ def train_components(
 
 
 def evaluate_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Split) -> dict[str, float]:
-    """Return metrics and loss of the weighted predictions sum_k pi_k theta_k(x) on `split`; NaN where empty.
+    """Return metrics and loss of the weighted predictions sum_k pi_k theta_k(x) on `split`; NaN if empty.
 
-    Of classes, predictions are the probabilities softmax(theta_k(x)), and own metrics get the logarithms of
-    their weighted means as logits (`Task.mix`).
+    For classes, predictions are the probabilities softmax(theta_k(x)), and the user's metrics get the
+    logarithms of their weighted means as logits (`Task.mix`).
     """
     if not len(split):
         return client.evaluate(models[0], split)
@@ -127,17 +127,17 @@ def evaluate_tuned(
 ) -> dict[str, float]:
     """Fine-tune a model on the training data, then evaluate it.
 
-    The order of the batches is addressed by client and visit, not by the training seed.
+    The order of the batches depends on client and visit, not on the training seed.
 
     Args:
         client: the client.
         vector: the model [d].
-        split: what it is evaluated on.
+        split: data to evaluate on.
         epochs: passes over the training data.
         part: the part of the vector that is tuned.
 
     Returns:
-        The task's metrics and `loss` after tuning (`accuracy`); before, their names with `_initial`.
+        The metrics and `loss` after tuning (`accuracy`), and those before tuning (`accuracy_initial`).
     """
     moving = None if part == "all" else client.layout.part(part)
     address = key(0, "tune", client.id, client.visit)

@@ -1,4 +1,4 @@
-"""Training and evaluation of small networks by kernels in C, where the model and the data suit them."""
+"""Training and evaluation of small networks with kernels in C, where they support the model and the data."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .precision import FLOAT32
 
 
 class _Adam:
-    """Steps of Adam on slices of a flat vector; an `Update`.
+    """Adam steps on slices of a flat vector; an `Update`.
 
     Args:
         config: gives the weight decay.
         lr: learning rate.
-        size: numbers in the vector.
-        kept: the optimiser that goes on; None for a new one.
+        size: length of the vector.
+        kept: optimiser state to continue from and to update; None for a new optimiser.
     """
 
     def __init__(self, config: LocalConfig, lr: float, size: int, kept: KeptOptimizer | None = None) -> None:
@@ -49,10 +49,10 @@ class _Adam:
 
 
 class KernelBackend(Backend):
-    """Trains by SGD or Adam on cross-entropy; knows dense layers, small convolutions, ReLU, pooling, dropout.
+    """Trains dense layers, small convolutions, ReLU, pooling and dropout by SGD or Adam on cross-entropy.
 
     Args:
-        context: the model, on the CPU. The kernels work on vectors of their own and leave it as it is.
+        context: the model, on the CPU. The kernels work on their own vectors and do not change it.
     """
 
     def __init__(self, context: ModelContext) -> None:
@@ -60,14 +60,14 @@ class KernelBackend(Backend):
         self.networks: dict[Hashable, Network | None] = {}  # by shape of an image and part
 
     def accepts(self, request: Request) -> bool:
-        """Return whether the kernels know the model, the loss, the kind of data and the number format."""
+        """Return whether the kernels support the model, the loss, the kind of data and the number format."""
         split = request.split
         known = request.loss is None or self._weights(request) is not None
         known = known and request.config.precision == FLOAT32
         return known and can_read(split) and self._network(split.x, request.part) is not None
 
     def _weights(self, request: Request) -> torch.Tensor | None:
-        """Return the weight [n] of each sample in the task's loss; None where the loss is another one."""
+        """Return the weight [n] of each sample in a weighted loss of the task; None for any other loss."""
         loss = request.loss
         if type(loss) is not WeightedLoss or not loss.task.for_kernels:
             return None
@@ -76,7 +76,7 @@ class KernelBackend(Backend):
         return w.detach().contiguous() if fits else None
 
     def train(self, request: Request) -> Trained:
-        """Train in one call per epoch; in one per step where there is a direction, and for Adam."""
+        """Train in one kernel call per epoch, or one per step if there is a direction and for Adam."""
         config, split = request.config, request.split
         network = self._network(split.x, request.part, asked=True)
         assert network is not None
@@ -105,7 +105,7 @@ class KernelBackend(Backend):
         return request.outcome(weights, steps, loss)
 
     def train_visits(self, visits: VisitRequests) -> TrainedVisits | None:
-        """Train visits in one call; None where the kernels cannot, or where weights are not finite."""
+        """Train visits in one call; return None where the kernels cannot, or if weights are not finite."""
         config, samples, sizes = visits.config, visits.samples, sizes_of(visits.samples)
         if config.optimizer != "sgd" or config.augment != "none" or config.precision != FLOAT32:
             return None
@@ -134,18 +134,18 @@ class KernelBackend(Backend):
                 visits.mu,
                 visits.change,
             )
-        except IndexError:  # a label is no class: one visit by itself says whose
+        except IndexError:  # a label is not a class: training one visit at a time reports which
             return None
         return TrainedVisits(sizes, loss, max_abs) if np.isfinite(max_abs).all() else None
 
     def best_models(
         self, samples: StoredSamples | Sequence[Split], models: Sequence[torch.Tensor]
     ) -> np.ndarray | None:
-        """Return which model of each visit has the lowest mean loss, int64 [m]; None where PyTorch must say.
+        """Return the model of each visit with the lowest mean loss, int64 [m]; None where PyTorch must do it.
 
         Args:
-            samples: where those of all visits are stored, or those of each.
-            models: of each visit [K, d].
+            samples: the training samples: where all of them are stored, or one split for each visit.
+            models: models of each visit [K, d].
         """
         sizes, several = sizes_of(samples), {len(some) for some in models}
         network = self._network_of(samples)
@@ -158,30 +158,30 @@ class KernelBackend(Backend):
             labels = torch.cat([split.y for split in samples])
         try:
             logits = network.visit_outputs(models, samples, order, sizes)
-        except IndexError:  # a label is no class
+        except IndexError:  # a label is not a class
             return None
         num_models = several.pop()
         losses = self.context.task.losses(logits.flatten(0, 1), labels.repeat(num_models)).double()
-        # each sum by itself, as for a visit by itself; a mean would take twice as long
+        # one sum per visit, as when visits are evaluated alone; a mean would take twice as long
         sums = [part.sum().item() for part in losses.split(sizes.tolist() * num_models)]
         return np.asarray((np.array(sums).reshape(num_models, -1) / sizes).argmin(0))
 
     def outputs(
         self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False, train_mode: bool = False
     ) -> torch.Tensor | None:
-        """Return the logits [n, L] or embeddings [n, e] of images `x`; None where PyTorch must make them."""
+        """Return the logits [n, L] or embeddings [n, e] of images `x`; None where PyTorch must do it."""
         network = self._network(x) if can_read_images(x) else None
         if network is None or (embedding and not network.embeds) or (train_mode and network.rates):
             return None
         return network.outputs(vector, x, embedding)
 
     def mean_gradient(self, vector: torch.Tensor, split: Split, batch_size: int) -> torch.Tensor | None:
-        """Return the gradient [p] of the mean cross-entropy; None where PyTorch must take it."""
+        """Return the gradient [p] of the mean cross-entropy; None where PyTorch must do it."""
         network = self._network(split.x) if can_read(split) else None
         return None if network is None else network.mean_gradient(vector, split, batch_size)
 
     def _network_of(self, samples: StoredSamples | Sequence[Split]) -> Network | None:
-        """Return the model for the samples of several visits; None where the kernels cannot read them."""
+        """Return the network for the samples of several visits; None where the kernels cannot read them."""
         if isinstance(samples, StoredSamples):
             return self._network(torch.empty(0, *samples.inputs.shape[1:]))
         shapes = {tuple(s.x.shape[1:]) for s in samples}
@@ -189,12 +189,12 @@ class KernelBackend(Backend):
         return self._network(torch.empty(0, *shapes.pop())) if known else None
 
     def _network(self, x: torch.Tensor, part: Part | None = None, asked: bool = False) -> Network | None:
-        """Return the model for such images as the kernels take it; None where they do not.
+        """Return the model as a network of the kernels, for images like `x`; None if they do not support it.
 
         Args:
             x: images.
-            part: what is trained.
-            asked: the model was already found to be as its classes say.
+            part: the part that is trained.
+            asked: skip the check that the model has no hooks and no patched methods; `accepts` made it.
         """
         if not asked and not (bindings.TRAINING_AVAILABLE and self.context.untouched() and unpatched()):
             return None
@@ -209,5 +209,5 @@ class KernelBackend(Backend):
 def _augmented(
     augment: Callable[[torch.Tensor, Key], torch.Tensor], key: Key, x: torch.Tensor, step: int
 ) -> torch.Tensor:
-    """Return the images of a step, augmented as the loop of PyTorch does under the same key."""
+    """Return the images of a step, augmented as in the PyTorch loop under the same key."""
     return augment(x, key.of("augment", step))

@@ -1,4 +1,4 @@
-"""The learner of a rank: a model on a device, and the backends that train it for any client."""
+"""The learner of a rank: a model on a device, and the backends that train it for its clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .pytorch_backend import NoTraining, PyTorchBackend, mean_gradient, outputs
 from .tasks import Classification
 
 STACK_SIZES = (4, 16, 64, 256)
-STACK_GAIN = 1.1  # a stack must be so many times faster than one client after the other
+STACK_GAIN = 1.1  # least speed-up of a stack over training one client after the other
 
 
 class Learner:
@@ -36,30 +36,30 @@ class Learner:
 
     Args:
         model: the module; its parameters become views of one flat vector.
-        device: where it computes.
-        kernels: train by kernels in C what they know, on a CPU where they were built.
-        graphs: the steps that are captured and replayed, where nothing but the batch changes; leaves the
-            kernels out. None for none.
-        init: the common initial vector [d]; None: the one the model came with.
-        auxiliary: the learner of the network beside the model (`Algorithm.auxiliary`).
-        task: what the model is trained for; None: classification. Kernels know cross-entropy only.
+        device: device of the model.
+        kernels: use the kernels in C for what they support, on a CPU where they were built.
+        graphs: the steps that are captured and replayed, where nothing but the batch changes; turns the
+            kernels off. None for none.
+        init: the common initial vector [d]; None: the model's own weights.
+        auxiliary: the learner of the auxiliary network (`Algorithm.auxiliary`); None for none.
+        task: the task of the model; None: classification. Kernels support cross-entropy only.
 
     Attributes:
         context: the model and its flat vectors.
-        backends: asked in this order; the first that accepts a request trains it.
+        backends: the backends in the order of preference; the first that accepts a request trains it.
         kernels: the backend of the kernels, which also evaluates; None where PyTorch does everything.
         lockstep: runs visits side by side, so that their requests are trained in one stack.
-        stacks: trains stacks by captured steps; None where those of stacks are not replayed.
-        device: where the model computes.
-        layout: where each named tensor lies in the vector.
+        stacks: trains stacks with captured steps; None if stacks are not replayed.
+        device: device of the model.
+        layout: position of each named tensor in the vector.
         flat: the module and its flat vector.
         init: the common initial vector [d], on the device.
-        auxiliary: the learner of the network beside the model, or None.
-        task: what the model is trained for.
-        dry_run: whether no request takes a step.
+        auxiliary: the learner of the auxiliary network, or None.
+        task: the task of the model.
+        dry_run: whether requests return without taking a step.
 
     Raises:
-        UserError: a batch norm has no momentum.
+        UserError: a batch norm layer has no momentum.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Learner:
 
     @property
     def drop_single(self) -> bool:
-        """Whether batches of one sample are left out, see `ModelContext`."""
+        """Whether batches of one sample are left out; see `ModelContext`."""
         return self.context.drop_single
 
     @property
@@ -106,7 +106,7 @@ class Learner:
         return self.kernels is not None
 
     def without_training(self) -> Learner:
-        """Return a learner of the same model that takes no step, and none of its auxiliary network."""
+        """Return a learner of the same model, and of its auxiliary network, that takes no step."""
         dry = copy(self)
         dry.dry_run, dry.kernels, dry.backends = True, None, (NoTraining(self.context),)
         dry.auxiliary = None if self.auxiliary is None else self.auxiliary.without_training()
@@ -129,7 +129,7 @@ class Learner:
         """Train from `start` [d] on `split`; see `Request` for the arguments.
 
         Raises:
-            ValueError: `start` has another length than the model's vector.
+            ValueError: the length of `start` differs from that of the model's vector.
         """
         request = Request(start, split, config, key, step, direction, loss, part, kept, stage)
         for backend in self.backends:
@@ -138,9 +138,9 @@ class Learner:
         raise AssertionError("the last backend accepts every request")
 
     def batches(self, split: Split, config: LocalConfig, key: Key) -> Iterator[torch.Tensor]:
-        """Return the sample numbers of each batch, int64 [b], as `sgd` takes them under the same key.
+        """Return the sample indices of each batch, int64 [b], the same as those of `sgd` under the same key.
 
-        A learner without training has none.
+        There are none in a dry run.
         """
         return iter(()) if self.dry_run else self.context.batches(split, config, key)
 
@@ -150,7 +150,7 @@ class Learner:
         Args:
             vector: the model [d].
             split: samples on the learner's device.
-            batch_size: samples at a time.
+            batch_size: number of samples that are processed at a time.
         """
         made = None if self.kernels is None else self.kernels.mean_gradient(vector, split, batch_size)
         return mean_gradient(self.context, vector, split, batch_size) if made is None else made
@@ -158,27 +158,28 @@ class Learner:
     def outputs(
         self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False, train_mode: bool = False
     ) -> torch.Tensor:
-        """Return the outputs [n, ...] of a model: logits [n, L] of classes.
+        """Return the outputs [n, ...] of a model: logits [n, L] for classes.
 
         Args:
             vector: the model [d].
             x: samples [n, ...], on any device.
             embedding: return the embeddings [n, e] instead.
-            train_mode: leave dropout and batch norm as in training.
+            train_mode: use dropout and batch norm as in training.
         """
         made = None if self.kernels is None else self.kernels.outputs(vector, x, embedding, train_mode)
         return outputs(self.context, vector, x, embedding, train_mode) if made is None else made
 
 
 def pick_stack(learner: Learner, split: Split, config: LocalConfig, most: int) -> int:
-    """Return the fastest size of a stack for clients like `split`; 1 where one after the other is as fast.
+    """Return the fastest stack size for clients like `split`; 1 if training them one by one is about as fast.
 
-    What a method adds to the gradients is left out, and with it that such steps are not captured.
+    The measurement ignores what a method adds to the gradients, and that steps with such additions are not
+    captured.
 
     Args:
-        learner: it trains a few times.
+        learner: the learner to measure; it trains a few times.
         split: training data of a typical client.
-        config: how clients train.
+        config: options of local training.
         most: the largest size to try.
     """
     if not stackable(learner.flat.module) or sample_weights(learner.task) is None or most < 2:
@@ -195,12 +196,12 @@ def pick_stack(learner: Learner, split: Split, config: LocalConfig, most: int) -
         if each < best:
             best, size = each, c
     if learner.stacks is not None:
-        learner.stacks.captured.clear()  # most are of sizes that do not come again
+        learner.stacks.captured.clear()  # most of their sizes are not used again
     return size
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return the least time of three, after one to warm up."""
+    """Return the shortest of three times of `work` in seconds, after one warm-up run."""
     work()
     found = []
     for _ in range(3):

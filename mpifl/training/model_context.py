@@ -1,4 +1,4 @@
-"""A model on its device, with the flat vectors that its training works on."""
+"""A model on its device, with the flat vectors that training works on."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .config import LocalConfig
 from .precision import set_tf32
 from .tasks import Classification
 
-RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)  # modules that draw numbers
-RANDOM_NAMES = ("StochasticDepth",)  # of torchvision, which is not imported for that
+RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)  # modules that draw random numbers
+RANDOM_NAMES = ("StochasticDepth",)  # the same in torchvision, which is not imported here
 
 
 def is_random(module: nn.Module) -> bool:
@@ -34,14 +34,14 @@ def is_random(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class MovingPart:
-    """The parameters that move when a part of a model is trained.
+    """The parameters that are updated when a part of a model is trained.
 
     Attributes:
-        slices: of the parameters [p].
-        params: the module's parameters inside them.
-        weights: for each of them, a view of the flat weights in its shape.
-        gradients: likewise of the flat gradient.
-        momenta: likewise of the momentum.
+        slices: slices of the parameters [p].
+        params: the module's parameters inside the slices.
+        weights: for each parameter, a view of the flat weights in its shape.
+        gradients: for each parameter, a view of the flat gradient in its shape.
+        momenta: for each parameter, a view of the momentum in its shape.
     """
 
     slices: list[slice]
@@ -56,23 +56,23 @@ class ModelContext:
 
     Args:
         model: the module; its parameters become views of one flat vector.
-        device: where it computes.
-        task: what it is trained for; None: classification.
-        kernels: whether kernels may compute layers inside PyTorch's loop, with other last bits.
+        device: device of the model.
+        task: the task of the model; None: classification.
+        kernels: whether kernels may compute layers inside PyTorch's loop; the last bits then differ.
 
     Attributes:
-        device: where the model is.
-        task: gives the loss.
+        device: device of the model.
+        task: the task of the model, which defines the loss.
         flat: the module, its vector [d], weights [p] and gradient [p].
-        layout: where each named tensor lies in the vector.
-        momentum: of SGD, or Adam's first moment [p].
+        layout: position of each named tensor in the vector.
+        momentum: momentum of SGD, or Adam's first moment [p].
         square: Adam's second moment [p].
-        untouched: tells whether the module has neither hooks nor methods of an instance.
+        untouched: returns whether the module has neither hooks nor methods overridden on an instance.
         draws: whether the module draws random numbers.
-        drop_single: whether batches of one sample are left out, which batch norm cannot take.
+        drop_single: whether batches of one sample, which batch norm cannot train on, are left out.
 
     Raises:
-        UserError: a batch norm has no momentum.
+        UserError: a batch norm layer has no momentum.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class ModelContext:
     ) -> None:
         self.task = task or Classification()
         self.flat = FlatModel(use_fast_pooling(model), torch.device(device))
-        self.device = self.flat.vector.device  # "cuda" names the current GPU, which has a number
-        set_tf32(self.device, False)  # PyTorch's default is to take it for convolutions
+        self.device = self.flat.vector.device  # with an index, also where `device` is "cuda"
+        set_tf32(self.device, False)  # PyTorch's default uses it in convolutions
         self.layout = self.flat.layout
         self.momentum = torch.zeros_like(self.flat.weights)
         self.square = torch.zeros_like(self.flat.weights)
@@ -94,7 +94,7 @@ class ModelContext:
         self.draws = any(is_random(m) for m in model.modules())
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.drop_single = bool(norms)
-        # without momentum the running mean weighs a batch by how many this rank has seen, of any client
+        # without momentum the weight of a batch depends on how many this rank has seen, of any client
         remedy = "batch norm without momentum depends on which clients a rank trained before; give it one"
         require(all(m.momentum is not None for m in norms), "model", "batch norm", remedy)
         self._moving: dict[tuple[tuple[int, int], ...] | None, MovingPart] = {}
@@ -102,14 +102,14 @@ class ModelContext:
         self._checked: set[tuple[tuple[int, int], ...] | None] = set()
 
     def kernels(self) -> AbstractContextManager[object]:
-        """Return what makes layers of the model the kernels' while it is active.
+        """Return a context in which the kernels compute the layers that they support.
 
-        They compute with one thread: where PyTorch has more, it keeps all layers.
+        The kernels have one thread: if PyTorch has more, it computes all layers.
         """
         return ChannelsLast() if self._wide and torch.get_num_threads() == 1 else nullcontext()
 
     def check(self, part: Part) -> None:
-        """Raise `UserError` unless a part is made of whole tensors, some of them parameters."""
+        """Raise `UserError` unless a part consists of whole tensors and contains a parameter."""
         address = bounds(part)
         if address in self._checked:
             return
@@ -120,7 +120,7 @@ class ModelContext:
         self._checked.add(address)
 
     def moving(self, part: Part | None) -> MovingPart:
-        """Return what moves when `part` is trained (None: everything): all in it that is not frozen."""
+        """Return the parameters of `part` (None: of the model) that training updates: those not frozen."""
         address = bounds(part)
         if address not in self._moving:
             self._moving[address] = self._find_moving(part)
@@ -144,12 +144,12 @@ class ModelContext:
         return MovingPart(slices, [param for _, param in moving], *views)
 
     def batches(self, split: Split, config: LocalConfig, key: Key) -> Iterator[torch.Tensor]:
-        """Yield the sample numbers of each batch, int64 [b], on the device."""
+        """Yield the sample indices of each batch, int64 [b], on the device."""
         for order in epoch_orders(len(split), config, key, self.drop_single):
             yield from torch.from_numpy(order).to(self.device).split(config.batch_size)
 
     def seed(self, key: Key) -> None:
-        """Seed the device's default generator, from which the module draws."""
+        """Seed the device's default generator, which the module draws from."""
         generator = torch.default_generator
         if self.device.type == "cuda":
             generator = torch.cuda.default_generators[self.device.index or 0]
@@ -157,9 +157,9 @@ class ModelContext:
 
     @contextmanager
     def only(self, part: Part) -> Iterator[None]:
-        """Freeze everything outside `part` while active; norms use running means that lie outside it."""
+        """Freeze everything outside `part` in a block; norms whose running means are outside it use them."""
         module, slices = self.flat.module, self.layout.slices
-        # by identity: a tensor that several modules share stands in the layout once, under its first name
+        # by identity: a tensor that several modules share is in the layout once, under its first name
         tensors = [*module.named_parameters(), *floating_buffers(module)]
         places = {id(t): slices[name].start for name, t in tensors}
         outside = {i for i, at in places.items() if not any(s.start <= at < s.stop for s in part)}

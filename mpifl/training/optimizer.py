@@ -1,8 +1,8 @@
 """One optimiser step on flat memory.
 
 SGD follows PyTorch's definition of momentum (no dampening, the buffer starts at the first gradient) and of
-weight decay (added to the gradient); it reads gradient, momentum and weights once and writes the last two
-once. Adam is Kingma and Ba's (ICLR 2015), with bias correction.
+weight decay (added to the gradient). It reads gradient, momentum and weights once and writes the last two
+once. Adam is that of Kingma and Ba (ICLR 2015), with bias correction.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .model_context import ModelContext
 
 
 def gradients(loss: torch.Tensor, params: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return the gradient of a scalar by each parameter; zeros where it does not depend on one."""
-    # torch.autograd.grad is this call behind checks that cost a tenth of a small step
+    """Return the gradient of a scalar with respect to each parameter; zeros if it does not depend on it."""
+    # torch.autograd.grad makes this call after checks that take a tenth of the time of a small step
     one = torch.ones_like(loss)
     found = _engine_run_backward((loss,), (one,), False, False, tuple(params), True, accumulate_grad=False)
-    # the fused step walks through memory: a gradient in another memory format would be added crosswise
+    # the fused step runs over memory in order: another memory format would add gradients to wrong weights
     return tuple(
         torch.zeros_like(p) if g is None else g.contiguous() for g, p in zip(found, params, strict=True)
     )
@@ -40,15 +40,15 @@ def fused_sgd(
     lr: float | torch.Tensor,
     first: bool,
 ) -> None:
-    """Take a step of SGD on all tensors at once, in place.
+    """Take an SGD step on all tensors at once, in place.
 
     Args:
-        weights: the tensors that move.
+        weights: the tensors to update.
         grads: their gradients.
-        momenta: their momentum; unused where `config` has none.
+        momenta: their momentum buffers; unused if `config` has no momentum.
         config: gives momentum and weight decay.
         lr: learning rate.
-        first: the momentum becomes the gradient, whatever it was before.
+        first: set the momentum buffers to the gradients, whatever they contained before.
     """
     torch._fused_sgd_(
         weights,
@@ -60,7 +60,7 @@ def fused_sgd(
         dampening=0.0,
         nesterov=False,
         maximize=False,
-        is_first_step=first and bool(config.momentum),  # without momentum PyTorch warns of it on a GPU
+        is_first_step=first and bool(config.momentum),  # without momentum PyTorch warns about it on a GPU
     )
 
 
@@ -73,10 +73,10 @@ def adam(
     lr: float,
     t: int,
 ) -> None:
-    """Take a step of Adam on each tensor, in place.
+    """Take an Adam step on each tensor, in place.
 
     Args:
-        weights: the tensors that move.
+        weights: the tensors to update.
         grads: their gradients.
         first_moments: the running means of the gradients.
         second_moments: the running means of their squares.
@@ -95,16 +95,16 @@ def adam(
 
 
 class OptimizerStep:
-    """Moves the weights of a model against the gradient of a loss.
+    """Updates the weights of a model from the gradient of a loss.
 
     Args:
         context: the model; its flat vectors change.
         config: optimiser, momentum and weight decay.
         lr: learning rate; a tensor is read at every step (SGD only).
-        part: the slices that move; None for all parameters.
-        direction: changes the flat gradient [p] before each step.
-        steps: steps already taken; in step 1 the momentum of SGD becomes the gradient.
-        kept: the optimiser that goes on; None for a new one.
+        part: the slices that are trained; None for all parameters.
+        direction: changes the flat gradient [p] before each step; None leaves it as it is.
+        steps: number of steps already taken; step 1 sets SGD's momentum to the gradient.
+        kept: optimiser state to continue from and to update; None for a new optimiser.
     """
 
     def __init__(
@@ -118,20 +118,20 @@ class OptimizerStep:
         kept: KeptOptimizer | None = None,
     ) -> None:
         if context.device.type == "cuda" and not isinstance(lr, torch.Tensor):
-            lr = float(np.float32(lr))  # as a captured step reads it: both move the weights by the same bits
+            lr = float(np.float32(lr))  # rounded as in a captured step, so both give the same bits
         self.config, self.lr, self.direction, self.steps = config, lr, direction, steps
         self.context, self.moving = context, context.moving(part)
         self.adam, self.kept = config.optimizer == "adam", kept
         self.before = 0 if kept is None else kept.steps  # steps of earlier visits
-        if self.adam or (kept is not None and kept.momentum is None):  # nothing of other clients is kept
+        if self.adam or (kept is not None and kept.momentum is None):  # clear what other clients left
             context.momentum.zero_()
             context.square.zero_()
         self.load()
         if sum(s.stop - s.start for s in self.moving.slices) < len(context.flat.grad):
-            context.flat.grad.zero_()  # what does not move has no gradient
+            context.flat.grad.zero_()  # parameters that are not trained have gradient 0
 
     def load(self) -> None:
-        """Read the memory of the optimiser that goes on."""
+        """Load the kept optimiser state."""
         kept = self.kept
         if kept is not None and kept.momentum is not None:
             self.context.momentum.copy_(kept.momentum)
@@ -139,7 +139,7 @@ class OptimizerStep:
             self.context.square.copy_(kept.square)
 
     def save(self) -> None:
-        """Write the memory for the next visit."""
+        """Save the optimiser state for the next visit."""
         if self.kept is None or not self.steps:
             return
         self.kept.steps, self.kept.momentum = self.before + self.steps, self.context.momentum.clone()

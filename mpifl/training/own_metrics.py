@@ -1,9 +1,9 @@
-"""Metrics of users, by import path (`evaluation.metrics`): what a client scores beside accuracy and loss.
+"""User-defined metrics of a client, given by import path (`evaluation.metrics`).
 
 A metric is a function of the logits, float32 [n, L], and the labels, int64 [n], of one client's samples,
-both in main memory. It returns a number: a mean over the samples, or what is no mean, such as balanced
-accuracy. It is called wherever a client is evaluated, hence equal for any number of ranks. Its attribute
-`better`, 1 or -1, says whether higher or lower values are better; without it nobody is called better.
+both in main memory. It returns a number, which need not be a mean over samples (balanced accuracy is not).
+It is called wherever a client is evaluated, so its values are the same for any number of ranks. Its attribute
+`better`, 1 or -1, says whether higher or lower values are better; without it, neither counts as better.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpifl.core.errors import CodeFailed, MethodError, require, trace_beyond
 from mpifl.core.imports import load_object
 
 KEY = "evaluation.metrics"
-TAKEN = {  # names of columns of metrics.csv and clients.csv, and what they begin with
+TAKEN = {  # names, and beginnings of names, of columns of metrics.csv and clients.csv
     *("round", "seconds", "virtual_seconds", "client", "cluster", "group", "train", "val", "test", "device"),
     "attacker",
     *("num_clusters", "num_unplaced", "ari", "ari_everyone", "nmi", "purity", "churn", "mixture_kl"),
@@ -33,11 +33,11 @@ SUFFIXES = ("_train", "_initial", "_finetuned", "_mean", "_std", "_min", "_max")
 
 @dataclass(frozen=True)
 class OwnMetric:
-    """A metric of a user.
+    """A user-defined metric.
 
     Attributes:
-        name: Of the function; that of its columns.
-        path: Where it was imported from.
+        name: name of the function and of its columns.
+        path: import path.
         function: (logits [n, L], labels [n]) -> a number.
         better: 1 where higher is better, -1 where lower is, 0 where the function does not say.
     """
@@ -48,16 +48,16 @@ class OwnMetric:
     better: int = 0
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor, client: int) -> float:
-        """Return the value for one client; NaN where it has no sample.
+        """Return the value for one client; NaN if it has no sample.
 
         Args:
             logits: [n, L].
             labels: [n].
-            client: Its number, for messages.
+            client: number of the client, for messages.
 
         Raises:
-            CodeFailed: The function raised an exception.
-            MethodError: It returned no number.
+            CodeFailed: the function raised an exception.
+            MethodError: the function did not return a number.
         """
         if not len(labels):
             return float("nan")
@@ -78,10 +78,11 @@ def load_metrics(paths: Sequence[str], of_task: Sequence[str] = ()) -> tuple[Own
 
     Args:
         paths: `package.module:function` or `file.py:function`.
-        of_task: Names of the metrics of the task.
+        of_task: names of the task's metrics.
 
     Raises:
-        UserError: There is no such function, its name is that of a column, or its `better` is not 1 or -1.
+        UserError: there is no such function, its name is that of a column, two of them would have columns of
+            the same name, or `better` is not 1 or -1.
     """
     found: list[OwnMetric] = []
     for path in paths:
@@ -104,5 +105,5 @@ def load_metrics(paths: Sequence[str], of_task: Sequence[str] = ()) -> tuple[Own
 
 
 def _share_columns(one: str, other: str) -> bool:
-    """Return whether two metrics would have columns of one name: `NAME`, or `NAME_` and more."""
+    """Return whether two metrics could have columns of the same name: `NAME`, or `NAME_` and a suffix."""
     return one == other or one.startswith(f"{other}_") or other.startswith(f"{one}_")

@@ -1,4 +1,4 @@
-"""Local training that differs between clients: by the name of their device, or by their number."""
+"""Options of local training that differ between clients, by device name or client number."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _NUMBERS = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?")
 
 @dataclass(frozen=True)
 class LocalChanges:
-    """Keys of the section `local` that may differ between clients; null: as `local` says.
+    """Keys of the section `local` that may differ between clients; null uses the value in `local`.
 
     Attributes:
-        epochs: passes over the training data in one visit, also where `local` counts steps.
+        epochs: passes over the training data in one visit; overrides `local.steps` as well.
         steps: mini-batches in one visit, instead of `epochs`.
         batch_size: samples per step.
         lr: learning rate of the first server step.
-        momentum: of SGD.
-        weight_decay: added to the gradient as `weight_decay * w`.
+        momentum: momentum of SGD.
+        weight_decay: coefficient of weight decay; the gradient gets `weight_decay * w` added.
         augment: `none`, or `crop_flip`.
     """
 
@@ -41,11 +41,11 @@ class LocalChanges:
         """Return the options of a client.
 
         Args:
-            local: those of all.
-            key: under which the changes stand, for messages.
+            local: options of all clients.
+            key: key of these changes in the configuration, for messages.
 
         Raises:
-            UserError: `local` refuses a value, or epochs and steps are both given.
+            UserError: `local` refuses a value, or both epochs and steps are given.
         """
         both = self.epochs is not None and self.steps is not None
         require(not both, f"{key}.steps", self.steps, "epochs are given as well; leave one of them out")
@@ -62,15 +62,15 @@ PerClient = Mapping[str, LocalChanges]  # a client (`3`), a range (`4-7`) or the
 
 
 def check_changes(local: LocalConfig, per_client: PerClient, devices: Sequence[str]) -> None:
-    """Check what differs between clients, whatever their number.
+    """Check the options that differ between clients, without knowing the number of clients.
 
     Args:
         local: options of all clients.
-        per_client: what differs.
+        per_client: options that differ.
         devices: names of the devices that clients may have.
 
     Raises:
-        UserError: a value that `local` refuses, a key that names nobody, or a client named twice.
+        UserError: `local` refuses a value, a key names no client and no device, or a client is named twice.
     """
     seen: dict[int, str] = {}
     for name, changes in per_client.items():
@@ -84,16 +84,16 @@ def check_changes(local: LocalConfig, per_client: PerClient, devices: Sequence[s
 def local_configs(
     local: LocalConfig, per_client: PerClient, devices: Sequence[str], num_clients: int
 ) -> dict[int, LocalConfig]:
-    """Return client -> how it trains, of those that are named.
+    """Return client -> its options, for the clients that `per_client` names.
 
     Args:
         local: options of all clients.
-        per_client: what differs; a client's number wins over its device.
-        devices: the device of each client; empty where all are alike.
-        num_clients: N.
+        per_client: options that differ; those of a client's number override those of its device.
+        devices: the device of each client; empty if all are alike.
+        num_clients: N, number of clients.
 
     Raises:
-        UserError: there is no such client.
+        UserError: a key names a client that does not exist, or `local` refuses a value.
     """
     of_device = {name: per_client[name].of(local, f"{SECTION}.{name}") for name in {*devices} & {*per_client}}
     out = {k: of_device[name] for k, name in enumerate(devices) if name in of_device}

@@ -1,9 +1,10 @@
-"""The number format of a training step: float32, TF32, or bfloat16 in the layers that autocast knows.
+"""The number format of a training step: float32, TF32, or bfloat16 in the layers that autocast supports.
 
-In bfloat16 a step's matrix products and convolutions, forward and backward, are of numbers with 8 bits of
-mantissa; in TF32, of float32 numbers of which a GPU reads the first 10. Losses, gradients of the weights,
-weights, updates and sums stay float32. The kernels know float32 only, so PyTorch trains. PyTorch's own
-default on a GPU is TF32 in convolutions; here they are float32, too, unless TF32 is asked for.
+In bfloat16 the matrix products and convolutions of a step, forward and backward, use numbers with 8 bits of
+mantissa; in TF32 a GPU reads the first 10 bits of the mantissa of float32 numbers. Losses, gradients of the
+weights, weights, updates and sums stay float32. The kernels support float32 only, so in the other formats
+PyTorch trains. By default PyTorch uses TF32 in convolutions on a GPU; here they are float32, unless TF32 is
+requested.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ AMPERE = 8  # compute capability of the first GPUs with TF32
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Return whether a device multiplies bfloat16 by instructions of its own, not by emulation."""
+    """Return whether a device has instructions that multiply bfloat16, without emulation."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     there = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -41,7 +42,7 @@ def has_tf32(device: torch.device) -> bool:
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Raise `UserError` where a device, this rank's, cannot train in the format that is asked for."""
+    """Raise `UserError` if a device, this rank's, cannot train in the requested format."""
     if precision == FLOAT32:
         return
     there = has_tf32(device) if precision == TF32 else has_bfloat16(device)
@@ -53,7 +54,7 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 def set_tf32(device: torch.device, on: bool) -> None:
-    """Let a GPU's matrix products and convolutions take TF32, or not, from here on; do nothing on a CPU."""
+    """Turn TF32 on or off for a GPU's matrix products and convolutions; do nothing on a CPU."""
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = on
         torch.backends.cudnn.allow_tf32 = on
@@ -61,7 +62,7 @@ def set_tf32(device: torch.device, on: bool) -> None:
 
 @contextmanager
 def training_in(precision: str, device: torch.device) -> Iterator[None]:
-    """Compute in TF32 where that is the precision; float32 again after the block."""
+    """Compute a block in TF32 if `precision` is TF32, and return to float32 afterwards."""
     if precision != TF32:
         yield
         return
@@ -73,14 +74,15 @@ def training_in(precision: str, device: torch.device) -> Iterator[None]:
 
 
 def under_autocast() -> bool:
-    """Return whether the code around has turned autocast on, for processors or GPUs."""
+    """Return whether autocast is on in the calling code, for CPUs or GPUs."""
     return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
 def forward_pass(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return what the loss of a training step is computed in; the backward pass follows its formats.
+    """Return the context in which a step computes its loss; the backward pass uses the same formats.
 
-    Weights are cast anew in each step: a cache would hold what updates, stacks or captured graphs change.
+    Weights are cast again in each step: cached casts would be out of date after updates, or in stacks and
+    captured graphs.
     """
     if precision != BFLOAT16:
         return nullcontext()

@@ -1,7 +1,8 @@
-"""The training loop by PyTorch: mini-batches over flat buffers, what a method changes passed as a function.
+"""The PyTorch training loop: mini-batches over flat buffers, with a method's changes passed as functions.
 
-A step is forward, gradient, update: no optimiser object, nothing that grows with the number of parameters but
-the gradient itself. Evaluation in batches of a fixed size, which does not depend on where it runs.
+A step is forward pass, gradient and update. There is no optimiser object, and apart from the gradient nothing
+is allocated in proportion to the number of parameters. Evaluation uses batches of a fixed size, which does
+not depend on where it runs.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from .optimizer import OptimizerStep
 from .precision import FLOAT32, forward_pass, training_in
 
 EVAL_BATCH = 256  # samples
-STATISTICS_BATCH = 64  # samples whose batch statistics are taken at a time, as in EMD-CFL's repository
+STATISTICS_BATCH = 64  # samples per batch where batch norm uses batch statistics, as in EMD-CFL's repository
 
 
 def loss_of(task: Task) -> Loss:
-    """Return the mean loss of a batch under a task, as a `Loss`."""
+    """Return the task's mean loss of a batch as a `Loss`."""
 
     def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return task.loss(module(x), y)
@@ -39,10 +40,10 @@ def loss_of(task: Task) -> Loss:
 
 
 class FullBatchStep(ABC):
-    """What takes the steps on full batches in place of the loop.
+    """Takes the steps on full batches instead of the loop.
 
     Attributes:
-        total: sum of the losses of its steps, a scalar; the loop adds those of its own.
+        total: sum of the losses of its steps, a scalar; the loop adds the losses of its own steps.
     """
 
     total: torch.Tensor
@@ -63,12 +64,12 @@ class PyTorchBackend(Backend):
         return True
 
     def train(self, request: Request) -> Trained:
-        """Train by the loop."""
+        """Train with the loop."""
         return train_by_steps(self.context, request)
 
 
 class NoTraining(Backend):
-    """Answers every request after zero steps, for a forecast of what a run sends."""
+    """Answers every request after zero steps, for a forecast of the traffic of a run."""
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
@@ -78,7 +79,7 @@ class NoTraining(Backend):
         return True
 
     def train(self, request: Request) -> Trained:
-        """Return the start vector, checked for its length."""
+        """Return the start vector after checking its length."""
         self.context.flat.load(request.start)
         return request.outcome(self.context.flat.vector.clone(), 0, 0.0)
 
@@ -90,8 +91,8 @@ def train_by_steps(
 
     Args:
         context: the model; its vector changes.
-        request: what to train.
-        full_batch: makes what takes the steps on full batches; None: the loop takes every step.
+        request: the request.
+        full_batch: creates the object that takes the steps on full batches; None: the loop takes all steps.
     """
     config, split, part = request.config, request.split, request.part
     module = context.flat.load(request.start, train=True)
@@ -105,8 +106,8 @@ def train_by_steps(
     with precision, kernels, nullcontext() if part is None else context.only(part):
         replacement = None if full_batch is None else full_batch()
         if replacement is not None:
-            update.load()  # what takes the steps has cleared it
-            total = replacement.total  # in the order of the steps, whoever takes them
+            update.load()  # `replacement` has cleared the optimiser state
+            total = replacement.total  # losses are added in the order of the steps
         for number, index in enumerate(context.batches(split, config, request.key)):
             if request.stage is not None:
                 request.stage.done = number
@@ -130,7 +131,7 @@ def train_by_steps(
 def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, batch_size: int) -> torch.Tensor:
     """Return the gradient [p] of the mean loss of `vector` [d] over `split`, in evaluation mode.
 
-    Where only the loss of a batch is known, all samples are one batch.
+    If the task defines only the loss of a batch, all samples are one batch.
     """
     flat, task = context.flat, context.task
     module = flat.load(vector, train=False)
@@ -151,11 +152,11 @@ def outputs(
 ) -> torch.Tensor:
     """Return the outputs [n, ...] or embeddings [n, ...] of samples [n, ...] under `vector` [d].
 
-    What dropout draws under `train_mode` is the same in every call: it must not depend on what the rank did
-    before. Under batch norm a last batch of one sample, which has no statistics, joins the one before it.
+    Under `train_mode` dropout makes the same draws in every call, so that they do not depend on what the rank
+    did before. With batch norm, a last batch of one sample, which has no statistics, joins the one before it.
 
     Raises:
-        UserError: there is only one sample, under batch norm and `train_mode`.
+        UserError: there is only one sample, with batch norm and `train_mode`.
     """
     module = context.flat.load(vector, train=train_mode)
     if train_mode and context.draws:

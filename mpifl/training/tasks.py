@@ -15,8 +15,8 @@ from mpifl.core.federation import CLASSES, MULTI_HOT, NUMBERS, TOKENS
 from mpifl.core.metric import ACCURACY, METRICS, Metric
 from mpifl.core.task import Sums, Task
 
-IGNORED = -100  # a token that does not count
-LEAST = 1e-300  # a probability: its logarithm is finite
+IGNORED = -100  # label of a token that does not count
+LEAST = 1e-300  # smallest probability, so that its logarithm is finite
 
 
 def known(*names: str) -> dict[str, Metric]:
@@ -26,13 +26,12 @@ def known(*names: str) -> dict[str, Metric]:
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """One of L classes; cross-entropy.
+    """Classification into one of L classes; the loss is the cross-entropy.
 
     Attributes:
-        metrics: `accuracy`, `top5` (the class is among the five likeliest), `balanced_accuracy` (mean over
-            the classes that occur of the share of their samples that is right) and `macro_f1` (mean over the
-            classes that occur, or are predicted, of F1); the first is what curves and tables show. Accuracy
-            is always written.
+        metrics: some of `accuracy`, `top5` (the class is among the five most probable), `balanced_accuracy`
+            (mean recall over the classes that occur) and `macro_f1` (mean F1 over the classes that occur or
+            are predicted). Curves and tables show the first one. Accuracy is always written.
     """
 
     called: ClassVar[str] = "classification"
@@ -56,19 +55,19 @@ class Classification(Task):
         return F.cross_entropy(output, labels, reduction="none")
 
     def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross-entropy; that of `losses` where a derived class has its own."""
+        """Return the mean cross-entropy, or the mean of `losses` if a subclass overrides it."""
         if type(self).losses is not Classification.losses:
             return super().loss(output, labels)
         return F.cross_entropy(output, labels)
 
     def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the cross-entropies; that of `losses` where a derived class has its own."""
+        """Return the sum of the cross-entropies, or the sum of `losses` if a subclass overrides it."""
         if type(self).losses is not Classification.losses:
             return super().total_loss(output, labels)
         return F.cross_entropy(output, labels, reduction="sum")
 
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
-        """Return samples, hits, losses, and by class: samples, predictions and hits."""
+        """Return the sums of samples, hits and losses and, per class, of samples, predictions and hits."""
         predicted = output.argmax(1)
         hit = predicted == labels
         found: dict[str, torch.Tensor | np.ndarray] = {
@@ -98,7 +97,7 @@ class Classification(Task):
         return {**{m.name: values[m.name] for m in self.scored}, "loss": _ratio(sums["loss"], n)}
 
     def evaluate(self, output: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        """Return what samples score; accuracy alone needs no sums, for it is a mean over samples."""
+        """Return the scores of samples; without sums if accuracy, a mean over samples, is the only metric."""
         loss = float(self.loss(output, labels))
         if self.metrics == ("accuracy",):
             return {"accuracy": int((output.argmax(1) == labels).sum()) / len(labels), "loss": loss}
@@ -110,7 +109,7 @@ class Classification(Task):
         return torch.einsum("k,knl->nl", weights.double().to(chances.device), chances).clamp_min(LEAST).log()
 
     def evaluate_mixed(self, mixed: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        """Return what samples score, given the logarithms of probabilities."""
+        """Return the scores of samples, given the logarithms of their class probabilities."""
         found, kind = self.evaluate(mixed, labels), type(self)
         if (kind.losses, kind.loss) != (Classification.losses, Classification.loss):
             return found
@@ -119,12 +118,14 @@ class Classification(Task):
 
 @dataclass(frozen=True)
 class MultiLabel(Task):
-    """Which of L labels apply; the binary cross-entropy of each label, averaged. A label applies from 1/2 on.
+    """Multi-label classification: any of L labels may apply; the loss is the mean binary cross-entropy.
+
+    A label is predicted if its probability is above 1/2.
 
     Attributes:
-        metrics: `macro_f1` (mean over the labels that occur, or are predicted, of F1), `micro_f1` (F1 of all
-            labels together), `subset_accuracy` (all labels of a sample are right) and `hamming` (share of the
-            labels that are right); the first is what curves and tables show.
+        metrics: some of `macro_f1` (mean F1 over the labels that occur or are predicted), `micro_f1` (F1 of
+            all labels together), `subset_accuracy` (fraction of the samples with all labels right) and
+            `hamming` (fraction of the labels that are right). Curves and tables show the first one.
     """
 
     called: ClassVar[str] = "multi_label"
@@ -138,7 +139,7 @@ class MultiLabel(Task):
         return F.binary_cross_entropy_with_logits(output, labels, reduction="none").mean(1)
 
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
-        """Return samples, losses, samples whose labels are all right, and of each label its counts."""
+        """Return the sums of samples and losses, of samples with all labels right, and counts per label."""
         applies, predicted = labels > 0.5, output > 0
         return {
             "n": torch.tensor(len(labels)),
@@ -171,14 +172,14 @@ class MultiLabel(Task):
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """L real numbers; the loss is the mean squared error, or what `criterion` names.
+    """Regression of L real numbers; the loss is the mean squared error, or the one that `criterion` names.
 
     Attributes:
-        metrics: `mse`, `mae`, `rmse` and `r2` (1 less the squared error over that of the mean, averaged over
-            the numbers that vary); the first is what curves and tables show. `r2_pooled` is that of all
-            clients' samples together, which the mean of the clients' own is not.
-        criterion: of the loss: `mse` (squared error), `mae` (absolute error) or `huber` (half the squared
-            error below 1, absolute above).
+        metrics: some of `mse`, `mae`, `rmse` and `r2` (1 minus the squared error divided by that of the mean,
+            averaged over the numbers that vary). Curves and tables show the first one. `r2_pooled` is the
+            value over all clients' samples together, which differs from the mean of the clients' values.
+        criterion: loss to minimise: `mse` (squared error), `mae` (absolute error) or `huber` (half the
+            squared error where the error is below 1, linear above).
     """
 
     called: ClassVar[str] = "regression"
@@ -193,11 +194,11 @@ class Regression(Task):
         require(self.criterion in CRITERIA, "criterion", self.criterion, f"take one of {', '.join(CRITERIA)}")
 
     def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the error of each sample, its numbers averaged."""
+        """Return the loss of each sample, averaged over its numbers."""
         return CRITERIA[self.criterion](output, labels, reduction="none").mean(1)
 
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
-        """Return samples, losses, and of each number: errors, squared errors, its sum and sum of squares."""
+        """Return the sums of samples, of losses and, per number, of |error|, error^2, label and label^2."""
         y, error = labels.double(), output.double() - labels.double()
         return {
             "n": torch.tensor(len(labels)),
@@ -233,13 +234,13 @@ CRITERIA: dict[str, Callable[..., torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class NextToken(Task):
-    """The token at each position; cross-entropy, averaged over the positions that count.
+    """Prediction of the next token; the loss is the mean cross-entropy over the positions that count.
 
-    A model returns [n, T, V]; the labels [n, T] are the tokens one further on, -100 where none counts.
+    A model returns [n, T, V]. The labels [n, T] are the next token at each position, -100 where none counts.
 
     Attributes:
-        metrics: `perplexity` (the exponential of the mean cross-entropy of a token) and `token_accuracy`; the
-            first is what curves and tables show.
+        metrics: some of `perplexity` (the exponential of the mean cross-entropy of a token) and
+            `token_accuracy`. Curves and tables show the first one.
     """
 
     called: ClassVar[str] = "next_token"
@@ -254,25 +255,25 @@ class NextToken(Task):
         return each.sum(1) / (labels != IGNORED).sum(1).clamp_min(1)
 
     def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross-entropy of a token, or of `losses` where a derived class has its own."""
+        """Return the mean cross-entropy of a token, or the mean of `losses` if a subclass overrides it."""
         if type(self).losses is not NextToken.losses:
             return super().loss(output, labels)
         return self.total_loss(output, labels) / (labels != IGNORED).sum().clamp_min(1)
 
     def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the cross-entropies of all tokens."""
+        """Return the sum of all tokens' cross-entropies, or of `losses` if a subclass overrides it."""
         if type(self).losses is not NextToken.losses:
             return super().total_loss(output, labels)
         return F.cross_entropy(output.movedim(-1, 1), labels, reduction="sum", ignore_index=IGNORED)
 
     def count(self, labels: torch.Tensor) -> int:
-        """Return the number of tokens that count."""
+        """Return the number of tokens that count, or of samples if a subclass overrides `losses`."""
         if type(self).losses is not NextToken.losses:
             return super().count(labels)
         return int((labels != IGNORED).sum())
 
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
-        """Return tokens that count, hits among them, and their cross-entropies."""
+        """Return the numbers of tokens that count and of hits, and the sum of the cross-entropies."""
         counts = labels != IGNORED
         each = F.cross_entropy(output.movedim(-1, 1), labels, reduction="none", ignore_index=IGNORED)
         return {

@@ -1,4 +1,4 @@
-"""What steps worked by hand need: a client with a quadratic loss, notes and servers of a few numbers."""
+"""Helpers for steps worked out by hand: a client with a quadratic loss, small notes and servers."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Call:
 class Quadratic(Client):
     """A client with F(w) = 1/2 ||w - target||^2, whose gradient is w - target on every mini-batch.
 
-    Validation and test data have targets of their own, so that a method which reads the wrong ones goes
-    astray. An image is one number that says which data it belongs to: 0, 1 or 2.
+    Validation and test data have their own targets, so that a method which reads the wrong split gives wrong
+    results. An image is one number that says which split it belongs to: 0, 1 or 2.
 
     Args:
-        target: of the training data, 10 samples [d].
-        lr: rate of plain SGD.
+        target: target of the training data (10 samples), [d].
+        lr: learning rate of plain SGD.
         steps: mini-batches of an epoch, and of a visit.
-        init: the common initial vector.
-        val: target of the validation data, 8 samples; by default 100 in each number.
-        test: target of the test data, 6 samples; by default -100 in each number.
+        init: the common initial vector; zeros by default.
+        val: target of the validation data (8 samples); by default 100 in each coordinate.
+        test: target of the test data (6 samples); by default -100 in each coordinate.
 
     Attributes:
-        calls: how it was asked to train.
+        calls: the calls of `sgd`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Quadratic(Client):
 
     @property
     def data(self) -> ClientData:
-        """Samples that say which data they belong to."""
+        """Samples that say which split they belong to."""
         return ClientData(*(images(kind, n) for kind, n in enumerate((10, 8, 6))))
 
     def _target(self, split: Split | None) -> torch.Tensor:
@@ -87,7 +87,7 @@ class Quadratic(Client):
         return Trained(w, steps, 0.0, lr)
 
     def batches(self, key, **changes: Any) -> Iterator[Split]:
-        """Yield `steps` batches an epoch, or as many as a call asks for; none where there are none."""
+        """Yield `steps` batches an epoch, or as many as a call asks for; none if `steps` is 0."""
         epoch = self.steps * changes.get("epochs", 1)
         for _ in range(changes.get("steps", epoch) if self.steps else 0):
             yield images(0, 2)
@@ -110,15 +110,16 @@ class Quadratic(Client):
         return {"accuracy": 1 / (1 + loss), "loss": loss}
 
 
-Quadratic.__abstractmethods__ = frozenset()  # what a quadratic has no use for is left out: images, classes
+Quadratic.__abstractmethods__ = frozenset()  # methods about images and classes are left out
 
 
 class Told(Quadratic):
-    """A client whose losses and chances are told: a model's first number says which.
+    """A client with given losses and probabilities; a model's first number is its index among the K models.
 
     Args:
-        losses: of each model on each training sample [K, n]; val: on each validation sample.
-        chances: of each label [K, n, L], for any images.
+        losses: loss of each model on each training sample, [K, n].
+        chances: probability of each label, [K, n, L], for any images.
+        val: loss of each model on each validation sample, [K, n].
     """
 
     def __init__(
@@ -132,12 +133,12 @@ class Told(Quadratic):
         self.chances = torch.tensor(chances or [])
 
     def losses(self, vector, split=None):
-        """Return the told losses of a model."""
+        """Return the given losses of a model."""
         kind = 0 if split is None else int(split.x.reshape(-1)[0])
         return self.told[kind][int(vector[0])]
 
     def logits(self, vector, x):
-        """Return the told chances of a model, as logits."""
+        """Return the given probabilities of a model, as logits."""
         return self.chances[int(vector[0])].log()
 
 

@@ -1,6 +1,6 @@
-"""Every method of the catalogue with options that do something on six clients, and further variants of some.
+"""Every method of the catalogue with options that have an effect on six clients, and variants of some.
 
-A method that is new to the catalogue is a case by itself, with its defaults.
+A method that is added to the catalogue becomes a case automatically, with its defaults.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 
 from mpifl.algorithms.registry import CATALOGUE
 
-# options without which the defaults would do nothing, not fit, or take long on six clients
+# options of methods whose defaults would have no effect, not fit, or take long on six clients
 OPTIONS: dict[str, dict[str, object]] = {
     "cfl": {"warmup": 1, "eps1": 100.0, "eps2": 0.0},
     "cflgp": {"num_clusters": 2, "protocol": "gap", "period": 1},
@@ -79,7 +79,7 @@ CASES = [(name, OPTIONS.get(name, {})) for name in CATALOGUE] + VARIANTS
 
 
 def named(case: tuple[str, dict[str, object]]) -> str:
-    """Return a case in one line."""
+    """Return the name of a case, on one line."""
     return " ".join([case[0], *(f"{k}={v}" for k, v in case[1].items())])
 
 

@@ -1,4 +1,4 @@
-"""A page in a headless Chromium, spoken to by its DevTools protocol over two pipes: no port, no package."""
+"""A page in a headless Chromium, driven by the DevTools protocol over two pipes: no port, no package."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TIMEOUT_S = 60.0
 
 
 class Page:
-    """A page; use it as a context.
+    """A page; use it as a context manager.
 
     Args:
-        path: The HTML file, or the address of a page of this machine.
+        path: The HTML file, or the URL of a page on this machine.
         profile: An empty folder for the browser's profile.
-        width: Of the window, in pixels.
+        width: Width of the window in pixels.
 
     Attributes:
         errors: Exceptions, console errors and refused connections so far.
@@ -98,7 +98,7 @@ class Page:
             self._heard(answer.get("method", ""), answer.get("params", {}))
 
     def move(self, x: float, y: float) -> None:
-        """Move the pointer there."""
+        """Move the pointer to (x, y)."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def press(self, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Finished runs that nobody ran: configurations, seeds and curves by hand."""
+"""Finished runs made without training: configurations, seeds and curves set by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_of(
     mb: float = 1.0,
     **config: Any,
 ) -> Run:
-    """Return a run with an evaluation in each round; a round takes `mb` up, as much down, and 2 s."""
+    """Return a run evaluated in each round; a round takes `mb` MB up, as much down, and 2 virtual seconds."""
     rounds = np.arange(1.0, len(accuracy) + 1)
     tree = {
         "algorithm": {"name": method},
@@ -47,6 +47,6 @@ def run_of(
 
 
 def group_of(method: str, final: Sequence[float], problem: str = "digits", **more: Any) -> Group:
-    """Return a group of runs of one evaluation each, with the seeds 0, 1, ..."""
+    """Return a group of runs with one evaluation each and the seeds 0, 1, ..."""
     runs = [run_of(method, [value], seed, problem, **more) for seed, value in enumerate(final)]
     return Group(method, tuple(runs))

@@ -1,9 +1,9 @@
-"""A GPU that is not there: tensors that say they are on a device, and have their numbers in main memory.
+"""A fake GPU: tensors that claim to be on a device, and have their numbers in main memory.
 
-The device is `meta`. Inside `FakeDevice()`, what is made on it or brought to it is a `FakeTensor`. What fails
-on a GPU fails on such tensors too: `.numpy()`, and arithmetic that mixes them with tensors of main memory.
-MPI takes them by DLPack, as it would take a GPU's. So code for GPUs runs where there is none, with a CPU's
-numbers.
+The device is `meta`. Inside `FakeDevice()`, tensors created on it or moved to it are `FakeTensor`s. What
+fails on a GPU fails on such tensors, too: `.numpy()`, and arithmetic that mixes them with tensors in main
+memory. MPI reads them through DLPack, as it would read tensors on a GPU. So code for GPUs can run without
+one, with a CPU's numbers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from mpifl.core.devices import CPU
 from mpifl.runtime import worker as visits
 
 DEVICE = torch.device("meta")
-MIXES = {"_to_copy", "copy_", "_foreach_copy_", "index", "index_put_"}  # as on a GPU
+MIXES = {"_to_copy", "copy_", "_foreach_copy_", "index", "index_put_"}  # may mix them, as on a GPU
 
 
 class FakeTensor(torch.Tensor):
-    """A tensor that says it is on the device.
+    """A tensor that claims to be on the device.
 
     Attributes:
         inner: the numbers, in main memory.
-        lent: how often one was handed out by DLPack.
+        lent: how often a tensor was handed out through DLPack.
     """
 
     inner: torch.Tensor
@@ -37,7 +37,7 @@ class FakeTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> FakeTensor:
-        """Return a tensor of the same form, without memory."""
+        """Return a tensor of the same shape, strides and type, without memory."""
         return torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
@@ -52,7 +52,7 @@ class FakeTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        """The tensor without its history; a model's parameters are given other memory by setting it."""
+        """The tensor without its history; setting it gives a model's parameters other memory."""
         return self.detach()
 
     @data.setter
@@ -60,7 +60,7 @@ class FakeTensor(torch.Tensor):
         self.inner.data = value.inner
 
     def tolist(self) -> Any:
-        """Return the numbers; PyTorch has this on any device, but not for a class of one's own."""
+        """Return the numbers; PyTorch has this on any device, but not for subclasses."""
         return self.inner.tolist()
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -77,7 +77,7 @@ class FakeTensor(torch.Tensor):
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Multiply vector and matrix without `squeeze_`, whose new shape no wrapper can take on."""
+        """Multiply vector and matrix without `squeeze_`, which cannot change the shape of a wrapper."""
         if function.__name__ in ("matmul", "__matmul__") and [a.dim() for a in args] == [1, 2]:
             return args[0][None].mm(args[1])[0]
         with torch._C.DisableTorchFunctionSubclass():
@@ -87,12 +87,12 @@ class FakeTensor(torch.Tensor):
     def __torch_dispatch__(
         cls, function: Any, types: Any, args: Iterable[Any] = (), named: Mapping[str, Any] | None = None
     ) -> Any:
-        """Do what PyTorch is asked for."""
+        """Run the operator that PyTorch was asked for."""
         return _call(function, list(args), dict(named or {}))
 
 
 class FakeDevice(TorchDispatchMode):
-    """While active, the device can be asked for."""
+    """While active, tensors can be created on the device or moved to it."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -101,7 +101,7 @@ class FakeDevice(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Iterable[Any] = (), named: Mapping[str, Any] | None = None
     ) -> Any:
-        """Do what PyTorch is asked for."""
+        """Run the operator that PyTorch was asked for."""
         return _call(function, list(args), dict(named or {}))
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a user, for tests: of logits [n, L] and labels [n], both tensors in main memory."""
+"""User-defined metrics for tests: functions of logits [n, L] and labels [n], tensors in main memory."""
 
 
 def top2(logits, labels):
@@ -7,7 +7,7 @@ def top2(logits, labels):
 
 
 def recalled(logits, labels):
-    """Return the balanced accuracy: the mean over the labels that occur of their recall."""
+    """Return the balanced accuracy: the mean recall of the labels that occur."""
     hits = logits.argmax(1) == labels
     return float(sum(hits[labels == c].float().mean() for c in labels.unique()) / len(labels.unique()))
 
@@ -18,36 +18,36 @@ def hits(logits, labels):
 
 
 def words(logits, labels):
-    """Return what is no number."""
+    """Return something that is not a number."""
     return "many"
 
 
 def broken(logits, labels):
-    """Raise."""
+    """Raise an error."""
     raise ZeroDivisionError("of mine")
 
 
 def accuracy_of_mine(logits, labels):
-    """Have a name like a column's."""
+    """Return 0, under a name like that of existing columns."""
     return 0.0
 
 
 def train_loss(logits, labels):
-    """Have a name whose columns are free."""
+    """Return 1, under a name whose columns are free."""
     return 1.0
 
 
 def top2_again(logits, labels):
-    """Have a name that begins like another's."""
+    """Return 0, under a name that begins like that of another metric."""
     return 0.0
 
 
 class Kind:
-    """Is no function."""
+    """A class instead of a function."""
 
 
 def error_rate(logits, labels):
-    """Return the share of wrong labels: less is better."""
+    """Return the share of wrong predictions: less is better."""
     return 1 - hits(logits, labels)
 
 
@@ -55,7 +55,7 @@ error_rate.better = -1
 
 
 def sideways(logits, labels):
-    """Have a direction that there is not."""
+    """Return 0; `better` has an invalid direction."""
     return 0.0
 
 

@@ -1,4 +1,4 @@
-"""Scenarios of a user, for tests: four clients whose test sets have other sizes at each visit, or by name."""
+"""User-defined scenarios for tests: four clients whose test sets differ in size by visit, or by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = {"train": (40, 50, 60, 70), "val": (0, 0, 0, 0), "test": (120, 9, 30, 71
 
 
 class Turning(Partition):
-    """Client k has at its visit v the sizes and samples of k + v; all training sets are those of visit 0."""
+    """At visit v, client k has the samples of client (k + v) % 4; its training set is that of visit 0."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -29,7 +29,7 @@ class Turning(Partition):
 
 @dataclass(frozen=True)
 class TurningScenario(Scenario):
-    """Clients that are tested on sets of other sizes at each visit."""
+    """Clients whose test sets differ in size from visit to visit."""
 
     of_images: ClassVar[bool] = False
 
@@ -40,7 +40,7 @@ class TurningScenario(Scenario):
 
 @dataclass(frozen=True)
 class FurtherScenario(Scenario):
-    """The same clients without drift: their further test set has other sizes than their test set."""
+    """The same clients without drift: their further test set differs in size from their test set."""
 
     of_images: ClassVar[bool] = False
 
@@ -54,7 +54,7 @@ class FurtherScenario(Scenario):
 
 
 def dealt(pool: Pool, split: str) -> list[np.ndarray]:
-    """Return the samples of each client in a split; the more, the fewer of the classes they are of."""
+    """Return the samples of each client in a split; the first two clients have only some of the classes."""
     samples = pool.train if split in ("train", "val") else pool.test
     labels = np.asarray(pool.labels)[samples]
     known = [samples[labels < 4], samples[labels < 7], samples, samples]

@@ -1,6 +1,6 @@
-"""Bad input on every rank, in one start of Python: `mpirun -n P python refusals.py CONFIG FOLDER CASES`.
+"""Bad input on every rank, with one start of Python: `mpirun -n P python refusals.py CONFIG FOLDER CASES`.
 
-CASES is JSON: {case: [options]}. Rank r writes FOLDER/r.json: {case: [exit code, what it said]}.
+CASES is JSON: {case: [options]}. Rank r writes FOLDER/r.json: {case: [exit code, error output]}.
 """
 
 import contextlib

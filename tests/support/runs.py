@@ -1,4 +1,4 @@
-"""Small whole runs that tests share: what they are, and how their folders are read."""
+"""Small complete runs that tests share: their options, and how to read their folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = Path(__file__).parents[1]
 CONFIG = HERE / "configs" / "tiny.yaml"
 OWN = HERE / "support" / "own_metrics.py"
 TASK_CONFIG = HERE / "configs" / "tasks.yaml"
-SCRIPT = HERE / "mpi" / "many.py"  # runs them all in one start of Python
+SCRIPT = HERE / "mpi" / "many.py"  # runs them all with one start of Python
 HALF = ["--participation", "0.5", "--rounds", "3"]
 SIGN_FLIP = ["--attack", "{name: sign_flip, share: 0.25, factor: 4}"]
 RUNS: dict[str, list[str]] = {
@@ -148,7 +148,7 @@ if has_bfloat16(torch.device("cpu")):
 
 
 class Runs:
-    """The folders of all runs at one place."""
+    """The run folders in one place."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -158,11 +158,11 @@ class Runs:
         return self.folder / f"tiny-{name}"
 
     def summary(self, name: str) -> dict[str, Any]:
-        """Return what a run says of itself."""
+        """Return the `summary.json` of a run."""
         return json.loads((self.of(name) / "summary.json").read_text())
 
     def environment(self, name: str) -> dict[str, Any]:
-        """Return where and by what a run was made."""
+        """Return the `environment.json` of a run."""
         return json.loads((self.of(name) / "environment.json").read_text())
 
     def table(self, name: str, file: str) -> list[dict[str, str]]:
@@ -171,7 +171,7 @@ class Runs:
             return list(csv.DictReader(lines))
 
     def mpi_bytes(self, *names: str) -> Counter[str]:
-        """Return the bytes of each call."""
+        """Return the bytes of each MPI call, summed over runs."""
         rows = (row for name in names for row in self.table(name, "mpi_traffic.csv"))
         total: Counter[str] = Counter()
         for row in rows:
@@ -180,12 +180,12 @@ class Runs:
 
 
 class Alone(Runs):
-    """Runs of this very process, each when it is first asked for.
+    """Runs made in this process, each when it is first asked for.
 
     Args:
-        folder: an empty one.
-        runs: id -> options, which may begin with a configuration; FOLDER in them is the folder.
-        common: options of all.
+        folder: an empty folder.
+        runs: id -> options, which may begin with a configuration; FOLDER in them stands for the folder.
+        common: options of all runs.
     """
 
     def __init__(self, folder: Path, runs: Mapping[str, Sequence[str]], *common: str) -> None:
@@ -205,7 +205,7 @@ class Alone(Runs):
 
 TABLES = ("metrics.csv", "ledger.csv", "clients.csv", "clusters.csv", "visits.csv", "client_traffic.csv")
 SOMETIMES = ("events.csv", "dropped.csv")  # of asynchronous runs, and of those in which clients fail
-CLOCKS = ("seconds",)  # columns of what a clock on the wall showed
+CLOCKS = ("seconds",)  # columns of wall-clock times
 OF_A_LAUNCH = (
     *("wall_seconds", "mpi_bytes", "mpi_bytes_complete", "peak_bytes", "ranks", "ranks_lost", "asynchronous"),
 )
@@ -213,7 +213,7 @@ OF_A_CLOCK = ("arrivals", "refused", "staleness_mean", "staleness_max", "concurr
 
 
 def run_each(out: Path, runs: Mapping[str, Sequence[str]]) -> Path:
-    """Run the tiny configuration with options, each evaluated after each round; return the folder of them.
+    """Run the tiny configuration with each set of options, evaluated after each round; return their folder.
 
     Args:
         out: the folder.
@@ -233,7 +233,7 @@ def columns_of(path: Path) -> dict[str, list[str]]:
 
 
 def figures_of(folder: Path) -> dict[str, Any]:
-    """Return what `summary.json` says of the numbers of a run, not of its ranks and seconds."""
+    """Return the entries of `summary.json` about the numbers of a run, not about its ranks and seconds."""
     tree = json.loads((folder / "summary.json").read_text())
     events = tree.get("asynchronous", {})
     kept = {name: value for name, value in tree.items() if name not in OF_A_LAUNCH}
@@ -241,8 +241,10 @@ def figures_of(folder: Path) -> dict[str, Any]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Raise unless two run folders hold the same run: every number in every file, but for wall clocks, what
-    was sent by MPI, and where it ran. Neither may have left checkpoints or half-written files.
+    """Raise unless two run folders hold the same run.
+
+    Every number in every file must be equal, except for wall-clock times, MPI traffic and where it ran.
+    Neither folder may contain checkpoints or half-written files.
     """
     for name in (*TABLES, *SOMETIMES):
         if name in SOMETIMES and not (one / name).exists() and not (other / name).exists():

@@ -1,7 +1,7 @@
-"""A federation small enough for a test, in memory, and the few lines that run a method on it.
+"""A small federation in memory for tests, and functions that run a method on it.
 
-Images are 1 x 4 x 4, three classes around fixed means. Clients of group g see them under a pattern of the
-group's own, and their labels shifted by g: groups differ in what they see and in what it means.
+Images are 1 x 4 x 4, in three classes around fixed means. In group g, a pattern of the group is added to the
+images and the labels are shifted by g: groups differ in their images and in the meaning of labels.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ class Tiny(Federation):
     """N clients in contiguous groups.
 
     Args:
-        equal: as many training samples for each; otherwise 8, 11, 14, 17, 8, ...
-        repeated: client k holds the same samples as all, k + 1 times: equal gradients, unequal sizes.
+        num_clients: N.
+        num_groups: number of groups.
+        equal: whether all have the same number of training samples; otherwise 8, 11, 14, 17, 8, ...
+        repeated: whether client k holds one common training set k + 1 times: equal gradients, unequal sizes.
     """
 
     def __init__(
@@ -78,12 +80,12 @@ class Tiny(Federation):
         return draw(name, k, int(self.sizes[k, column]), int(self.groups[k]))
 
     def public(self) -> tuple[Split, ...]:
-        """Return a dozen samples of each group, the server's own."""
+        """Return the server's own samples, a dozen of each group."""
         return tuple(draw("public", g, 12, g) for g in range(int(self.groups.max()) + 1))
 
 
 class Drifting(Tiny):
-    """Clients whose samples are others at every visit."""
+    """Clients with new samples at every visit."""
 
     def client(self, k: int, visit: int = 0) -> ClientData:
         """Return the data of one visit."""
@@ -101,20 +103,20 @@ def means() -> np.ndarray:
 
 @cache
 def pattern(group: int) -> np.ndarray:
-    """Return what lies over the images of a group."""
+    """Return the pattern that is added to the images of a group."""
     return 2 * key(0, "pattern", group).numpy().normal(size=SHAPE)
 
 
 @lru_cache(2000)
 def drawn(name: str, k: int, n: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images and labels of `draw`, which are not to be written."""
+    """Return images and labels for `draw`, which must not be written to."""
     y = np.arange(n) % CLASSES
     x = means()[y] + pattern(group) + 0.3 * key(0, name, k).numpy().normal(size=(n, *SHAPE))
     return torch.from_numpy(x.astype(np.float32)), torch.from_numpy((y + group) % CLASSES).long()
 
 
 def draw(name: str, k: int, n: int, group: int) -> Split:
-    """Return `n` samples addressed by name and number, as a group sees them."""
+    """Return `n` samples addressed by name and number, with the pattern and labels of a group."""
     x, y = drawn(name, k, n, group)
     return Split(x.clone(), y.clone())
 
@@ -126,15 +128,21 @@ def mlp(*hidden: int) -> Any:
 
 @dataclass
 class Run:
-    """What a few steps on a tiny federation left behind.
+    """The results of a few steps on a tiny federation.
 
     Attributes:
-        server: after the last step. servers: after setup and after each step.
-        notes, plans: what each step was decided from, and the decision. scores: of the last judging, [N].
-        scored: step -> scores, of a run that an engine drove. reported: step -> means of what clients
-            reported, and figures of the engine, where the step was evaluated.
-        engine, arrivals, times: of an asynchronous run: what drove it, its events, the time of each step.
-        records: what the engine told of each step, the one before the first included.
+        server_step: takes the steps.
+        servers: the server after setup and after each step.
+        notes: the notes that each step was decided from.
+        plans: the decision of each step.
+        scores: scores of the last evaluation, [N].
+        scored: step -> scores, of a run with an engine.
+        reported: evaluated step -> means of the clients' metrics and figures of the engine.
+        served: client -> message, state and client of its last evaluation.
+        engine: the engine of an asynchronous run.
+        arrivals: events of an asynchronous run.
+        times: virtual seconds of each step of an asynchronous run.
+        records: the engine's record of each step, and of the state before the first one.
     """
 
     server_step: ServerStep = field(init=False)
@@ -180,16 +188,16 @@ class Run:
             self.reported[record.step] = record.train
 
     def model(self, k: int) -> torch.Tensor:
-        """Return the vector that client `k` is evaluated by."""
+        """Return the vector that client `k` is evaluated with."""
         return self.server_step.algorithm.model_of(*self.served[k])
 
     def models(self) -> torch.Tensor:
-        """Return the vectors [N, d] that the clients are evaluated by."""
+        """Return the vectors [N, d] that the clients are evaluated with."""
         return torch.stack([self.model(k) for k in sorted(self.served)])
 
 
 def config_of(algorithm: Algorithm, **changes: Any) -> Config:
-    """Return a configuration around a method: an MLP of 8 units, one epoch of batches of 5."""
+    """Return a configuration of a method: an MLP of 8 units, one epoch of batches of 5."""
     return Config(**{"algorithm": algorithm, "model": mlp(8), "local": LOCAL, "seed": Seeds(), **changes})
 
 
@@ -199,7 +207,7 @@ def device_of(config: Config) -> str:
 
 
 def context_of(config: Config, federation: Federation, transport: Transport | None = None) -> RunContext:
-    """Return what `build` would, for a federation that is already there."""
+    """Return the context that `build` would return, for an existing federation."""
     check_sections(config)
     config.policy.prepare(federation)
     transport, device = transport or Single(), device_of(config)
@@ -216,9 +224,9 @@ def start(
     told: Told | None = None,
     **changes: Any,
 ) -> tuple[ServerStep, Sampler]:
-    """Return what takes steps of a method on a federation, and what draws the cohorts.
+    """Return the server step of a method on a federation, and the sampler of cohorts.
 
-    `told` hears of every call of a hook.
+    `told` is called after every call of a hook.
     """
     context = context_of(config_of(algorithm, **changes), federation, transport)
     n, m = federation.num_clients, context.decisions.num_sampled
@@ -235,7 +243,7 @@ def run(
     evaluate: bool = True,
     **changes: Any,
 ) -> Run:
-    """Take some steps alone in this process; `changes` are fields of the loader."""
+    """Take some steps in this process alone; `changes` are fields of `Config`."""
     if algorithm.needs.single_upload:
         return events(algorithm, federation, folder, steps, **changes)
     out = Run()
@@ -272,7 +280,7 @@ def events(
     steps: int = 3,
     **changes: Any,
 ) -> Run:
-    """Take some asynchronous steps alone in this process, one upload each unless a policy is given."""
+    """Take some asynchronous steps in this process alone, one upload each unless a policy is given."""
     asked = {
         "rounds": steps,
         "policy": EveryArrival(),
@@ -288,7 +296,7 @@ def events(
 
 
 def plane(points: np.ndarray, new: np.ndarray | None = None, dims: int = 2, seed: int = 42) -> np.ndarray:
-    """Stand in for `umap_plane`, which compiles for ten seconds: the first coordinates of the points."""
+    """Return the first coordinates of the points; replaces `umap_plane`, which compiles for ten seconds."""
     everything = points if new is None else np.vstack([points, new])
     return np.ascontiguousarray(everything[:, :dims], np.float64)
 
@@ -303,9 +311,9 @@ def observed(context: RunContext, told: Told) -> RunContext:
 
 
 def observed_method(algorithm: Algorithm, told: Told) -> Algorithm:
-    """Return a method whose hooks are checked to leave their arguments as they were.
+    """Return a method whose hooks are checked to leave their arguments unchanged.
 
-    `told` hears of every call of the engine's, not of those that the method makes itself.
+    `told` is called after every call that the engine makes, not after calls by the method itself.
     """
 
     def observe(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
@@ -322,12 +330,12 @@ def observed_method(algorithm: Algorithm, told: Told) -> Algorithm:
 
 
 def with_hooks(algorithm: Algorithm, wrapped: Callable[[str, Callable[..., Any]], Any]) -> Algorithm:
-    """Return a method whose hooks, also of its capabilities, are what `wrapped(name, hook)` makes of them."""
+    """Return a method with every hook, those of its capabilities included, replaced by `wrapped`'s result."""
     out = copy.copy(algorithm)
     for name in {name for cls in (Algorithm, *CAPABILITIES) for name in dir(cls)}:
         found = getattr(algorithm, name, None)
         if not name.startswith("_") and callable(found):
-            object.__setattr__(out, name, wrapped(name, found))  # a dataclass that is frozen
+            object.__setattr__(out, name, wrapped(name, found))  # the dataclass is frozen
     return out
 
 
@@ -350,7 +358,7 @@ def arrays(value: Any, path: str = "args") -> dict[str, Any]:
 
 
 def copied(value: Any) -> Any:
-    """Return a tensor or array with memory of its own, anything else as it is."""
+    """Return a copy of a tensor or array, anything else unchanged."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return value.copy() if isinstance(value, np.ndarray) else value
@@ -361,7 +369,7 @@ def same(a: Mapping[str, Any], b: Mapping[str, Any], message: str = "") -> None:
     assert set(a) == set(b), f"{message}: {set(a) ^ set(b)}"
     for name, x in a.items():
         if isinstance(x, torch.Tensor):
-            if not torch.equal(b[name], x):  # takes a tenth of the time; NaN are equal below
+            if not torch.equal(b[name], x):  # ten times as fast; NaN are equal below
                 assert_close(b[name], x, rtol=0, atol=0, equal_nan=True, msg=f"{message}: {name}")
         elif not np.array_equal(b[name], x):
             np.testing.assert_array_equal(b[name], x, err_msg=f"{message}: {name}")
