@@ -300,6 +300,14 @@ OPTIONS = {
         ],
         ["robust.f = 2", "a step has 2"],
     ),
+    "a robust rule whose whole cohort is too small for it": (
+        ["--robust", "median", "--cohort_size", "2"],
+        ["robust.name = 'median': needs 3 uploads, and a step has 2; take a larger cohort or buffer"],
+    ),
+    "a robust rule whose buffer is too small for it": (
+        ["--robust", "geometric_median", "--policy", "{name: buffer, size: 2}"],
+        ["robust.name = 'geometric_median': needs 3 uploads, and a step has 2"],
+    ),
     "infinite participation": (["--participation", ".inf"], ["participation = inf", "finite"]),
     "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "whole number"]),
     "an infinite rate": (["--local.lr", "inf"], ["local.lr = 'inf'", "finite"]),
