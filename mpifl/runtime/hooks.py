@@ -283,7 +283,10 @@ class ClientHooks:
         """Return the client's report, its uploads contiguous, and its next state."""
         with self._call("local_update", task) as call:
             made = self.algorithm.local_update(message, state, client, key)
-            return _checked_visit(call, made, self._uploads, self.algorithm.needs.client_state, self.device)
+            needs = self.algorithm.needs
+            report, after = _checked_visit(call, made, self._uploads, needs.client_state, self.device)
+            _check_alone(call, needs.alone, message, report)
+        return report, after
 
     def unsent_vectors(
         self, hook: str, task: ClientTask, report: Report, arrived: Mapping[str, Vector]
@@ -369,6 +372,15 @@ def _checked_visit(
         what = f"returned state ({', '.join(map(str, state))}), which would be thrown away"
         raise call.error(what, "declare needs = Needs(client_state=True), or return {}")
     return report, state
+
+
+def _check_alone(call: HookCall, alone: bool, message: Message, report: Report) -> None:
+    """Raise `MethodError` if clients are declared to train `alone`, and a visit downloads or uploads."""
+    found = {"downloads": message.vectors, "uploads": report.vectors}
+    for what, vectors in found.items():
+        if alone and vectors:
+            remedy = "needs = Needs(alone=True) declares that there are none: leave that out"
+            raise call.error(f"{what} {', '.join(vectors)}", remedy)
 
 
 def _checked_report(

@@ -308,6 +308,18 @@ OPTIONS = {
         ["--robust", "geometric_median", "--policy", "{name: buffer, size: 2}"],
         ["robust.name = 'geometric_median': needs 3 uploads, and a step has 2"],
     ),
+    "an attack on the uploads of a method that has none": (
+        ["--algorithm", "local", "--attack", "{name: scale, clients: [1]}"],
+        ["attack.name = 'Scale': has no effect: clients of Local send nothing; take label_flip, or leave it"],
+    ),
+    "compression without uploads": (
+        ["--algorithm", "local", "--payload", "{compression: int8, error_feedback: true}"],
+        ["payload.compression = 'Int8': has no effect: clients of Local send nothing; leave it out"],
+    ),
+    "small numbers in no messages": (
+        ["--algorithm", "local", "--payload.dtype", "float16"],
+        ["payload.dtype = 'float16': has no effect: clients of Local send nothing; leave it out"],
+    ),
     "infinite participation": (["--participation", ".inf"], ["participation = inf", "finite"]),
     "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "whole number"]),
     "an infinite rate": (["--local.lr", "inf"], ["local.lr = 'inf'", "finite"]),
