@@ -13,11 +13,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import count
 from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.errors import require
+from mpifl.core.errors import UserError, require
+
+LARGER = "take a larger cohort or buffer"
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,15 @@ class Rule(ABC):
             UserError: the rule is refused; names the key of the section `robust`, its value and a remedy.
         """
         require(uploads >= 2, "name", name_of(self), "has no effect on steps of one upload; leave it out")
+        self.check_options(uploads)
+        if self.too_small(uploads):
+            least = next(n for n in count(uploads + 1) if not self.too_small(n))
+            remedy = f"needs {least} uploads, and a step has {uploads}; {LARGER}, or leave it out"
+            raise UserError("name", name_of(self), remedy)
+
+    def check_options(self, uploads: int) -> None:
+        """Refuse options that do not fit a step of two uploads or more; arguments are those of `check`."""
+        assert uploads >= 2, "`check` refuses steps of one upload"
 
     @abstractmethod
     def too_small(self, members: int) -> bool:
@@ -114,9 +126,8 @@ class TrimmedMean(CoordinateRule):
         """Return how many of `members` values are left out at each end."""
         return int(self.beta * members + 1e-9)  # 0.3 * 10 is below 3 in floating point
 
-    def check(self, uploads: int) -> None:
+    def check_options(self, uploads: int) -> None:
         """Refuse a share that leaves nobody out."""
-        super().check(uploads)
         least = int(np.ceil(1 / self.beta)) if self.beta else 0
         remedy = f"leaves none of {uploads} uploads out; take a larger share, or {least} uploads or more"
         require(not self.beta or self.trimmed(uploads) > 0, "beta", self.beta, remedy)
@@ -174,11 +185,11 @@ class _KrumRule(DistanceRule):
     def count(self, members: int) -> int | None:
         """Return how many of `members` are selected; None for n - f."""
 
-    def check(self, uploads: int) -> None:
+    def check_options(self, uploads: int) -> None:
         """Refuse more attackers than Krum withstands, or a selection of more uploads than a step has."""
-        super().check(uploads)
         most = max((uploads - 3) // 2, 0)
-        remedy = f"Krum withstands f among 2 f + 3 uploads, and a step has {uploads}; take at most {most}"
+        way = f"take at most {most}" if uploads >= 3 else LARGER
+        remedy = f"Krum withstands f among 2 f + 3 uploads, and a step has {uploads}; {way}"
         require(self.f <= most, "f", self.f, remedy)
         count, remedy = self.count(uploads), f"a step has {uploads} uploads; take at most that"
         require(count is None or count <= uploads, "select", count, remedy)

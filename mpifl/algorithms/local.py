@@ -31,7 +31,7 @@ class Local(Algorithm):
     """Every client trains alone."""
 
     paper = "mcmahan2017communication"
-    needs = Needs(client_state=True)
+    needs = Needs(client_state=True, alone=True)
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download nothing: all clients know the initial model from the seed."""

@@ -32,6 +32,8 @@ class Needs:
     Attributes:
         groups: it reads the true groups (Oracle).
         validation: every client must hold validation data.
+        alone: clients train alone: they download no rows and upload no vectors. Attacks on uploads,
+            compression and 16-bit payloads, which would change nothing, are refused.
         client_state: clients keep something between visits.
         plain_sgd: local training must be SGD without momentum.
         new_optimizer: every training must begin with a new optimiser, because a visit trains on single
@@ -71,6 +73,7 @@ class Needs:
 
     groups: bool = False
     validation: bool = False
+    alone: bool = False
     client_state: bool = False
     plain_sgd: bool = False
     new_optimizer: bool = False

@@ -76,6 +76,11 @@ class Task(ABC):
         """Whether the kernels can compute its loss: the cross-entropy of classes."""
         return self.cross_entropy and self._declares("cross_entropy", ("losses", "loss", "total_loss"))
 
+    @cached_property
+    def _sums_its_loss(self) -> bool:
+        """Whether `figures` gives its loss: False for a class that overrides only `loss`."""
+        return self._declares("sums", ("loss",)) or self._declares("figures", ("loss",))
+
     def _declares(self, name: str, others: Sequence[str]) -> bool:
         """Return whether no subclass of the class that defines `name` overrides one of the others."""
         first = {n: i for i, c in reversed([*enumerate(type(self).__mro__)]) for n in vars(c)}
@@ -87,7 +92,8 @@ class Task(ABC):
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
         """Return sums over the samples, from which `figures` computes all metrics; any names and shapes.
 
-        They must be additive: adding those of two sets of samples gives those of both sets together.
+        They must be additive: adding those of two sets of samples gives those of both sets together. A sum
+        `n`, if there is one, is the number of terms of the loss: without any, scores may be NaN.
         """
 
     @abstractmethod
@@ -95,11 +101,18 @@ class Task(ABC):
         """Return the value of each metric of `metrics`, and `loss`, from sums."""
 
     def evaluate(self, output: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        """Return the scores of samples: metrics, `loss`, and the sums behind them, prefixed by SUMS."""
+        """Return the scores of samples: metrics, `loss`, and the sums behind them, prefixed by SUMS.
+
+        A class that overrides `loss`, but neither `sums` nor `figures`, has its own loss in place of theirs.
+        """
         found = self.sums(output, labels)
         here = {n: v.detach().cpu() if isinstance(v, torch.Tensor) else v for n, v in found.items()}
         sums = {name: np.asarray(value, np.float64) for name, value in here.items()}
-        return {**self.figures(sums), **{SUMS + name: value for name, value in sums.items()}}
+        scores = self.figures(sums)
+        if not self._sums_its_loss:
+            like = labels.to(output.dtype) if labels.is_floating_point() else labels  # `mix` gives float64
+            scores = {**scores, "loss": float(self.loss(output, like))}
+        return {**scores, **{SUMS + name: value for name, value in sums.items()}}
 
     def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
         """Return the output of a mixture of models: their weighted predictions, float64 [n, ...]. FedEM.

@@ -701,6 +701,8 @@ def warn_of_ignored(config: Config) -> None:
     for clients, changes in config.per_client.items():
         given = {name for name, value in asdict(changes).items() if value is not None}
         found |= {f"{SECTION}.{clients}.{name}": name for name in ignores if name in given}
+    if config.local.optimizer == "adam" and "momentum" not in ignores:
+        warn_of_momentum(config)
     if config.local.gamma != default.gamma and not config.local.milestones:
         warn_once("local.gamma: without effect while there are no milestones; set local.milestones")
     if not found:
@@ -708,6 +710,14 @@ def warn_of_ignored(config: Config) -> None:
     own = [text for text in dict.fromkeys(ignores[name] for name in found.values()) if text]
     remedy = f"; set {', '.join(own)}" if own else ""
     warn_once(f"{', '.join(found)}: without effect on how {type(config.algorithm).__name__} trains{remedy}")
+
+
+def warn_of_momentum(config: Config) -> None:
+    """Warn of momenta that are set but have no effect, because Adam has moments of its own."""
+    changes = {f"{SECTION}.{clients}": c.momentum for clients, c in config.per_client.items()}
+    momenta = {"local": config.local.momentum, **changes}
+    if unused := [f"{section}.momentum" for section, momentum in momenta.items() if momentum]:
+        warn_once(f"{', '.join(unused)}: without effect under local.optimizer adam; take sgd")
 
 
 def check_outputs(config: Config, federation: Federation) -> None:

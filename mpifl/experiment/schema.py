@@ -32,7 +32,7 @@ from mpifl.models import MODELS, ModelOptions
 from mpifl.results.callbacks import check_entries
 from mpifl.runtime.run_state import CheckpointConfig
 from mpifl.runtime.server_step import NO_SINGLE_MODEL
-from mpifl.simulation.attacks import ATTACKS, Attack, NoAttack
+from mpifl.simulation.attacks import ATTACKS, Attack, NoAttack, UploadAttack
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.client_devices import DEVICES, Alike, Devices
 from mpifl.simulation.clock import CLOCKS, ClockConfig, VirtualTime
@@ -444,6 +444,7 @@ def check_sections(config: Config) -> None:
     config.devices.check(config.delay, config.network, away)
     check_privacy(config)
     check_secure_aggregation(config)
+    check_alone(config)
     check_robust(config.robust, config.algorithm)
     remedy = "a rule needs single uploads, and masks show the server their sums only; take one of the two"
     alone = isinstance(config.robust, NoRule) or not isinstance(config.secure_aggregation, MaskedSums)
@@ -604,6 +605,19 @@ def check_secure_aggregation(config: Config) -> None:
     matrices = config.evaluation.matrices
     require("parameters" not in matrices, "evaluation.matrices", list(matrices), remedy)
     require(not config.output.updates, "output.updates", True, remedy)
+
+
+def check_alone(config: Config) -> None:
+    """Raise `UserError` for what changes messages if clients train alone and send none."""
+    if not config.algorithm.needs.alone:
+        return
+    payload, attack = config.payload, config.attack
+    remedy = f"has no effect: clients of {type(config.algorithm).__name__} send nothing; "
+    on_uploads, compression = isinstance(attack, UploadAttack), type(payload.compression).__name__
+    require(not on_uploads, "attack.name", type(attack).__name__, f"{remedy}take label_flip, or leave it out")
+    remedy += "leave it out"
+    require(not payload.compresses, "payload.compression", compression, remedy)
+    require(payload.dtype == Payload.dtype, "payload.dtype", payload.dtype, remedy)
 
 
 def check_robust(rule: Rule | NoRule, algorithm: Algorithm) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from math import ceil, log, sqrt
+from math import ceil, log
 
 import numpy as np
 import torch
@@ -48,7 +48,8 @@ def accuracy_summary(accuracy: np.ndarray, pool: int | None = None) -> AccuracyS
     """Return the summary of the accuracies of clients; NaN if no client has an accuracy.
 
     Args:
-        accuracy: [n], in [0, 1]; NaN for a client without samples, which is ignored.
+        accuracy: [n], in [0, 1], or minus infinity for a model that diverged; NaN for a client without
+            samples, which is ignored.
         pool: number of distinct test samples, for the binomial standard error; None computes no error.
 
     Raises:
@@ -59,22 +60,24 @@ def accuracy_summary(accuracy: np.ndarray, pool: int | None = None) -> AccuracyS
     values = np.sort(everyone[~np.isnan(everyone)])
     if not len(values):
         return AccuracySummary(np.nan, np.nan, np.nan, np.nan, np.nan, np.nan if pool else None)
-    mean = float(values.mean())
-    return AccuracySummary(
-        mean=mean,
-        worst=float(values[0]),
-        std=float(values.std()),
-        variance_pct2=float((100 * values).var()),
-        worst_tenth=float(values[: ceil(len(values) / 10)].mean()),
-        standard_error=sqrt(mean * (1 - mean) / pool) if pool else None,
-    )
+    with np.errstate(invalid="ignore"):  # in a run that diverges
+        mean = values.mean()
+        return AccuracySummary(
+            mean=float(mean),
+            worst=float(values[0]),
+            std=float(values.std()),
+            variance_pct2=float((100 * values).var()),
+            worst_tenth=float(values[: ceil(len(values) / 10)].mean()),
+            standard_error=float(np.sqrt(mean * (1 - mean) / pool)) if pool else None,
+        )
 
 
 def spread(values: np.ndarray, metric: Metric) -> dict[str, float]:
     """Return a metric over clients, unweighted: mean, worst client, standard deviation, worst tenth.
 
     Args:
-        values: [n]; NaN for a client whose test samples do not define a value.
+        values: [n]; NaN for a client whose test samples do not define a value, which is left out, and the
+            worst infinity for a client whose model diverged.
         metric: the metric, which determines whether low or high values are worst.
 
     Returns:

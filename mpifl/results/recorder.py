@@ -78,6 +78,10 @@ def metrics_row(
     other metrics, `NAME_pooled` is the metric on all samples together, computed from sums rather than from
     the clients' values.
 
+    NaN means that a value is undefined, and the client is left out. If its loss is not finite although it has
+    samples, its model diverged: such a client counts with infinite error, or minus infinity where higher is
+    better, and the figures of a user's metric are NaN.
+
     Args:
         scores: name -> value of each evaluated client [n], or sums that metrics are computed from [n, ...].
         labels: estimated cluster of every client [N].
@@ -89,7 +93,8 @@ def metrics_row(
             their cluster, except in `ari_everyone`; `num_unplaced` is their number.
         samples: set (`test`, `train` or a further test set) -> number of samples of each evaluated client
             [n], for `accuracy_pooled`, the accuracy on all samples together, and for the binomial standard
-            error of `accuracy_train`; accuracies on sets that are not given have neither.
+            error of `accuracy_train`; accuracies on sets that are not given have neither. Without it, only
+            tasks whose sums include `n` show which models diverged.
         by: kind -> label of each evaluated client [n], -1 for none; `accuracy_KINDj_mean` is the mean over
             the clients of label j, `accuracy_KIND_NAME_mean` if labels are names.
         own: names of the user's metrics; their mean, standard deviation, minimum and maximum over the
@@ -98,15 +103,17 @@ def metrics_row(
         task: the task, which defines the metrics; None takes accuracy.
     """
     metrics = (ACCURACY,) if task is None else task.scored
-    sums, scores = scores, {name: v for name, v in scores.items() if not name.startswith(SUMS)}
+    sums, scores = scores, _with_diverged(scores, metrics, samples)
     row = _main_figures(scores, metrics[0], pool)
     for name, values in scores.items():
-        if any(name == o or name.startswith(f"{o}_") for o in own):
-            there = values[~np.isnan(values)]
+        mine = next((o for o in own if name == o or name.startswith(f"{o}_")), None)
+        if mine is not None:
+            diverged = _diverged(name.removeprefix(mine), sums, samples)
+            there = values[~np.isnan(values) | diverged]
             whats = (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max))
             row |= {f"{name}_{what}": float(of(there)) if len(there) else np.nan for what, of in whats}
             for part, members in _parts(by):
-                row[f"{name}_{part}_mean"] = _weighted_mean(values, members)
+                row[f"{name}_{part}_mean"] = _weighted_mean(values, members, diverged)
         metric = next((m for m in metrics if m.of(name)), None)
         if metric is not None:
             weights = samples.get(measured_on(name, scores, samples))
@@ -142,6 +149,37 @@ def metrics_row(
     return row
 
 
+def _with_diverged(
+    scores: Mapping[str, np.ndarray], metrics: Iterable[Metric], samples: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return scores without the sums; NaN of a client whose model diverged becomes the worst value.
+
+    Arguments are those of `metrics_row`.
+    """
+    out = {name: v for name, v in scores.items() if not name.startswith(SUMS)}
+    for name, values in out.items():
+        metric = next((m for m in (LOSS, *metrics) if m.of(name)), None)
+        if metric is not None:
+            bad = np.isnan(values) & _diverged(name.removeprefix(metric.name), scores, samples)
+            out[name] = np.where(bad, -metric.better * np.inf, values) if bad.any() else values
+    return out
+
+
+def _diverged(
+    end: str, scores: Mapping[str, np.ndarray], samples: Mapping[str, np.ndarray]
+) -> np.ndarray | np.bool:
+    """Return which clients have a loss that is not finite, although it has terms, bool [n]; False if unknown.
+
+    Args:
+        end: end of the names of scores on some set, such as `_train`; empty for the test set.
+        scores: name -> value or sum of each evaluated client.
+        samples: set -> number of samples of each evaluated client.
+    """
+    loss, held = scores.get(f"loss{end}"), samples.get(measured_on(f"loss{end}", scores, samples))
+    terms = scores.get(f"{SUMS}n{end}", held)
+    return np.False_ if loss is None or terms is None else ~np.isfinite(loss) & (terms > 0)
+
+
 def measured_on(name: str, scores: Container[str], sets: Iterable[str]) -> str:
     """Return the set on which a score was measured, by the suffix of its name: `train` of `accuracy_train`.
 
@@ -164,18 +202,21 @@ def _parts(by: Mapping[str, np.ndarray] | None) -> Iterator[tuple[str, np.ndarra
             yield (f"{kind}_{j}" if named else f"{kind}{j}"), of == j
 
 
-def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
-    """Return the weighted mean of the values that are not NaN; NaN if their total weight is 0."""
-    there = ~np.isnan(values)
+def _weighted_mean(
+    values: np.ndarray, weights: np.ndarray, counted: np.ndarray | np.bool = np.False_
+) -> float:
+    """Return the weighted mean of values that are not NaN, or `counted`; NaN if their total weight is 0."""
+    there = ~np.isnan(values) | counted
     total = weights[there].sum()
-    return float(values[there] @ weights[there] / total) if total else float("nan")
+    weighted = np.where(weights > 0, values, 0.0)  # 0 times infinity is NaN
+    return float(weighted[there] @ weights[there] / total) if total else float("nan")
 
 
 def _main_figures(
     scores: Mapping[str, np.ndarray], metric: Metric, pool: int | None
 ) -> dict[str, float | int]:
     """Return the figures of the task's first metric, and the loss."""
-    loss = {"loss": float(np.nanmean(scores["loss"]))}
+    loss = {"loss": _without_nan(scores["loss"], np.nanmean)}
     if metric != ACCURACY:
         return {**spread(scores[metric.name], metric), **loss}
     summary = accuracy_summary(scores["accuracy"], pool)
@@ -200,6 +241,7 @@ def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
+LOSS = Metric("loss", "loss", -1, percent=False)
 SAMPLE = 1000  # clients whose rows are written with `output.clients: sample`
 BUFFERED_ROWS = 500  # of events.csv, because opening a file costs more than an arrival
 
@@ -377,7 +419,7 @@ class Recorder:
         by = {kind: of[clients] for kind, of in kinds.items() if kind in self.by and of is not None}
         made = np.zeros(self.federation.num_clients, np.int64) if visits is None else visits
         self._visit = np.maximum(made - 1, 0)
-        found = {measured_on(name, scores, self._further) for name in scores if ACCURACY.of(name)}
+        found = {measured_on(name, scores, self._further) for name in scores if not name.startswith(SUMS)}
         samples = {name: self._sizes(name, clients) for name in {"test"} | found}
         attackers = self.federation.attackers
         honest = None if attackers is None else ~np.isin(clients, attackers)

@@ -249,6 +249,11 @@ class NextToken(Task):
 
     metrics: tuple[str, ...] = ("perplexity", "token_accuracy")
 
+    @property
+    def _own_losses(self) -> bool:
+        """Whether a subclass overrides `losses`; its loss is then their mean over samples."""
+        return type(self).losses is not NextToken.losses
+
     def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy of each sample's tokens; 0 where none counts."""
         each = F.cross_entropy(output.movedim(-1, 1), labels, reduction="none", ignore_index=IGNORED)
@@ -256,30 +261,38 @@ class NextToken(Task):
 
     def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy of a token, or the mean of `losses` if a subclass overrides it."""
-        if type(self).losses is not NextToken.losses:
+        if self._own_losses:
             return super().loss(output, labels)
         return self.total_loss(output, labels) / (labels != IGNORED).sum().clamp_min(1)
 
     def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the sum of all tokens' cross-entropies, or of `losses` if a subclass overrides it."""
-        if type(self).losses is not NextToken.losses:
+        if self._own_losses:
             return super().total_loss(output, labels)
         return F.cross_entropy(output.movedim(-1, 1), labels, reduction="sum", ignore_index=IGNORED)
 
     def count(self, labels: torch.Tensor) -> int:
         """Return the number of tokens that count, or of samples if a subclass overrides `losses`."""
-        if type(self).losses is not NextToken.losses:
+        if self._own_losses:
             return super().count(labels)
         return int((labels != IGNORED).sum())
 
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
-        """Return the numbers of tokens that count and of hits, and the sum of the cross-entropies."""
+        """Return the numbers of tokens that count and of hits, and the sum of the cross-entropies.
+
+        If a subclass overrides `losses`, also return their sum and the number of samples.
+        """
         counts = labels != IGNORED
         each = F.cross_entropy(output.movedim(-1, 1), labels, reduction="none", ignore_index=IGNORED)
+        own: dict[str, torch.Tensor | np.ndarray] = {}
+        if self._own_losses:
+            own["own_loss"] = self.losses(output, labels).double().sum().cpu()
+            own["samples"] = torch.tensor(len(labels))
         return {
             "n": counts.sum().cpu(),
             "hits": ((output.argmax(-1) == labels) & counts).sum().cpu(),
             "loss": each.double().sum().cpu(),
+            **own,
         }
 
     def figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -288,6 +301,8 @@ class NextToken(Task):
         loss = _ratio(sums["loss"], n)
         with np.errstate(over="ignore"):
             values = {"perplexity": float(np.exp(loss)), "token_accuracy": _ratio(sums["hits"], n)}
+        if self._own_losses:
+            loss = _ratio(sums["own_loss"], float(sums["samples"]))
         return {**{name: values[name] for name in self.metrics}, "loss": loss}
 
     def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:

@@ -187,12 +187,51 @@ def test_zeros_of_either_sign_are_one_zero():
         (lambda: GeometricMedian(steps=0), "steps = 0: take 1 or more steps"),
         (lambda: GeometricMedian(smoothing=0.0), "smoothing = 0.0: take a distance above 0"),
         (lambda: Median().check(1), "has no effect on steps of one upload"),
+        (
+            lambda: Median().check(2),
+            "name = 'median': needs 3 uploads, and a step has 2; take a larger",
+        ),
+        (lambda: NormBound().check(2), "name = 'norm_bound': needs 3 uploads, and a step has 2"),
+        (lambda: GeometricMedian().check(2), "name = 'geometric_median': needs 3 uploads"),
+        (lambda: Krum(f=0).check(2), "name = 'krum': needs 3 uploads, and a step has 2"),
+        (lambda: Krum(f=1).check(2), "and a step has 2; take a larger cohort or buffer"),
+        (lambda: MultiKrum(f=0).check(2), "name = 'multi_krum': needs 3 uploads, and a step has 2"),
     ],
 )
 def test_what_cannot_be_is_refused(make, said):
     with pytest.raises(UserError) as error:
         make()
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "least"),
+    [
+        (Median(), 3),
+        (GeometricMedian(), 3),
+        (NormBound(), 3),
+        (NormBound(2.0), 2),
+        (TrimmedMean(0.25), 4),
+        (TrimmedMean(0.0), 2),
+        (Krum(f=0), 3),
+        (Krum(f=2), 7),
+        (MultiKrum(f=1), 5),
+    ],
+    ids=repr,
+)
+def test_the_smallest_step_of_a_rule_is_the_smallest_group_that_it_guarantees_anything_for(rule, least):
+    for uploads in range(1, 10):
+        if uploads < least:
+            with pytest.raises(UserError):
+                rule.check(uploads)
+        else:
+            rule.check(uploads)
+
+
+def test_the_geometric_median_of_two_is_the_heavier_one_whatever_it_says():
+    """Between two points the summed distance w_1 s + w_2 (1 - s) is least at the larger weight's end."""
+    squares = apart(np.array([[0.0, 0.0], [3.0, 4.0]]))
+    assert_allclose(GeometricMedian(steps=100).weights(squares, np.array([0.4, 0.6])), [0, 1], atol=1e-6)
 
 
 def test_every_rule_has_a_name():

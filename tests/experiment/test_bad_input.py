@@ -300,6 +300,26 @@ OPTIONS = {
         ],
         ["robust.f = 2", "a step has 2"],
     ),
+    "a robust rule whose whole cohort is too small for it": (
+        ["--robust", "median", "--cohort_size", "2"],
+        ["robust.name = 'median': needs 3 uploads, and a step has 2; take a larger cohort or buffer"],
+    ),
+    "a robust rule whose buffer is too small for it": (
+        ["--robust", "geometric_median", "--policy", "{name: buffer, size: 2}"],
+        ["robust.name = 'geometric_median': needs 3 uploads, and a step has 2"],
+    ),
+    "an attack on the uploads of a method that has none": (
+        ["--algorithm", "local", "--attack", "{name: scale, clients: [1]}"],
+        ["attack.name = 'Scale': has no effect: clients of Local send nothing; take label_flip, or leave it"],
+    ),
+    "compression without uploads": (
+        ["--algorithm", "local", "--payload", "{compression: int8, error_feedback: true}"],
+        ["payload.compression = 'Int8': has no effect: clients of Local send nothing; leave it out"],
+    ),
+    "small numbers in no messages": (
+        ["--algorithm", "local", "--payload.dtype", "float16"],
+        ["payload.dtype = 'float16': has no effect: clients of Local send nothing; leave it out"],
+    ),
     "infinite participation": (["--participation", ".inf"], ["participation = inf", "finite"]),
     "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "whole number"]),
     "an infinite rate": (["--local.lr", "inf"], ["local.lr = 'inf'", "finite"]),

@@ -284,6 +284,16 @@ def test_a_truth_for_a_text_in_a_file_is_refused():
             "local.gamma: without effect while there are no milestones; set local.milestones",
         ),
         (["--local.gamma", "0.5", "--local.milestones", "[1]"], ""),
+        (
+            ["--local.optimizer", "adam", "--local.momentum", "0.9", "--per_client.2.momentum", "0.5"],
+            "local.momentum, per_client.2.momentum: without effect under local.optimizer adam; take sgd",
+        ),
+        (
+            ["--local.optimizer", "adam", "--per_client", "{1: {momentum: 0.9}, 2: {lr: 0.1}}"],
+            "per_client.1.momentum: without effect under local.optimizer adam; take sgd",
+        ),
+        (["--local.optimizer", "adam", "--per_client.1.momentum", "0.0"], ""),
+        (["--local.momentum", "0.9", "--per_client.1.momentum", "0.5"], ""),
         (["--algorithm", "ifca", "--local.momentum", "0.9"], ""),
         (["--algorithm", "pfedme", "--local.lr", "0.01"], ""),
     ],

@@ -23,6 +23,7 @@ from mpifl.experiment.schema import EvaluationConfig
 from mpifl.results import recorder as recorder_module
 from mpifl.results.reader import load
 from mpifl.results.recorder import Recorder, digest, metrics_row
+from mpifl.training.tasks import NextToken, Regression
 
 TRAINED = ("mean", "worst", "std", "variance", "standard_error")
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
@@ -116,6 +117,64 @@ def test_a_recorder_averages_over_the_groups_and_clusters_of_the_evaluated_clien
 def test_what_nobody_knows_is_nan():
     row = metrics_row({"accuracy": np.array([0.5]), "loss": np.ones(1)}, np.zeros(1, int), None)
     assert all(np.isnan(row[name]) for name in ("accuracy_standard_error", "ari", "nmi", "purity", "churn"))
+
+
+def test_a_client_whose_model_diverged_counts_as_infinitely_bad_by_hand():
+    """Client 0 has 20 samples and a loss of NaN, client 1 one sample, whose R2 is undefined, client 3 none.
+
+    Means of the mean squared error: infinite; of group 1, without client 0, (1 + 3) / 2. R2 of group 1: that
+    of client 2. Of a user's metric nobody knows the worse direction.
+    """
+    nan = np.nan
+    scores = {
+        "mse": np.array([nan, 1.0, 3.0, nan]),
+        "r2": np.array([nan, nan, 0.5, nan]),
+        "loss": np.array([nan, 1.0, 3.0, nan]),
+        "mine": np.array([nan, 1.0, 3.0, nan]),
+    }
+    task, by = Regression(("mse", "r2")), {"group": np.array([0, 1, 1, 1])}
+    whose = {"own": ["mine"], "honest": np.array([False, True, True, True]), "by": by, "task": task}
+    row = metrics_row(scores, np.zeros(4, int), None, samples={"test": np.array([20, 1, 5, 0])}, **whose)
+    assert [row[f"mse_{what}"] for what in ("mean", "worst", "worst_tenth")] == [np.inf] * 3
+    assert row["loss"] == np.inf
+    assert row["r2_mean"] == row["r2_worst"] == -np.inf
+    assert np.isnan([row["mse_std"], row["r2_std"], row["mine_mean"], row["mine_max"]]).all()
+    assert [row["mse_group0_mean"], row["mse_group1_mean"], row["r2_group1_mean"]] == [np.inf, 2.0, 0.5]
+    assert [row["mse_honest_mean"], row["mse_honest_worst"], row["mine_group1_mean"]] == [2.0, 3.0, 2.0]
+    well = {name: values[1:] for name, values in scores.items()}
+    whose = {"own": ["mine"], "task": task}
+    row = metrics_row(well, np.zeros(3, int), None, samples={"test": np.array([1, 5, 0])}, **whose)
+    found = [row[name] for name in ("mse_mean", "mse_worst", "r2_mean", "loss", "mine_mean")]
+    assert found == [2.0, 3.0, 0.5, 2.0, 2.0]
+
+
+def test_models_that_diverged_count_on_the_set_on_which_they_were_measured():
+    """Client 0 has samples in `train` alone, and client 1's sequences there have no token that counts."""
+    nan, scores = np.nan, {}
+    for end, perplexity, tokens in (("", [nan, 2.0], [0, 9]), ("_train", [nan, nan], [9, 0])):
+        scores[f"perplexity{end}"] = np.array(perplexity)
+        scores[f"loss{end}"] = np.log(scores[f"perplexity{end}"])
+        scores |= {f"sums.{name}{end}": np.array(tokens, float) for name in ("n", "hits", "loss")}
+    samples = {"test": np.array([0, 3]), "train": np.array([3, 3])}
+    row = metrics_row(scores, np.zeros(2, int), None, samples=samples, task=NextToken(("perplexity",)))
+    assert [row["perplexity_mean"], row["perplexity_worst"], row["perplexity_std"]] == [2.0, 2.0, 0.0]
+    assert [row["perplexity_train_mean"], row["perplexity_train_worst"]] == [np.inf, np.inf]
+
+
+def test_the_recorder_knows_the_samples_of_every_set_whatever_the_metric(tmp_path):
+    recorder = Recorder(tmp_path, toy.Tiny(), task=Regression(("mse",)))
+    scores = {"mse": [1.0, 2.0], "loss": [1.0, 2.0], "mse_train": [np.nan, 1.0], "loss_train": [np.nan, 1.0]}
+    row = recorder.record_evaluation(
+        1,
+        1.0,
+        scores={name: np.array(values) for name, values in scores.items()},
+        clients=np.array([1, 4]),
+        labels=np.zeros(6, int),
+        train={},
+        traffic={},
+        timing=[],
+    )
+    assert [row["mse_mean"], row["loss"], row["mse_train_mean"]] == [1.5, 1.5, np.inf]
 
 
 def judged(

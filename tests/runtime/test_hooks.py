@@ -213,6 +213,32 @@ def test_what_local_update_returns_is_checked(kind, tmp_path):
     assert "client 1" in str(caught.value)
 
 
+@dataclass(frozen=True)
+class Alone(Mine):
+    """Says that its clients send nothing."""
+
+    needs: ClassVar[Needs] = Needs(alone=True)
+
+    def local_update(self, message, state, client, key):
+        """Return what the test wants."""
+        return CHOICE["local_update"](message, state, client)
+
+    def aggregate(self, server, notes):
+        """Mix nothing."""
+        return Plan([])
+
+
+def test_clients_that_train_alone_send_nothing(tmp_path):
+    CHOICE.update(reads=lambda s, k: {}, local_update=lambda m, s, c: (c.report(), {}))
+    toy.run(Alone(), toy.Tiny(), tmp_path / "a", evaluate=False)
+    CHOICE["local_update"] = lambda m, s, c: (c.report(model=c.init), {})
+    with pytest.raises(MethodError, match=r"Alone.local_update: client 0, visit 0: uploads model; needs"):
+        toy.run(Alone(), toy.Tiny(), tmp_path / "b", evaluate=False)
+    CHOICE.update(reads=lambda s, k: {"model": (0,)}, local_update=lambda m, s, c: (c.report(), {}))
+    with pytest.raises(MethodError, match=r"Alone.local_update: client 0, visit 0: downloads model; needs"):
+        toy.run(Alone(), toy.Tiny(), tmp_path / "c", evaluate=False)
+
+
 @pytest.mark.parametrize(
     ("capability", "name"),
     [(ComparedUploads, "gram"), (RememberedUploads, "remembered"), (ComparedUploads, "row_distance")],

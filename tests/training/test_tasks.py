@@ -341,3 +341,97 @@ def test_a_task_of_ones_own():
     found = Pinball().evaluate(output, labels)
     assert found["mse"] == Regression().evaluate(output, labels)["mse"]
     assert found["loss"] == pytest.approx(float(Pinball().losses(output, labels).mean()))
+
+
+def of_samples(task):
+    """Return a class derived from a task whose `losses` are ten times those of the task."""
+
+    @dataclass(frozen=True)
+    class Samples(type(task)):
+        """Says the loss of a sample."""
+
+        def losses(self, output, labels):
+            return 10 * super().losses(output, labels)
+
+    return Samples(task.metrics)
+
+
+def of_batches(task):
+    """Return a class derived from a task whose `loss` is ten times that of the task."""
+
+    @dataclass(frozen=True)
+    class Batches(type(task)):
+        """Says the loss of a batch."""
+
+        def loss(self, output, labels):
+            return 10 * super().loss(output, labels)
+
+    return Batches(task.metrics)
+
+
+PYTORCH = {
+    "classification": F.cross_entropy,
+    "multi_label": F.binary_cross_entropy_with_logits,
+    "regression": F.mse_loss,
+    "next_token": lambda output, labels: F.cross_entropy(output.movedim(-1, 1), labels),
+}
+
+
+@pytest.mark.parametrize("derived", [of_samples, of_batches])
+@pytest.mark.parametrize("name", TESTED)
+def test_the_loss_of_an_evaluation_is_that_of_a_derived_class(derived, name):
+    """Ten times PyTorch's own loss; metrics, and sums of which they are made, are those of the task."""
+    task = TESTED[name]
+    output, labels = drawn(task)
+    expected = PYTORCH[name](output, labels)
+    found, plain = derived(task).evaluate(output, labels), task.evaluate(output, labels)
+    assert found["loss"] == pytest.approx(10 * float(expected))
+    assert plain["loss"] == pytest.approx(float(expected))
+    assert {m.name: found[m.name] for m in task.scored} == {m.name: plain[m.name] for m in task.scored}
+    mixed = derived(task).mix([output], torch.ones(1))
+    assert derived(task).evaluate_mixed(mixed, labels)["loss"] == pytest.approx(10 * float(expected))
+
+
+def test_a_derived_loss_of_tokens_is_the_mean_over_samples_and_perplexity_that_of_the_cross_entropy():
+    """Cross-entropies ln 2 and ln 4 of the first sample's two tokens, ln 2 of the second's only one.
+
+    A sample's loss is that of its worst token: (ln 4 + ln 2) / 2. Perplexity: exp((ln 2 + ln 4 + ln 2) / 3).
+    """
+
+    @dataclass(frozen=True)
+    class Worst(NextToken):
+        """The worst token of a sample."""
+
+        def losses(self, output, labels):
+            each = F.cross_entropy(output.movedim(-1, 1), labels, reduction="none", ignore_index=-100)
+            return each.amax(1)
+
+    chances = torch.tensor([[[0.5, 0.25, 0.25], [0.5, 0.25, 0.25]], [[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]]])
+    labels = torch.tensor([[0, 1], [0, -100]])
+    found = Worst().evaluate(chances.log(), labels)
+    assert found["loss"] == pytest.approx(1.5 * np.log(2))
+    assert found["perplexity"] == pytest.approx(16 ** (1 / 3))
+    assert found["loss"] == pytest.approx(float(Worst().loss(chances.log(), labels)))
+    halves = [Worst().evaluate(chances[i : i + 1].log(), labels[i : i + 1]) for i in (0, 1)]
+    together = {name: np.stack([half[name] for half in halves]) for name in found}
+    assert pooled(together, Worst())["perplexity_pooled"] == pytest.approx(16 ** (1 / 3))
+
+
+@dataclass(frozen=True)
+class Summed(Regression):
+    """Says the loss of a batch, and sums from which that loss is computed."""
+
+    def loss(self, output, labels):
+        return (output - labels).abs().mean()
+
+    def sums(self, output, labels):
+        return {**super().sums(output, labels), "mine": (output - labels).double().abs().mean(1).sum()}
+
+    def figures(self, sums):
+        return {**super().figures(sums), "loss": float(sums["mine"] / sums["n"])}
+
+
+def test_a_class_that_defines_sums_beside_its_loss_gets_the_loss_of_its_figures():
+    output, labels = drawn(Regression())
+    exact = float((output - labels).double().abs().mean(1).sum()) / N
+    assert Summed().evaluate(output, labels)["loss"] == exact
