@@ -27,26 +27,37 @@ from .availability import Availability
 from .delays import Constant, Delay
 from .network import LinkRates, Links, Network
 
-Samples = Callable[[int, int], int]  # (client, visit) -> samples that it trains on, each pass counted
+Samples = Callable[[int, int], int]  # (client, cycle) -> samples that training takes, each pass counted
+Cycle = Callable[[int, int], int]  # (client, visit) -> number of the data set that the visit trains on
 NO_KEY = Key(())
 SECONDS, PER_SAMPLE = "seconds", "seconds_per_sample"
 SHIPPED = Path(__file__).parents[1] / "configs" / "devices"  # files that travel with mpifl
 LINK_COLUMNS = ("uplink_bytes_s", "downlink_bytes_s", "latency_s")
 
 
+def cycle_of_visit(client: int, visit: int) -> int:
+    """Return `visit`: where clients skip no data set, each visit trains on the next."""
+    return visit
+
+
 @dataclass(frozen=True)
 class Fleet:
     """Which device each client has.
 
+    A cycle is the time for which a client has one data set; each cycle draws a measurement. A visit lasts one
+    cycle, or several where clients await drift, and ends in the cycle of the data that it trains on.
+
     Attributes:
         names: of the device of each client; empty where all are alike.
-        key: address of the draws of single visits.
-        samples: (client, visit) -> samples that it trains on; None where no device needs it.
+        key: address of the draws of single cycles.
+        samples: (client, cycle) -> samples that training takes; None where no device needs it.
+        cycle: (client, visit) -> the cycle in which the visit ends.
     """
 
     names: tuple[str, ...] = ()
     key: Key = NO_KEY
     samples: Samples | None = None
+    cycle: Cycle = cycle_of_visit
 
 
 class Devices(ABC):
@@ -131,6 +142,7 @@ class Measured(Devices):
 
     Each client is given a device of the file. Each of its visits draws one of the device's rows, uniformly:
     that row says how long it computes and, where the file has these columns, by which link it is reached.
+    Where clients await drift, each cycle draws a row; that of a visit's last cycle says the link.
 
     Attributes:
         file: a CSV file, a row for each measurement, with the columns `device` and `seconds` (of a visit) or
@@ -180,10 +192,10 @@ class Measured(Devices):
             remedy = f"has no effect: {self.file} has that column; leave one of them out"
             require(not given, f"network.{column}", given, remedy)
 
-    def row(self, fleet: Fleet, client: int, visit: int) -> Measurement:
-        """Return the measurement that a visit meets."""
+    def row(self, fleet: Fleet, client: int, cycle: int) -> Measurement:
+        """Return the measurement that a client meets in a cycle."""
         rows = read_measurements(self.file).rows[fleet.names[client]]
-        return rows[fleet.key.of("row", client, visit).below(len(rows)) if len(rows) > 1 else 0]
+        return rows[fleet.key.of("row", client, cycle).below(len(rows)) if len(rows) > 1 else 0]
 
     def delay(self, plain: Delay, fleet: Fleet) -> Delay:
         """Return the seconds of the visits' rows."""
@@ -355,6 +367,7 @@ class _MeasuredDelay(Delay):
     fleet: Fleet
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Return the seconds of a cycle; `visit` is its number, see `upload_triggers.Drift`."""
         seconds = self.devices.row(self.fleet, client, visit).seconds
         if not self.devices.needs_samples:
             return seconds
@@ -394,7 +407,7 @@ class _MeasuredNetwork(_DeviceNetwork):
         self.devices, self.fleet = devices, fleet
 
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
-        row = self.devices.row(self.fleet, client, visit)
+        row = self.devices.row(self.fleet, client, self.fleet.cycle(client, visit))
         return changed(self.plain.rates(client, visit, key, model_bytes), row.up, row.down, row.latency_s)
 
 

@@ -8,7 +8,7 @@ same on any number of ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
@@ -20,11 +20,10 @@ from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
+from .client_devices import Cycle
 from .clock import Clock, DrawnClock, VirtualClock, WallClock
 from .delays import MOST_SIGMA, Delay
 from .durations import VisitDuration
-
-Cycle = Callable[[int, int], int]  # (client, visit) -> number of the data that the visit trains on
 
 
 class UploadTrigger(ABC):
@@ -203,7 +202,7 @@ class _AfterDrift(Delay):
     work: Delay
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
-        """Return the seconds of all cycles since the client's last visit."""
+        """Return the seconds of all cycles since the client's last visit; `work` is asked by cycle."""
         last = self.cycle(client, visit - 1) if visit else -1
         cycles = range(last + 1, self.cycle(client, visit) + 1)
         return sum(self.work.seconds(client, c, key) for c in cycles)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from support import runs
 from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
+from mpifl.data.build import open_federation
 from mpifl.experiment.loader import load
 from mpifl.experiment.retime import retime
 from mpifl.experiment.schema import check_sections
@@ -278,6 +281,55 @@ def test_devices_of_a_run_can_be_retimed(two, tmp_path):
     other = run(tmp_path, "other", [*NEUTRAL, "--rounds", "1"])
     with pytest.raises(UserError, match="train in another way on other devices"):
         retime(str(other), ["--devices.classes.b.speed", "2"])
+
+
+DRIFT = [
+    *("--algorithm", "fedasync", "--rounds", "40"),
+    *("--policy", "{name: client_decides, uploads: {name: drift, threshold: 0.25, longest: 10}}"),
+    "--data.scenario",
+    "{name: ccfl, clusters: 4, clients: 8, smallest: 30, largest: 60, test_images: 20, public: 20}",
+]
+
+
+def drifting(folder: Path, text: str) -> Iterator[tuple[list[int], Callable[[int], int], float]]:
+    """Run clients that await drift on measured devices; yield for each visit its cycles, the samples of the
+    client in a cycle, and its seconds.
+    """
+    (folder / "phone.csv").write_text(text)
+    done = run(folder, "drift", [*DRIFT, *measured(str(folder / "phone.csv"))])
+    config = load(TINY, DRIFT)
+    data = open_federation(config.data, config.seed.data)  # nobody awaits drift in these
+    columns = runs.columns_of(done / "events.csv")
+    rows = zip(*(columns[name] for name in ("client", "visit", "start", "time")), strict=True)
+    for k, visit, start, end in rows:
+        cycles = cycles_of(partial(data.mixture, int(k)), int(visit))
+        yield cycles, partial(data.num_samples, int(k)), float(end) - float(start)
+
+
+def cycles_of(shares: Callable[[int], np.ndarray], visit: int) -> list[int]:
+    """Return the cycles of a visit; the last is the first whose shares lie .25 from those of the last of the
+    visit before, or the tenth.
+    """
+    cycles = [0]
+    for _ in range(visit):
+        last = cycles[-1]
+        far = [c for c in range(last + 1, last + 11) if abs(shares(last) - shares(c)).sum() / 2 >= 0.25]
+        cycles = [*range(last + 1, (far or [last + 10])[0] + 1)]
+    return cycles
+
+
+def test_cycles_last_as_long_as_the_samples_in_each_of_them_say(tmp_path):
+    """10 ms a sample, of every cycle since the last upload."""
+    found = [*drifting(tmp_path, "device,seconds_per_sample\nphone,10ms\n")]
+    for cycles, samples, seconds in found:
+        assert seconds == pytest.approx(0.01 * sum(map(samples, cycles)))
+    assert sum(len(cycles) > 1 for cycles, *_ in found) > 5
+
+
+def test_the_last_cycle_of_a_visit_and_its_link_are_of_one_measurement(tmp_path):
+    """Twice 500 s of latency beside 100 s of computing, none beside 1 s."""
+    found = drifting(tmp_path, "device,seconds,latency_s\nphone,1,0\nphone,100,500\n")
+    assert {round(seconds) for cycles, _, seconds in found if len(cycles) == 1} == {1, 1100}
 
 
 NORMED = """
