@@ -506,9 +506,8 @@ class ReplayClock(Clock):
 
     def pop(self, pool: TrainingPool, until: float = inf) -> Visit | None:
         """Return the next visit in the trace."""
-        following = self.trace.next_time()
-        last = following is None and until < inf and not self._ended  # the end of the last wave
-        if last or (following is not None and following > until):
+        last = self.trace.next_time() is None and until < inf and not self._ended  # the end of the last wave
+        if last or self._is_after(until):
             self.now, self._ended = until, last
             return None
         row = self.trace.pop()
@@ -519,6 +518,13 @@ class ReplayClock(Clock):
         require((row.client, row.visit) in self._visits, "clock.trace", row.place, remedy)
         self.now = row.time
         return self._visits.pop((row.client, row.visit))
+
+    def _is_after(self, tick: float) -> bool:
+        """Return whether the next arrival comes after a step at `tick`: later, or with rows that it makes."""
+        following = self.trace.next_time()
+        if following is None or following < tick:
+            return False
+        return following > tick or self.trace.rows[self.trace.at].read_version > self._version
 
     def is_tied(self) -> bool:
         """Return False: the versions in the trace say which visits start between arrivals of an instant."""
