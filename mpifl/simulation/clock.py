@@ -12,8 +12,9 @@ import heapq
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from math import inf, nextafter
 from typing import Any, Protocol
 
@@ -352,6 +353,39 @@ class DrawnClock(_QueueClock):
         self.turns = [deque(turns) for turns in state["turns"]]
 
 
+class PlannedClock(_QueueClock):
+    """One upload a step: each visit is planned for a step, and where it fails, another takes its place.
+
+    Args:
+        reads: (step, from 0, address of the draws) -> version of the rows that its visit reads.
+    """
+
+    def __init__(self, reads: Callable[[int, Key], int]) -> None:
+        super().__init__(in_seconds=False)
+        self.reads = reads
+        self._version = 0  # of the server when visits started last
+
+    def due(self, client: int, visit: int, down: int, up: int) -> float:
+        """Return the number, from 1, of the first step that has no visit."""
+        return 1.0 + next(self._open_steps())
+
+    def starts(self, dispatch: DispatchState) -> list[Start]:
+        """Return visits for the next steps that have none, up to one whose rows do not exist yet."""
+        self._version, out = dispatch.version, list[Start]()
+        for step in self._open_steps():
+            version = self.reads(step, dispatch.key)
+            taken, number = [k for k, _ in out], dispatch.num_started + len(out)
+            client = None if version > dispatch.version else dispatch.draw(taken, number)
+            if client is None:
+                return out
+            out.append((client, version))
+        raise AssertionError("steps have no end")
+
+    def _open_steps(self) -> Iterator[int]:
+        planned = {visit.due for visit in self._queue}
+        return (step for step in count(self._version) if step + 1 not in planned)
+
+
 class WallClock(Clock):
     """Visits arrive when they are trained, and not before they are due.
 
@@ -536,9 +570,15 @@ class ReplayClock(Clock):
         return self.trace.starting(self.now, dispatch.version, dispatch.busy)
 
     def goes_to_start(self, until: float) -> bool:
-        """Go on to a start between two arrivals: the original dropped a visit then."""
+        """Go on to a start before the next arrival, or to that of a visit of no duration that arrives next.
+
+        The original dropped a visit then.
+        """
         start, following = self.trace.next_start(), self.trace.next_time()
-        if start >= until or following is None or start >= following:
+        if start >= until or following is None or start > following:
+            return False
+        row = self.trace.rows[self.trace.at]
+        if start == following and (row.client, row.visit) in self._visits:
             return False
         self.now = start
         return True

@@ -20,7 +20,7 @@ from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 
 from .availability import LEAST_S
-from .clock import Clock, ClockConfig, DrawnClock, VirtualClock, VirtualTime, WallClock
+from .clock import Clock, ClockConfig, PlannedClock, VirtualClock, VirtualTime, WallClock
 from .durations import VisitDuration
 from .round_rules import FirstArrivals, RoundRule, ShortenedVisits
 from .staleness import step_sizes
@@ -704,25 +704,21 @@ class DrawnStaleness(OneUploadPolicy):
         return self.most + 1
 
     def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
-        """Return a clock by which visits arrive in the order in which they start."""
-        return DrawnClock()
+        """Return a clock by which each step has a visit that was planned for it."""
+        return PlannedClock(self.version_read)
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
         """Raise `UserError`: real arrivals would not have the staleness that was drawn."""
         raise UserError("clock.name", "wall", "policy drawn_staleness fixes the order; take clock virtual")
 
-    def starts(self, dispatch: DispatchState) -> list[Start]:
-        """Start every next visit whose rows exist already."""
-        out: list[Start] = []
-        while len(out) <= self.most:
-            number = dispatch.num_started + len(out)
-            step = dispatch.version + len(dispatch.busy) + len(out)  # before the one that takes it
-            version = max(0, step - dispatch.key.of("staleness", number).below(self.most + 1))
-            client = None if version > dispatch.version else dispatch.draw([k for k, _ in out], number)
-            if client is None:
-                break
-            out.append((client, version))
-        return out
+    def version_read(self, step: int, key: Key) -> int:
+        """Return the version of the rows that the visit of a step reads.
+
+        Args:
+            step: version of the server before it takes the upload.
+            key: address of the draws.
+        """
+        return max(0, step - key.of("staleness", step).below(self.most + 1))
 
 
 POLICIES: dict[str, type[Policy]] = {
