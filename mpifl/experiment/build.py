@@ -460,6 +460,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     check_method(config, parts)
     check_local_training(config, parts)
     warn_of_ignored(config)
+    warn_of_ignored_cohort(config)
     check_client_sizes(config, parts.federation)
     warn_of_same_starts(config, parts.problem)
     warn_of_statistics_of_all(config, parts.problem)
@@ -718,6 +719,13 @@ def warn_of_ignored(config: Config) -> None:
     own = [text for text in dict.fromkeys(ignores[name] for name in found.values()) if text]
     remedy = f"; set {', '.join(own)}" if own else ""
     warn_once(f"{', '.join(found)}: without effect on how {type(config.algorithm).__name__} trains{remedy}")
+
+
+def warn_of_ignored_cohort(config: Config) -> None:
+    """Warn of `participation` or `cohort_size` under a policy that draws no cohorts."""
+    name = "participation" if config.cohort_size is None else "cohort_size"
+    if config.policy.under_way and (config.participation < 1 or config.cohort_size is not None):
+        warn_once(f"{name}: without effect: {config.policy.under_way} are under way at a time")
 
 
 def check_outputs(config: Config, federation: Federation) -> None:

@@ -71,12 +71,15 @@ class Policy(ABC):
             whatever their visits last: then a finished run can be re-timed.
         traffic_depends_on: what decides the traffic of a run and only training can tell; empty for nothing.
         leaves_out: whether clients that have begun a round are left out of it.
+        under_way: how many visits are under way, where `participation` and `cohort_size` do not say it; empty
+            where they do.
     """
 
     synchronous: ClassVar[bool] = False
     fixed_visits: ClassVar[bool] = False
     traffic_depends_on: ClassVar[str] = ""
     leaves_out: ClassVar[bool] = False
+    under_way: ClassVar[str] = ""
 
     @property
     def in_seconds(self) -> bool:
@@ -635,6 +638,7 @@ class ClientDecides(OneUploadPolicy):
     max_staleness: int | None = None
     rate: float = 0.6
     staleness_a: float = 0.5
+    under_way = "all clients"
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
         """Return the number of clients."""
@@ -682,6 +686,7 @@ class DrawnStaleness(OneUploadPolicy):
     rate: float = 0.6
     staleness_a: float = 0.5
     max_staleness = None
+    under_way = "policy.most + 1 visits"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -123,6 +123,9 @@ class PoissonRates(UploadTrigger):
         require(0 < self.mean_s < inf, "mean_s", self.mean_s, "take a positive number of seconds")
         remedy = f"take 0 (equal rates) to {MOST_SIGMA:g}"
         require(0 <= self.sigma <= MOST_SIGMA, "sigma", self.sigma, remedy)
+        for name in ("mean_s", "sigma"):
+            given, remedy = getattr(self, name), "has no effect beside file; leave one of them out"
+            require(not self.file or given == getattr(PoissonRates, name), name, given, remedy)
 
     def mean(self, client: int, key: Key) -> float:
         """Return the mean seconds between two uploads of a client."""
