@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
@@ -25,14 +25,13 @@ from mpifl.core.units import ENDINGS, quantity
 
 from .availability import Availability
 from .delays import Constant, Delay
-from .network import LinkRates, Links, Network
+from .network import LINK_COLUMNS, LinkRates, Network
 
 Samples = Callable[[int, int], int]  # (client, cycle) -> samples that training takes, each pass counted
 Cycle = Callable[[int, int], int]  # (client, visit) -> number of the data set that the visit trains on
 NO_KEY = Key(())
 SECONDS, PER_SAMPLE = "seconds", "seconds_per_sample"
 SHIPPED = Path(__file__).parents[1] / "configs" / "devices"  # files that travel with mpifl
-LINK_COLUMNS = ("uplink_bytes_s", "downlink_bytes_s", "latency_s")
 
 
 def cycle_of_visit(client: int, visit: int) -> int:
@@ -187,10 +186,7 @@ class Measured(Devices):
         require(delay == Constant(), "delay", delay, remedy)
         remedy = f"brings computing times of its own, and so does {self.file}; take network links"
         require(network.computing is None, "network", type(network).__name__, remedy)
-        for column in found.columns:
-            given = getattr(network, column, None) if isinstance(network, Links) else None
-            remedy = f"has no effect: {self.file} has that column; leave one of them out"
-            require(not given, f"network.{column}", given, remedy)
+        _check_links(network, found.columns, self.file)
 
     def row(self, fleet: Fleet, client: int, cycle: int) -> Measurement:
         """Return the measurement that a client meets in a cycle."""
@@ -319,6 +315,15 @@ class Classes(Devices):
         """Whether any class decides times."""
         return any(c.is_timed for c in self.classes.values())
 
+    def check(self, delay: Delay, network: Network, availability: Availability) -> None:
+        """Refuse what every class replaces."""
+        used = [c for c in self.classes.values() if c.share]
+        replaced = tuple(n for n in LINK_COLUMNS if all(getattr(c, n) is not None for c in used))
+        _check_links(network, replaced, "every class")
+        seen = availability == Availability() or any(c.availability is None for c in used)
+        remedy = "has no effect: every class has availability; leave one of them out"
+        require(seen, "availability", availability, remedy)
+
     def fleet(self, num_clients: int, key: Key) -> Fleet:
         """Return a class for each client: exact shares, in an order that is drawn."""
         counts = exact_counts([c.share for c in self.classes.values()], num_clients)
@@ -356,6 +361,19 @@ def exact_counts(shares: list[float], total: int) -> list[int]:
     for i in order[: total - sum(counts)]:
         counts[i] += 1
     return counts
+
+
+def _check_links(network: Network, replaced: Collection[str], by: str) -> None:
+    """Refuse keys of a network that decide nothing, because devices replace what they decide.
+
+    Args:
+        network: the network.
+        replaced: those of `LINK_COLUMNS` that devices replace, for all clients.
+        by: where the devices have them, for the message.
+    """
+    for name, columns in network.decides.items():
+        remedy = f"has no effect: {by} has {', '.join(columns)}; leave one of them out"
+        require(not set(columns) <= set(replaced), f"network.{name}", getattr(network, name), remedy)
 
 
 # -- what devices make of delays and links -------------------------------------------------------------------

@@ -214,6 +214,10 @@ def measured(file: str, *more: str) -> list[str]:
 
 
 CLASSES = "{name: classes, classes: {a: {share: 0.5, speed: 2}, b: {share: 0.5}}}"
+OWN = "{name: classes, classes: {a: {share: 0.5, uplink_bytes_s: 9, AWAY}, b: {share: 0.5, UP, AWAY}}}"
+OWN = OWN.replace("AWAY", "availability: {profile: [1, 0.3]}")
+OWN_LINKS, HALF_OWN = OWN.replace("UP", "uplink_bytes_s: 7"), OWN.replace("UP", "speed: 2")
+LINKED = "device,seconds,uplink_bytes_s,downlink_bytes_s,latency_s\nslow,4,1Mbit/s,1Mbit/s,0\n"
 STEPS = ["--algorithm", "fedasync", "--policy", "{name: client_decides}"]
 
 
@@ -223,6 +227,20 @@ STEPS = ["--algorithm", "fedasync", "--policy", "{name: client_decides}"]
         (measured("FILE", "--delay", "{name: uniform}"), "delay = .*computing times are those of"),
         (measured("FILE", "--network", "wired"), "brings computing times of its own"),
         (measured("FILE", "--network.uplink_bytes_s", "5"), "network.uplink_bytes_s = 5.0: has no effect"),
+        (
+            measured("FILE", "--network", "{downlink_bytes_s: 9, rho: 4}"),
+            "network.rho = 4.0: has no effect: .*two.csv has uplink_bytes_s; leave one of them out",
+        ),
+        (measured("LINKED", "--network", "tiers"), r"network.tiers = .*: has no effect: .*linked.csv has "),
+        (measured("LINKED", "--network", "{name: trace, file: x.csv}"), r"network.file = 'x.csv': has no "),
+        (
+            ["--devices", OWN_LINKS, "--network.uplink_bytes_s", "1000"],
+            "network.uplink_bytes_s = 1000.0: has no effect: every class has uplink_bytes_s; leave one of",
+        ),
+        (
+            ["--devices", HALF_OWN, "--availability", "{on_s: 10, off_s: 5}"],
+            "availability = .*: has no effect: every class has availability; leave one of them out",
+        ),
         (measured("nowhere.csv"), "devices.file = 'nowhere.csv': there is no such file"),
         (measured("FILE", *STEPS), "devices = .*virtual time is made of steps"),
         (["--devices", CLASSES, *STEPS], "devices = .*virtual time is made of steps"),
@@ -233,9 +251,27 @@ STEPS = ["--algorithm", "fedasync", "--policy", "{name: client_decides}"]
         (["--devices", "{name: classes, classes: [a]}"], "must be a mapping from names to sections"),
     ],
 )
-def test_devices_without_effect_and_unknown_ones_are_refused(options, message, two):
+def test_devices_without_effect_and_unknown_ones_are_refused(options, message, two, tmp_path):
+    linked = tmp_path / "linked.csv"
+    linked.write_text(LINKED)
+    given = [o.replace("FILE", two).replace("LINKED", str(linked)) for o in options]
     with pytest.raises(UserError, match=message):
-        check_sections(load(TINY, [two.join(o.split("FILE")) for o in options]))
+        check_sections(load(TINY, given))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        measured("FILE", "--network", "tiers"),
+        measured("FILE", "--network", "{downlink_bytes_s: 9, spread: 0.5}"),
+        ["--devices", HALF_OWN, "--network.uplink_bytes_s", "1000"],
+        ["--devices", OWN_LINKS, "--network", "{downlink_bytes_s: 9, latency_s: 1}"],
+        ["--devices", CLASSES, "--availability", "{on_s: 10, off_s: 5}"],
+        ["--devices", OWN_LINKS, "--network", "wired"],
+    ],
+)
+def test_what_some_devices_leave_to_other_sections_is_taken(options, two):
+    check_sections(load(TINY, [o.replace("FILE", two) for o in options]))
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------
