@@ -86,7 +86,7 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
     needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True, classes=True)
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha0 <= 1, "alpha0", self.alpha0, "take a rate in (0, 1]")
+        check_rates(self.alpha0, self.a, self.b, self.rho)
         require(
             self.c1 >= 0 and self.c2 >= 0 and self.c1 + self.c2 <= 1,
             "c1",
@@ -184,6 +184,14 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
             u = np.exp(A * u - (A * u).max())
             u /= u.sum()
         return np.asarray(u)
+
+
+def check_rates(alpha0: float, a: float, b: float, rho: float) -> None:
+    """Raise `UserError` for hyperparameters out of range."""
+    require(0 < alpha0 <= 1, "alpha0", alpha0, "take a rate in (0, 1]")
+    require(a >= 0, "a", a, "take 0 or more")
+    require(b >= 0, "b", b, "take 0 or more")
+    require(rho >= 0, "rho", rho, "take 0 or more; 0 is no proximal term")
 
 
 def pretrained(problem: ProblemInfo, epochs: int, key: Key) -> torch.Tensor:

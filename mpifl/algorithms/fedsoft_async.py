@@ -38,7 +38,7 @@ from mpifl.core.method import (
 from mpifl.core.mixing import blend
 from mpifl.training.evaluation import component_losses
 
-from .ccfl import CCFL, lateness, pretrained
+from .ccfl import CCFL, check_rates, lateness, pretrained
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,7 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
     needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True, classes=True)
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha0 <= 1, "alpha0", self.alpha0, "take a rate in (0, 1]")
-        require(self.a >= 0, "a", self.a, "take 0 or more")
-        require(self.rho >= 0, "rho", self.rho, "take 0 or more; 0 is no proximal term")
+        check_rates(self.alpha0, self.a, self.b, self.rho)
         remedy = "take a small share in [0, 1]; 0 leaves the share of a cluster without samples at 0"
         require(0 <= self.sigma <= 1, "sigma", self.sigma, remedy)
 

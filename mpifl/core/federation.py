@@ -288,6 +288,13 @@ class Federation(ABC):
         """Return which of its data sets client `k` has at a visit: number `visit`, unless it awaits drift."""
         return visit
 
+    def num_samples_in(self, k: int, cycle: int) -> int:
+        """Return the number of training samples in client `k`'s data set number `cycle`; reads none.
+
+        Default: those of the visit with that number, for federations that skip no data set.
+        """
+        return self.num_samples(k, cycle)
+
     def await_drift(self, threshold: float, longest: int) -> None:
         """Give each visit the first data set that differs enough from that of the visit before.
 

@@ -154,6 +154,10 @@ class PoolFederation(Federation):
         """Return the index, from 0, of client `k`'s data set at a visit, in its sequence of data sets."""
         return self.partition.cycle(k, visit)
 
+    def num_samples_in(self, k: int, cycle: int) -> int:
+        """Return the number of training samples in client `k`'s data set number `cycle`."""
+        return self.partition.num_samples_in(k, 0 if self.partition.static else cycle)
+
     def await_drift(self, threshold: float, longest: int) -> None:
         """Skip data sets that differ too little from those of the previous visit.
 
@@ -281,6 +285,10 @@ class PartitionUntilDrift(Partition):
     def num_samples(self, k: int, visit: int) -> int:
         """Return the number of training samples of client `k` at its visit."""
         return self.inner.num_samples(k, self.cycle(k, visit))
+
+    def num_samples_in(self, k: int, cycle: int) -> int:
+        """Return the number of training samples in client `k`'s data set number `cycle`, skipped or not."""
+        return self.inner.num_samples(k, cycle)
 
     def num_held(self, k: int, split: str, visit: int) -> int:
         """Return the number of samples of client `k` in `split` at its visit."""

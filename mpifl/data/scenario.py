@@ -105,6 +105,10 @@ class Partition(ABC):
         """Return the index, from 0, of client `k`'s data set at a visit, in its sequence of data sets."""
         return visit
 
+    def num_samples_in(self, k: int, cycle: int) -> int:
+        """Return the number of training samples in client `k`'s data set number `cycle`."""
+        return self.num_samples(k, cycle)
+
     @property
     def test_pool(self) -> int:
         """Return the number of different test samples of all clients together."""

@@ -338,14 +338,16 @@ def build_parts(
         problem.num_clients,
         whole_bytes,
         config.devices,
-        replace(fleet, samples=samples),
+        replace(fleet, samples=samples, cycle=samples.cycle),
     )
     return Parts(federation, problem, learner, duration, differing)
 
 
 @dataclass(frozen=True)
 class _TrainedSamples:
-    """(client, visit) -> samples that the client trains on, counted in each pass. Pickled without the data.
+    """(client, cycle) -> samples that training on that data set takes, each pass counted.
+
+    Pickled without the data.
 
     Attributes:
         federation: the clients' data; None on ranks that have no clock.
@@ -359,10 +361,18 @@ class _TrainedSamples:
     differing: dict[int, LocalConfig]
     drop_single: bool
 
-    def __call__(self, client: int, visit: int) -> int:
-        assert self.federation is not None, "rank 0 alone asks what it was told"
+    def __call__(self, client: int, cycle: int) -> int:
         local = self.differing.get(client, self.local)
-        return local.num_trained(self.federation.num_samples(client, visit), self.drop_single)
+        return local.num_trained(self._data.num_samples_in(client, cycle), self.drop_single)
+
+    def cycle(self, client: int, visit: int) -> int:
+        """Return the number of the data set of a visit."""
+        return self._data.cycle(client, visit)
+
+    @property
+    def _data(self) -> Federation:
+        assert self.federation is not None, "rank 0 alone asks what it was told"
+        return self.federation
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (None, self.local, self.differing, self.drop_single)
@@ -450,6 +460,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     check_method(config, parts)
     check_local_training(config, parts)
     warn_of_ignored(config)
+    warn_of_ignored_cohort(config)
     check_client_sizes(config, parts.federation)
     warn_of_same_starts(config, parts.problem)
     warn_of_statistics_of_all(config, parts.problem)
@@ -718,6 +729,13 @@ def warn_of_momentum(config: Config) -> None:
     momenta = {"local": config.local.momentum, **changes}
     if unused := [f"{section}.momentum" for section, momentum in momenta.items() if momentum]:
         warn_once(f"{', '.join(unused)}: without effect under local.optimizer adam; take sgd")
+
+
+def warn_of_ignored_cohort(config: Config) -> None:
+    """Warn of `participation` or `cohort_size` under a policy that draws no cohorts."""
+    name = "participation" if config.cohort_size is None else "cohort_size"
+    if config.policy.under_way and (config.participation < 1 or config.cohort_size is not None):
+        warn_once(f"{name}: without effect: {config.policy.under_way} are under way at a time")
 
 
 def check_outputs(config: Config, federation: Federation) -> None:

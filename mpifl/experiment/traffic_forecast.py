@@ -33,7 +33,7 @@ from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.runtime.hook_errors import DROP, ClientCall, ServerCall, first_that_works
 from mpifl.runtime.server_step import NO_MODELS, NO_SINGLE_MODEL
 from mpifl.traffic.compression import INDEX_BYTES
-from mpifl.traffic.encoding import download_bytes, sizes, statistics_bytes, time_stamp_bytes, upload_bytes
+from mpifl.traffic.encoding import download_bytes, sizes, statistics_size, time_stamp_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger
 from mpifl.traffic.payload import Payload
 from mpifl.traffic.privacy import protect
@@ -363,9 +363,10 @@ def _fingerprint_bytes(context: RunContext, clients: np.ndarray) -> Bytes:
     shown = algorithm.shows(context.problem, key(0))
     if algorithm.fingerprints_vary:
         reports = (statistics_report(context, k) for k in clients.tolist())
-        return _sum([(0, 0), *(statistics_bytes(payload, shown, report) for report in reports)])
-    down, up = statistics_bytes(payload, shown, statistics_report(context, 0))
-    return len(clients) * down, len(clients) * up
+        each = (statistics_size(payload, shown, report) for report in reports)
+        return _sum([(0, 0), *((size.down, size.up) for size in each)])
+    size = statistics_size(payload, shown, statistics_report(context, 0))
+    return len(clients) * size.down, len(clients) * size.up
 
 
 def statistics_report(context: RunContext, k: int) -> Report:

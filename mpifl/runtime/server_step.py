@@ -39,7 +39,7 @@ from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import CohortReads, Notes, Reads, Server
 from mpifl.simulation.round_rules import RoundPlan
-from mpifl.traffic.encoding import time_stamp_bytes
+from mpifl.traffic.encoding import StatisticsSize, time_stamp_bytes
 from mpifl.traffic.ledger import TIME_STAMP, Ledger, is_among
 
 from .aggregators import Aggregator, MpiAggregator, Uploads
@@ -260,7 +260,7 @@ class ServerStep:
         if self._admits_new_clients:
             if server is not None:
                 self.tables.publish(server.tables)  # a repeated step may have changed the published tables
-            server = self._assign_new_clients(server, cohort)
+            server = self._assign_new_clients(server, cohort, round_plan)
         batches = self._train_batches(server, cohort, round_plan) if server is not None else None
         with self._counted("training", batches, main=True):
             batch = self._scatter(batches)
@@ -508,28 +508,55 @@ class ServerStep:
             return everyone
         return self.hooks.initial_clients(np.setdiff1d(everyone, np.asarray(self.config.absent, np.int64)))
 
-    def _assign_new_clients(self, server: Server | None, cohort: np.ndarray) -> Server | None:
-        """Return the server after the new clients of a cohort have sent their statistics."""
+    def _assign_new_clients(
+        self, server: Server | None, cohort: np.ndarray, round_plan: RoundPlan | None
+    ) -> Server | None:
+        """Return the server after the new clients of a cohort have sent their statistics.
+
+        What new clients that are late send is booked and not used: they stay new.
+        """
         new_clients = self.hooks.new_clients(server, cohort) if server is not None else None
         new_clients = self.transport.bcast(new_clients, "orders")
+        late = {} if server is None or round_plan is None else round_plan.statistics
+        if server is not None and late:
+            self._book_shown(server.version + 1, self.publish_shown(), np.union1d(new_clients, [*late]))
+            if round_plan is not None and round_plan.late_send:
+                self._book_statistics(server.version + 1, late)
         if not len(new_clients):
             return server
-        reports, uploads = self.fingerprint_round(new_clients, server)
+        reports, uploads = self.fingerprint_round(new_clients, server, booked=bool(late))
         return self._mix_fingerprints("assign_new_clients", server, reports, uploads)
 
+    def _book_shown(self, step: int, shown: Mapping[str, torch.Tensor], clients: np.ndarray) -> None:
+        """Book what clients download for their statistics."""
+        widths = {name: rows.shape[1] for name, rows in shown.items()}
+        self.ledger.add_reads(step, _reads_of_all(shown, clients), widths)
+
+    def _book_statistics(self, step: int, sent: Mapping[int, StatisticsSize]) -> None:
+        """Book the statistics that clients send and nobody uses."""
+        for k, statistics in sent.items():
+            for name, (numbers, size) in statistics.vectors.items():
+                self.ledger.add_up(step, name, k, numbers, size)
+            for name, (numbers, size) in statistics.notes.items():
+                self.ledger.add_up(step, name, k, numbers, size, note=True)
+
     def fingerprint_round(
-        self, clients: np.ndarray, server: Server | None
+        self, clients: np.ndarray, server: Server | None, booked: bool = False
     ) -> tuple[GatheredReports | None, Uploads]:
-        """Return the statistics of `clients` on rank 0, and this rank's uploads among them."""
+        """Return the statistics of `clients` on rank 0, and this rank's uploads among them.
+
+        Args:
+            clients: who sends them.
+            server: the server before the step; None before the first.
+            booked: whether their downloads are in the ledger already.
+        """
         batches = None
         if self.transport.is_server:
             step = 0 if server is None else server.version + 1
-            shown = self.publish_shown()
-            widths = {name: rows.shape[1] for name, rows in shown.items()}
-            all_rows = {name: tuple(range(len(rows))) for name, rows in shown.items()}
-            reads = CohortReads(clients, [all_rows], np.zeros(len(clients), np.int64))
-            costs = self.sizes[clients, 0]
-            self.ledger.add_reads(step, reads, widths)
+            shown, costs = self.publish_shown(), self.sizes[clients, 0]
+            reads = _reads_of_all(shown, clients)
+            if not booked:
+                self._book_shown(step, shown, clients)
             compared = None
             if server is not None:
                 name = upload_named(self.algorithm, OneShotStatistics, "statistics_distance")
@@ -859,6 +886,12 @@ class ServerStep:
         for name, nothing in sums.items():
             found[name] = np.array([everyone[int(k)].get(name, nothing) for k in clients])
         return found
+
+
+def _reads_of_all(shown: Mapping[str, torch.Tensor], clients: np.ndarray) -> CohortReads:
+    """Return the reads of clients that each download all rows."""
+    all_rows = {name: tuple(range(len(rows))) for name, rows in shown.items()}
+    return CohortReads(clients, [all_rows], np.zeros(len(clients), np.int64))
 
 
 def _is_sum(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from time import perf_counter
 from typing import Any
@@ -154,8 +155,8 @@ class SynchronousEngine(Engine):
                 up[k], beside = self._beside_rows(server, rows)
                 down[k] = download_bytes(rows, widths, payload) + beside + stamp
             server_step.expect_uploads(up if server_step.config.secure is None else {})
-            for k, (shown, statistics) in self._upload_sizes.statistics(server, self._cohort).items():
-                down[k], up[k] = down[k] + shown, up[k] + statistics
+            for k, size in self._upload_sizes.statistics(server, self._cohort).items():
+                down[k], up[k] = down[k] + size.down, up[k] + size.up
             if uses(server_step.algorithm, SecondLook):
                 server_step.say_sizes(LOOKS)
         started = server_step.visits + self.left_out
@@ -168,7 +169,8 @@ class SynchronousEngine(Engine):
 
         wanted = len(self._cohort) if self.num_wanted is None else self.num_wanted
         key = self.sampler.key.of("rounds")
-        return self.rule.plan(RoundStart(step, self._cohort, wanted, self.virtual, end, steps, key))
+        plan = self.rule.plan(RoundStart(step, self._cohort, wanted, self.virtual, end, steps, key))
+        return replace(plan, statistics=self._upload_sizes.statistics(server, plan.late))
 
     def _beside_rows(self, server: Server, reads: Reads) -> tuple[int, int]:
         """Return the bytes of an upload, and of a download besides its rows, in a round of the cohort."""

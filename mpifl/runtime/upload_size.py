@@ -13,7 +13,7 @@ from mpifl.aggregation.tables import read_rows
 from mpifl.core.capabilities import NewClients, hooks_of, uses
 from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.types import Message, Reads, Report, Server
-from mpifl.traffic.encoding import sizes, statistics_bytes, time_stamp_bytes, upload_bytes
+from mpifl.traffic.encoding import StatisticsSize, sizes, statistics_size, time_stamp_bytes, upload_bytes
 
 from .hook_errors import MOST_TRIED, ClientCall, first_that_works
 from .protocol import Kind, kind_of_visit
@@ -36,7 +36,7 @@ class UploadSizes:
         self.server_step = server_step
         self._clear: dict[Kind, int] = {}
         self._masked: dict[tuple[int, Kind], tuple[int, int]] = {}
-        self._statistics: dict[int, tuple[int, int]] = {}  # by client, or under `ANYBODY`
+        self._statistics: dict[int, StatisticsSize] = {}  # by client, or under `ANYBODY`
 
     def clear(self, server: Server, reads: Reads) -> int:
         """Return the bytes of an upload, including a time stamp.
@@ -69,25 +69,25 @@ class UploadSizes:
             self._masked[kind] = _masked_sizes(self.server_step, server, *kind)
         return self._masked[kind]
 
-    def statistics(self, server: Server, cohort: np.ndarray) -> dict[int, tuple[int, int]]:
-        """Return client -> bytes (down, up) of one-shot statistics, for the cohort's clients that send them.
+    def statistics(self, server: Server, cohort: np.ndarray) -> dict[int, StatisticsSize]:
+        """Return client -> what it moves for one-shot statistics, for the clients that send them.
 
         Args:
             server: the server before the round.
-            cohort: clients drawn for the round.
+            cohort: clients drawn for the round, or some of them.
 
         Raises:
             ClientError: as for `clear`.
         """
         algorithm = self.server_step.algorithm
-        if not uses(algorithm, NewClients):
+        if not uses(algorithm, NewClients) or not len(cohort):
             return {}
         clients = self.server_step.hooks.new_clients(server, cohort).tolist()
         vary = hooks_of(algorithm, NewClients).fingerprints_vary
         for k in clients if vary else clients[:1]:
             if (whose := k if vary else ANYBODY) not in self._statistics:
                 stand_ins = [other for other in clients[:MOST_TRIED] if other != k]
-                self._statistics[whose] = _statistics_sizes(self.server_step, server, [k, *stand_ins])
+                self._statistics[whose] = _statistics_size(self.server_step, server, [k, *stand_ins])
         return {k: self._statistics[k if vary else ANYBODY] for k in clients}
 
     def state_dict(self) -> list[Any]:
@@ -125,8 +125,8 @@ def _clear_vectors(server_step: ServerStep, report: Report, message: Message) ->
     return sum(sizes(c.payload, report, message, c.algorithm.statistics).values())
 
 
-def _statistics_sizes(server_step: ServerStep, server: Server, clients: Sequence[int]) -> tuple[int, int]:
-    """Return the bytes (down, up) of one-shot statistics, from the first of `clients` that does not fail."""
+def _statistics_size(server_step: ServerStep, server: Server, clients: Sequence[int]) -> StatisticsSize:
+    """Return what the first of `clients` that does not fail moves for one-shot statistics."""
     c, shown = server_step.config, server_step.publish_shown()
 
     def visit(k: int) -> Report:
@@ -136,7 +136,7 @@ def _statistics_sizes(server_step: ServerStep, server: Server, clients: Sequence
             return hooks_of(c.algorithm, NewClients).fingerprint(client, there, c.seed.of("size"))
 
     report = first_that_works(visit, clients, server.version + 1, c.drops)
-    return statistics_bytes(c.payload, shown, report)
+    return statistics_size(c.payload, shown, report)
 
 
 def _upload(server_step: ServerStep, server: Server, kind: Kind) -> tuple[Report, Message]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
@@ -25,28 +25,38 @@ from mpifl.core.units import ENDINGS, quantity
 
 from .availability import Availability
 from .delays import Constant, Delay
-from .network import LinkRates, Links, Network
+from .network import LINK_COLUMNS, LinkRates, Network
 
-Samples = Callable[[int, int], int]  # (client, visit) -> number of samples trained on, in all passes
+Samples = Callable[[int, int], int]  # (client, cycle) -> number of samples trained on, in all passes
+Cycle = Callable[[int, int], int]  # (client, visit) -> index of the data set that the visit trains on
 NO_KEY = Key(())
 SECONDS, PER_SAMPLE = "seconds", "seconds_per_sample"
 SHIPPED = Path(__file__).parents[1] / "configs" / "devices"  # files that are part of mpifl
-LINK_COLUMNS = ("uplink_bytes_s", "downlink_bytes_s", "latency_s")
+
+
+def cycle_of_visit(client: int, visit: int) -> int:
+    """Return `visit`: if clients skip no data set, each visit trains on the next one."""
+    return visit
 
 
 @dataclass(frozen=True)
 class Fleet:
     """The devices of all clients.
 
+    A cycle is the time for which a client has one data set; each cycle draws a measurement. A visit lasts one
+    cycle, or several where clients await drift, and ends in the cycle of the data that it trains on.
+
     Attributes:
         names: name of the device of each client; empty if all are alike.
-        key: random key of the draws of single visits.
-        samples: (client, visit) -> number of samples trained on; None if no device needs it.
+        key: random key of the draws of single cycles.
+        samples: (client, cycle) -> number of samples trained on; None if no device needs it.
+        cycle: (client, visit) -> the cycle in which the visit ends.
     """
 
     names: tuple[str, ...] = ()
     key: Key = NO_KEY
     samples: Samples | None = None
+    cycle: Cycle = cycle_of_visit
 
 
 class Devices(ABC):
@@ -130,7 +140,8 @@ class Measured(Devices):
     """Computing times and links resampled from a file of measured devices: 15 phones can serve 40 clients.
 
     Each client is assigned a device of the file. Each of its visits draws one of the device's rows uniformly.
-    The row gives the computing time and, if the file has these columns, the link.
+    The row gives the computing time and, if the file has these columns, the link. If clients await drift,
+    each cycle draws a row; the row of a visit's last cycle gives the link.
 
     Attributes:
         file: a CSV file with one row for each measurement. Required columns are `device` and either `seconds`
@@ -176,15 +187,12 @@ class Measured(Devices):
         require(delay == Constant(), "delay", delay, remedy)
         remedy = f"brings computing times of its own, and so does {self.file}; take network links"
         require(network.computing is None, "network", type(network).__name__, remedy)
-        for column in found.columns:
-            given = getattr(network, column, None) if isinstance(network, Links) else None
-            remedy = f"has no effect: {self.file} has that column; leave one of them out"
-            require(not given, f"network.{column}", given, remedy)
+        _check_links(network, found.columns, self.file)
 
-    def row(self, fleet: Fleet, client: int, visit: int) -> Measurement:
-        """Return the measurement drawn for a visit."""
+    def row(self, fleet: Fleet, client: int, cycle: int) -> Measurement:
+        """Return the measurement drawn for a cycle of a client."""
         rows = read_measurements(self.file).rows[fleet.names[client]]
-        return rows[fleet.key.of("row", client, visit).below(len(rows)) if len(rows) > 1 else 0]
+        return rows[fleet.key.of("row", client, cycle).below(len(rows)) if len(rows) > 1 else 0]
 
     def delay(self, plain: Delay, fleet: Fleet) -> Delay:
         """Return the computing times in the visits' rows."""
@@ -308,6 +316,15 @@ class Classes(Devices):
         """Whether any class determines times."""
         return any(c.is_timed for c in self.classes.values())
 
+    def check(self, delay: Delay, network: Network, availability: Availability) -> None:
+        """Refuse what every class replaces."""
+        used = [c for c in self.classes.values() if c.share]
+        replaced = tuple(n for n in LINK_COLUMNS if all(getattr(c, n) is not None for c in used))
+        _check_links(network, replaced, "every class")
+        seen = availability == Availability() or any(c.availability is None for c in used)
+        remedy = "has no effect: every class has availability; leave one of them out"
+        require(seen, "availability", availability, remedy)
+
     def fleet(self, num_clients: int, key: Key) -> Fleet:
         """Return a class for each client: exact shares in random order."""
         counts = exact_counts([c.share for c in self.classes.values()], num_clients)
@@ -347,6 +364,19 @@ def exact_counts(shares: list[float], total: int) -> list[int]:
     return counts
 
 
+def _check_links(network: Network, replaced: Collection[str], by: str) -> None:
+    """Raise `UserError` for keys of a network without effect, because devices replace what they determine.
+
+    Args:
+        network: the network.
+        replaced: those of `LINK_COLUMNS` that devices replace, for all clients.
+        by: where the devices have them, for the message.
+    """
+    for name, columns in network.decides.items():
+        remedy = f"has no effect: {by} has {', '.join(columns)}; leave one of them out"
+        require(not set(columns) <= set(replaced), f"network.{name}", getattr(network, name), remedy)
+
+
 # -- delays and links of devices -----------------------------------------------------------------------------
 
 
@@ -356,6 +386,7 @@ class _MeasuredDelay(Delay):
     fleet: Fleet
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Return the seconds of a cycle; `visit` is its number, see `upload_triggers.Drift`."""
         seconds = self.devices.row(self.fleet, client, visit).seconds
         if not self.devices.needs_samples:
             return seconds
@@ -395,7 +426,7 @@ class _MeasuredNetwork(_DeviceNetwork):
         self.devices, self.fleet = devices, fleet
 
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
-        row = self.devices.row(self.fleet, client, visit)
+        row = self.devices.row(self.fleet, client, self.fleet.cycle(client, visit))
         return changed(self.plain.rates(client, visit, key, model_bytes), row.up, row.down, row.latency_s)
 
 

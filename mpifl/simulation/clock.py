@@ -12,8 +12,9 @@ import heapq
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from math import inf, nextafter
 from typing import Any, Protocol
 
@@ -370,6 +371,39 @@ class DrawnClock(_QueueClock):
         self.turns = [deque(turns) for turns in state["turns"]]
 
 
+class PlannedClock(_QueueClock):
+    """One upload a step: each visit is planned for a step, and where it fails, another takes its place.
+
+    Args:
+        reads: (step, from 0, address of the draws) -> version of the rows that its visit reads.
+    """
+
+    def __init__(self, reads: Callable[[int, Key], int]) -> None:
+        super().__init__(in_seconds=False)
+        self.reads = reads
+        self._version = 0  # of the server when visits started last
+
+    def due(self, client: int, visit: int, down: int, up: int) -> float:
+        """Return the number, from 1, of the first step that has no visit."""
+        return 1.0 + next(self._open_steps())
+
+    def starts(self, dispatch: DispatchState) -> list[Start]:
+        """Return visits for the next steps that have none, up to one whose rows do not exist yet."""
+        self._version, out = dispatch.version, list[Start]()
+        for step in self._open_steps():
+            version = self.reads(step, dispatch.key)
+            taken, number = [k for k, _ in out], dispatch.num_started + len(out)
+            client = None if version > dispatch.version else dispatch.draw(taken, number)
+            if client is None:
+                return out
+            out.append((client, version))
+        raise AssertionError("steps have no end")
+
+    def _open_steps(self) -> Iterator[int]:
+        planned = {visit.due for visit in self._queue}
+        return (step for step in count(self._version) if step + 1 not in planned)
+
+
 class WallClock(Clock):
     """Visits arrive when their training is finished, but not before they are due.
 
@@ -544,9 +578,8 @@ class ReplayClock(Clock):
 
     def pop(self, pool: TrainingPool, until: float = inf) -> Visit | None:
         """Return the next visit in the trace."""
-        following = self.trace.next_time()
-        last = following is None and until < inf and not self._ended  # the end of the last wave
-        if last or (following is not None and following > until):
+        last = self.trace.next_time() is None and until < inf and not self._ended  # the end of the last wave
+        if last or self._is_after(until):
             self.now, self._ended = until, last
             return None
         row = self.trace.pop()
@@ -558,6 +591,13 @@ class ReplayClock(Clock):
         self.now = row.time
         return self._visits.pop((row.client, row.visit))
 
+    def _is_after(self, tick: float) -> bool:
+        """Return whether the next arrival comes after a step at `tick`: later, or with rows that it makes."""
+        following = self.trace.next_time()
+        if following is None or following < tick:
+            return False
+        return following > tick or self.trace.rows[self.trace.at].read_version > self._version
+
     def is_tied(self) -> bool:
         """Return False: the versions in the trace tell which visits start between simultaneous arrivals."""
         return False
@@ -568,9 +608,15 @@ class ReplayClock(Clock):
         return self.trace.starting(self.now, dispatch.version, dispatch.busy)
 
     def goes_to_start(self, until: float, awaited: Collection[int], pool: TrainingPool) -> bool:
-        """Advance to a start between two arrivals: the original dropped a visit, or a client came back."""
+        """Advance to a start before the next arrival, or to that of a visit of no duration that arrives next.
+
+        The original dropped a visit then, or a client came back.
+        """
         start, following = self.trace.next_start(), self.trace.next_time()
-        if start >= until or following is None or start >= following:
+        if start >= until or following is None or start > following:
+            return False
+        row = self.trace.rows[self.trace.at]
+        if start == following and (row.client, row.visit) in self._visits:
             return False
         self.now = start
         return True

@@ -16,6 +16,7 @@ from mpifl.core.textfiles import check_per_client, read_per_client
 from .delays import Delay, ShiftedExponential
 
 MEGABIT = 125_000  # bytes
+LINK_COLUMNS = ("uplink_bytes_s", "downlink_bytes_s", "latency_s")  # of files, and keys of a class of devices
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,14 @@ class Network(ABC):
         return
 
     @property
+    def decides(self) -> Mapping[str, tuple[str, ...]]:
+        """Keys of the section, of those that are given -> what of a link each decides, of `LINK_COLUMNS`.
+
+        Default: none, for networks that bring more than links.
+        """
+        return {}
+
+    @property
     def shared(self) -> bool:
         """Whether a message of one client delays those of others."""
         return self.cast == "group" or self.server_bytes_s is not None
@@ -130,6 +139,12 @@ class Links(Network):
         """Whether any rate has a limit."""
         rates = (self.uplink_bytes_s, self.downlink_bytes_s, self.server_bytes_s)
         return any(rate is not None for rate in rates)
+
+    @property
+    def decides(self) -> Mapping[str, tuple[str, ...]]:
+        """The rates and the latency that are given."""
+        keys = {name: (name,) for name in LINK_COLUMNS} | {"rho": ("uplink_bytes_s",)}
+        return {name: columns for name, columns in keys.items() if getattr(self, name)}
 
     @property
     def same_for_all(self) -> bool:
@@ -245,6 +260,11 @@ class NetworkTiers(Network):
         require(fits, "shares", list(self.shares), "take one share per tier; they sum to 1")
         _check_shared(self)
 
+    @property
+    def decides(self) -> Mapping[str, tuple[str, ...]]:
+        """All of a link, by its tier."""
+        return {"tiers": LINK_COLUMNS}
+
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
         """Return the rates of the client's tier."""
         tier = int(key.of("tier", client).numpy().choice(len(self.tiers), p=self.shares))
@@ -268,6 +288,11 @@ class NetworkTrace(Network):
 
     def __post_init__(self) -> None:
         _check_shared(self)
+
+    @property
+    def decides(self) -> Mapping[str, tuple[str, ...]]:
+        """All of a link, by its row."""
+        return {"file": LINK_COLUMNS}
 
     def check(self, num_clients: int) -> None:
         """Raise `UserError` unless each of the clients, and no other, has rows."""

@@ -20,7 +20,7 @@ from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 
 from .availability import LEAST_S
-from .clock import Clock, ClockConfig, DrawnClock, VirtualClock, VirtualTime, WallClock
+from .clock import Clock, ClockConfig, PlannedClock, VirtualClock, VirtualTime, WallClock
 from .durations import VisitDuration
 from .round_rules import FirstArrivals, RoundRule, ShortenedVisits
 from .staleness import step_sizes
@@ -72,12 +72,15 @@ class Policy(ABC):
             independently of the duration of their visits. If so, a finished run can be re-timed.
         traffic_depends_on: what the traffic depends on that only a run can show; empty for nothing.
         leaves_out: whether clients that have begun a round may be left out of it.
+        under_way: how many visits are in flight, if `participation` and `cohort_size` do not determine it;
+            empty if they do.
     """
 
     synchronous: ClassVar[bool] = False
     fixed_visits: ClassVar[bool] = False
     traffic_depends_on: ClassVar[str] = ""
     leaves_out: ClassVar[bool] = False
+    under_way: ClassVar[str] = ""
 
     @property
     def in_seconds(self) -> bool:
@@ -644,6 +647,7 @@ class ClientDecides(OneUploadPolicy):
     max_staleness: int | None = None
     rate: float = 0.6
     staleness_a: float = 0.5
+    under_way = "all clients"
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
         """Return the number of clients."""
@@ -691,6 +695,7 @@ class DrawnStaleness(OneUploadPolicy):
     rate: float = 0.6
     staleness_a: float = 0.5
     max_staleness = None
+    under_way = "policy.most + 1 visits"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -717,25 +722,21 @@ class DrawnStaleness(OneUploadPolicy):
         return self.most + 1
 
     def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
-        """Return a clock with which visits arrive in the order in which they start."""
-        return DrawnClock()
+        """Return a clock under which each step has a visit that was planned for it."""
+        return PlannedClock(self.version_read)
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
         """Raise `UserError`: real arrivals would not have the drawn staleness."""
         raise UserError("clock.name", "wall", "policy drawn_staleness fixes the order; take clock virtual")
 
-    def starts(self, dispatch: DispatchState) -> list[Start]:
-        """Start the next visits, in order, as long as their rows exist already."""
-        out: list[Start] = []
-        while len(out) <= self.most:
-            number = dispatch.num_started + len(out)
-            step = dispatch.version + len(dispatch.busy) + len(out)  # before the one that takes the upload
-            version = max(0, step - dispatch.key.of("staleness", number).below(self.most + 1))
-            client = None if version > dispatch.version else dispatch.draw([k for k, _ in out], number)
-            if client is None:
-                break
-            out.append((client, version))
-        return out
+    def version_read(self, step: int, key: Key) -> int:
+        """Return the version of the rows that the visit of a step reads.
+
+        Args:
+            step: version of the server before it takes the upload.
+            key: address of the draws.
+        """
+        return max(0, step - key.of("staleness", step).below(self.most + 1))
 
 
 POLICIES: dict[str, type[Policy]] = {

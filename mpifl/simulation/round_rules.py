@@ -15,6 +15,7 @@ from math import inf
 import numpy as np
 
 from mpifl.core.rng import Key
+from mpifl.traffic.encoding import StatisticsSize
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class RoundPlan:
         cohort: clients that train and whose uploads are mixed, int64 ascending.
         late: clients that download but are left out, int64 ascending.
         late_send: whether the late clients upload nevertheless.
+        statistics: late client that is new -> what it moves for one-shot statistics before it trains.
         work: client -> fraction of its mini-batches, for clients that do not train on all of them.
         until: earliest end of the round, which also waits for the whole cohort.
     """
@@ -58,6 +60,7 @@ class RoundPlan:
     cohort: np.ndarray
     late: np.ndarray = field(default_factory=lambda: NOBODY)
     late_send: bool = False
+    statistics: Mapping[int, StatisticsSize] = field(default_factory=dict)
     work: Mapping[int, Fraction] = field(default_factory=dict)
     until: float = -inf
 

@@ -8,7 +8,7 @@ before any training, and is the same on any number of ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
@@ -20,11 +20,10 @@ from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
+from .client_devices import Cycle
 from .clock import Clock, DrawnClock, VirtualClock, WallClock
 from .delays import MOST_SIGMA, Delay
 from .durations import VisitDuration
-
-Cycle = Callable[[int, int], int]  # (client, visit) -> index of the data set that the visit trains on
 
 
 class UploadTrigger(ABC):
@@ -124,6 +123,9 @@ class PoissonRates(UploadTrigger):
         require(0 < self.mean_s < inf, "mean_s", self.mean_s, "take a positive number of seconds")
         remedy = f"take 0 (equal rates) to {MOST_SIGMA:g}"
         require(0 <= self.sigma <= MOST_SIGMA, "sigma", self.sigma, remedy)
+        for name in ("mean_s", "sigma"):
+            given, remedy = getattr(self, name), "has no effect beside file; leave one of them out"
+            require(not self.file or given == getattr(PoissonRates, name), name, given, remedy)
 
     def mean(self, client: int, key: Key) -> float:
         """Return the mean seconds between two uploads of a client."""
@@ -203,7 +205,7 @@ class _AfterDrift(Delay):
     work: Delay
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
-        """Return the total seconds of all cycles since the client's last visit."""
+        """Return the total seconds of all cycles since the client's last visit; `work` takes cycles."""
         last = self.cycle(client, visit - 1) if visit else -1
         cycles = range(last + 1, self.cycle(client, visit) + 1)
         return sum(self.work.seconds(client, c, key) for c in cycles)

@@ -10,7 +10,7 @@ compressed: sums with missing or enlarged terms could become negative.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -83,8 +83,28 @@ def upload_bytes(
     return vectors + sum(payload.size(numbers, note=True) for numbers in notes.values())
 
 
-def statistics_bytes(payload: Payload, shown: Mapping[str, torch.Tensor], report: Report) -> tuple[int, int]:
-    """Return the sizes in bytes of a client's download for one-shot statistics, and of its report.
+@dataclass(frozen=True)
+class StatisticsSize:
+    """What a client moves for one-shot statistics.
+
+    Attributes:
+        down: bytes that it downloads for them.
+        vectors: vector that it uploads -> how many numbers it has, and its bytes.
+        notes: note that it uploads -> how many numbers it has, and its bytes.
+    """
+
+    down: int
+    vectors: Mapping[str, tuple[int, int]]
+    notes: Mapping[str, tuple[int, int]]
+
+    @property
+    def up(self) -> int:
+        """Bytes that it uploads."""
+        return sum(size for sent in (self.vectors, self.notes) for _, size in sent.values())
+
+
+def statistics_size(payload: Payload, shown: Mapping[str, torch.Tensor], report: Report) -> StatisticsSize:
+    """Return what a client moves for one-shot statistics.
 
     Args:
         payload: the form in which they are sent.
@@ -92,7 +112,10 @@ def statistics_bytes(payload: Payload, shown: Mapping[str, torch.Tensor], report
         report: the client's report.
     """
     down = sum(payload.size(count_numbers(x), len(x), travels_whole(name)) for name, x in shown.items())
-    return down, upload_bytes(payload, report, None)
+    vectors = {name: (report.vectors[name].numel(), n) for name, n in sizes(payload, report, None).items()}
+    counts = {name: count_numbers(v) for name, v in report.notes.items() if name not in report.unsent}
+    notes = {name: (count, payload.size(count, note=True)) for name, count in counts.items()}
+    return StatisticsSize(down, vectors, notes)
 
 
 class Coder:

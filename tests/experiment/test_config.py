@@ -308,6 +308,25 @@ def test_what_a_method_ignores_of_local_is_said_once(options, line, capsys):
 
 
 @pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--policy", "client_decides", "--cohort_size", "2"], "cohort_size: without effect: all clients"),
+        (
+            ["--policy", "drawn_staleness", "--participation", "0.5"],
+            "participation: without effect: policy.most + 1 visits",
+        ),
+        (["--policy", "client_decides"], ""),
+        (["--policy", "every_arrival", "--cohort_size", "2"], ""),
+    ],
+)
+def test_a_cohort_that_a_policy_does_not_draw_is_said(options, line, capsys):
+    warn_once.cache_clear()
+    assert main(["plan", TINY, "--algorithm", "fedasync", *options]) == 0
+    said = [x for x in capsys.readouterr().err.splitlines() if "effect" in x]
+    assert said == ([f"mpifl: {line} are under way at a time"] if line else [])
+
+
+@pytest.mark.parametrize(
     ("alpha", "policy", "said"),
     [("2", "barrier", True), ("2", "rounds", False), ("4", "barrier", False)],
 )

@@ -618,6 +618,12 @@ def test_staleness_is_drawn_also_where_clients_fail(most, tmp_path):
     assert done.server.version == 30 == len(lags)
     assert {*lags} == {*range(most + 1)}
     assert len(done.server_step.dropped) > 1
+    whole = toy.events(CATALOGUE["fedasync"](), toy.Tiny(), tmp_path / "whole", 30, policy=policy)
+    assert lags == [row["staleness"] for row in whole.arrivals], "another client takes the place of one"
+    assert [row["time"] for row in done.arrivals] == [*range(1, 31)]
+    clock = Replay(write(done.arrivals, tmp_path / "events.csv"))
+    again = toy.events(FailingAt3(), toy.Tiny(), tmp_path / "again", 30, policy=policy, clock=clock)
+    assert again.arrivals == done.arrivals
 
 
 def test_a_step_with_fewer_uploads_than_the_method_needs_is_refused(tmp_path):

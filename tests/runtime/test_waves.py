@@ -100,6 +100,20 @@ def test_waves_of_clients_that_come_and_go_are_replayed(policy, tmp_path):
     toy.same(toy.state_of(again.server), toy.state_of(done.server))
 
 
+@pytest.mark.parametrize("policy", [Waves(every_s=7.0), Waves(size=3, every_s=7.0)])
+@pytest.mark.parametrize("seconds", [(0, 0, 0, 0), (0, 7, 0, 7), (7, 0, 14, 3.5)])
+def test_waves_are_replayed_whose_visits_end_at_the_instant_of_a_step(seconds, policy, tmp_path):
+    """Some take no time: they read what the server makes at a multiple of 7 s, and arrive at once."""
+    file = tmp_path / "delays.csv"
+    file.write_text("client,seconds\n" + "".join(f"{k},{s}\n" for k, s in enumerate(seconds)))
+    common = {"policy": policy, "cohort_size": 3}
+    done = events("fedbuff", tmp_path / "one", 6, toy.Tiny(4), delay=Measured(str(file)), **common)
+    trace = as_trace(done.arrivals, tmp_path / "events.csv")
+    again = events("fedbuff", tmp_path / "two", 6, toy.Tiny(4), clock=trace, **common)
+    assert again.arrivals == done.arrivals
+    toy.same(toy.state_of(again.server), toy.state_of(done.server))
+
+
 def test_waves_go_on_where_clients_come_and_go(tmp_path):
     """No wave without an upload, no run without an end; times are multiples of half a second."""
     away = Availability(profile=(1.0, 0.0, 0.0), day_s=6.0, spread_s=6.0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from support import runs
 from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
+from mpifl.data.build import open_federation
 from mpifl.experiment.loader import load
 from mpifl.experiment.retime import retime
 from mpifl.experiment.schema import check_sections
@@ -211,6 +214,10 @@ def measured(file: str, *more: str) -> list[str]:
 
 
 CLASSES = "{name: classes, classes: {a: {share: 0.5, speed: 2}, b: {share: 0.5}}}"
+OWN = "{name: classes, classes: {a: {share: 0.5, uplink_bytes_s: 9, AWAY}, b: {share: 0.5, UP, AWAY}}}"
+OWN = OWN.replace("AWAY", "availability: {profile: [1, 0.3]}")
+OWN_LINKS, HALF_OWN = OWN.replace("UP", "uplink_bytes_s: 7"), OWN.replace("UP", "speed: 2")
+LINKED = "device,seconds,uplink_bytes_s,downlink_bytes_s,latency_s\nslow,4,1Mbit/s,1Mbit/s,0\n"
 STEPS = ["--algorithm", "fedasync", "--policy", "{name: client_decides}"]
 
 
@@ -220,6 +227,20 @@ STEPS = ["--algorithm", "fedasync", "--policy", "{name: client_decides}"]
         (measured("FILE", "--delay", "{name: uniform}"), "delay = .*computing times are those of"),
         (measured("FILE", "--network", "wired"), "brings computing times of its own"),
         (measured("FILE", "--network.uplink_bytes_s", "5"), "network.uplink_bytes_s = 5.0: has no effect"),
+        (
+            measured("FILE", "--network", "{downlink_bytes_s: 9, rho: 4}"),
+            "network.rho = 4.0: has no effect: .*two.csv has uplink_bytes_s; leave one of them out",
+        ),
+        (measured("LINKED", "--network", "tiers"), r"network.tiers = .*: has no effect: .*linked.csv has "),
+        (measured("LINKED", "--network", "{name: trace, file: x.csv}"), r"network.file = 'x.csv': has no "),
+        (
+            ["--devices", OWN_LINKS, "--network.uplink_bytes_s", "1000"],
+            "network.uplink_bytes_s = 1000.0: has no effect: every class has uplink_bytes_s; leave one of",
+        ),
+        (
+            ["--devices", HALF_OWN, "--availability", "{on_s: 10, off_s: 5}"],
+            "availability = .*: has no effect: every class has availability; leave one of them out",
+        ),
         (measured("nowhere.csv"), "devices.file = 'nowhere.csv': there is no such file"),
         (measured("FILE", *STEPS), "devices = .*virtual time is made of steps"),
         (["--devices", CLASSES, *STEPS], "devices = .*virtual time is made of steps"),
@@ -230,9 +251,27 @@ STEPS = ["--algorithm", "fedasync", "--policy", "{name: client_decides}"]
         (["--devices", "{name: classes, classes: [a]}"], "must be a mapping from names to sections"),
     ],
 )
-def test_devices_without_effect_and_unknown_ones_are_refused(options, message, two):
+def test_devices_without_effect_and_unknown_ones_are_refused(options, message, two, tmp_path):
+    linked = tmp_path / "linked.csv"
+    linked.write_text(LINKED)
+    given = [o.replace("FILE", two).replace("LINKED", str(linked)) for o in options]
     with pytest.raises(UserError, match=message):
-        check_sections(load(TINY, [two.join(o.split("FILE")) for o in options]))
+        check_sections(load(TINY, given))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        measured("FILE", "--network", "tiers"),
+        measured("FILE", "--network", "{downlink_bytes_s: 9, spread: 0.5}"),
+        ["--devices", HALF_OWN, "--network.uplink_bytes_s", "1000"],
+        ["--devices", OWN_LINKS, "--network", "{downlink_bytes_s: 9, latency_s: 1}"],
+        ["--devices", CLASSES, "--availability", "{on_s: 10, off_s: 5}"],
+        ["--devices", OWN_LINKS, "--network", "wired"],
+    ],
+)
+def test_what_some_devices_leave_to_other_sections_is_taken(options, two):
+    check_sections(load(TINY, [o.replace("FILE", two) for o in options]))
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------
@@ -278,6 +317,55 @@ def test_devices_of_a_run_can_be_retimed(two, tmp_path):
     other = run(tmp_path, "other", [*NEUTRAL, "--rounds", "1"])
     with pytest.raises(UserError, match="train in another way on other devices"):
         retime(str(other), ["--devices.classes.b.speed", "2"])
+
+
+DRIFT = [
+    *("--algorithm", "fedasync", "--rounds", "40"),
+    *("--policy", "{name: client_decides, uploads: {name: drift, threshold: 0.25, longest: 10}}"),
+    "--data.scenario",
+    "{name: ccfl, clusters: 4, clients: 8, smallest: 30, largest: 60, test_images: 20, public: 20}",
+]
+
+
+def drifting(folder: Path, text: str) -> Iterator[tuple[list[int], Callable[[int], int], float]]:
+    """Run clients that await drift on measured devices; yield for each visit its cycles, the samples of the
+    client in a cycle, and its seconds.
+    """
+    (folder / "phone.csv").write_text(text)
+    done = run(folder, "drift", [*DRIFT, *measured(str(folder / "phone.csv"))])
+    config = load(TINY, DRIFT)
+    data = open_federation(config.data, config.seed.data)  # nobody awaits drift in these
+    columns = runs.columns_of(done / "events.csv")
+    rows = zip(*(columns[name] for name in ("client", "visit", "start", "time")), strict=True)
+    for k, visit, start, end in rows:
+        cycles = cycles_of(partial(data.mixture, int(k)), int(visit))
+        yield cycles, partial(data.num_samples, int(k)), float(end) - float(start)
+
+
+def cycles_of(shares: Callable[[int], np.ndarray], visit: int) -> list[int]:
+    """Return the cycles of a visit; the last is the first whose shares lie .25 from those of the last of the
+    visit before, or the tenth.
+    """
+    cycles = [0]
+    for _ in range(visit):
+        last = cycles[-1]
+        far = [c for c in range(last + 1, last + 11) if abs(shares(last) - shares(c)).sum() / 2 >= 0.25]
+        cycles = [*range(last + 1, (far or [last + 10])[0] + 1)]
+    return cycles
+
+
+def test_cycles_last_as_long_as_the_samples_in_each_of_them_say(tmp_path):
+    """10 ms a sample, of every cycle since the last upload."""
+    found = [*drifting(tmp_path, "device,seconds_per_sample\nphone,10ms\n")]
+    for cycles, samples, seconds in found:
+        assert seconds == pytest.approx(0.01 * sum(map(samples, cycles)))
+    assert sum(len(cycles) > 1 for cycles, *_ in found) > 5
+
+
+def test_the_last_cycle_of_a_visit_and_its_link_are_of_one_measurement(tmp_path):
+    """Twice 500 s of latency beside 100 s of computing, none beside 1 s."""
+    found = drifting(tmp_path, "device,seconds,latency_s\nphone,1,0\nphone,100,500\n")
+    assert {round(seconds) for cycles, _, seconds in found if len(cycles) == 1} == {1, 1100}
 
 
 NORMED = """

@@ -126,6 +126,31 @@ def test_the_ledger_of_over_selection_is_exact(late, steady, tmp_path):
     assert {row["cast"] for row in entries} == {"broadcast"}, "those that are left out read it, too"
 
 
+@pytest.mark.parametrize("link", [Links(), Links(uplink_bytes_s=2000.0)], ids=["free", "linked"])
+@pytest.mark.parametrize("late", ["stopped", "sent"])
+def test_statistics_of_new_clients_that_are_late_are_in_the_ledger(late, link, steady, tmp_path):
+    """Two begin FlexCFL. A new client downloads a model more, and if it sends, uploads one more; who was left
+    out is new again.
+    """
+    policy, method = OverSelection(extra=1.0, late=late), CATALOGUE["flexcfl"](2, alpha=1, iterations=2)
+    world = {"delay": steady, "network": link, "cohort_size": 2}
+    done = toy.events(method, toy.Tiny(), tmp_path, 5, policy=policy, **world)
+    ledger, size = done.server_step.ledger, 4 * done.server_step.problem.layout.size
+    known = {m.client for m in ledger.moved if not m.step}
+    assert len(known) == 2
+    for step in range(1, 6):
+        rows = [m for m in ledger.moved if m.step == step]
+        assert [m.trains for m in rows].count(0) == 2
+        for m in rows:
+            models = 1 if m.client in known else 2
+            assert m.bytes_down == models * size
+            assert m.bytes_up == (models * size if m.trains or late == "sent" else 0)
+        known |= {m.client for m in rows if m.trains}
+    assert any(m.bytes_down == 2 * size for m in ledger.moved if not m.trains), "new clients were left out"
+    casts = [row for row in ledger.rows() if row["name"] == "init" and row["step"]]
+    assert len(casts) == len({row["step"] for row in casts}), "who is left out reads with the others"
+
+
 def test_late_uploads_are_as_large_as_those_of_clients_that_read_as_many_rows(steady, tmp_path):
     """A client of FedCUAU uploads what it downloads: a trunk, and 1 to 3 copies of a block by its cluster."""
     policy, method = OverSelection(extra=1.0, late="sent"), CATALOGUE["fedcuau"](num_clusters=3)

@@ -232,6 +232,8 @@ def test_runs_go_on_from_a_saved_state(uploads, federation, tmp_path):
         (lambda: Drift(longest=0), "longest = 0: take 1"),
         (lambda: PoissonRates(mean_s=0.0), "mean_s = 0.0: take a positive number"),
         (lambda: PoissonRates(sigma=-1.0), "sigma = -1.0: take 0"),
+        (lambda: PoissonRates(file="a.csv", mean_s=99.0), "mean_s = 99.0: has no effect beside file"),
+        (lambda: PoissonRates(file="a.csv", sigma=3.0), "sigma = 3.0: has no effect beside file"),
     ],
 )
 def test_bad_settings_are_refused(make, message):
