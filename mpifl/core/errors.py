@@ -78,7 +78,7 @@ class MethodError(UserError):
 
 
 class NotFinite(MethodError):
-    """NaN or infinity in an upload or state: the only `MethodError` that need not be the method's fault."""
+    """An upload holds NaN or infinity: the only `MethodError` that need not be the method's fault."""
 
 
 class Missing(KeyError):

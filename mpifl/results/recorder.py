@@ -21,6 +21,7 @@ from mpifl.core.rng import Key
 from mpifl.core.task import SUMS, Task
 from mpifl.models.pretrained import layout_metadata
 
+from .logging import warn
 from .metrics import (
     accuracy_summary,
     ari,
@@ -34,6 +35,7 @@ from .metrics import (
 )
 from .reader import read_rows
 from .run_folder import GrowingCsv, without_infinity, write_columns, write_csv, write_json
+from .tables import first_of
 
 
 def digest(
@@ -370,6 +372,7 @@ class Recorder:
         self.last: dict[str, float | int] = {}
         self.clients: list[dict[str, Any]] = []
         self._labels: np.ndarray | None = None  # of the last evaluation [N]
+        self._said_diverged = False
         self._placed = np.zeros(0, bool)
         self._visit = np.zeros(0, np.int64)  # the visit whose data each client was last evaluated on [N]
         self._further = federation.client(0).further
@@ -421,6 +424,7 @@ class Recorder:
         self._visit = np.maximum(made - 1, 0)
         found = {measured_on(name, scores, self._further) for name in scores if not name.startswith(SUMS)}
         samples = {name: self._sizes(name, clients) for name in {"test"} | found}
+        self._say_diverged(step, clients, _diverged("", scores, samples))
         attackers = self.federation.attackers
         honest = None if attackers is None else ~np.isin(clients, attackers)
         self.last = metrics_row(
@@ -455,6 +459,15 @@ class Recorder:
         self.assignments.append(*({"round": step, "client": k, "cluster": c} for k, c in pairs))
         self._labels = labels
         return row
+
+    def _say_diverged(self, step: int, clients: np.ndarray, diverged: np.ndarray | np.bool) -> None:
+        """Print a line that names clients whose models diverged, the first time that there are any."""
+        names = [str(k) for k in clients[np.broadcast_to(diverged, clients.shape)].tolist()]
+        if names and not self._said_diverged:
+            many = f"after step {step} the loss of {len(names)} of {len(clients)} clients is not finite"
+            named = first_of(names)
+            warn(f"{many}: their models diverged (clients {named}); a smaller local.lr may help")
+            self._said_diverged = True
 
     def _sizes(self, split: str, clients: np.ndarray) -> np.ndarray:
         """Return the number of samples of a set on which clients were last evaluated, int64 [n]."""

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from mpifl.aggregation.exact_sum import max_abs
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import (
     CAPABILITIES,
@@ -268,14 +267,8 @@ class ClientHooks:
         """
         call = self._call(hook, task)
         report = _checked_numbers(call, report, task.client)
-        _check_finite(call, "upload", max_abs)
+        _check_finite(call, max_abs)
         return report
-
-    def check_state(self, task: ClientTask, state: State) -> None:
-        """Raise `NotFinite` for a state, in main memory, with numbers that are not finite."""
-        floats = {name: x for name, x in state.items() if x.is_floating_point() and x.numel()}
-        largest = {name: [max_abs(x.flatten())] for name, x in floats.items()}
-        _check_finite(self._call("local_update", task), "state", largest)
 
     def local_update(
         self, task: ClientTask, message: Message, state: State, client: Client, key: Key
@@ -428,19 +421,13 @@ def _problem(x: Any, device: torch.device) -> tuple[str, str] | None:
     return None
 
 
-def _check_finite(call: HookCall, kind: str, max_abs: Mapping[str, Sequence[float]]) -> None:
-    """Raise `NotFinite` if the largest absolute value of an upload, or of an entry of a state, is not finite.
-
-    Args:
-        call: the call of the hook.
-        kind: `upload` or `state`.
-        max_abs: name -> largest absolute values.
-    """
+def _check_finite(call: HookCall, max_abs: Mapping[str, Sequence[float]]) -> None:
+    """Raise `NotFinite` if the largest absolute value of an upload is not finite."""
     for name, values in max_abs.items():
         if not all(map(math.isfinite, values)):
             rate = call.algorithm.needs.ignores.get("lr") or "local.lr"
             remedy = f"train with a smaller {rate}, or leave such clients out: on_client_error drop"
-            raise call.error(f"{kind} {name!r} is not finite", remedy, NotFinite)
+            raise call.error(f"upload {name!r} is not finite", remedy, NotFinite)
 
 
 def _checked_numbers(call: HookCall, report: Report, client: int) -> Report:

@@ -283,9 +283,7 @@ class Worker:
             if attacks or c.payload.compresses or c.payload.dtype != "float32":
                 report = self._worked_out("local_update", task, self._home(made), report)
             if self.config.algorithm.needs.client_state:
-                kept = tensors_on(after, CPU)
-                self.hooks.check_state(task, kept)
-                store.save("state", task.client, task.visit + 1, kept)
+                store.save("state", task.client, task.visit + 1, tensors_on(after, CPU))
             if self._remembered:
                 store.save("upload", task.client, task.visit + 1, dict(report.vectors))
         return report, sizes

@@ -196,6 +196,20 @@ def judged(
     )
 
 
+def test_a_line_says_once_which_models_diverged(tmp_path, capsys):
+    recorder = Recorder(tmp_path, toy.Tiny(4))
+    judged(recorder, 1, [0.5, 0.6, 0.7, 0.8], [0, 1, 2, 3], [0, 0, 0, 0])
+    assert capsys.readouterr().err == ""
+    for step in (2, 3):
+        row = judged(recorder, step, [0.5, np.nan, 0.7, np.nan], [0, 1, 2, 3], [0, 0, 0, 0])
+        assert (row["accuracy_worst"], row["loss"]) == (-np.inf, np.inf)
+    (line,) = capsys.readouterr().err.splitlines()
+    said = (
+        "mpifl: after step 2 the loss of 2 of 4 clients is not finite: their models diverged (clients 1, 3)"
+    )
+    assert line == f"{said}; a smaller local.lr may help"
+
+
 def table(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file."""
     with path.open() as file:

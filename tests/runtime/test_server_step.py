@@ -179,36 +179,6 @@ def test_an_upload_that_is_not_finite_stops_the_run_and_is_named(tmp_path):
         toy.run(Counting(fail=2, how="nan"), toy.Tiny(), tmp_path)
 
 
-@dataclass(frozen=True)
-class Forgetful(Counting):
-    """Keeps a model that becomes infinite at client 2's second visit, beside numbers that are no floats."""
-
-    def local_update(self, message, state, client, key):
-        """Count visits of the state; uploads stay finite."""
-        report, after = super().local_update(message, state, client, key)
-        kept = torch.full((client.layout.size,), float(after["visits"]))
-        if client.id == 2 and client.visit == 1:
-            kept[3] = torch.inf
-        return report, {**after, "kept": kept, "none": torch.zeros(0), "numbers": torch.arange(3)}
-
-
-def test_a_state_that_is_not_finite_stops_the_run_and_is_named(tmp_path):
-    with pytest.raises(NotFinite, match="client 2, visit 1: state 'kept' is not finite"):
-        toy.run(Forgetful(), toy.Tiny(), tmp_path, steps=2)
-
-
-def test_a_client_whose_state_is_not_finite_is_left_out_and_its_state_stays(tmp_path):
-    """It is left out of steps 2 to 4, and always finds the state of its first visit; the others count on."""
-    done = toy.run(Forgetful(), toy.Tiny(), tmp_path, steps=4, on_client_error="drop", evaluate=False)
-    found = [(d.step, d.client, d.reason) for d in done.server_step.dropped]
-    assert found == [(step, 2, "state 'kept' is not finite") for step in (2, 3, 4)]
-    assert [notes.client.tolist() for notes in done.notes[1:]] == [[0, 1, 3, 4, 5]] * 3
-    assert done.notes[3]["state"].tolist() == [4.0] * 5
-    kept = done.server_step.config.store.load("state", 2, 1)
-    assert kept["visits"].item() == 1.0
-    assert bool((kept["kept"] == 1).all())
-
-
 def test_the_rate_that_is_named_for_an_upload_that_is_not_finite_is_one_that_counts(tmp_path):
     """pFedMe ignores local.lr."""
     method = CATALOGUE["pfedme"](lr=1e30, personal_lr=1e30)

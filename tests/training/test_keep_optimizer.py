@@ -17,12 +17,13 @@ from mpifl.core.rng import key
 from mpifl.experiment.schema import SystemConfig
 from mpifl.models import MODELS
 from mpifl.training.config import LocalConfig
+from mpifl.training.cuda_graph import Replayed
 from mpifl.training.kernel_backend import KernelBackend
 from mpifl.training.learner import Learner
 
 FULL = LocalConfig(batch_size=100, lr=0.1, momentum=0.9, weight_decay=0.01)  # a step an epoch
 ADAM = replace(FULL, optimizer="adam", lr=0.01)
-BACKENDS = {"kernels": {"kernels": True}, "pytorch": {"kernels": False}, "graphs": {"graphs": True}}
+BACKENDS = {"kernels": {"kernels": True}, "pytorch": {"kernels": False}, "graphs": {"graphs": Replayed()}}
 
 
 def learner_of(name: str) -> Learner:
