@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 
@@ -28,7 +28,7 @@ from mpifl.core.capabilities import (
 from mpifl.core.mixing import Plan
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.scheduler import Scheduler
-from mpifl.simulation.clock import DrawnClock, TrainingPool, VirtualClock, WallClock, WallTime
+from mpifl.simulation.clock import DrawnClock, TrainingPool, VirtualClock, WallClock, WallTime, first_return
 from mpifl.simulation.dispatcher import Dispatcher
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.traffic.ledger import Moves
@@ -430,6 +430,10 @@ class _HeldBack(VirtualClock):
         """Client -> whether it is present in simulated time; None if all clients always are."""
         presence = self.duration.presence
         return None if presence.always else (lambda k: presence.is_available(k, self.now / self.scale))
+
+    def return_of(self, clients: Collection[int]) -> float:
+        """Return the wall time of the first return of an absent client; infinity if none is absent."""
+        return self.scale * first_return(self.duration.presence, clients, self.now / self.scale)
 
     def advance(self, num_clients: int, pool: TrainingPool) -> None:
         """Advance to the first time at which a client is present again."""

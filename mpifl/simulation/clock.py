@@ -314,11 +314,15 @@ class VirtualClock(_QueueClock):
 
     def goes_to_start(self, until: float, awaited: Collection[int], pool: TrainingPool) -> bool:
         """Advance to the first return of a client, if it is before the next arrival."""
-        first = first_return(self.duration.presence, awaited, self.now)
-        if not self._queue or first >= min(until, self._queue[0].due):
+        first = self.return_of(awaited)
+        if not self._queue or not self.now < first < min(until, self._queue[0].due):
             return False
         self.now = first
         return True
+
+    def return_of(self, clients: Collection[int]) -> float:
+        """Return the time of the first return of an absent client; infinity if none is absent."""
+        return first_return(self.duration.presence, clients, self.now)
 
     def advance(self, num_clients: int, pool: TrainingPool) -> None:
         """Advance to the first return of a client."""

@@ -101,7 +101,7 @@ class Dispatcher:
                 self.tick = self.policy.next_tick(self.clock.now)
 
     def _awaited(self) -> Collection[int]:
-        """Return the clients that could start now, were they there; none where no place is free."""
+        """Return the clients that may start as soon as they come back; none if no visit may start then."""
         if not self.policy.refills or len(self.busy) >= self.concurrency or self.clock.available is None:
             return ()
         return [k for k in range(self.sampler.num_clients) if k not in self.busy]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ from mpifl.experiment.time_forecast import (
     Ranks,
     Surroundings,
     TimeForecast,
+    _HeldBack,
     arrivals,
     efficiencies,
     forecast_time,
@@ -49,10 +51,12 @@ from mpifl.experiment.time_forecast import (
 from mpifl.experiment.traffic_forecast import check_uploads, forecast, without_training
 from mpifl.runtime.run_state import CheckpointConfig
 from mpifl.simulation.availability import Availability
-from mpifl.simulation.clock import WallTime
-from mpifl.simulation.delays import DELAYS
+from mpifl.simulation.clock import WallClock, WallTime
+from mpifl.simulation.delays import DELAYS, Constant
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import POLICIES
+from mpifl.simulation.visit_times import visit_duration
+from mpifl.simulation.visits import Visit
 from mpifl.training.backend import Backend, Request
 
 NOTHING = Surroundings(0.0, 0.0, 0.0, 0.0)
@@ -582,3 +586,15 @@ def test_whole_models_are_compared(name):
     check_uploads(
         context(name, output=OutputConfig(updates=True), evaluation=EvaluationConfig(distances=True))
     )
+
+
+@pytest.mark.parametrize(("due", "is_back"), [(9.0, True), (4.0, False)])
+def test_a_forecast_in_wall_time_goes_on_to_a_return(due, is_back):
+    """Half a real second for a simulated one: client 1, away until 10 s, is back after 5 real seconds."""
+    away = Availability(profile=(0.0, 1.0), day_s=20.0)
+    duration = visit_duration(Constant(1.0), Links(), away, key(0), 2)
+    clock = _HeldBack(WallClock(duration, scale=0.5))
+    clock.add(Visit(due, 0, 0, 0, 0, 0.0))
+    assert clock.goes_to_start(inf, [1], None) == is_back
+    assert clock.now == (5.0 if is_back else 0.0)
+    assert not clock.goes_to_start(inf, [1], None)
