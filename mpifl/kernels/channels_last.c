@@ -1,9 +1,9 @@
 /* Layers of wide networks, called by bindings.py inside PyTorch's loop.
  *
  * Convolutions of stride 1 with kernels of 3x3 and 5x5: Winograd's F(4x4, 3x3) and F(2x2, 5x5) after Lavin and Gray, "Fast
- * algorithms for convolutional neural networks", CVPR 2016. Both make a tile of pixels with 36 products: sixteen pixels
- * instead of 144 products, or four instead of 100. The polynomials are taken at 0, 3/4, -3/4, 3/2, -3/2 and infinity, which
- * rounds six times less than 0, 1, -1, 2, -2 (the paper's).
+ * algorithms for convolutional neural networks", CVPR 2016. Both compute a tile of pixels with 36 products: sixteen pixels
+ * instead of 144 products, or four pixels instead of 100. The interpolation points are 0, 3/4, -3/4, 3/2, -3/2 and infinity:
+ * rounding errors are six times smaller than with the paper's points 0, 1, -1, 2, -2.
  *
  * Images are [n, height, width, channels] (channels last in PyTorch), one channel per vector lane. Tiles are transformed a
  * block at a time, so that a block stays in the cache. The arithmetic (channels_last_simd.inc) is compiled once for each
@@ -17,7 +17,7 @@
 
 enum { STRIP = 32, BLOCK = 48, MAX_ROWS = 12, LINE = 16, POINTS = 6, POSITIONS = POINTS * POINTS, MAX_TAPS = 5 };
 
-/* Where the polynomials are taken, their squares, and what the values of a kernel are divided by: 2 a^2 (a^2 - b^2) at a. */
+/* The interpolation points, their squares, and the divisors of a kernel's values: 2 a^2 (a^2 - b^2) at point a. */
 #define A1 0.75f
 #define B1 1.5f
 #define A2 (A1 * A1)
@@ -45,14 +45,14 @@ static inline struct place place_of(const struct convolution *s, ptrdiff_t tile)
     return (struct place){line / s->tiles_high, line % s->tiles_high * s->side, tile % s->tiles_wide * s->side};
 }
 
-/* Kernels [in or out channels ..., taps, taps]: where that of one pair of channels lies. */
+/* Kernels [in or out channels ..., taps, taps]: the position of the kernel of each pair of channels. */
 struct kernel_shape {
     ptrdiff_t in, out, in_step, out_step, taps;
-    int flip; /* from the last element to the first */
+    int flip; /* whether elements are read from the last to the first */
 };
 
-/* What becomes of the numbers that are there before a product of matrices: it replaces them, continues their sums, or
- * makes sums of its own that are added to them. */
+/* How a matrix product treats the numbers already in its output: it replaces them, continues their sums, or computes its
+ * own sums and adds these to them. */
 enum sum { REPLACED, CONTINUED, ADDED };
 
 /* The functions of channels_last_simd.inc for one instruction set. */
@@ -115,7 +115,7 @@ ptrdiff_t mpifl_convolve_workspace(ptrdiff_t in, ptrdiff_t out)
 }
 
 /* y = convolution of x [n, height, width, in] with w, [n, height + more, width + more, out], more = 2 margin + 1 - taps. With
- * flip, w is [in, out, taps, taps], and turned around: the convolution that carries gradients back; otherwise
+ * flip, w is [in, out, taps, taps] and flipped, for the backward pass to the input; otherwise it is
  * [out, in, taps, taps]. bias: [out] or null; in, out: multiples of STRIP; taps: 3 or 5; margin: less than taps;
  * workspace: [mpifl_convolve_workspace]. */
 void mpifl_convolve(const float *x, const float *w, const float *bias, float *y, ptrdiff_t n, ptrdiff_t height,
@@ -142,8 +142,9 @@ void mpifl_convolve(const float *x, const float *w, const float *bias, float *y,
 }
 
 /* gx = gradient of the input [n, height, width, in] from the gradient g of the output and the kernels w
- * [out, in, taps, taps]: what the convolution with flip makes of g with a margin of taps - 1 - margin, but from the tiles
- * of the output, which are fewer where the output is smaller. The other arguments are those of mpifl_convolve. */
+ * [out, in, taps, taps]. The convolution of g with flip and a margin of taps - 1 - margin computes the same; this function
+ * works on the tiles of the output, which are fewer if the output is smaller. The other arguments are those of
+ * mpifl_convolve. */
 void mpifl_convolve_input_grad(const float *g, const float *w, float *gx, ptrdiff_t n, ptrdiff_t height, ptrdiff_t width,
                                ptrdiff_t in, ptrdiff_t out, ptrdiff_t taps, ptrdiff_t margin, float *workspace)
 {
@@ -177,7 +178,7 @@ void mpifl_convolve_kernels_grad(const float *x, const float *g, float *gw, ptrd
     const struct convolution s = convolution_of(n, height, width, in, out, taps, margin);
     const struct kernel_shape k = {in, out, taps * taps, in * taps * taps, taps, 0};
     const ptrdiff_t from = BLOCK * in + LINE, to = BLOCK * out + LINE;
-    const enum sum more = taps == 3 ? CONTINUED : ADDED; /* four times as many tiles: one long sum would round more */
+    const enum sum more = taps == 3 ? CONTINUED : ADDED; /* 5x5: four times as many tiles, so one long sum rounds more */
     float *u = workspace, *v = u + POSITIONS * in * out, *m = v + POSITIONS * from;
     for (ptrdiff_t start = 0; start < s.tiles; start += BLOCK) {
         const ptrdiff_t count = s.tiles - start < BLOCK ? s.tiles - start : BLOCK;

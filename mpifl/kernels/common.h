@@ -10,8 +10,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Returns the largest absolute value of x [count], or NaN if x contains one. Without the sign bit, floats are ordered as
- * their bits are. */
+/* Returns the largest absolute value of x [count], or NaN if x contains one. Without the sign bit, floats have the same
+ * order as their bits. */
 static inline float largest_abs(const float *restrict x, ptrdiff_t count)
 {
     int32_t largest = 0;

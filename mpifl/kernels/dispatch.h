@@ -1,4 +1,4 @@
-/* Instruction sets: which one the libraries that are compiled once for each of them use. Included once by each. */
+/* Selects the instruction set of libraries that are compiled once for each set. Included once by each library. */
 enum { NO_VECTORS, NARROW_VECTORS, WIDE_VECTORS };
 
 #define UNROLL(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)

@@ -86,7 +86,7 @@ INLINE void add_row(uint64_t *restrict sums, const float *const *uploads, const 
         sums[i] -= terms * bits_of(magic);
 }
 
-/* Adds all uploads to two consecutive rows, `width` apart, none of whose weights is zero. */
+/* Adds all uploads to two consecutive rows, `width` apart, whose weights are all nonzero. */
 INLINE void add_row_pair(uint64_t *restrict sums, ptrdiff_t width, const float *const *uploads, const double *weights,
                          const double *magic, ptrdiff_t num, ptrdiff_t start, ptrdiff_t count)
 {
@@ -203,7 +203,7 @@ void mpifl_max_pool2x2_backward(const float *restrict grad, const uint8_t *restr
     }
 }
 
-/* mpifl_max_pool2x2 of images whose channels lie side by side. x: [lines, 2, 2 * width, channels]; out, index: [lines,
+/* mpifl_max_pool2x2 for channels-last images. x: [lines, 2, 2 * width, channels]; out, index: [lines,
  * width, channels]. */
 DISPATCHED
 void mpifl_max_pool2x2_last(const float *restrict x, float *restrict out, uint8_t *restrict index, ptrdiff_t lines,
@@ -225,7 +225,7 @@ void mpifl_max_pool2x2_last(const float *restrict x, float *restrict out, uint8_
     }
 }
 
-/* Bits of floats, and numbers of pixels as wide as these: gcc takes many more instructions to compare single bytes. */
+/* Bits of floats, and pixel indices of the same width: with single bytes, gcc needs many more instructions to compare. */
 enum { LANES = 16 };
 typedef int32_t lanes __attribute__((vector_size(4 * LANES)));
 typedef uint8_t bytes __attribute__((vector_size(LANES)));

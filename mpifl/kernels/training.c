@@ -31,10 +31,10 @@ struct layer {
     int64_t trainable; /* 0 or 1 */
 };
 
-/* Options of one SGD step. Before the first step the momentum is not read, after the last one it is not written. */
+/* Options of one SGD step. The first step does not read the momentum, the last one does not write it. */
 struct sgd {
     float lr, momentum, weight_decay;
-    float mu; /* weight of the pull towards the anchor, where there is one */
+    float mu; /* weight of the proximal term, if there is an anchor */
     int read_momentum, write_momentum;
 };
 
@@ -43,9 +43,9 @@ static struct sgd sgd_options(float lr, float momentum, float weight_decay, int 
     return (struct sgd){lr, momentum, weight_decay, 0, momentum != 0 && !first, momentum != 0 && !last};
 }
 
-/* The flat vectors of a network. old: the weights before a step; weights: where those after it are written, often the same;
- * grad: null, or where gradients are stored instead of being applied; anchor: null, or what the proximal term
- * mu/2 ||w - anchor||^2 of the loss pulls towards. */
+/* The flat vectors of a network. old: the weights before a step; weights: receives the weights after it, often the same
+ * vector; grad: null, or receives gradients, which are then not applied; anchor: null, or the anchor of the proximal term
+ * mu/2 ||w - anchor||^2 of the loss. */
 struct params {
     const float *old;
     float *weights, *momentum, *grad;
@@ -86,7 +86,7 @@ static inline ptrdiff_t max_of(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b;
 static inline ptrdiff_t min_of(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
 typedef float quad __attribute__((vector_size(16)));
-#ifdef __clang__ /* PICK(a, b, ...): those elements of two vectors, which are numbered one after the other */
+#ifdef __clang__ /* PICK(a, b, ...): the given elements of a and b; those of b are numbered after those of a */
 #define PICK __builtin_shufflevector
 #else
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
@@ -246,7 +246,7 @@ static ptrdiff_t network_init(struct network *net, const struct layer *layers, p
         const struct layer *l = layers + i;
         in_lanes = in_lanes && l->kind != FLATTEN;
         const ptrdiff_t size = (in_lanes ? lanes : max_batch) * output_size(l);
-        /* max pooling goes back by its output, which ReLU may change (gradients are zero there), dropout may not */
+        /* backward of max pooling reads its output: ReLU may change it (gradients are zero there), dropout may not */
         const int in_place = l->kind == RELU || (l->kind == DROPOUT && !of_max_pool);
         of_max_pool = l->kind == MAX_POOL || (in_place && of_max_pool);
         net->activation[i + 1] = in_place ? net->activation[i] : arena_alloc(&arena, size);
@@ -322,7 +322,7 @@ static void transpose(const float *w, float *to, const struct layer *l)
                     to[((c * k + i) * k + j) * out + o] = *w;
 }
 
-/* Writes weights [out, in, i, j] as [out, k - 1 - i, k - 1 - j, in], for the convolution that carries gradients back. */
+/* Writes weights [out, in, i, j] as [out, k - 1 - i, k - 1 - j, in], for the gradient of the input. */
 static void flip_transpose(const float *w, float *to, const struct layer *l)
 {
     const ptrdiff_t k = l->kernel, in = l->in_channels, out = l->out_channels;
@@ -356,7 +356,7 @@ static void conv_grad_input(const struct network *net, const struct layer *l, co
         run->conv2d(g + k * output_size(l) * LANES, net->reordered, 0, gx + k * input_size(l) * LANES, &b);
 }
 
-/* Applies the gradient of weights and bias, from the input x and the gradient g of the output. pooled: whether that comes
+/* Applies the gradient of weights and bias, from the input x and the gradient g of the output. pooled: whether g comes
  * from max pooling. */
 static void conv_grad_params(const struct network *net, const struct layer *l, struct params p, const float *x,
                              const float *g, ptrdiff_t groups, int pooled, const struct sgd *sgd, const struct kernels *run)
@@ -378,7 +378,7 @@ static void conv_grad_params(const struct network *net, const struct layer *l, s
 
 /* ---- Networks ---- */
 
-/* Where samples come from: floats, or bytes and the float that each byte of a channel stands for. */
+/* Where samples come from: floats, or bytes with a table of the float for each byte of a channel. */
 struct samples {
     const float *x;       /* [samples, size] */
     const uint8_t *bytes; /* [samples, channels, size / channels] where x is null */
@@ -386,7 +386,7 @@ struct samples {
     ptrdiff_t channels;
 };
 
-/* Writes the floats that the bytes of `n` samples stand for, those of one pixel next to each other, `step` between pixels.
+/* Writes the floats for the bytes of `n` samples: all samples of one pixel side by side, `step` floats between pixels.
  * Sample s is number order[s]. */
 static inline void look_up(const struct samples *from, const int64_t *order, float *to, ptrdiff_t n, ptrdiff_t size,
                            const ptrdiff_t step)
@@ -424,7 +424,7 @@ static void load_batch(const struct network *net, const struct samples *from, co
             memcpy(to + s * size, x + (order ? order[s] : s) * size, (size_t)size * sizeof *x);
 }
 
-/* Asks for n samples to be brought into the cache, since the next step reads them: in random order, from a table of all. */
+/* Prefetches the n samples of the next step, which are read in random order from a table of all samples. */
 static void prefetch_batch(const struct network *net, const struct samples *from, const int64_t *order, ptrdiff_t n)
 {
     const ptrdiff_t line = 64, bytes = input_size(net->layers) * (from->x ? (ptrdiff_t)sizeof *from->x : 1);
@@ -589,7 +589,7 @@ int mpifl_forward(const struct layer *layers, ptrdiff_t num_layers, const float 
     return 0;
 }
 
-/* What the steps of one visit have in common. */
+/* The settings that all steps of one visit share. */
 struct training {
     const struct kernels *run;
     struct samples samples;
@@ -598,7 +598,7 @@ struct training {
     const float *factors;        /* of dropout, step after step; null: nothing is dropped */
     ptrdiff_t batch;
     float lr, momentum_factor, weight_decay;
-    float mu; /* of the proximal term, where there is an anchor */
+    float mu; /* weight of the proximal term, if there is an anchor */
 };
 
 /* Returns 0 if order[0 .. count) are samples whose labels are classes. */
@@ -637,7 +637,7 @@ static double train_epoch(struct network *net, const struct training *t, struct 
 /* Takes SGD steps on the samples order[0 .. count), `batch` at a time, and writes the sum of the mean losses of the batches
  * to *loss. Returns 0, or, before any weight changes, BAD_LABEL, BAD_INDEX (in order) or SMALL_WORKSPACE.
  *
- * weights, momentum: [parameters]; grad: null, or where the gradient of one batch is stored while nothing else changes;
+ * weights, momentum: [parameters]; grad: null, or receives the gradient of one batch while nothing else changes;
  * x: [samples, inputs]; labels: [samples]; sample_weights: null, or the factor of each sample's loss [samples];
  * factors: null, or those of dropout, batch after batch [layers, n, out_channels]; steps_done: steps taken before; last:
  * whether no step follows these; workspace: [size]. */
@@ -662,12 +662,12 @@ int mpifl_train(const struct layer *layers, ptrdiff_t num_layers, float *weights
 
 /* One visit; bindings.VISIT has the same fields. */
 struct visit {
-    const float *start;    /* [parameters] that it begins with */
-    float *weights;        /* [parameters], written: what is trained, or how far that is from the start */
-    const void *x;         /* its samples: bytes where there is a table, floats elsewhere */
+    const float *start;    /* [parameters], the initial weights */
+    float *weights;        /* [parameters], written: the trained weights, or their difference from the start */
+    const void *x;         /* its samples: bytes if there is a table, otherwise floats */
     const int64_t *labels; /* [samples] */
     int64_t samples;
-    int64_t first;  /* where its order begins in the order of all visits */
+    int64_t first;  /* first position of its samples in the order of all visits */
     int64_t count;  /* samples of all its epochs, repeated ones too */
     int64_t epoch;  /* samples of an epoch; the last one may be shorter */
     double loss;    /* written: mean loss of its steps, 0 if there is none */
@@ -687,9 +687,9 @@ static int moves_all(const struct network *net)
 }
 
 /* Trains `num_visits` visits by SGD, each from its own weights and with a new momentum. Returns 0, or BAD_LABEL, BAD_INDEX or
- * SMALL_WORKSPACE; the weights of the visits then count no more.
+ * SMALL_WORKSPACE; the weights of the visits are then invalid.
  *
- * parameters: weights of the network; table: null, or the float that each byte of each channel stands for [channels, 256];
+ * parameters: number of weights; table: null, or the float for each byte of each channel [channels, 256];
  * order: samples of all visits; proximal: whether mu/2 ||w - start||^2 is added to the loss; change: whether w - start is
  * written instead of w; momentum: [parameters], scratch; workspace: [size]. */
 int mpifl_train_visits(const struct layer *layers, ptrdiff_t num_layers, ptrdiff_t parameters, struct visit *visits,
@@ -720,7 +720,7 @@ int mpifl_train_visits(const struct layer *layers, ptrdiff_t num_layers, ptrdiff
             const int last = done + count == v->count;
             const double sum = train_epoch(&net, &t, params, of_visit + done, count, steps, last, proximal ? total : 0);
             params.old = v->weights;
-            total = proximal ? sum : total + sum; /* as where each step, or each epoch, is a call of its own */
+            total = proximal ? sum : total + sum; /* same order of additions as with one call per step, or per epoch */
             steps += (count + batch - 1) / batch;
         }
         v->loss = steps ? total / (double)steps : 0;
@@ -752,7 +752,7 @@ int mpifl_visit_outputs(const struct layer *layers, ptrdiff_t num_layers, const 
             return status;
         for (ptrdiff_t start = 0; start < v->count; start += batch) {
             const ptrdiff_t n = v->count - start < batch ? v->count - start : batch;
-            load_batch(&net, &samples, of_visit + start, n); /* no layer changes its input but ReLU, and none begins with it */
+            load_batch(&net, &samples, of_visit + start, n); /* only ReLU changes its input, and no network begins with it */
             for (ptrdiff_t k = 0; k < num_models; k++) {
                 forward(&net, weights[k], n, select_kernels());
                 memcpy(outputs + (k * total + start) * classes, net.activation[num_layers],
@@ -796,7 +796,7 @@ static void seed_sequence(const uint32_t entropy[4], uint64_t key[2])
 /* Philox 4x64 with 10 rounds: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. */
 struct philox {
     uint64_t key[2], counter, buffer[4];
-    int used; /* halves of the buffer that were given out */
+    int used; /* 32-bit halves of the buffer that were returned */
 };
 
 static uint32_t philox_next(struct philox *p)
@@ -816,7 +816,7 @@ static uint32_t philox_next(struct philox *p)
     return (uint32_t)(p->used++ % 2 ? word >> 32 : word);
 }
 
-/* Returns a number from 0 to max, each as likely: draws until the lowest bits, those of `mask`, are none beyond. */
+/* Returns a uniform number from 0 to max: draws until the bits of `mask` are at most max. */
 static uint32_t philox_up_to(struct philox *p, uint32_t max, uint32_t mask)
 {
     uint32_t value = philox_next(p) & mask;
