@@ -435,11 +435,6 @@ class _HeldBack(VirtualClock):
         """Return the wall time of the first return of an absent client; infinity if none is absent."""
         return self.scale * first_return(self.duration.presence, clients, self.now / self.scale)
 
-    def advance(self, num_clients: int, pool: TrainingPool) -> None:
-        """Advance to the first time at which a client is present again."""
-        presence, now = self.duration.presence, self.now / self.scale
-        self.now = self.scale * min(presence.next_available(k, now) for k in range(num_clients))
-
 
 def _holds_back(context: RunContext) -> bool:
     """Return whether the clock is the wall clock and holds slow clients back."""

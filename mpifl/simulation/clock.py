@@ -326,8 +326,7 @@ class VirtualClock(_QueueClock):
 
     def advance(self, num_clients: int, pool: TrainingPool) -> None:
         """Advance to the first return of a client."""
-        presence = self.duration.presence
-        self.now = min(presence.next_available(k, self.now) for k in range(num_clients))
+        self.now = self.return_of(range(num_clients))
 
 
 def first_return(presence: Presence, clients: Collection[int], now: float) -> float:
@@ -503,7 +502,7 @@ class WallClock(Clock):
         """Wait for the first return of a client, or the first arrival; return whether a client came back."""
         if not awaited or not self._visits:
             return False
-        first = self.scale * first_return(self.duration.presence, awaited, self.now / self.scale)
+        first = self.return_of(awaited)
         if first >= until:
             return False
 
@@ -518,14 +517,17 @@ class WallClock(Clock):
         self.now = self._time()
         return True
 
+    def return_of(self, clients: Collection[int]) -> float:
+        """Return the real time of the first return of an absent client; infinity if none is absent."""
+        return self.scale * first_return(self.duration.presence, clients, self.now / self.scale)
+
     def advance(self, num_clients: int, pool: TrainingPool) -> None:
         """Wait for the first return of a client."""
-        presence, now = self.duration.presence, self.now / self.scale
-        first = min(presence.next_available(k, now) for k in range(num_clients))
+        first = self.return_of(range(num_clients))
 
         def back() -> bool:
             pool.poll()  # keeps the watchdog informed
-            return self._time() >= first * self.scale
+            return self._time() >= first
 
         wait_until(back)
         self.now = self._time()
