@@ -164,7 +164,10 @@ class ServerStep:
         reports: GatheredReports | None = None
         uploads: Uploads = {}
         if uses(self.algorithm, OneShotStatistics):
-            reports, uploads = self.fingerprint_round(self._initial_clients(), None)
+            clients = self._initial_clients()
+            if self.transport.is_server:
+                self._book_shown(0, clients)
+            reports, uploads = self.fingerprint_round(clients, None)
         server = None
         if self.transport.is_server:
             with self.watch("cluster"), doing("the first server", ends_at_once=True):
@@ -517,18 +520,21 @@ class ServerStep:
         """
         new_clients = self.hooks.new_clients(server, cohort) if server is not None else None
         new_clients = self.transport.bcast(new_clients, "orders")
-        late = {} if server is None or round_plan is None else round_plan.statistics
-        if server is not None and late:
-            self._book_shown(server.version + 1, self.publish_shown(), np.union1d(new_clients, [*late]))
+        if server is not None:
+            late = {} if round_plan is None else round_plan.statistics
+            readers = np.union1d(new_clients, np.array([*late], np.int64))
+            if len(readers):
+                self._book_shown(server.version + 1, readers)
             if round_plan is not None and round_plan.late_send:
                 self._book_statistics(server.version + 1, late)
         if not len(new_clients):
             return server
-        reports, uploads = self.fingerprint_round(new_clients, server, booked=bool(late))
+        reports, uploads = self.fingerprint_round(new_clients, server)
         return self._mix_fingerprints("assign_new_clients", server, reports, uploads)
 
-    def _book_shown(self, step: int, shown: Mapping[str, torch.Tensor], clients: np.ndarray) -> None:
-        """Book what clients download for their statistics."""
+    def _book_shown(self, step: int, clients: np.ndarray) -> None:
+        """Book what clients download for their statistics; on rank 0."""
+        shown = self.publish_shown()
         widths = {name: rows.shape[1] for name, rows in shown.items()}
         self.ledger.add_reads(step, _reads_of_all(shown, clients), widths)
 
@@ -541,22 +547,18 @@ class ServerStep:
                 self.ledger.add_up(step, name, k, numbers, size, note=True)
 
     def fingerprint_round(
-        self, clients: np.ndarray, server: Server | None, booked: bool = False
+        self, clients: np.ndarray, server: Server | None
     ) -> tuple[GatheredReports | None, Uploads]:
         """Return the statistics of `clients` on rank 0, and this rank's uploads among them.
 
         Args:
             clients: who sends them.
             server: the server before the step; None before the first.
-            booked: whether their downloads are in the ledger already.
         """
         batches = None
         if self.transport.is_server:
             step = 0 if server is None else server.version + 1
-            shown, costs = self.publish_shown(), self.sizes[clients, 0]
-            reads = _reads_of_all(shown, clients)
-            if not booked:
-                self._book_shown(step, shown, clients)
+            reads, costs = _reads_of_all(self.publish_shown(), clients), self.sizes[clients, 0]
             compared = None
             if server is not None:
                 name = upload_named(self.algorithm, OneShotStatistics, "statistics_distance")
