@@ -234,7 +234,7 @@ def test_a_finished_run_is_not_lost_for_want_of_a_forecast(tmp_path):
     assert said == {"down": None, "up": None, "why": why}
 
 
-UNCOMPRESSED = {"cflgp"}  # profiles of what was trained cannot be worked out of what arrives
+UNCOMPRESSED = {"cflgp", "local"}  # profiles cannot be worked out of what arrives; Local sends nothing
 ALSO_CODED = ("fedavg", "scaffold", "ditto", "fedem")  # usually; all others, nightly
 KEPT = [
     *((name, {}) for name in METHODS),
