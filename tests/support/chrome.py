@@ -118,9 +118,10 @@ class Page:
             self.errors.append(str(params["entry"]))
 
     def _read(self) -> dict[str, Any]:
+        answers = select.poll()  # unlike `select`, for file descriptors above 1023 as well
+        answers.register(self.inp, select.POLLIN)
         while b"\0" not in self.buffer:
-            ready, _, _ = select.select([self.inp], [], [], TIMEOUT_S)
-            assert ready, "the browser does not answer"
+            assert answers.poll(1000 * TIMEOUT_S), "the browser does not answer"
             self.buffer += os.read(self.inp, 1 << 16)
         text, self.buffer = self.buffer.split(b"\0", 1)
         return dict(json.loads(text))
