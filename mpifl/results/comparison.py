@@ -446,7 +446,7 @@ class Comparison:
 
     def best(self, problem: Problem, column: Column) -> int:
         """Return the group of a problem with the best mean, or with the lowest median cost of the target."""
-        if not column.target:
+        if not column.target or column.restricted:
             return min(problem.members, key=lambda i: -column.better * _mean(self.values(i, column)))
         found = {i: self.reached(i, column) for i in problem.members}
         until = survival.horizon([*found.values()])

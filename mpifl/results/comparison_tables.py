@@ -123,12 +123,11 @@ def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
     if any(c.target for c in columns.values()):
         found = [(group, group.reached(comparison.target, "round")) for group in groups]
         never = [f"{group.name} ({r.unmet} of {len(r.met)})" for group, r in found if r.unmet]
+        medians = any(c.target and not c.restricted for c in columns.values())
         if never:
-            yield (
-                "to target: Kaplan-Meier medians, runs that end before it are censored; "
-                f"not reached by {first_of(never)}"
-            )
-        elif several:
+            what = "Kaplan-Meier medians, runs that end before it are censored; " if medians else ""
+            yield f"to target: {what}not reached by {first_of(never)}"
+        elif several and medians:
             yield "to target: medians over seeds"
     for key, column in columns.items():
         for problem in comparison.problems:

@@ -258,6 +258,32 @@ def test_restricted_means_go_as_far_as_the_first_run_that_ends_without_the_targe
     assert any("means of min(needed, 20)" in note for note in table.notes)
 
 
+def test_the_best_by_restricted_means_has_the_lowest_of_them():
+    """Means (11 x 3 + 9 x 10) / 20 = 6.15 and 4, medians 3 and 4: the best by one is not that by the other."""
+    a, b = timed("a", *[3] * 11, *[10] * 9), timed("b", *[4] * 20)
+    key = "rounds_to_target_mean"
+    both = compared(a, b, target=0.9, columns=("run", key), metric=key, test="t")
+    (contrast,) = both.contrasts(both.problems[0], both.column(key))
+    assert (contrast.group, contrast.best, contrast.side) == (0, 1, -1)
+    assert contrast.p == pytest.approx(stats.ttest_1samp([-1.0] * 11 + [6.0] * 9, 0).pvalue)
+    assert marks(both, key) == {1: BEST}
+    notes = final_table(both).notes
+    assert not any("is better than" in note for note in notes)
+
+
+def test_a_table_of_restricted_means_alone_does_not_speak_of_medians():
+    """The median over seeds is another column, and what the means leave out is said by their own note."""
+    both = timed("a", 4, 6), timed("b", 2, None)
+    means = final_table(compared(*both, target=0.9, columns=("run", "rounds_to_target_mean"))).notes
+    assert not any("median" in note for note in means)
+    assert "to target: not reached by b (1 of 2)" in means
+    all_met = final_table(compared(both[0], target=0.9, columns=("run", "rounds_to_target_mean"))).notes
+    assert not any("median" in note for note in all_met)
+    medians = final_table(compared(*both, target=0.9, columns=("run", "rounds_to_target"))).notes
+    said = "to target: Kaplan-Meier medians, runs that end before it are censored; not reached by b (1 of 2)"
+    assert said in medians
+
+
 def test_who_meets_the_target_earlier_by_the_log_rank_test_is_not_called_worse():
     """Medians 3 and 4; but nine of b's runs are there first, and nine of a's never get there."""
     both = compared(timed("a", *[3] * 11, *[None] * 9), timed("b", *[1] * 9, *[4] * 11), target=0.9)
