@@ -445,14 +445,18 @@ class Comparison:
     # -- tests over seeds ----------------------------------------------------------------------------------
 
     def best(self, problem: Problem, column: Column) -> int:
-        """Return the group of a problem with the best mean, or with the lowest median cost of the target."""
+        """Return the group of a problem with the best mean, or with the lowest median cost of the target.
+
+        Of groups with equal medians, it is that with the lowest restricted mean, then that with the largest
+        share of runs that met the target.
+        """
         if not column.target or column.restricted:
             return min(problem.members, key=lambda i: -column.better * _mean(self.values(i, column)))
         found = {i: self.reached(i, column) for i in problem.members}
         until = survival.horizon([*found.values()])
         means = {i: _mean(survival.restricted(r, until)) for i, r in found.items()}
         medians = {i: survival.median(r).value for i, r in found.items()}
-        return min(problem.members, key=lambda i: (medians[i], means[i]))
+        return min(problem.members, key=lambda i: (medians[i], means[i], -found[i].met.mean()))
 
     def contrasts(self, problem: Problem, column: Column) -> list[Contrast]:
         """Return the contrast of each group of a problem with the best; empty if there is none to compare."""

@@ -295,6 +295,27 @@ def test_who_meets_the_target_earlier_by_the_log_rank_test_is_not_called_worse()
     assert said in final_table(both).notes
 
 
+def test_where_no_median_is_reached_the_best_is_not_who_is_named_first():
+    """A method that sends nothing ends at 0 MB: up to there all restricted means are 0, and say nothing.
+
+    By log-rank over never and some: at 8 MB, 4 of 20 runs meet the target, all of them some's, 10 of 20 at
+    risk. Variance 4 x 1/2 x 1/2 x 16/19, so z = 2 / sqrt(16/19).
+    """
+    never, some = timed("never", *[None] * 10), timed("some", *[4] * 4, *[None] * 6)
+    free = timed("free", *[None] * 10, mb=0.0)
+    found = []
+    for groups in ((never, some, free), (some, free, never), (free, never, some)):
+        both = compared(*groups, target=0.9)
+        contrasts = both.contrasts(both.problems[0], both.column("mb_to_target"))
+        names = {groups[c.group].name: (groups[c.best].name, c.side, c.p) for c in contrasts}
+        found.append((names, {groups[i].name: mark for i, mark in marks(both, "mb_to_target").items()}))
+        assert not any("is better than" in note for note in final_table(both).notes)
+    assert found[0] == found[1] == found[2]
+    best, side, p = found[0][0]["never"]
+    assert (best, side) == ("some", -1)
+    assert p == pytest.approx(2 * stats.norm.sf(2 / np.sqrt(16 / 19)))
+
+
 def test_restricted_means_leave_out_groups_without_the_column():
     """Runs on a wall clock have no virtual seconds."""
     without = timed("b", 4, None)
