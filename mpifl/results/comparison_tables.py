@@ -175,13 +175,22 @@ def _test_notes(comparison: Comparison, columns: Mapping[str, Column]) -> Iterat
                 f"no test of {len(several)} of {len(found)} groups, whose seeds do not pair with the best's: "
                 f"{seeds}"
             )
-        pairs = min((c.pairs for c in found if c.pairs > 1), default=0)
-        least = statistics.least_wilcoxon_p(pairs) * len(found)
-        if kind == "wilcoxon" and pairs and least > comparison.alpha:
-            yield (
-                f"{pairs} pairs and {len(found)} comparisons: signed ranks cannot go below p = "
-                f"{min(least, 1):.3g}, so nothing can be found; take more seeds, or --test t"
-            )
+        if kind == "wilcoxon":
+            yield from _few_pairs(comparison, [c for c in found if c.pairs > 1])
+
+
+def _few_pairs(comparison: Comparison, tested: Sequence[Contrast]) -> Iterator[str]:
+    """Yield a note on the groups whose pairs are too few for signed ranks to find any difference."""
+    least = statistics.holm([statistics.least_wilcoxon_p(c.pairs) for c in tested]).tolist()
+    few = [(c, p) for c, p in zip(tested, least, strict=True) if p > comparison.alpha]
+    if few:
+        pairs, lowest = max(c.pairs for c, _ in few), min(p for _, p in few)
+        names = first_of([comparison.groups[c.group].name for c, _ in few])
+        whom = f" of {names}" if len(few) < len(tested) else ""
+        yield (
+            f"{pairs} pairs and {len(tested)} comparisons: signed ranks cannot go below p = {lowest:.3g}, "
+            f"so nothing can be found{whom}; take more seeds, or --test t"
+        )
 
 
 def _contradictions(comparison: Comparison, columns: Mapping[str, Column]) -> Iterator[str]:

@@ -205,6 +205,31 @@ def test_signed_ranks_over_few_seeds_cannot_find_anything_and_that_is_said():
     assert not any("cannot go below" in note for note in final_table(more).notes)
 
 
+def test_few_pairs_of_one_method_do_not_keep_signed_ranks_from_finding_another():
+    """a: 2 / 2^10 x 2 = 0.0039 is found. d: five pairs, 2 / 2^5 = 0.0625. e has one pair: no test."""
+    a, b = (
+        group_of("a", [0.5 + x / 900 for x in range(10)]),
+        group_of("b", [0.8 + x / 500 for x in range(10)]),
+    )
+    d, e = group_of("d", [0.6 + x / 300 for x in range(5)]), group_of("e", [0.6])
+    found = compared(a, b, d, e, test="wilcoxon")
+    assert [cell.text for cell in tables_of_tests(found)[0].column("worse?")] == [
+        "yes",
+        "not shown",
+        "not tested",
+    ]
+    notes = [note for note in final_table(found).notes if "cannot go below" in note]
+    said = (
+        "5 pairs and 2 comparisons: signed ranks cannot go below p = 0.0625, so nothing can be found of d; "
+    )
+    assert notes == [said + "take more seeds, or --test t"]
+    seven = group_of(
+        "c", [0.5 + x / 900 for x in range(7)]
+    )  # 2 / 2^7 = 0.016, not three times it: e and f do not count
+    alone = compared(b, seven, e, group_of("f", [0.61]), test="wilcoxon", confidence=0.97)
+    assert not any("cannot go below" in note for note in final_table(alone).notes)
+
+
 def curve(to_target: int | None, rounds: int = 10) -> list[float]:
     """Return accuracies that meet 0.9 in a round; None for never."""
     return [0.9 if to_target and i >= to_target else 0.5 for i in range(1, rounds + 1)]
@@ -259,7 +284,7 @@ def test_restricted_means_go_as_far_as_the_first_run_that_ends_without_the_targe
 
 
 def test_the_best_by_restricted_means_has_the_lowest_of_them():
-    """Means (11 x 3 + 9 x 10) / 20 = 6.15 and 4, medians 3 and 4: the best by one is not that by the other."""
+    """Means (11 x 3 + 9 x 10) / 20 = 6.15 and 4, medians 3 and 4: each has another best."""
     a, b = timed("a", *[3] * 11, *[10] * 9), timed("b", *[4] * 20)
     key = "rounds_to_target_mean"
     both = compared(a, b, target=0.9, columns=("run", key), metric=key, test="t")
