@@ -113,7 +113,7 @@ def _retime_sweep(old: Path, asked: Mapping[str, Any]) -> tuple[Path, str]:
     keep(tree, folder)
     for run, new in ready:
         write_retimed(run, new.placed(folder))
-    found = Found(folder, tree, cases(tree))
+    found = Found(folder)
     found.write()
     found.draw()
     text = found.text()

@@ -90,17 +90,17 @@ def sweep(
         Stopped: a signal ended the sweep; `mpifl resume` continues it.
     """
 
-    def begin() -> tuple[dict[str, Any], dict[str, Any], Path]:
+    def begin() -> tuple[dict[str, Any], Path]:
         own = with_configurations(tree())
         every = cases(own)
         part.check(own["vary"])
         mine = part.chosen(every)
         require(bool(mine), "--case", "/".join(map(str, part.share)), "has no case left")
         check_jobs(jobs, transport, mine)
-        return own, *_folder(own, every)
+        return own, _folder(own, every)
 
-    own, whole, folder = on_server(transport, begin)
-    work = _Work(folder, whole, part.chosen(cases(own)), quiet or not transport.is_server)
+    own, folder = on_server(transport, begin)
+    work = _Work(folder, part.chosen(cases(own)), quiet or not transport.is_server)
     return work.run(transport, jobs)
 
 
@@ -124,7 +124,7 @@ def resume_sweep(folder: Path, transport: Transport, quiet: bool = False, jobs: 
         return tree
 
     tree = on_server(transport, begin)
-    return _Work(folder, tree, cases(tree), quiet or not transport.is_server).run(transport, jobs)
+    return _Work(folder, cases(tree), quiet or not transport.is_server).run(transport, jobs)
 
 
 def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
@@ -181,15 +181,15 @@ def check_jobs(jobs: int, transport: Transport, some_cases: Sequence[Case]) -> N
 # -- the folder ----------------------------------------------------------------------------------------------
 
 
-def _folder(tree: dict[str, Any], every: Sequence[Case]) -> tuple[dict[str, Any], Path]:
-    """Return the configuration and the folder of the whole sweep, which is new or an existing one."""
+def _folder(tree: dict[str, Any], every: Sequence[Case]) -> Path:
+    """Return the folder of the sweep, new or an existing one, which then holds the cases of both."""
     first = every[0].config
     there = Path(first.output.folder) / f"{first.name}-{first.output.id}"
     try:
         if first.output.id is None or not there.is_dir():
             folder = folders.create(first.output.folder, first.name, first.output.id)
             keep(tree, folder)
-            return tree, folder
+            return folder
     except UserError:
         if first.output.id is None or not there.is_dir():  # otherwise another process has just created it
             raise
@@ -203,7 +203,7 @@ def _folder(tree: dict[str, Any], every: Sequence[Case]) -> tuple[dict[str, Any]
     _check_same(cases(began), every, there)
     if whole != began:
         keep(whole, there)
-    return whole, there
+    return there
 
 
 def joined(began: Mapping[str, Any], tree: Mapping[str, Any], there: Path) -> dict[str, Any]:
@@ -267,20 +267,18 @@ class _Work:
 
     Attributes:
         folder: the sweep's folder.
-        tree: the configuration of the whole sweep.
         mine: the cases to run.
         quiet: whether to print nothing.
     """
 
     folder: Path
-    tree: Mapping[str, Any]
     mine: Sequence[Case]
     quiet: bool
 
     @cached_property
     def found(self) -> Found:
         """The tables and the figure."""
-        return Found(self.folder, self.tree, cases(self.tree))
+        return Found(self.folder)
 
     @cached_property
     def twins(self) -> dict[str, list[Case]]:

@@ -30,7 +30,7 @@ from mpifl.results.sweep_figure import Curve, draw
 from mpifl.results.tables import Cell, Table, as_markdown, first_of
 
 from .sweep_cases import CONFIGURATIONS, Case, cases, table_of
-from .sweep_table import METRIC, Result, markdown, of_seeds
+from .sweep_table import METRIC, Result, TableConfig, markdown, of_seeds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,11 +125,23 @@ def say_missing(names: Sequence[str]) -> None:
 
 
 class Found:
-    """The complete cases in a sweep's folder, whichever process ran them, as tables and a figure."""
+    """The complete cases in a sweep's folder, whichever process ran them, as tables and a figure.
 
-    def __init__(self, folder: Path, tree: Mapping[str, Any], every: Sequence[Case]) -> None:
-        self.folder, self.every = folder, every
-        self.table = None if tree.get("table") is None else table_of(tree)
+    Args:
+        folder: the sweep's folder.
+
+    Attributes:
+        every: the cases of the sweep, including those that other processes have added meanwhile.
+        table: the layout of a table in a paper; None for none.
+    """
+
+    every: Sequence[Case]
+    table: TableConfig | None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file = 0, 0  # modification time and number of the file that the cases were read from
+        self._read_cases()
         self._read: dict[str, tuple[dict[str, Any], Curve, Result]] = {}
         self._origins: dict[str, Origin] = {}  # run -> origin of its numbers
         self._unreadable: set[str] = set()  # cases
@@ -137,11 +149,20 @@ class Found:
         self._last_drawn = time.monotonic()
         self._seconds = FIRST_DRAWING_S  # time of drawing the figure
 
+    def _read_cases(self) -> None:
+        """Read the cases, unless they are those that were read before."""
+        about = (self.folder / SWEEP_FILE).stat()
+        if self._file != (about.st_mtime_ns, about.st_ino):
+            tree = started_with(self.folder)
+            self.every = cases(tree)
+            self.table = None if tree.get("table") is None else table_of(tree)
+            self._file = about.st_mtime_ns, about.st_ino
+
     def write(self) -> None:
         """Write the tables, and from time to time the figure; each file is complete at any time.
 
-        Several processes may write at the same time. If a case was finished meanwhile, the files are written
-        again, so the last process to write has seen every case that was finished before.
+        Several processes may write at the same time. If a case was finished or added meanwhile, the files are
+        written again, so the last process to write has seen every case that was finished before.
         """
         found: list[tuple[dict[str, Any], Curve, Result]] = []
         while len(now := self._complete()) > len(found):
@@ -185,6 +206,7 @@ class Found:
         return [case.labels for case in self.every]
 
     def _complete(self) -> list[tuple[dict[str, Any], Curve, Result]]:
+        self._read_cases()
         for case in self.every:
             if case.slug in (*self._read, *self._unreadable) or not is_complete(case, self.folder):
                 continue

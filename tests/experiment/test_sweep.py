@@ -20,6 +20,7 @@ from support.runs import TASK_CONFIG, TASKS, columns_of
 import mpifl
 from mpifl.cli import main
 from mpifl.comm.transport import Single
+from mpifl.core.case_names import LOCKS
 from mpifl.core.errors import MethodError, Stopped, UserError
 from mpifl.experiment import loader, sweep_results
 from mpifl.experiment import run as running
@@ -320,6 +321,32 @@ def test_cases_added_later_join_and_complete_ones_stay(tmp_path):
     assert found_in(folder) == found_in(whole)
 
 
+def test_a_process_that_ends_last_writes_the_cases_that_others_have_added_meanwhile(
+    tmp_path, monkeypatch, capsys
+):
+    """Seed 2 is added and run, and seed 3 is added and left, while a process runs seeds 0 and 1."""
+    place = ["--output.folder", str(tmp_path), "--output.id", "x", "--vary"]
+    real = sweeping.run
+
+    def meanwhile(*arguments, **options):
+        monkeypatch.setattr(sweeping, "run", real)
+        sweep(TINY, [*place, "{seed: [0, 1, 2, 3]}"], Single(), True, Part({"seed": ["2"]}))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(sweeping, "run", meanwhile)
+    folder = sweep(TINY, [*place, "{seed: [0, 1]}"], Single())
+    assert [row["seed"] for row in found_in(folder)] == ["0", "1", "2"]
+    assert (folder / "sweep.md").read_text().endswith("3 of 4 cases are complete.\n")
+    assert (
+        "\n1 of 4 cases is not complete; once no other process runs it: mpifl resume"
+        in capsys.readouterr().out
+    )
+    assert (folder / LOCKS).is_dir(), "another process may be running seed 3"
+    assert main(["resume", str(folder), "-q"]) == 0
+    assert [row["seed"] for row in found_in(folder)] == ["0", "1", "2", "3"]
+    assert not (folder / LOCKS).exists()
+
+
 def test_a_sweep_says_that_its_cases_were_computed_by_other_code(tmp_path, monkeypatch, capsys):
     """Numbers may have been mended between two of its cases."""
     options = ["--output.folder", str(tmp_path), "--output.id", "x", "--vary"]
@@ -571,8 +598,7 @@ def test_tables_hold_a_case_that_another_process_finishes_while_they_are_written
         return real(rows)
 
     monkeypatch.setattr(sweep_results, "table", meanwhile)
-    tree = sweeping.read(TINY, options)
-    sweep_results.Found(folder, tree, cases(tree)).write()
+    sweep_results.Found(folder).write()
     assert [row["seed"] for row in found_in(folder)] == ["0", "1"]
 
 
