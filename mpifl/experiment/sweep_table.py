@@ -31,6 +31,7 @@ SAMPLE = "sample"
 DEVIATIONS = {SAMPLE: 1, "population": 0}  # -> ddof, the number subtracted from the number of seeds
 INTERVALS = ("t", "bootstrap", "percentile")
 CONFIDENCE = 0.95
+MAX_DIGITS = 15  # decimals of a figure
 MAX_FIXED = 1e15  # a larger figure is from a run that diverged
 NUMBER = re.compile(
     r"\s*(-?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d+)?)(?!,\d)"
@@ -87,7 +88,8 @@ class TableConfig:
                     raise UserError(f"{path}.{key}", given[key], f"unknown key; {nearest(key, FIGURE_KEYS)}")
             percent, digits = given.get("percent", False), given.get("digits", 0)
             require(isinstance(percent, bool), f"{path}.percent", percent, "take true or false")
-            require(isinstance(digits, int), f"{path}.digits", digits, "take a number of digits")
+            fits = isinstance(digits, int) and not isinstance(digits, bool) and 0 <= digits <= MAX_DIGITS
+            require(fits, f"{path}.digits", digits, f"take a number of decimals, 0 to {MAX_DIGITS}")
             better = given.get("better", MORE)
             require(better in (MORE, LESS), f"{path}.better", better, f"take {MORE} or {LESS}")
             kind = given.get("deviation", SAMPLE)
