@@ -295,7 +295,7 @@ def rank_table(comparison: Comparison) -> Table:
         gap = ranking.average[i] - ranking.average[first]
         together = gap <= ranking.critical_difference
         alone = not (ranking.average - ranking.average[first] <= ranking.critical_difference)[order[1:]].any()
-        mark = (BEST if alone else TIED if ranking.p <= comparison.alpha else "") if together else ""
+        mark = (BEST if alone else TIED) if together and ranking.p <= comparison.alpha else ""
         cells = [Cell(names[i]), Cell(f"{ranking.average[i]:.3g}", mark)]
         rows.append((*cells, *(Cell(f"{r:g}") for r in ranking.ranks[:, i])))
     k, n = len(names), len(problems)
