@@ -37,7 +37,7 @@ from mpifl.results.identity import line
 from mpifl.results.logging import RankLog, warn_once
 from mpifl.results.metrics import client_distances, mixture_kl
 from mpifl.results.progress import Progress, ProgressFile
-from mpifl.results.recorder import Recorder, RunningFigures, digest, written_clients
+from mpifl.results.recorder import Recorder, RunningFigures, digest, with_diverged, written_clients
 from mpifl.results.supervision import Signals, Watchdog
 from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.recovery import regroup
@@ -407,21 +407,24 @@ def figures(
 def before_training(context: RunContext, record: Record, visits: np.ndarray) -> dict[str, float]:
     """Return `accuracy_before` and `accuracy_before_std` of asynchronous runs in which nobody downloads.
 
-    These are mean and standard deviation over the clients that have trained, which are evaluated with their
-    own models (Local). Other methods report these figures themselves.
+    These are mean and standard deviation over the clients that have trained and have a score, which are
+    evaluated with their own models (Local). Other methods report these figures themselves.
 
     Args:
         context: context of the run.
         record: record of a step with scores.
         visits: number of visits of each client so far [N].
     """
-    seen = visits[record.evaluated_clients] > 0
     alone = not context.config.policy.synchronous and not context.config.algorithm.reads(record.server, 0)
-    if record.scores is None or not alone or not seen.any():
+    if record.scores is None or not alone:
         return {}
-    metric = context.config.task.metric.name
-    before = record.scores[metric][seen]
-    return {f"{metric}_before": float(before.mean()), f"{metric}_before_std": float(before.std())}
+    metric, scored = context.config.task.metric.name, context.config.task.scored
+    scores = with_diverged(record.scores, scored)[metric]
+    before = scores[(visits[record.evaluated_clients] > 0) & ~np.isnan(scores)]
+    if not before.size:
+        return {}
+    with np.errstate(invalid="ignore"):  # in a run that diverges
+        return {f"{metric}_before": float(before.mean()), f"{metric}_before_std": float(before.std())}
 
 
 def cluster_scores(context: RunContext, record: Record) -> list[float]:

@@ -105,7 +105,7 @@ def metrics_row(
         task: the task, which defines the metrics; None takes accuracy.
     """
     metrics = (ACCURACY,) if task is None else task.scored
-    sums, scores = scores, _with_diverged(scores, metrics, samples)
+    sums, scores = scores, with_diverged(scores, metrics, samples)
     row = _main_figures(scores, metrics[0], pool)
     for name, values in scores.items():
         mine = next((o for o in own if name == o or name.startswith(f"{o}_")), None)
@@ -151,8 +151,10 @@ def metrics_row(
     return row
 
 
-def _with_diverged(
-    scores: Mapping[str, np.ndarray], metrics: Iterable[Metric], samples: Mapping[str, np.ndarray]
+def with_diverged(
+    scores: Mapping[str, np.ndarray],
+    metrics: Iterable[Metric],
+    samples: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
     """Return scores without the sums; NaN of a client whose model diverged becomes the worst value.
 

@@ -32,7 +32,7 @@ from mpifl.experiment.traffic_forecast import forecast
 from mpifl.results.metrics import mixture_kl
 from mpifl.results.recorder import Recorder, RunningFigures
 from mpifl.simulation.policies import ClientDecides, Synchronous
-from mpifl.training.tasks import Classification
+from mpifl.training.tasks import Classification, Regression
 
 
 def owned(target: float, num_samples: int) -> byhand.Quadratic:
@@ -189,6 +189,30 @@ def test_a_client_on_its_own_is_evaluated_by_the_model_before_its_upload(context
     assert_allclose([found["accuracy_before"], found["accuracy_before_std"]], [0.6, 0.1])
     context.config.policy = Synchronous()
     assert figures(context, record, np.array([3, 1, 0]), RunningFigures()) == {}
+
+
+def test_clients_without_test_samples_have_no_score_before_an_upload(context):
+    """Clients 0 and 1 score 0.5 and 0.7, client 3 has no test sample, client 2 has not trained.
+
+    As in the other columns, NaN of a client with samples is the worst score if its model diverged, and no
+    score otherwise (R2 of equal targets).
+    """
+    context.config.algorithm = Local()
+    server = byhand.server(4, {}, model=[[0.0]])
+
+    def before(**scores):
+        values = {name.replace("_", "."): np.array(found) for name, found in scores.items()}
+        record = SimpleNamespace(server=server, evaluated_clients=np.arange(4), scores=values, step=1)
+        found = figures(context, record, np.array([3, 1, 0, 2]), RunningFigures())
+        name = context.config.task.metric.name
+        return [found[f"{name}_before"], found[f"{name}_before_std"]]
+
+    lost = np.nan
+    assert_allclose(before(accuracy=[0.5, 0.7, 0.1, lost], loss=[1, 1, 1, lost]), [0.6, 0.1])
+    context.config.task = Regression(metrics=("r2",))
+    assert_allclose(before(r2=[0.5, 0.7, 0.1, lost], loss=[1, 1, 1, 1], sums_n=[2, 2, 2, 2]), [0.6, 0.1])
+    mean, _ = before(r2=[0.5, 0.7, 0.1, lost], loss=[1, 1, 1, lost], sums_n=[2, 2, 2, 2])
+    assert mean == -np.inf
 
 
 def test_the_clusters_accuracy_is_averaged_over_all_cycles():
