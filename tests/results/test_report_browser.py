@@ -284,6 +284,17 @@ def test_a_target_that_the_page_shows_in_fewer_digits_is_met_as_in_tables(tmp_pa
         assert found.errors == []
 
 
+def test_a_small_target_is_met_on_the_page_where_it_is_in_tables(tmp_path):
+    """Accuracies of 1e-8 % t / 10 meet 0.95e-8 % at t = 10; with a slack of 1e-9 %, they would at t = 9."""
+    write_run(tmp_path / "run", 0.1, 1e-10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpifl.results.report.FIGURES", {})
+        path = report([str(tmp_path / "run")], str(tmp_path / "out"), Choices(target=0.95e-10))
+    with chrome.Page(path, tmp_path / "profile") as found:
+        assert found("costs(chosen().target, 'round')[0].mean") == 10
+        assert found.errors == []
+
+
 def test_behind_a_figure_is_its_table_and_the_theme_switches(page):
     page("document.querySelector('#clients-figure summary').click()")
     page("new Promise((done) => setTimeout(done, 50))")

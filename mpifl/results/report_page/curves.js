@@ -149,7 +149,7 @@ const MAX_BARS = 40;
 function costs(target, axis) {
   const place = 1 + D.curves.known.findIndex((a) => a.id === axis);
   return D.groups.map((group, i) => {
-    const met = D.curves.groups[i].records.map((records) => records.find((r) => D.metric.better * r[0] >= D.metric.better * target - 1e-9)?.[place]).filter(shown);
+    const met = D.curves.groups[i].records.map((records) => records.find((r) => D.metric.better * r[0] >= D.metric.better * target - 1e-9 * Math.abs(target))?.[place]).filter(shown);
     const mean = met.length ? met.reduce((a, b) => a + b, 0) / met.length : null;
     return { i, name: group.name, seeds: group.seeds, met: met.length, mean, low: Math.min(...met), high: Math.max(...met) };
   });
