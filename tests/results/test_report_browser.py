@@ -295,6 +295,26 @@ def test_a_small_target_is_met_on_the_page_where_it_is_in_tables(tmp_path):
         assert found.errors == []
 
 
+def test_the_table_of_a_large_matrix_has_means_over_the_pairs_that_have_a_value(page):
+    """61 clients; the first has 30 pairs of value 1 and 30 without: the mean is 1, not a half."""
+    page("""{
+        const kept = D.details[D.start].matrices, shades = new Uint8Array(61 * 61).fill(254);
+        shades.fill(255, 1, 31);
+        const clients = [...Array(61).keys()].map((k) => `client ${k}`);
+        const cluster = clients.map(() => 0), text = btoa(String.fromCharCode(...shades));
+        const drawn = [{ title: "made", low: 0, high: 1, shades: text }];
+        D.details[D.start].matrices = { clients, cluster, group: null, averaged: false, drawn };
+        drawMatrix();
+        document.querySelector('#matrix-figure summary').click();
+        window.restore = () => { D.details[D.start].matrices = kept; drawMatrix(); };
+    }""")
+    page("new Promise((done) => setTimeout(done, 50))")
+    rows = page("[...document.querySelectorAll('#matrix-figure tbody tr')].map((r) => r.textContent)")
+    page("window.restore()")
+    assert rows[:2] == ["client 0mean over all others1", "client 1mean over all others1"]
+    assert page.errors == []
+
+
 def test_behind_a_figure_is_its_table_and_the_theme_switches(page):
     page("document.querySelector('#clients-figure summary').click()")
     page("new Promise((done) => setTimeout(done, 50))")

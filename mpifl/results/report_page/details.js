@@ -160,6 +160,8 @@ function strip(labels, axis) {
   };
 }
 
+const meanOf = (values) => (values.length ? values.reduce((sum, v) => sum + v, 0) / values.length : null);
+
 function drawMatrix() {
   const found = run().matrices;
   if (!has("matrix-figure", found)) return;
@@ -194,7 +196,7 @@ function drawMatrix() {
     height: side + 40, margin: { l: 8, r: 8, t: 52, b: 8 }, shapes,
     xaxis: { ...hide, type: "category", domain: [found.group ? 0.11 : 0.06, 1] }, xaxis2: { ...top, type: "category", domain: [found.group ? 0.055 : 0, found.group ? 0.1 : 0.045] }, ...(found.group ? { xaxis3: { ...top, type: "category", domain: [0, 0.045] } } : {}),
     yaxis: { ...hide, type: "category", autorange: "reversed" },
-  }, () => [["client", "other", matrix.title], ...(n <= 60 ? found.clients.flatMap((a, i) => found.clients.map((b, j) => [a, b, z[i][j]])) : found.clients.map((a, i) => [a, "mean over all others", z[i].filter((v, j) => shown(v) && j !== i).reduce((s, v) => s + v, 0) / (n - 1)]))]);
+  }, () => [["client", "other", matrix.title], ...(n <= 60 ? found.clients.flatMap((a, i) => found.clients.map((b, j) => [a, b, z[i][j]])) : found.clients.map((a, i) => [a, "mean over all others", meanOf(z[i].filter((v, j) => shown(v) && j !== i))]))]);
   byId("matrix-caption").textContent = `${matrix.title}, clients ordered by ${found.group ? "cluster and true group" : "cluster"}${found.averaged ? `; neighbours averaged to ${n} rows` : ""}. Strips on the left: ${found.group ? "true group, then cluster" : "cluster"}.`;
   plot.setAttribute("aria-label", `Heat map: ${byId("matrix-caption").textContent} Values from ${number(matrix.low)} to ${number(matrix.high)}.`);
 }
