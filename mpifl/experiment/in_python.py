@@ -174,7 +174,8 @@ def compare(
         metric: the figure to test.
         test: test over seeds, `t`, `wilcoxon` or `none`; None: `t` if the runs can be paired by seed. The
             outcome is in the column `..._mark`.
-        interval: `t`, `bootstrap` or `percentile` for the columns `..._low` and `..._high`; `std` for none.
+        interval: kind of the intervals in the columns `..._low` and `..._high`: `t`, `bootstrap` or
+            `percentile`; `std` gives those of `t`.
         confidence: confidence level of intervals; tests have the significance level 1 - confidence.
         target: mean accuracy in [0, 1], or mean of the runs' other metric, for which to show the cost; None
             for 95 % of the best.
