@@ -12,6 +12,7 @@ from PIL import Image
 from mpifl.core.errors import UserError
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 from mpifl.data.pool import Pool, standardised
+from mpifl.data.sources.huggingface import decoded
 from mpifl.experiment.data_preview import look
 from mpifl.experiment.loader import from_tree
 from mpifl.experiment.schema import Config
@@ -152,6 +153,16 @@ def test_a_broken_picture_is_named_or_skipped(pets):
     assert sum("cat/3.png and 1 more" in line for line in said) == 2
     with pytest.raises(UserError, match=r"broken = 'ignore': refuse or skip"):
         SOURCES["folder"](broken="ignore")
+
+
+def test_a_picture_of_sixteen_bits_is_refused_and_not_turned_white(pets):
+    """Pillow would clip all values above 255."""
+    Image.fromarray(np.full((8, 8), 300, np.uint16)).save(pets / "pets" / "cat" / "3.png")
+    with pytest.raises(UserError, match=r"cat/3.png = 'I;16': .*convert it to 8 bits"):
+        pets_of(pets)
+    with pytest.raises(UserError, match=r"row 0 = 'I;16': .*convert it to 8 bits"):
+        decoded((pets / "pets" / "cat" / "3.png").read_bytes(), "row 0", None)
+    assert len(pets_of(pets, broken="skip").pool.labels) == 9
 
 
 def test_forgotten_domains_are_hinted_at(pets):

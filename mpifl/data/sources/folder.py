@@ -145,8 +145,15 @@ def read_picture(path: Path, side: int) -> np.ndarray:
             remedy = f"larger than {PIXELS} pixels, or so when its shorter side has {side}; make it smaller"
             most = max(opened.size[0] * opened.size[1], width * height)
             require(most <= PIXELS, str(path), opened.size, remedy)
+            check_bits(opened, str(path))
             picture = opened.convert("RGB")
     return np.asarray(middle_square(picture, side), np.uint8).transpose(2, 0, 1)
+
+
+def check_bits(picture: Any, name: str) -> None:
+    """Refuse a picture whose values have more than 8 bits: a conversion would clip them at 255."""
+    remedy = "has values of more than 8 bits, which would be clipped at 255; convert it to 8 bits"
+    require(not picture.mode.startswith(("I", "F")), name, picture.mode, remedy)
 
 
 def middle_square(picture: Any, side: int) -> Any:

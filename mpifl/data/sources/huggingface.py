@@ -27,7 +27,7 @@ from mpifl.data.sources.arrays import (
     with_test,
 )
 from mpifl.data.sources.base import Source, place_of, reading
-from mpifl.data.sources.folder import FORMATS, PIXELS, middle_square
+from mpifl.data.sources.folder import FORMATS, PIXELS, check_bits, middle_square
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -183,6 +183,7 @@ def decoded(content: bytes, name: str, side: int | None) -> np.ndarray:
         size = opened.size
         remedy = f"larger than {PIXELS} pixels; make it smaller"
         require(size[0] * size[1] <= PIXELS, name, size, remedy)
+        check_bits(opened, name)
         picture = opened.convert("L" if opened.mode in ("1", "L") else "RGB")
     pixels = np.asarray(picture if side is None else middle_square(picture, side), np.uint8)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
