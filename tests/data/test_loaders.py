@@ -76,6 +76,25 @@ def test_columns_of_a_table_have_roles(tmp_path, ending):
     assert federation.groups.tolist() == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("ending", [".csv", ""])
+def test_numbers_and_texts_of_one_column_are_the_same_names_in_all_rows(tmp_path, ending):
+    """pandas reads a long file in pieces, the first of which hold numbers alone; so does one of two files."""
+    count = 30_000 if ending else 30
+    who = [*(str(i % 3) for i in range(10 * count)), *(str(i % 3) for i in range(count)), "x1"]
+    frame = pd.DataFrame({"who": who, "a": 1.5, "y": ["yes", "no"] * (len(who) // 2) + ["no"]})
+    if ending:
+        frame.to_csv(tmp_path / "t.csv", index=False)
+    else:
+        (tmp_path / "t").mkdir()
+        frame[: 10 * count].to_csv(tmp_path / "t" / "1.csv", index=False)
+        frame[10 * count :].to_csv(tmp_path / "t" / "2.csv", index=False)
+    options = {"path": f"t{ending}", "target": ("y",), "client": "who", "test_share": 0.0}
+    pool = load("table", tmp_path, features=("a", "who"), **options)
+    assert pool.origin_names == ("0", "1", "2", "x1")
+    assert pool.categories == (0, 4)
+    assert np.bincount(pool.origin).tolist() == [frame.who.eq(w).sum() for w in pool.origin_names]
+
+
 def test_targets_of_a_table_are_numbers_or_several_labels(tmp_path):
     frame = a_table()
     frame.to_csv(tmp_path / "t.csv", index=False)

@@ -181,10 +181,13 @@ def characters_of(texts: Sequence[str], alphabet: str, name: str) -> np.ndarray:
 
 
 def numbered(values: Sequence[object]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the rank of each value, int64 [n], and the different values as texts, numbers by size."""
+    """Return the rank of each value, int64 [n], and the different values as texts, numbers by size.
+
+    If there are both numbers and texts, 1 and "1" are one value.
+    """
     try:
         known = sorted(set(values))  # type: ignore[type-var]
     except TypeError:
-        known = sorted(set(values), key=str)
+        return numbered([str(value) for value in values])
     number = {value: i for i, value in enumerate(known)}
     return np.array([number[value] for value in values], np.int64), tuple(map(str, known))

@@ -198,7 +198,8 @@ class Table(Source):
                         raise UserError("data.source.path", str(path), remedy) from error
                     frames.append(pd.read_parquet(path, engine="pyarrow"))
                 else:
-                    frames.append(pd.read_csv(path, skipinitialspace=True))
+                    # whole columns at once: the types of pieces may differ
+                    frames.append(pd.read_csv(path, skipinitialspace=True, low_memory=False))
             same = list(frames[-1].columns) == list(frames[0].columns)
             require(same, str(path), list(frames[-1].columns)[:4], f"other columns than {paths[0]} has")
         return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
