@@ -108,6 +108,16 @@ def test_targets_of_a_table_are_numbers_or_several_labels(tmp_path):
     assert (pool.label_kind, pool.num_classes, pool.categories) == ("multi_hot", 2, (0, 5))
 
 
+def test_large_targets_of_many_rows_are_standardised_to_mean_zero_and_deviation_one(tmp_path):
+    """Sums in float32 would lose them: 20,000 numbers near a million add up to 2e10, steps of 2048."""
+    rows = {"a": RNG.normal(size=20_000), "y": 1e6 + RNG.normal(size=20_000), "z": RNG.normal(size=20_000)}
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
+    pool = load("table", tmp_path, path="t.csv", target=("y", "z"), test_share=0.0)
+    stored = np.stack([rows["y"], rows["z"]], 1).astype(np.float32).astype(np.float64)
+    expected = (stored - stored.mean(0)) / stored.std(0)
+    np.testing.assert_allclose(pool.labels, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("labels", "values", "told"),
     [(None, 10, True), ("classes", 10, False), ("numbers", 10, False), (None, 4, False)],

@@ -116,7 +116,7 @@ class Table(Source):
         if self.group is not None and origin is not None:
             pool = replace(pool, origin_groups=self._groups(frame, origin, len(origin_names)))
         if y.dtype.kind == "f" and self.standardise_target:
-            part = pool.labels[: pool.num_train]
+            part = pool.labels[: pool.num_train].astype(np.float64)  # sums in float32 lose digits
             std = part.std(0)
             scaled = (pool.labels - part.mean(0)) / np.where(std > 0, std, 1.0)
             pool = replace(pool, labels=scaled.astype(np.float32))
