@@ -293,6 +293,8 @@ def _pool_digest(config: DataConfig, states: list[FileState]) -> str:
     options = asdict(config.source)
     for name in ("normalise", "mean", "std"):  # applied at every visit, not stored
         options.pop(name, None)
+    if config.source.hands_on_root:
+        options["root"] = os.path.abspath(config.folder or Path())
     code = cache.code_digest(type(config.source))
     return cache.digest(config.source.name, options, states, code)
 

@@ -219,6 +219,21 @@ def test_what_a_users_data_set_reads_is_looked_at_where_it_is_named(tmp_path):
         assert any("data.source.reads" in line for line in said) == (not reads), "said where it may be stale"
 
 
+def test_a_users_data_set_is_prepared_for_each_data_root(tmp_path):
+    """Its constructor gets the root; the file that it reads there is not named in `reads`."""
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\nfrom pathlib import Path\n"
+        "def rows(root): return [(np.load(Path(root) / 'x.npy'), i % 2) for i in range(8)]\n"
+    )
+    source = SOURCES["dataset"](path=f"{tmp_path}/own.py:rows", test_share=0.0)
+    for shade in (3, 5, 3):
+        root = tmp_path / f"root{shade}"
+        root.mkdir(exist_ok=True)
+        np.save(root / "x.npy", np.full((4, 4), shade, np.uint8))
+        config = DataConfig(str(root), str(tmp_path / "cache"), source, SCENARIOS["iid"](clients=1))
+        assert np.unique(open_federation(config, 0).samples(0)[0]).tolist() == [shade]
+
+
 @pytest.mark.parametrize("path", ["own.py", "own_numbers"])
 def test_a_users_data_set_whose_helper_was_edited_is_prepared_again(path, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -53,6 +53,7 @@ class Source(ABC):
 
     name: ClassVar[str]
     needs_root: ClassVar[bool] = True
+    hands_on_root: ClassVar[bool] = False  # to code that may read files there that `files` does not know
     published: ClassVar[Statistics | None] = None  # None: computed from the training part
     readable_labels: ClassVar[tuple[str, ...]] = ()  # values of its key `labels`; empty: no such key
 

@@ -44,6 +44,7 @@ class Dataset(Source):
 
     name: ClassVar[str] = "dataset"
     needs_root: ClassVar[bool] = False
+    hands_on_root: ClassVar[bool] = True
 
     path: str = ""
     reads: tuple[str, ...] = ()
