@@ -180,6 +180,21 @@ def test_features_of_a_table_are_standardised(tmp_path):
 # -- arrays --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.uint64])
+def test_tokens_to_predict_may_be_unsigned(tmp_path, kind):
+    """20 different tokens in sequences of 32, then 40 in sequences of 8: the width is the number of them."""
+    for count, length in ((20, 32), (40, 8)):
+        tokens = (np.arange(30 * (length + 1)) * 7 % count).reshape(30, length + 1).astype(kind)
+        np.savez(tmp_path / "a.npz", x_train=tokens[:, :-1], y_train=tokens[:, 1:])
+        pool = load("npz", tmp_path, path="a.npz")
+        assert (pool.kind, pool.label_kind) == ("tokens", "tokens")
+        assert (pool.vocabulary, pool.num_classes) == (count, count)
+        federation = opened(tmp_path, "npz", SCENARIOS["relations"](clients=4), path="a.npz")
+        for k in range(4):
+            x, y = federation.samples(k)
+            np.testing.assert_array_equal(x[:, 1:], y[:, :-1], "labels are renamed as samples are")
+
+
 def test_an_archive_holds_features_tokens_numbers_or_labels(tmp_path):
     y = np.arange(12) % 3
     spectra = RNG.random((12, 4, 9)).astype(np.float32)

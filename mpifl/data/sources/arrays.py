@@ -67,7 +67,7 @@ def any_labels_of(array: np.ndarray, name: str) -> np.ndarray:
         one_hot = one_hot and bool(((array == 0) | (array == 1)).all())
         remedy = "labels of unexpected shape, one-hot: give the number of the class, y.argmax(1)"
         require(not one_hot, name, array.shape, remedy)
-        return array
+        return array.astype(np.int64) if array.dtype.kind == "u" and array.dtype.itemsize > 1 else array
     return labels_of(array.astype(np.uint8) if array.dtype == np.bool_ else array, name)
 
 
