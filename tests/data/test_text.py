@@ -10,8 +10,9 @@ from numpy.testing import assert_array_equal
 import mpifl
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
+from mpifl.data.pool import Pool
 from mpifl.data.scenarios.alphabets import Alphabets
-from mpifl.data.scenarios.relations import PermuteTokens
+from mpifl.data.scenarios.relations import PermuteTokens, Relations
 from mpifl.data.sources.digits import Digits
 from mpifl.data.sources.text import ALPHABET, Text
 
@@ -101,6 +102,17 @@ def test_a_share_of_a_clients_own_sequences_can_test_it(root):
         train, test = (set(splits[part].of(k).tolist()) for part in ("train", "test"))
         assert (len(train), len(test)) == (6, 4)
         assert train | test == set(range(10)), "the training part of the source, and nothing else"
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+@pytest.mark.parametrize("scenario", [Alphabets, Relations])
+def test_labels_that_are_no_tokens_are_not_renamed(scenario, kind):
+    """They are as many as tokens, but say which of 12 labels apply, or are 12 numbers."""
+    tokens = np.arange(480).reshape(40, 12) % 12
+    pool = Pool(tokens, (tokens % 5 == 0).astype(kind), 30, 12, vocabulary=12)
+    x, y = scenario(clients=4, groups=2).compose(pool, key(0)).ops[0](tokens, pool.labels, np.ones(40, int))
+    assert_array_equal(y, pool.labels)
+    assert (x != tokens).any()
 
 
 def test_images_have_no_alphabet():

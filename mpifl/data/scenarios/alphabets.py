@@ -16,7 +16,7 @@ from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, check_part, grouped
-from mpifl.data.scenarios.relations import MOST_DRAWS, PermuteTokens, first_new
+from mpifl.data.scenarios.relations import MOST_DRAWS, PermuteTokens, first_new, labels_are_tokens
 from mpifl.data.scenarios.usual import parts_of_copies
 
 
@@ -58,12 +58,11 @@ class Alphabets(Scenario):
         """Compose partition and alphabets."""
         remedy = f"needs sequences of tokens, but the samples of this source are {pool.kind}; take text"
         require(pool.kind == TOKENS, "data.source.name", pool.kind, remedy)
-        same = pool.num_classes == pool.vocabulary
         orders = self._alphabets(pool.vocabulary, key.of("alphabet"))
         return ScenarioSpec(
             splits=lambda: self._splits(pool, key),
             groups=grouped(self.clients, self.groups),
-            ops=(PermuteTokens(np.array(orders, np.int64), same),),
+            ops=(PermuteTokens(np.array(orders, np.int64), labels_are_tokens(pool)),),
             names=tuple(f"alphabet {g}" for g in range(self.groups)),
         )
 

@@ -74,8 +74,7 @@ class Relations(Scenario):
             parts = [np.unique(pool.labels)] if pool.label_kind == CLASSES else None
             return PermuteTargets(kept if numbers else _orders(key, self.groups, width, parts))
         if pool.kind == TOKENS:
-            same = pool.label_kind in (CLASSES, TOKENS) and pool.num_classes == pool.vocabulary
-            return PermuteTokens(_orders(key, self.groups, pool.vocabulary), same)
+            return PermuteTokens(_orders(key, self.groups, pool.vocabulary), labels_are_tokens(pool))
         orders = _orders(key, self.groups, int(np.prod(pool.shape)))
         if pool.mean is None or pool.std is None or pool.kind == IMAGES:
             return PermuteFeatures(orders)
@@ -87,6 +86,11 @@ class Relations(Scenario):
         rest, test = hold_out(from_owner(owner, np.arange(total), self.clients, rng), self.test_share)
         kept, held = hold_out(rest, self.validation)
         return {"train": kept, "val": held, "test": test}
+
+
+def labels_are_tokens(pool: Pool) -> bool:
+    """Return whether labels are tokens of the alphabet of the samples: as many, and classes or tokens."""
+    return pool.label_kind in (CLASSES, TOKENS) and pool.num_classes == pool.vocabulary
 
 
 def _orders(key: Key, groups: int, width: int, parts: Sequence[np.ndarray] | None = None) -> np.ndarray:
