@@ -437,11 +437,17 @@ def _normalisation(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> str:
 
 
 def _to_given(pool: Pool, mean: tuple[float, ...], std: tuple[float, ...]) -> ToInputs:
-    """Return the standardisation by the user's numbers, one for each feature or one for all."""
+    """Return the standardisation by the user's numbers, one for each feature or one for all.
+
+    Columns of categories stay as they are.
+    """
     require(pool.kind == FEATURES, "data.source.mean", list(mean), f"samples are {pool.kind}; leave it out")
     remedy = f"give one number, or {pool.shape[-1]}: one for each feature"
     require(len(mean) in (1, pool.shape[-1]), "data.source.mean", list(mean), remedy)
-    return ToFeatures(np.array(mean, np.float32), np.array(std, np.float32))
+    values = np.array([mean, std], np.float32)  # [2, 1 or F]
+    if pool.categories:  # a model looks them up by their numbers
+        values = np.where(np.array(pool.categories) > 0, np.array([[0], [1]], np.float32), values)
+    return ToFeatures(*values)
 
 
 @contextmanager

@@ -177,6 +177,19 @@ def test_features_of_a_table_are_standardised(tmp_path):
     assert federation.info.categories == (0, 0, 3)
 
 
+def test_own_means_leave_categories_as_they_are(tmp_path):
+    """A model looks categories up by their numbers."""
+    frame = a_table(80)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    options = {"path": "t.csv", "target": ("price",), "features": ("a", "colour"), "test_share": 0.0}
+    scenario = SCENARIOS["iid"](clients=1, test="own", test_share=0.0)
+    for mean, std in (((0.5,), (2.0,)), ((0.5, 9.0), (2.0, 9.0))):
+        x = opened(tmp_path, "table", scenario, mean=mean, std=std, **options).client(0).train.x.numpy()
+        expected = (np.sort(frame.a.to_numpy(np.float32)) - 0.5) / 2
+        np.testing.assert_allclose(np.sort(x[:, 0]), expected, atol=1e-6)
+        assert np.unique(x[:, 1]).tolist() == [0, 1, 2]
+
+
 # -- arrays --------------------------------------------------------------------------------------------------
 
 

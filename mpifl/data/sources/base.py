@@ -47,7 +47,7 @@ class Source(ABC):
             over the training part), unit (pixels / 255; features unchanged), half (mean and deviation 0.5) or
             imagenet; null: the choice of the scenario's paper if it has one, otherwise standard.
         mean: mean of each channel, for pixels in [0, 1], or of each feature; one number stands for all. Given
-            together with `std`, in place of `normalise`.
+            together with `std`, in place of `normalise`. Columns of categories stay as they are.
         std: standard deviation of each channel or feature, like `mean`; positive.
     """
 
