@@ -340,7 +340,8 @@ def _write_scenario(
     table = FixedPartition(splits, spec.op_groups)
     say(f"splitting {len(pool.labels)} samples over {len(table.sizes)} clients")
     shared = any(csr.row is not None for csr in splits.values())  # each client would store a copy
-    materialized = spec.materialize and pool.kind == IMAGES and not shared
+    whole = spec.public or spec.group_test_sets  # addresses in the source, which are not stored
+    materialized = spec.materialize and pool.kind == IMAGES and not shared and not whole
     materialized = materialized and _bytes(spec, pool, table) <= MATERIALIZE_LIMIT_BYTES
     if materialized:
         splits = _materialize(PoolFederation(pool, spec, table, ToTensor((0.0,), (1.0,))), splits, to)

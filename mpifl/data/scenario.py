@@ -167,7 +167,8 @@ class ScenarioSpec:
         ops: operations on the samples of every split, in order.
         split_ops: operations of single splits, in place of `ops`; names other than train, val and test are
             further test sets.
-        materialize: whether to store transformed images in the cache instead of transforming at every visit.
+        materialize: whether to store transformed images in the cache instead of transforming at every visit;
+            not done where there are `public` or `group_test_sets`.
         drift: a partition that depends on the visit and is never stored. Samples, groups and sizes of any
             client may change at any visit. If they never do, its `static` is True, and clients are cached.
         resize: side in pixels of the images that clients get; None keeps their size.

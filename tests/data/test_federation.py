@@ -52,6 +52,27 @@ def digests_elsewhere(arguments) -> list[str]:
     return [digest_of(federation, k, visit) for k, visit in order]
 
 
+@dataclasses.dataclass(frozen=True)
+class ServersOwn(SCENARIOS["rotated"]):
+    """Rotated images, of which the server has five of the test part."""
+
+    def compose(self, pool, key):
+        own = (pool.test[:5],) * len(self.angles)
+        return dataclasses.replace(super().compose(pool, key), public=own, group_test_sets=own)
+
+
+def test_the_servers_sets_are_those_that_a_scenario_names_also_if_it_stores_images(cache):
+    """Addresses are those of the source, not of the images that are stored for clients."""
+    federation = open_federation(DataConfig(cache=str(cache), scenario=ServersOwn(clients=8)), 3)
+    plain = open_federation(DataConfig(cache=str(cache), scenario=SCENARIOS["iid"](clients=1)), 3).pool
+    images, labels = plain.images[plain.test[:5]], plain.labels[plain.test[:5]]
+    for sets in (federation.public(), federation.group_test_sets()):
+        assert len(sets) == 4
+        for turns, found in enumerate(sets):
+            np.testing.assert_array_equal(found.y, labels)
+            assert_close(found.x, federation.to_tensor(np.rot90(images, turns, (2, 3))))
+
+
 @pytest.mark.parametrize(("scenario", "options"), SCENARIO_OPTIONS)
 def test_bytes_do_not_depend_on_process_or_order_of_access(cache, scenario, options):
     config = DataConfig(cache=str(cache), source=SOURCES["digits"](), scenario=SCENARIOS[scenario](**options))
