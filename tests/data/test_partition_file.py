@@ -22,6 +22,7 @@ CASES = [
     ("digits", "rotated", {"angles": (0.0, 90.0), "clients": 4}),
     ("digits", "composed", {"angles": (0.0, 30.0), "permutations": 2, "clients": 8}),
     ("digits", "iid", {"test": "all", "clients": 3}),
+    ("digits", "rotated", {"test_share": 0.0, "clients": 4}),  # nobody is tested
     ("mnist", "emdcfl_backdoor_mnist", BACKDOOR),
     ("sklearn", "relations", {"clients": 4}),
     ("text", "alphabets", {"clients": 4, "groups": 2}),

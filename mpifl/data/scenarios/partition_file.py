@@ -43,8 +43,8 @@ class PartitionFile(Scenario):
         path: a .csv, .parquet or .json file, relative to the working folder. A row holds client, part (train,
             val, test) and sample; samples are numbered through the source, its training part first.
         test: how clients are tested if the file has no test samples: `like`, `own` or `all`, as in scenario
-            iid; null: like. `like` and `all` test on the source's test part; clients may then not train or
-            validate on samples of that part.
+            iid; null: like, or not at all if mpifl wrote the file. `like` and `all` test on the source's test
+            part; clients may then not train or validate on samples of that part.
         test_share: share of each client's samples set aside for testing if test is own.
         validation: share of each client's training samples set aside for validation if the file has no
             validation samples; null: none.
@@ -195,6 +195,8 @@ class PartitionFile(Scenario):
         if test.index is not None and len(test.index):
             remedy = "the file says which samples test: leave it out"
             require(self.test is None, "test", self.test, remedy)
+            return train, test
+        if self.test is None and table.facts:  # exported from a federation in which nobody is tested
             return train, test
         if self.test == "own":
             return hold_out(self._mixed(train, key.of("own")), self.test_share)
