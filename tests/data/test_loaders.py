@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
 
@@ -163,6 +164,19 @@ def test_roles_that_columns_do_not_have_are_refused(tmp_path, options, says):
     frame.to_csv(tmp_path / "t.csv", index=False)
     with pytest.raises(UserError, match=says):
         load("table", tmp_path, path="t.csv", **{"target": ("price",), "features": ("a",), **options})
+
+
+@pytest.mark.parametrize(("column", "kind"), [("paid", "decimal"), ("when", "datetime64"), ("day", "date")])
+@pytest.mark.parametrize("role", ["features", "target"])
+def test_decimals_and_times_are_not_taken_for_categories(tmp_path, column, kind, role):
+    pytest.importorskip("pyarrow")
+    times = pd.to_datetime(np.arange(40), unit="D")
+    paid = [Decimal(i) / 4 for i in range(40)]
+    a_table().assign(paid=paid, when=times, day=times.date).to_parquet(tmp_path / "t.parquet")
+    options = {"target": ("price",), "features": ("a",), role: (column,)}
+    says = f"data.source.{role} = '{column}': holds values of kind {kind}: make them numbers or texts"
+    with pytest.raises(UserError, match=says):
+        load("table", tmp_path, path="t.parquet", **options)
 
 
 def test_features_of_a_table_are_standardised(tmp_path):

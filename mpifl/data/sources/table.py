@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LABELS = ("classes", "numbers", "multi_hot")
+NAMES = ("numbers", "string", "boolean", "categorical", "mixed-integer", "mixed", "integer")
+"""Kinds of columns: numbers, and what is numbered by name; pandas says `mixed` of booleans and texts."""
 FEW_ROWS = 10  # with fewer rows per class, whole numbers are probably no classes
 
 
@@ -26,7 +28,7 @@ class Table(Source):
     """A table with a row for each sample: a .csv or .parquet file, or a folder of them, read in order.
 
     Columns of numbers are features; columns of texts or booleans are categories, numbered in alphabetical
-    order. Missing values are refused.
+    order. Missing values are refused, and so are values of other types, such as decimals and times.
 
     Attributes:
         path: file or folder: absolute, below data.root, or in the working folder.
@@ -137,6 +139,7 @@ class Table(Source):
         column = self._column(frame, name, "features")
         if column.dtype.kind in "iuf" and name not in self.categories:
             return column.to_numpy(np.float64), 0
+        _check_names(column, name, "features")
         number, values = numbered(column.tolist())
         return number, len(values)
 
@@ -145,6 +148,8 @@ class Table(Source):
         columns = [self._column(frame, name, "target") for name in self.target]
         real = all(column.dtype.kind in "iufb" for column in columns)
         kind = self.labels or ("classes" if columns[0].dtype.kind != "f" and len(columns) == 1 else "numbers")
+        for name, column in zip(self.target, columns, strict=True):
+            _check_names(column, name, "target")
         if kind == "classes":
             return numbered(columns[0].tolist())
         texts = f"holds texts: take labels: classes, or leave {', '.join(self.target)} out"
@@ -203,6 +208,15 @@ class Table(Source):
             same = list(frames[-1].columns) == list(frames[0].columns)
             require(same, str(path), list(frames[-1].columns)[:4], f"other columns than {paths[0]} has")
         return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+
+
+def _check_names(column: pd.Series, name: str, role: str) -> None:
+    """Refuse a column whose values are neither numbers nor names, such as decimals or times."""
+    import pandas as pd
+
+    kind = "numbers" if column.dtype.kind in "iuf" else pd.api.types.infer_dtype(column)
+    remedy = f"holds values of kind {kind}: make them numbers or texts"
+    require(kind in NAMES, f"data.source.{role}", name, remedy)
 
 
 def _inside(path: Path) -> list[Path]:
