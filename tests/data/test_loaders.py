@@ -144,6 +144,26 @@ def test_the_test_part_of_a_table_is_a_file_or_a_column(tmp_path):
     np.testing.assert_array_equal(one.labels[:30], two.labels[:30][::-1])
 
 
+def test_a_table_without_a_training_row_is_refused(tmp_path):
+    """Its test part is not trained on."""
+    frame = a_table().assign(part="test")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame[:0].to_csv(tmp_path / "none.csv", index=False)
+    for options in ({"path": "t.csv", "part": "part"}, {"path": "none.csv", "test_path": "t.csv"}):
+        with pytest.raises(UserError, match=r"data.source.path = .*csv': has no training row: give some"):
+            load("table", tmp_path, target=("price",), features=("a",), **options)
+
+
+def test_a_file_without_a_row_in_a_folder_changes_nothing(tmp_path):
+    """Columns of no values have no type: numbers would become categories."""
+    (tmp_path / "t").mkdir()
+    for i, rows in enumerate((slice(0), slice(None))):
+        a_table()[rows].to_csv(tmp_path / "t" / f"{i}.csv", index=False)
+    for paths in ({"path": "t"}, {"path": "t/1.csv", "test_path": "t/0.csv"}):
+        pool = load("table", tmp_path, target=("price",), features=("a", "colour"), **paths)
+        assert (pool.categories, pool.label_kind, len(pool.labels)) == ((0, 3), "numbers", 40)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -85,9 +85,10 @@ class Table(Source):
         import pandas as pd  # heavy: only when a table is read
 
         train = self._read(_inside(place_of(self.path, root)))
+        count: int | None = None
         if self.test_path is not None:
             test = self._read(_inside(place_of(self.test_path, root)))
-            count, frame = len(train), pd.concat([train, test[list(train.columns)]], ignore_index=True)
+            count, frame = len(train), _joined([train, test[list(train.columns)]])
         elif self.part is not None:
             first = self._column(train, self.part, "part").astype(str).str.strip() != "test"
             known = set(train[self.part].astype(str).str.strip()) <= {"train", "test"}
@@ -95,11 +96,12 @@ class Table(Source):
             frame = pd.concat([train[first], train[~first]], ignore_index=True)
             count = int(first.sum())
         else:
-            frame, count = train, 0
+            frame = train
         return self._pool(frame, count)
 
-    def _pool(self, frame: pd.DataFrame, count: int) -> Pool:
-        """Return the pool; the first `count` rows are the training part, 0 where a share is set aside."""
+    def _pool(self, frame: pd.DataFrame, count: int | None) -> Pool:
+        """Return the pool; the first `count` rows are the training part, None where a share is set aside."""
+        require(count is None or count > 0, "data.source.path", self.path, "has no training row: give some")
         roles = {*self.target, self.client, self.group, self.part}
         names = list(self.features) or [c for c in frame.columns if c not in roles]
         require(len(names) > 0, "data.source.features", [], "no column is left for the samples: name some")
@@ -112,7 +114,7 @@ class Table(Source):
         origin_names: tuple[str, ...] = ()
         if self.client is not None:
             origin, origin_names = self._numbered(frame, self.client, "client")
-        train, test = ((x[:count], y[:count]), (x[count:], y[count:])) if count else ((x, y), None)
+        train, test = (x[:count], y[:count]), None if count is None else (x[count:], y[count:])
         share, key = self.test_share, "data.source.path"
         pool = pool_of(train, test, key, classes, 0, share, origin, origin_names)
         if self.group is not None and origin is not None:
@@ -207,7 +209,7 @@ class Table(Source):
                     frames.append(pd.read_csv(path, skipinitialspace=True, low_memory=False))
             same = list(frames[-1].columns) == list(frames[0].columns)
             require(same, str(path), list(frames[-1].columns)[:4], f"other columns than {paths[0]} has")
-        return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+        return _joined(frames)
 
 
 def _check_names(column: pd.Series, name: str, role: str) -> None:
@@ -217,6 +219,14 @@ def _check_names(column: pd.Series, name: str, role: str) -> None:
     kind = "numbers" if column.dtype.kind in "iuf" else pd.api.types.infer_dtype(column)
     remedy = f"holds values of kind {kind}: make them numbers or texts"
     require(kind in NAMES, f"data.source.{role}", name, remedy)
+
+
+def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """Return the rows of tables, without those that have none: columns without a value have no type."""
+    import pandas as pd
+
+    filled = [frame for frame in frames if len(frame)] or frames[:1]
+    return pd.concat(filled, ignore_index=True) if len(filled) > 1 else filled[0]
 
 
 def _inside(path: Path) -> list[Path]:
