@@ -286,7 +286,7 @@ def standardised(pool: Pool) -> Pool:
         square += (block**2).sum(0)
     mean = total / pool.num_train
     std = np.sqrt(np.maximum(square / pool.num_train - mean**2, 0.0))
-    mean, std = mean + first, np.where(std > 1e-12 * np.maximum(1.0, abs(first)), std, 1.0)
+    mean, std = mean + first, np.where(std > np.finfo(np.float32).tiny, std, 1.0)
     if pool.categories:
         are = np.array(pool.categories) > 0
         mean, std = np.where(are, 0.0, mean), np.where(are, 1.0, std)

@@ -72,6 +72,15 @@ def test_statistics_of_pixels_are_those_of_numpy_and_of_the_training_part_alone(
     assert (black.mean.tolist(), black.std.tolist()) == ([0.0], [1.0])
 
 
+def test_features_of_any_size_are_standardised():
+    """Columns near 1e-13 and 1e30, and one that is constant."""
+    x = np.random.default_rng(1).normal(size=(60, 3)) * [1e-13, 1e30, 0] + [0, 0, 1e-13]
+    pool = standardised(Pool(x.astype(np.float32), np.zeros(60, np.int64), 50, 1))
+    stored = x[:50].astype(np.float32).astype(np.float64)
+    np.testing.assert_allclose(pool.mean, stored.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(pool.std, [*stored[:, :2].std(0), 1], rtol=1e-5)
+
+
 def test_published_statistics_stay_and_own_numbers_win(pets):
     assert opened(pets, "digits").to_tensor.mean == (0.3053,)
     given = pets_of(pets, mean=(0.5,), std=(0.25,))
