@@ -20,6 +20,7 @@ from .pool import Pool
 from .transforms import Op
 
 LONGEST_SIDE = 10_000  # pixels of an image
+TEST_SHARE = 0.2  # of a client's samples, if it is tested on samples of its own
 CLIENT_BYTES = 50  # approximate memory of a registered client at rank 0 (docs/performance.md)
 
 
@@ -252,6 +253,13 @@ def check_fraction(name: str, value: float | None) -> None:
     """Refuse a share outside [0, 1)."""
     if value is not None and not 0.0 <= value < 1.0:
         raise UserError(name, value, "a share of the samples lies in [0, 1)")
+
+
+def check_test_share(test: str | None, share: float) -> None:
+    """Refuse a share for testing outside [0, 1), or one that is set although clients set none aside."""
+    check_fraction("test_share", share)
+    remedy = f"has no effect with test: {test or 'like'}; take test: own, or leave it out"
+    require(test == "own" or share == TEST_SHARE, "test_share", share, remedy)
 
 
 def check_side(name: str, side: int | None) -> None:

@@ -12,7 +12,14 @@ from mpifl.core.federation import CLASSES, IMAGES
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction
+from mpifl.data.scenario import (
+    TEST_SHARE,
+    Scenario,
+    ScenarioSpec,
+    check_clients,
+    check_fraction,
+    check_test_share,
+)
 from mpifl.data.scenarios.composed import different_permutations
 from mpifl.data.scenarios.rotated import same_angle
 from mpifl.data.scenarios.skewed import LabelQuantity, Quantile, noise_of
@@ -71,13 +78,13 @@ class Mixed(Scenario):
     copies: bool = False
     validation: float = 0.0
     test: str = "like"
-    test_share: float = 0.2
+    test_share: float = TEST_SHARE
 
     def __post_init__(self) -> None:
         require(len(self.groups) > 0, "groups", [], "needs at least one group")
         require(self.test in TESTS, "test", self.test, f"known: {', '.join(TESTS)}")
         check_fraction("validation", self.validation)
-        check_fraction("test_share", self.test_share)
+        check_test_share(self.test, self.test_share)
         for g in range(len(self.groups)):
             self._partition(g)
             self._changes(g)
@@ -186,7 +193,7 @@ class Mixed(Scenario):
         copies, most = len(inner) if self.copies else 1, max(partition.clients for partition in inner)
         parts, own = parts_of_copies(pool, share, copies, most, key)
         if own != share:  # test samples are set aside already
-            inner = [replace(partition, test="like") for partition in inner]
+            inner = [replace(partition, test="like", test_share=TEST_SHARE) for partition in inner]
         shares = [self._shares(part, key.of("share", i)) for i, part in enumerate(parts)]
         rows: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
         for g, partition in enumerate(inner):

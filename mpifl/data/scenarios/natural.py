@@ -12,7 +12,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction
+from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_fraction, check_test_share
 
 TESTS = ("origin", "own", "all")
 
@@ -38,7 +38,7 @@ class Natural(Scenario):
     min_samples: int = 2
     validation: float = 0.0
     test: str = "origin"
-    test_share: float = 0.2
+    test_share: float = TEST_SHARE
 
     def __post_init__(self) -> None:
         require(
@@ -47,7 +47,7 @@ class Natural(Scenario):
         require(self.min_samples > 0, "min_samples", self.min_samples, "counts samples")
         require(self.test in TESTS, "test", self.test, f"known: {', '.join(TESTS)}")
         check_fraction("validation", self.validation)
-        check_fraction("test_share", self.test_share)
+        check_test_share(self.test, self.test_share)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition; samples are not transformed."""

@@ -16,7 +16,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, hold_out
 from mpifl.data.partition.table import PartitionTable, facts_of, read
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction
+from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_fraction, check_test_share
 from mpifl.data.scenarios.relations import PermuteFeatures, PermuteTargets, PermuteTokens
 from mpifl.data.scenarios.usual import TESTS, strata, test_like
 from mpifl.data.transforms import Border, Colour, Noise, Op, Patch, PermuteLabels, Rotate
@@ -57,14 +57,14 @@ class PartitionFile(Scenario):
 
     path: str = "split.csv"
     test: str | None = None
-    test_share: float = 0.2
+    test_share: float = TEST_SHARE
     validation: float | None = None
     labels: str = "check"
 
     def __post_init__(self) -> None:
         require(self.test is None or self.test in TESTS, "test", self.test, f"known: {', '.join(TESTS)}")
         require(self.labels in ("check", "ignore"), "labels", self.labels, "check or ignore")
-        check_fraction("test_share", self.test_share)
+        check_test_share(self.test, self.test_share)
         check_fraction("validation", self.validation)
 
     def files(self) -> list[Path]:

@@ -75,6 +75,9 @@ class Rotated(Scenario):
         )
         check_fraction("validation", self.validation)
         check_fraction("test_share", self.test_share)
+        remedy = "has no effect on a test_share, which each client sets aside; leave one of them out"
+        unused = self.test_parts != "group" and self.test_share is not None
+        require(not unused, "test_parts", self.test_parts, remedy)
         grouped(self.clients, len(self.angles))
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:

@@ -15,7 +15,14 @@ from mpifl.data.partition.csr import Csr, everyone, from_owner, hold_out
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_by_client, owners_like
 from mpifl.data.partition.shards import owners_by_shards, owners_by_weight
 from mpifl.data.pool import Pool, stratified
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction
+from mpifl.data.scenario import (
+    TEST_SHARE,
+    Scenario,
+    ScenarioSpec,
+    check_clients,
+    check_fraction,
+    check_test_share,
+)
 
 TESTS = ("like", "own", "all")
 
@@ -38,7 +45,7 @@ class PartitionedScenario(Scenario):
     clients: int = 20
     validation: float = 0.0
     test: str = "like"
-    test_share: float = 0.2
+    test_share: float = TEST_SHARE
     min_samples: int = 1
 
     by_class: ClassVar[bool] = False
@@ -49,7 +56,7 @@ class PartitionedScenario(Scenario):
         require(self.test in TESTS, "test", self.test, f"known: {', '.join(TESTS)}")
         require(self.min_samples >= 0, "min_samples", self.min_samples, "counts samples")
         check_fraction("validation", self.validation)
-        check_fraction("test_share", self.test_share)
+        check_test_share(self.test, self.test_share)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition; samples are not transformed."""
