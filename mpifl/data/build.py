@@ -153,8 +153,13 @@ def open_public(config: DataConfig, like: PoolFederation) -> Split:
     """Return the training part of `public` in the shape and normalisation of the clients' images.
 
     Raises:
-        UserError: the clients' samples, or those of `public`, are not images.
+        UserError: the clients' samples, or those of `public`, are not images, or `public` has a normalisation
+            of its own.
     """
+    for name in ("normalise", "mean"):
+        remedy = "has no effect: the server's images are normalised as those of the clients; leave it out"
+        value = getattr(config.public, name)
+        require(value is None, f"data.public.{name}", value, remedy)
     remedy = "the server pre-trains on images of its own, and these samples are none; take another method"
     require(like.info.inputs == IMAGES, "data.source.name", config.source.name, remedy)
     config = replace(config, source=config.public)

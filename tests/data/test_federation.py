@@ -13,6 +13,7 @@ import torch
 from support.own_scenarios import FurtherScenario, TurningScenario
 from torch.testing import assert_close
 
+from mpifl.core.errors import UserError
 from mpifl.core.rng import Key, key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, label_distance, open_federation
 from mpifl.data.build import open_public
@@ -350,6 +351,16 @@ def test_the_servers_own_images_are_the_training_part_of_their_source(tmp_path):
     assert len(public) == pool.num_train != len(pool.test)
     np.testing.assert_array_equal(public.y, pool.labels[pool.train])
     torch.testing.assert_close(public.x, federation.to_tensor(pool.images[pool.train]))
+
+
+@pytest.mark.parametrize(
+    ("options", "key"), [({"normalise": "half"}, "normalise"), ({"mean": (0.5,), "std": (0.5,)}, "mean")]
+)
+def test_the_servers_own_images_have_no_normalisation_of_their_own(tmp_path, options, key):
+    public = SOURCES["digits"](**options)
+    config = DataConfig(None, str(tmp_path), SOURCES["digits"](), SCENARIOS["iid"](clients=4), public)
+    with pytest.raises(UserError, match=f"data.public.{key} = .*: has no effect: .*; leave it out"):
+        open_public(config, open_federation(config, 0))
 
 
 def test_writers_with_just_enough_samples_are_clients():
