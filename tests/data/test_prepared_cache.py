@@ -206,6 +206,23 @@ def test_a_users_scenario_whose_helper_was_edited_is_prepared_again(tmp_path, mo
     del sys.modules["dealing"]
 
 
+def test_the_help_texts_of_another_python_are_prepared_anew(tmp_path, monkeypatch):
+    made, names = [], ("pydoc_data", "pydoc_data.topics")
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for version in ("one", "two"):
+        module = tmp_path / version / "pydoc_data" / "topics.py"
+        module.parent.mkdir(parents=True)
+        (module.parent / "__init__.py").touch()
+        module.write_text(f"topics = {{'a': {version * 400!r}}}")
+        monkeypatch.syspath_prepend(str(tmp_path / version))
+        source = {"source": SOURCES["text"](), "scenario": SCENARIOS["iid"](clients=1)}
+        made.append(np.array(opened(tmp_path, **source)[0].samples(0)[0]))
+        for name in names:
+            sys.modules.pop(name, None)
+    assert not np.array_equal(*made)
+
+
 def test_what_a_users_data_set_reads_is_looked_at_where_it_is_named(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     for reads, pixel in (((), 3), (("read.txt",), 5)):

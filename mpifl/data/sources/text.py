@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -49,8 +50,11 @@ class Text(Source):
         require(self.samples >= 0, "samples", self.samples, "take 0 for all, or a number of sequences")
 
     def files(self, root: Path) -> list[Path]:
-        """Return the text file, if one is named."""
-        return [root / self.path] if self.path else []
+        """Return the text file, if one is named, or the module of Python's help texts."""
+        if self.path:
+            return [root / self.path]
+        topics = find_spec("pydoc_data.topics")
+        return [Path(topics.origin)] if topics and topics.origin and Path(topics.origin).is_file() else []
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Cut the documents into sequences; those for testing come last."""
