@@ -594,6 +594,16 @@ def test_a_folder_of_save_to_disk_with_pictures_is_read(tmp_path):
         load("huggingface", tmp_path, path="pets", label="kind")
 
 
+def test_a_data_set_whose_classes_were_renamed_is_prepared_again(tmp_path):
+    save_split(tmp_path / "films", {"text": ["good film"] * 8, "label": [0, 1] * 4}, CLASSES)
+    scenario = SCENARIOS["iid"](clients=2)
+    assert opened(tmp_path, "huggingface", scenario, path="films").class_names == ("cat", "dog")
+    three = {"label": {"names": ["bad", "good", "neither"], "_type": "ClassLabel"}}
+    (tmp_path / "films" / "dataset_info.json").write_text(json.dumps({"features": three}))
+    again = opened(tmp_path, "huggingface", scenario, path="films")
+    assert (again.class_names, again.num_classes) == (("bad", "good", "neither"), 3)
+
+
 def test_one_split_of_texts_and_one_of_numbers_are_read(tmp_path):
     texts = ["good film", "bad film", "good good", "very bad", "good!", "bad bad"]
     save_split(tmp_path / "films", {"text": texts, "label": [1, 0, 1, 0, 1, 0]}, CLASSES)

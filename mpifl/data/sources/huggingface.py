@@ -80,9 +80,10 @@ class HuggingFace(Source):
         )
 
     def files(self, root: Path) -> list[Path]:
-        """Return the files of the training part, then those of the test part."""
+        """Return the files of the training part, those of the test part, then those that name classes."""
         top = place_of(self.path, root)
-        return [file for split in splits_of(top).values() for file in split] or [top / "dataset_dict.json"]
+        found = [file for split in splits_of(top).values() for file in split]
+        return [*found, *_descriptions(top)] if found else [top / "dataset_dict.json"]
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the columns."""
@@ -245,14 +246,19 @@ def _mapped(pa: Any, ipc: Any, file: Path) -> Any:
         return ipc.open_file(pa.memory_map(str(file))).read_all()
 
 
+def _descriptions(top: Path) -> list[Path]:
+    """Return the files that may name the classes of a data set, if there are any."""
+    places = (top / "dataset_info.json", top / TRAIN / "dataset_info.json")
+    return [place for place in places if place.is_file()]
+
+
 def _features(top: Path, schema: pa.Schema) -> Mapping[str, Any]:
     """Return the description of the columns by `datasets`, from the schema or dataset_info.json."""
     text = (schema.metadata or {}).get(b"huggingface")
-    places = [top / "dataset_info.json", top / TRAIN / "dataset_info.json"]
     try:
         tree = json.loads(text)["info"] if text else {}
-        for place in places:
-            if not tree.get("features") and place.is_file():
+        for place in _descriptions(top):
+            if not tree.get("features"):
                 tree = json.loads(text_of(place, "data.source.path"))
         features = tree.get("features") or {}
     except (ValueError, KeyError, TypeError, AttributeError):
