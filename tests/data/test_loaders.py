@@ -604,6 +604,14 @@ def test_a_data_set_whose_classes_were_renamed_is_prepared_again(tmp_path):
     assert (again.class_names, again.num_classes) == (("bad", "good", "neither"), 3)
 
 
+def test_pictures_may_have_numbers_to_predict(tmp_path):
+    pictures = [{"bytes": png(10 * i), "path": None} for i in range(8)]
+    save_split(tmp_path / "ages", {"image": pictures, "label": [10.0 * i for i in range(8)]}, {})
+    pool = opened(tmp_path, "huggingface", SCENARIOS["iid"](clients=2), path="ages").pool
+    assert (pool.kind, pool.label_kind, pool.num_classes) == ("images", "numbers", 1)
+    np.testing.assert_array_equal(pool.labels[:, 0], pool.inputs[:, 0, 0, 0])
+
+
 def test_one_split_of_texts_and_one_of_numbers_are_read(tmp_path):
     texts = ["good film", "bad film", "good good", "very bad", "good!", "bad bad"]
     save_split(tmp_path / "films", {"text": texts, "label": [1, 0, 1, 0, 1, 0]}, CLASSES)

@@ -109,8 +109,8 @@ class HuggingFace(Source):
             )
             images = self._pictures([column[0] for column in columns.values()], order, scratch, top)
             origin = None if origin is None else origin[order]
-            classes = len(names) or int(y.max()) + 1
-            return Pool(images, y[order], count, classes, origin, origin_names, names)
+            width = len(names) or (int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
+            return Pool(images, y[order], count, width, origin, origin_names, names)
         x, vocabulary = self._samples([column[0] for column in columns.values()], held)
         n = sizes[0]
         parts = ((x[:n], y[:n]), (x[n:], y[n:]) if len(sizes) > 1 else None)
