@@ -99,6 +99,17 @@ def test_a_source_without_a_test_part_is_refused_where_it_is_cut(cache, scenario
         open_federation(config, 0)
 
 
+@pytest.mark.parametrize(("scenario", "classes"), [("flt1", 1), ("flt2", 1), ("flt2", 2), ("flt2", 3)])
+def test_clusters_of_flt_need_classes_enough(tmp_path, scenario, classes):
+    """Scenario 2 with the classes p0, p1 would give each client the same images of p0 twice."""
+    y = np.arange(120) % classes
+    np.savez(tmp_path / "a.npz", x_train=np.zeros((120, 4, 4), np.uint8), y_train=y)
+    source = SOURCES["npz"](path=str(tmp_path / "a.npz"))
+    config = DataConfig(None, str(tmp_path / "cache"), source, SCENARIOS[scenario](clients=4, images=12))
+    with pytest.raises(UserError, match=rf"data.source.name = '{classes} classes': .*needs at least"):
+        open_federation(config, 0)
+
+
 def test_a_missing_class_is_named(tmp_path):
     x, y = np.zeros((40, 4, 4), np.uint8), np.array([0, 1, 3, 4] * 10)
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)

@@ -53,7 +53,7 @@ class Flt1(Scenario):
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
-        check_classes(pool)
+        check_classes(pool, 2)
         even = pool.num_classes - pool.num_classes % 2
         classes = key.of("classes").numpy().permutation(pool.num_classes)[:even].reshape(-1, 2)
         groups = grouped(self.clients, len(classes))
@@ -107,7 +107,7 @@ class Flt2(Scenario):
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
-        check_classes(pool)
+        check_classes(pool, 4)
         order = key.of("classes").numpy().permutation(pool.num_classes)
         clusters = pool.num_classes // 2
         classes = [[int(order[(2 * c + j) % (2 * clusters)]) for j in range(3)] for c in range(clusters)]
@@ -177,8 +177,10 @@ class Flt4(Scenario):
         return _spec(pool, key, train, groups, tested, self.validation)
 
 
-def check_classes(pool: Pool) -> None:
-    """Refuse a source in which some label never occurs."""
+def check_classes(pool: Pool, least: int = 1) -> None:
+    """Refuse a source of fewer than `least` classes, or in which some label never occurs."""
+    few = f"this scenario needs at least {least}; take another source"
+    require(pool.num_classes >= least, "data.source.name", f"{pool.num_classes} classes", few)
     counts = np.bincount(pool.labels[: pool.num_train], minlength=pool.num_classes)
     if (counts == 0).any():
         missing = np.flatnonzero(counts == 0).tolist()
