@@ -59,6 +59,7 @@ class Custom(ShapeModel):
         method = self.embed or "forward"
         require(hasattr(module, method), "model.embed", method, "the network has no such method")
         probe = torch.linspace(-1, 1, 2 * shape[0] * shape[1] * shape[2]).reshape(2, *shape)
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         module.eval()
         fails = f"does not take images of shape {list(shape)}"
         expected = _tried(module, probe, "model.path", self.path, fails)
@@ -72,6 +73,9 @@ class Custom(ShapeModel):
         remedy = "the network is not its last layer applied to its embedding; name the method that embeds"
         logits = _tried(head, embedding.flatten(1), "model.embed", self.embed, remedy)
         require(_same(expected, logits), "model.embed", self.embed, remedy)
+        for name, buffer in module.named_buffers():  # some count samples, in evaluation too
+            if name in buffers:
+                buffer.copy_(buffers[name])
         return net.train()
 
     def published(self) -> dict[str, str]:

@@ -34,6 +34,16 @@ class Scaled(Good):
         return self.classifier(self.inner(x))
 
 
+class Counting(Good):
+    def __init__(self, shape, num_classes):
+        super().__init__(shape, num_classes)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x):
+        self.seen.add_(len(x))
+        return super().forward(x)
+
+
 class Softmaxed(Good):
     def forward(self, x):
         return torch.log_softmax(super().forward(x), dim=1)
@@ -104,6 +114,14 @@ def test_embedding_can_be_a_method(place):
     net = build(place, "Scaled", head="classifier.1", embed="inner").eval()
     x = torch.rand(2, 1, 4, 4)
     assert_close(net.embed(x), net.body.net.inner(x))
+
+
+def test_checks_of_a_network_leave_its_buffers_as_they_were(place):
+    """Its buffers count samples, in evaluation too; those of the checks are none of the clients'."""
+    net = build(place, "Counting", head="classifier.1")
+    assert net.body.net.seen.tolist() == [0, 0, 0]
+    net(torch.rand(4, 1, 4, 4))
+    assert net.body.net.seen.tolist() == [4, 4, 4]
 
 
 @pytest.mark.parametrize(
