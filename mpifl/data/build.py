@@ -24,7 +24,7 @@ from . import prepared_cache as cache
 from .federation import PoolFederation
 from .pool import Pool, check_pool, standardised
 from .prepared_cache import Progress
-from .scenario import CLIENT_BYTES, FixedPartition, Scenario, ScenarioSpec
+from .scenario import CLIENT_BYTES, FixedPartition, Scenario, ScenarioSpec, check_splits
 from .scenarios import Rotated
 from .scenarios.partition_file import exported
 from .sources import MEASURED, NORMALISATIONS, Digits, Photos, Source, in_one_line, normalisation
@@ -112,7 +112,7 @@ def open_federation(
         read = [_file_state(path) for path in files]
         tag = cache.digest(place.name, name, read, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
         folder = config.home / f"scenario-{tag}"
-        cache.ensure(folder, lambda to: _write_scenario(spec, pool, to, say, files), say, build, verify)
+        cache.ensure(folder, lambda to: _write_scenario(name, spec, pool, to, say, files), say, build, verify)
     facts = cache.facts(folder)
     for line in facts["remarks"]:
         say(line)
@@ -337,10 +337,11 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _write_scenario(
-    spec: ScenarioSpec, pool: Pool, to: Path, say: Progress, files: Sequence[Path]
+    name: str, spec: ScenarioSpec, pool: Pool, to: Path, say: Progress, files: Sequence[Path]
 ) -> Mapping[str, Any]:
     with doing("splitting the samples"):
         splits = spec.splits()
+        check_splits(spec, splits, pool, name)
         remarks = list(spec.remarks(splits))
     table = FixedPartition(splits, spec.op_groups)
     say(f"splitting {len(pool.labels)} samples over {len(table.sizes)} clients")
@@ -350,10 +351,10 @@ def _write_scenario(
     materialized = materialized and _bytes(spec, pool, table) <= MATERIALIZE_LIMIT_BYTES
     if materialized:
         splits = _materialize(PoolFederation(pool, spec, table, ToTensor((0.0,), (1.0,))), splits, to)
-    for name, csr in splits.items():
+    for split, csr in splits.items():
         for part, array in (("offsets", csr.offsets), ("index", csr.index), ("row", csr.row)):
             if array is not None:
-                cache.save(to, f"{name}_{part}", array)
+                cache.save(to, f"{split}_{part}", array)
     noted = {"splits": list(splits), "materialized": materialized, "test_pool": table.test_pool}
     read = [cache.sha256_of(path) for path in files]
     return {**noted, "remarks": remarks, "files": cache.digest(read) if read else ""}

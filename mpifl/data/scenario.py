@@ -204,6 +204,34 @@ class ScenarioSpec:
         return self.groups if self.blocks is None else self.blocks
 
 
+def check_splits(spec: ScenarioSpec, splits: Mapping[str, Csr], pool: Pool, name: str) -> None:
+    """Refuse splits that contradict the specification or the pool.
+
+    Args:
+        spec: the specification.
+        splits: its splits.
+        pool: the samples.
+        name: the scenario, for error messages.
+    """
+    known = list(dict.fromkeys([*SPLITS, *spec.split_ops]))
+    remedy = f"give {', '.join(known)}; further ones need an entry in split_ops"
+    require({*splits} == {*known}, "name", name, f"its splits are {', '.join(splits)}: {remedy}")
+    counts = [len(csr.sizes) for csr in splits.values()]
+    remedy = f"its splits have rows for {', '.join(map(str, counts))} clients: give each client one in all"
+    require(len(set(counts)) == 1, "name", name, remedy)
+    for field_name in ("groups", "blocks"):
+        held = getattr(spec, field_name)
+        remedy = f"{field_name} has {0 if held is None else len(held)} entries for {counts[0]} clients"
+        require(held is None or len(held) == counts[0], "name", name, f"{remedy}: give one for each")
+    for split, csr in splits.items():
+        index = csr.offsets[[0, -1]] - [0, 1] if csr.index is None else csr.index
+        if csr.offsets[-1]:
+            least, most = int(index.min()), int(index.max())
+            remedy = f"names sample {least if least < 0 else most} in {split}"
+            inside = least >= 0 and most < len(pool.labels)
+            require(inside, "name", name, f"{remedy}: the source has 0 to {len(pool.labels) - 1}")
+
+
 class Scenario(ABC):
     """Options of one scenario; a frozen dataclass whose fields are configuration keys.
 

@@ -363,6 +363,50 @@ def test_the_servers_own_images_have_no_normalisation_of_their_own(tmp_path, opt
         open_public(config, open_federation(config, 0))
 
 
+@dataclasses.dataclass(frozen=True)
+class Mistaken(Scenario):
+    """Three clients of two training, one validation and one test sample each, with one mistake."""
+
+    mistake: str = ""
+
+    def compose(self, pool, key):
+        splits = {"train": [[0, 1], [2, 3], [4, 5]], "val": [[6], [7], [8]], "test": [[1500], [1501], [1502]]}
+        if self.mistake == "further":
+            splits["hard"] = splits["test"]
+        if self.mistake == "lacks":
+            del splits["val"]
+        if self.mistake == "fewer":
+            splits["test"].pop()
+        if self.mistake in ("before", "beyond"):
+            splits["train"][1] = [2, -1 if self.mistake == "before" else len(pool.labels)]
+        rows = {name: from_lists([np.array(row) for row in held]) for name, held in splits.items()}
+        groups = np.arange(4 if self.mistake == "groups" else 3)
+        ops = {"hard": ()} if self.mistake == "missing" else {}
+        return ScenarioSpec(lambda: rows, groups, split_ops=ops)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("further", "its splits are train, val, test, hard: .* train, val, test; .* in split_ops"),
+        ("missing", "its splits are train, val, test: .* train, val, test, hard"),
+        ("lacks", "its splits are train, test: .* train, val, test"),
+        ("fewer", "its splits have rows for 3, 3, 2 clients"),
+        ("before", "names sample -1 in train: .* 0 to 1796"),
+        ("beyond", "names sample 1797 in train: .* 0 to 1796"),
+        ("groups", "groups has 4 entries for 3 clients"),
+    ],
+)
+def test_a_users_scenario_that_contradicts_itself_is_refused(cache, mistake, says):
+    """A further set without operations was not evaluated, and sample -1 was the last one of the source."""
+    config = DataConfig(cache=str(cache), scenario=Mistaken(mistake))
+    with pytest.raises(UserError, match=f"data.scenario.name = 'Mistaken': {says}"):
+        open_federation(config, 0)
+    assert (
+        open_federation(dataclasses.replace(config, scenario=Mistaken()), 0).sizes.tolist() == [[2, 1, 1]] * 3
+    )
+
+
 def test_writers_with_just_enough_samples_are_clients():
     """Three, two and five training samples: with at least three, two clients; with four, one."""
     origin = np.array([0] * 3 + [1] * 2 + [2] * 5 + [0, 1, 2])
