@@ -11,7 +11,7 @@ from mpifl.comm.transport import Transport, on_server
 from mpifl.core.case_names import label_of
 from mpifl.core.errors import require
 from mpifl.core.old_keys import renamed
-from mpifl.data import open_federation
+from mpifl.data import PoolFederation
 from mpifl.results import comparison, export, reader
 from mpifl.results.comparison_tables import numbers
 from mpifl.results.reader import Run
@@ -20,6 +20,7 @@ from mpifl.results.seed_groups import gather
 from mpifl.runtime.script import on_all_ranks
 
 from . import loader
+from .build import open_data
 from .checkpoints import refuse_changes
 from .observed import end_late
 from .run import run as run_experiment
@@ -236,9 +237,10 @@ def _names(runs: Sequence[str | Path | Run | Sweep]) -> list[str]:
 def client_data(
     config: Given | Run, client: int, *, visit: int = 0, stored: bool = False, **changes: Any
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the data of one client as NumPy arrays: part -> (x, y).
+    """Return the data of one client in a run as NumPy arrays: part -> (x, y).
 
-    Parts are `train`, `val`, `test` and the names of further test sets.
+    An attacker has the labels that it gives, and a visit the data set that the policy lets it have. Parts are
+    `train`, `val`, `test` and the names of further test sets.
 
     Args:
         config: a configuration, as in `run`, or a finished run.
@@ -253,13 +255,14 @@ def client_data(
     """
     given = config.folder / "config.yaml" if isinstance(config, Run) else config
     whole = loader.from_tree(Config, tree_of(given, changes))
-    found = open_federation(whole.data, whole.seed.data)
+    found = open_data(whole, prepares=True)
     known = f"clients are numbered from 0 to {found.num_clients - 1}"
     require(0 <= client < found.num_clients, "client", client, known)
     require(visit >= 0, "visit", visit, "visits are numbered from 0")
     data = found.client(client, visit)
     parts = {"train": data.train, "val": data.val, "test": data.test, **data.extra}
     if stored:
+        assert isinstance(found, PoolFederation)
         return {name: found.samples(client, name, visit) for name in parts}
     return {name: (split.x.numpy().copy(), split.y.numpy().copy()) for name, split in parts.items()}
 

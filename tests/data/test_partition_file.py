@@ -15,6 +15,10 @@ import mpifl
 from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, export_partition, open_federation
+from mpifl.experiment.build import open_data
+from mpifl.experiment.in_python import tree_of
+from mpifl.experiment.loader import from_tree
+from mpifl.experiment.schema import Config
 
 BACKDOOR = {"clients": 6, "validation": 0.1}
 CASES = [
@@ -312,6 +316,24 @@ def test_clients_that_change_cannot_be_exported(cache, tmp_path):
         export_partition(replace(config, scenario=SCENARIOS["iid"]()), 0, tmp_path / "a.json", "--export")
     with pytest.raises(UserError, match=r"--export = .*cannot be written"):
         export_partition(replace(config, scenario=SCENARIOS["iid"]()), 0, tmp_path / "no/a.csv", "--export")
+
+
+def test_a_clients_data_are_those_that_it_trains_on_in_a_run():
+    """An attacker's labels are wrong; who awaits a drift skips data sets, here one half of them or more."""
+    true, flipped = (
+        mpifl.client_data(CONFIG, 3, **attack)["train"][1]
+        for attack in ({}, {"attack": {"name": "label_flip", "clients": [3]}})
+    )
+    assert (true != flipped).all()
+    drift = {"name": "ccfl", "clients": 8, "smallest": 20, "largest": 40, "public": 100, "test_images": 50}
+    policy = {"name": "client_decides", "uploads": {"name": "drift", "threshold": 0.3}}
+    options = {"data": {"scenario": drift}, "algorithm": "ccfl", "policy": policy}
+    federation = open_data(from_tree(Config, tree_of(CONFIG, options)), True)
+    cycles = [federation.cycle(0, visit) for visit in range(4)]
+    assert cycles != [0, 1, 2, 3]
+    for visit in range(4):
+        x = mpifl.client_data(CONFIG, 0, visit=visit, **options)["train"][0]
+        np.testing.assert_array_equal(x, federation.client(0, visit).train.x)
 
 
 def test_a_clients_data_are_arrays(tmp_path):
