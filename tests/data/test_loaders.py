@@ -242,6 +242,20 @@ def test_tokens_to_predict_may_be_unsigned(tmp_path, kind):
             np.testing.assert_array_equal(x[:, 1:], y[:, :-1], "labels are renamed as samples are")
 
 
+def test_a_share_to_set_aside_is_refused_where_the_source_has_a_test_part(tmp_path):
+    rows = {f"x_{part}": np.ones((10, 3)) for part in ("train", "test")}
+    rows |= {f"y_{part}": np.arange(10) % 2 for part in ("train", "test")}
+    np.savez(tmp_path / "a.npz", **rows)
+    pictures = [{"bytes": png(10 * i), "path": None} for i in range(4)]
+    for split in ("train", "test"):
+        save_split(tmp_path / "pets" / split, {"image": pictures, "label": [0, 1, 0, 1]}, CLASSES)
+    (tmp_path / "pets" / "dataset_dict.json").write_text("{}")
+    for source, path in (("npz", "a.npz"), ("huggingface", "pets")):
+        assert load(source, tmp_path, path=path, test_share=0.0).num_train in (4, 10)
+        with pytest.raises(UserError, match=r"data.source.test_share = 0.4: has no effect: .* test part"):
+            load(source, tmp_path, path=path, test_share=0.4)
+
+
 def test_an_archive_holds_features_tokens_numbers_or_labels(tmp_path):
     y = np.arange(12) % 3
     spectra = RNG.random((12, 4, 9)).astype(np.float32)

@@ -17,6 +17,7 @@ KINDS = (IMAGES, FEATURES, TOKENS)
 PADDING, UNKNOWN = 0, 1  # reserved tokens in sequences of words
 AS_FEATURES = "numbers of any size are features: data.source.inputs features"  # for sources with that key
 WORD = re.compile(r"\w+|[^\w\s]")
+TEST_SHARE = 0.2  # default of sources
 BINS = 8  # ranges of a number to predict, by which the test part is stratified
 
 
@@ -77,7 +78,7 @@ def pool_of(
     name: str,
     class_names: tuple[str, ...] = (),
     vocabulary: int = 0,
-    test_share: float = 0.2,
+    test_share: float = TEST_SHARE,
     origin: np.ndarray | None = None,
     origin_names: tuple[str, ...] = (),
 ) -> Pool:
@@ -96,6 +97,7 @@ def pool_of(
     Raises:
         UserError: samples, labels and names do not fit together.
     """
+    check_test_share(test_share, test is not None)
     parts = [train] if test is None else [train, test]
     for x, y in parts:
         require(len(x) == len(y), name, len(y), f"labels for {len(x)} samples: give one for each")
@@ -123,6 +125,12 @@ def pool_of(
         order, n = with_test(y, test_share)
         x, y, origin = x[order], y[order], None if origin is None else origin[order]
     return Pool(x, y, n, width, origin, origin_names, class_names, vocabulary)
+
+
+def check_test_share(share: float, has_test: bool) -> None:
+    """Refuse a share for testing that is set, and not 0, for a source with a test part."""
+    remedy = "has no effect: the source has a test part; leave it out"
+    require(not has_test or share in (0.0, TEST_SHARE), "data.source.test_share", share, remedy)
 
 
 def with_test(labels: np.ndarray, share: float) -> tuple[np.ndarray, int]:

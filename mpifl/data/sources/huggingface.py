@@ -19,6 +19,7 @@ from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.arrays import (
     any_labels_of,
+    check_test_share,
     inputs_of,
     numbered,
     pool_of,
@@ -104,6 +105,7 @@ class HuggingFace(Source):
             origin, origin_names = numbered(values)
         sizes = [len(column[0]) for column in columns.values()]
         if _is_image(schema.field(held).type):
+            check_test_share(self.test_share, len(sizes) > 1)
             order, count = (
                 (np.arange(sum(sizes)), sizes[0]) if len(sizes) > 1 else with_test(y, self.test_share)
             )
