@@ -16,6 +16,7 @@ from mpifl.data.pool import Pool, count_classes, images_of, labels_of, stratifie
 KINDS = (IMAGES, FEATURES, TOKENS)
 PADDING, UNKNOWN = 0, 1  # reserved tokens in sequences of words
 AS_FEATURES = "numbers of any size are features: data.source.inputs features"  # for sources with that key
+PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".gif", ".tif", ".tiff")  # endings
 WORD = re.compile(r"\w+|[^\w\s]")
 TEST_SHARE = 0.2  # default of sources
 BINS = 8  # ranges of a number to predict, by which the test part is stratified
@@ -154,6 +155,13 @@ def with_test(labels: np.ndarray, share: float) -> tuple[np.ndarray, int]:
 def words_of(text: str) -> list[str]:
     """Return the words and punctuation marks of a text, in lower case."""
     return WORD.findall(text.lower())
+
+
+def refuse_pictures(texts: Sequence[str], name: str) -> None:
+    """Refuse texts that are names of pictures."""
+    remedy = "is the name of a picture, no text; read the pictures with source folder, npz or dataset"
+    named = len(texts) > 0 and all(text.lower().endswith(PICTURES) for text in texts)
+    require(not named, name, texts[0] if named else "", remedy)
 
 
 def vocabulary_of(texts: Iterable[str], size: int) -> dict[str, int]:

@@ -23,6 +23,7 @@ from mpifl.data.sources.arrays import (
     inputs_of,
     numbered,
     pool_of,
+    refuse_pictures,
     tokens_of,
     vocabulary_of,
     with_test,
@@ -134,6 +135,7 @@ class HuggingFace(Source):
         first = next((v for v in columns[0].to_pylist() if v is not None), None)
         if isinstance(first, str):
             texts = [str(v) for column in columns for v in column.to_pylist()]
+            refuse_pictures(texts, f"data.source.inputs: {name}")
             known = vocabulary_of(texts[: len(columns[0])], self.vocabulary)
             return tokens_of(texts, known, self.length), len(known) + 2
         rows = [v for column in columns for v in column.to_pylist()]

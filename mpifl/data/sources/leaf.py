@@ -18,6 +18,7 @@ from mpifl.data.sources.arrays import (
     inputs_of,
     numbered,
     pool_of,
+    refuse_pictures,
     tokens_of,
     vocabulary_of,
 )
@@ -88,6 +89,7 @@ class Leaf(Source):
         """Return samples [n, ...], the number of tokens (0: none), and the alphabet of characters."""
         first = xs[0]
         if isinstance(first, str):
+            refuse_pictures(xs, f"{name}: x")
             if len(set(map(len, xs))) == 1 and all(isinstance(y, str) and len(y) == 1 for y in ys):
                 present = set("".join([*xs, *ys]))
                 alphabet = LETTERS if present <= set(LETTERS) else "".join(sorted(present))
