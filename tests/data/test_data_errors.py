@@ -110,6 +110,17 @@ def test_clusters_of_flt_need_classes_enough(tmp_path, scenario, classes):
         open_federation(config, 0)
 
 
+def test_test_samples_of_classes_that_nobody_trains_on_are_not_enough(tmp_path):
+    """Class 1 has one training sample, so three of four groups lack it, and half of their test samples."""
+    train, test = np.arange(400) == 7, np.arange(100) % 2
+    images = np.zeros((400, 4, 4), np.uint8)
+    np.savez(tmp_path / "a.npz", x_train=images, y_train=train, x_test=images[:100], y_test=test)
+    scenario = SCENARIOS["fedcuau"](clients=4, samples=50, test_images=20)
+    config = DataConfig(None, str(tmp_path / "cache"), SOURCES["npz"](path=str(tmp_path / "a.npz")), scenario)
+    with pytest.raises(UserError, match=r"data.scenario.test_images = 20: .* whose classes it trains on"):
+        open_federation(config, 0)
+
+
 def test_a_missing_class_is_named(tmp_path):
     x, y = np.zeros((40, 4, 4), np.uint8), np.array([0, 1, 3, 4] * 10)
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)

@@ -87,6 +87,9 @@ class FedCuau(Scenario):
         labels = np.asarray(pool.labels[test])
         classes = np.unique(pool.labels[train])
         stock = np.array([np.count_nonzero(labels == c) for c in classes])
+        most = int(stock.sum()) // size
+        few = f"take at most {most}: clients of group {group} share {stock.sum()} test samples whose classes"
+        require(self.test_images <= most, "test_images", self.test_images, f"{few} it trains on")
         taken = take_by_mixture(mixtures, np.full(size, self.test_images), stock, rng)  # [clients, L]
         own = np.full(len(test), -1, np.int64)
         for c, column in zip(classes, taken.T, strict=True):
