@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -34,8 +35,9 @@ class Embedder(nn.Module):
 class Custom(ShapeModel):
     """Your own `torch.nn.Module`.
 
-    `Name` may be a class or a function. It is called with `shape` (C, H, W) and `num_classes`, or those of
-    them that its signature names. The module it returns must end in an `nn.Linear` that gives the logits.
+    `Name` may be a class or a function. It is called with `shape` ((C, H, W), or (F,) of a table) and
+    `num_classes`, or those of them that its signature names. The module it returns must end in an `nn.Linear`
+    that gives the logits.
 
     Attributes:
         path: `pkg.module:Name` or `file.py:Name`.
@@ -58,10 +60,10 @@ class Custom(ShapeModel):
             require(_has(module, name), "model.block", name, "the network has no such module")
         method = self.embed or "forward"
         require(hasattr(module, method), "model.embed", method, "the network has no such method")
-        probe = torch.linspace(-1, 1, 2 * shape[0] * shape[1] * shape[2]).reshape(2, *shape)
+        probe = torch.linspace(-1, 1, 2 * prod(shape)).reshape(2, *shape)
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         module.eval()
-        fails = f"does not take images of shape {list(shape)}"
+        fails = f"does not take samples of shape {list(shape)}"
         expected = _tried(module, probe, "model.path", self.path, fails)
         require(isinstance(expected, torch.Tensor), "model.path", self.path, returned(expected))
         module.set_submodule(self.head, nn.Identity())

@@ -110,6 +110,12 @@ def test_network_from_an_imported_module_and_from_a_function(place, monkeypatch,
     assert build(place, "make", head="classifier.1", num_classes=4).head.out_features == 4
 
 
+def test_a_network_may_take_rows_of_a_table_or_volumes(place):
+    for shape in ((16,), (2, 2, 2, 2)):
+        net = build(place, "Fixed", head="fc", shape=shape)
+        assert net(torch.rand(3, *shape)).shape == (3, 10)
+
+
 def test_embedding_can_be_a_method(place):
     net = build(place, "Scaled", head="classifier.1", embed="inner").eval()
     x = torch.rand(2, 1, 4, 4)
@@ -138,7 +144,7 @@ def test_checks_of_a_network_leave_its_buffers_as_they_were(place):
         ("Odd", {"head": "classifier.1", "embed": "part"}, "model.embed", "its `part` fails .*2x16 and 7x3"),
         ("Good", {"head": "features.1"}, "model.head", "6 logits"),
         ("Fixed", {"head": "fc", "num_classes": 3}, "model.head", "10 logits, but the data has 3"),
-        ("Fixed", {"head": "fc", "shape": (1, 5, 5)}, "model.path", "does not take images"),
+        ("Fixed", {"head": "fc", "shape": (1, 5, 5)}, "model.path", "does not take samples"),
         ("number", {"head": "fc"}, "model.path", "torch.nn.Module"),
         ("failing", {"head": "fc"}, "model.path", "no luck"),
         ("Nothing", {"head": "fc"}, "model.path", "has no 'Nothing'"),
