@@ -639,6 +639,16 @@ def test_pictures_may_have_numbers_to_predict(tmp_path):
     np.testing.assert_array_equal(pool.labels[:, 0], pool.inputs[:, 0, 0, 0])
 
 
+def test_words_of_the_share_set_aside_for_testing_are_unknown(tmp_path):
+    """Every text has a word of its own; the vocabulary is that of the training part."""
+    texts = [f"film w{i}" for i in range(20)]
+    save_split(tmp_path / "films", {"text": texts, "label": [0, 1] * 10}, CLASSES)
+    pool = load("huggingface", tmp_path, path="films", length=2, test_share=0.2)
+    assert (pool.num_train, pool.vocabulary) == (16, 2 + 17)  # padding, unknown, film, 16 words
+    assert len({*pool.inputs[:16, 1].tolist()} - {1}) == 16
+    assert pool.inputs[16:].tolist() == [[2, 1]] * 4
+
+
 def test_one_split_of_texts_and_one_of_numbers_are_read(tmp_path):
     texts = ["good film", "bad film", "good good", "very bad", "good!", "bad bad"]
     save_split(tmp_path / "films", {"text": texts, "label": [1, 0, 1, 0, 1, 0]}, CLASSES)

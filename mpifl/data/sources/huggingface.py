@@ -105,16 +105,15 @@ class HuggingFace(Source):
             values = [v for table in tables.values() for v in table.column(self.client).to_pylist()]
             origin, origin_names = numbered(values)
         sizes = [len(column[0]) for column in columns.values()]
+        whole = np.arange(sum(sizes)), sizes[0]
+        order, count = whole if len(sizes) > 1 else with_test(y, self.test_share)
         if _is_image(schema.field(held).type):
             check_test_share(self.test_share, len(sizes) > 1)
-            order, count = (
-                (np.arange(sum(sizes)), sizes[0]) if len(sizes) > 1 else with_test(y, self.test_share)
-            )
             images = self._pictures([column[0] for column in columns.values()], order, scratch, top)
             origin = None if origin is None else origin[order]
             width = len(names) or (int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
             return Pool(images, y[order], count, width, origin, origin_names, names)
-        x, vocabulary = self._samples([column[0] for column in columns.values()], held)
+        x, vocabulary = self._samples([column[0] for column in columns.values()], held, order[:count])
         n = sizes[0]
         parts = ((x[:n], y[:n]), (x[n:], y[n:]) if len(sizes) > 1 else None)
         share = self.test_share
@@ -130,13 +129,19 @@ class HuggingFace(Source):
         known = feature.get("names") if isinstance(feature, Mapping) else None
         return any_labels_of(np.asarray(values), f"data.source.label: {name}"), tuple(known or ())
 
-    def _samples(self, columns: Sequence[Any], name: str) -> tuple[np.ndarray, int]:
-        """Return samples that are not pictures, and the number of different tokens, 0 for features."""
+    def _samples(self, columns: Sequence[Any], name: str, learnt: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return samples that are not pictures, and the number of different tokens, 0 for features.
+
+        Args:
+            columns: samples of each split.
+            name: their column.
+            learnt: rows of the training part, whose words are the vocabulary, int64 [n].
+        """
         first = next((v for v in columns[0].to_pylist() if v is not None), None)
         if isinstance(first, str):
             texts = [str(v) for column in columns for v in column.to_pylist()]
             refuse_pictures(texts, f"data.source.inputs: {name}")
-            known = vocabulary_of(texts[: len(columns[0])], self.vocabulary)
+            known = vocabulary_of((texts[i] for i in learnt.tolist()), self.vocabulary)
             return tokens_of(texts, known, self.length), len(known) + 2
         rows = [v for column in columns for v in column.to_pylist()]
         if isinstance(first, list) and first and isinstance(first[0], int):
