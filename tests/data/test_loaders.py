@@ -110,8 +110,8 @@ def test_targets_of_a_table_are_numbers_or_several_labels(tmp_path):
 
 
 def test_large_targets_of_many_rows_are_standardised_to_mean_zero_and_deviation_one(tmp_path):
-    """Sums in float32 would lose them: 20,000 numbers near a million add up to 2e10, steps of 2048."""
-    rows = {"a": RNG.normal(size=20_000), "y": 1e6 + RNG.normal(size=20_000), "z": RNG.normal(size=20_000)}
+    """Sums in float32 would lose them: 20,000 numbers near 1e5 add up to 2e9, where steps are of 128."""
+    rows = {"a": RNG.normal(size=20_000), "y": 1e5 + RNG.normal(size=20_000), "z": RNG.normal(size=20_000)}
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
     pool = load("table", tmp_path, path="t.csv", target=("y", "z"), test_share=0.0)
     stored = np.stack([rows["y"], rows["z"]], 1).astype(np.float32).astype(np.float64)
@@ -197,6 +197,20 @@ def test_decimals_and_times_are_not_taken_for_categories(tmp_path, column, kind,
     says = f"data.source.{role} = '{column}': holds values of kind {kind}: make them numbers or texts"
     with pytest.raises(UserError, match=says):
         load("table", tmp_path, path="t.parquet", **options)
+
+
+@pytest.mark.parametrize("role", ["features", "target"])
+def test_numbers_that_float32_would_make_equal_are_refused(tmp_path, role):
+    """Seconds since 1970 are near 1.76e9, where float32 has steps of 128: an hour would have 29 values."""
+    hour = 1_763_000_000 + 90.0 * np.arange(40)
+    frame = a_table().assign(hour=hour, day=hour - hour.mean(), fixed=1_763_000_001.0)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    options = {"target": ("price",), "features": ("a",)}
+    says = rf"data.source.{role} = 'hour': .* rounded by up to 64, .* deviation is 1.04e\+03: subtract"
+    with pytest.raises(UserError, match=says):
+        load("table", tmp_path, path="t.csv", **options | {role: ("hour",)})
+    load("table", tmp_path, path="t.csv", **options | {role: ("day",)})
+    load("table", tmp_path, path="t.csv", **options | {role: ("fixed",)})
 
 
 def test_features_of_a_table_are_standardised(tmp_path):
