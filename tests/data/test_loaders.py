@@ -149,7 +149,8 @@ def test_a_table_without_a_training_row_is_refused(tmp_path):
     frame = a_table().assign(part="test")
     frame.to_csv(tmp_path / "t.csv", index=False)
     frame[:0].to_csv(tmp_path / "none.csv", index=False)
-    for options in ({"path": "t.csv", "part": "part"}, {"path": "none.csv", "test_path": "t.csv"}):
+    empty = {"path": "none.csv"}
+    for options in ({"path": "t.csv", "part": "part"}, {**empty, "test_path": "t.csv"}, empty):
         with pytest.raises(UserError, match=r"data.source.path = .*csv': has no training row: give some"):
             load("table", tmp_path, target=("price",), features=("a",), **options)
 

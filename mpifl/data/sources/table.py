@@ -102,7 +102,9 @@ class Table(Source):
 
     def _pool(self, frame: pd.DataFrame, count: int | None) -> Pool:
         """Return the pool; the first `count` rows are the training part, None where a share is set aside."""
-        require(count is None or count > 0, "data.source.path", self.path, "has no training row: give some")
+        require(
+            len(frame) > 0 and count != 0, "data.source.path", self.path, "has no training row: give some"
+        )
         roles = {*self.target, self.client, self.group, self.part}
         names = list(self.features) or [c for c in frame.columns if c not in roles]
         require(len(names) > 0, "data.source.features", [], "no column is left for the samples: name some")
