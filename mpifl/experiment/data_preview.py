@@ -42,11 +42,9 @@ def look(config: Config, sheet: Path, say: Callable[[str], None]) -> str:
     return "\n".join(_table(config, federation, clients, counts))
 
 
-def _counts(federation: PoolFederation, clients: np.ndarray) -> np.ndarray:
-    """Return training samples of each client by class [n, L]; their total [n, 1] if there are no classes."""
-    if federation.info.labels == CLASSES:
-        return histogram(federation, clients=clients)
-    return np.asarray(federation.sizes[clients, :1])
+def _counts(federation: PoolFederation, clients: np.ndarray) -> np.ndarray | None:
+    """Return training samples of each client by class [n, L]; None if labels are no classes."""
+    return histogram(federation, clients=clients) if federation.info.labels == CLASSES else None
 
 
 def _title(config: Config, federation: PoolFederation) -> str:
@@ -59,18 +57,18 @@ def _title(config: Config, federation: PoolFederation) -> str:
 # -- the table -----------------------------------------------------------------------------------------------
 
 
-def _table(config: Config, federation: PoolFederation, clients: np.ndarray, counts: np.ndarray) -> list[str]:
+def _table(
+    config: Config, federation: PoolFederation, clients: np.ndarray, counts: np.ndarray | None
+) -> list[str]:
     """Return the lines of the table."""
-    distance, parts = label_distance(counts), _parts(federation, clients)
+    parts = _parts(federation, clients)
     head = ("", "clients", "training", "validation", "test", "classes", "label distance")
     rows = [head, ("", "", *["min / median / max"] * 3, "per client", "mean (max)")]
     for name, members in parts:
         sizes = federation.sizes[clients[members]]
         spreads = (" / ".join(f"{int(q)}" for q in np.quantile(s, (0, 0.5, 1))) for s in sizes.T)
-        held = (counts[members] > 0).sum(axis=1)
-        far = distance[members]
-        classes = f"{held.min()}" if held.min() == held.max() else f"{held.min()} to {held.max()}"
-        rows.append((name, str(len(members)), *spreads, classes, f"{far.mean():.2f} ({far.max():.2f})"))
+        of_classes = ("-", "-") if counts is None else _class_columns(counts, members)
+        rows.append((name, str(len(members)), *spreads, *of_classes))
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = [
         "  ".join(
@@ -83,6 +81,13 @@ def _table(config: Config, federation: PoolFederation, clients: np.ndarray, coun
     labels = {CLASSES: "classes", MULTI_HOT: "labels", NUMBERS: "targets"}.get(info.labels, info.labels)
     more = f"{federation.num_classes} {labels}, {info.inputs} {shape}, data seed {config.seed.data}"
     return [f"{_title(config, federation)}, {more}", "", *lines, "", *_remarks(federation, clients)]
+
+
+def _class_columns(counts: np.ndarray, members: np.ndarray) -> tuple[str, str]:
+    """Return the number of classes of some of the clients, and their label distance to all."""
+    held, far = (counts[members] > 0).sum(axis=1), label_distance(counts)[members]
+    classes = f"{held.min()}" if held.min() == held.max() else f"{held.min()} to {held.max()}"
+    return classes, f"{far.mean():.2f} ({far.max():.2f})"
 
 
 def _parts(federation: PoolFederation, clients: np.ndarray) -> list[tuple[str, np.ndarray]]:
@@ -131,7 +136,9 @@ def _remarks(federation: PoolFederation, clients: np.ndarray) -> list[str]:
 # -- the sheet -----------------------------------------------------------------------------------------------
 
 
-def _sheet(config: Config, federation: PoolFederation, clients: np.ndarray, counts: np.ndarray) -> Sheet:
+def _sheet(
+    config: Config, federation: PoolFederation, clients: np.ndarray, counts: np.ndarray | None
+) -> Sheet:
     """Return the content of the sheet."""
     shown = _evenly(len(clients), MAX_SHOWN)
     by_label = federation.num_classes <= MAX_LABEL_COLUMNS
@@ -153,7 +160,7 @@ def _sheet(config: Config, federation: PoolFederation, clients: np.ndarray, coun
         columns=[_class_name(federation, c) for c in range(federation.num_classes)] if by_label else [],
         clients=clients[shown],
         groups=None if federation.groups is None else federation.groups[clients[shown]],
-        counts=counts[shown],
+        counts=None if counts is None else counts[shown],
         sizes=federation.sizes[clients[shown]],
         shares=np.array(mixtures) if mixtures and mixtures[0] is not None else None,
         share_title="Share of each group in the images of client 0, at two visits",

@@ -48,7 +48,7 @@ class Sheet:
         columns: headings above the images; empty if every image has its own caption.
         clients: the clients shown below the images, in ascending order, int64 [n].
         groups: their groups, int64 [n]; None if there are none.
-        counts: their number of training images of each class, int64 [n, L].
+        counts: their number of training images of each class, int64 [n, L]; None if labels are no classes.
         sizes: their number of training, validation and test images, int64 [n, 3].
         shares: shares of the groups in the data of one client at two visits, float64 [2, K]; None if all
             visits have the same data.
@@ -61,7 +61,7 @@ class Sheet:
     columns: Sequence[str]
     clients: np.ndarray
     groups: np.ndarray | None
-    counts: np.ndarray
+    counts: np.ndarray | None
     sizes: np.ndarray
     shares: np.ndarray | None = None
     share_title: str = ""
@@ -84,7 +84,8 @@ def draw(sheet: Sheet, path: Path) -> None:
     cell = INCH_CELL * (1.25 if sheet.columns else 1.5)  # captions take room
     panels = [(cell * len(sheet.strips) + 0.4, _images)] if sheet.strips else []
     panels += [(1.6, _shares)] if sheet.shares is not None else []
-    panels += [(2.6, _counts), (1.7, _sizes)]
+    panels += [(2.6, _counts)] if sheet.counts is not None else []
+    panels += [(1.7, _sizes)]
     heights = [height for height, _ in panels]
     size = (max(INCH_WIDE, INCH_MARGIN + wide * INCH_CELL * 1.2), sum(heights) + 0.8)
     figure = Figure(size, dpi=120, layout=ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04))
@@ -147,6 +148,7 @@ def _counts(axis: Any, sheet: Sheet) -> None:
     """Draw the number of training images of each class at each client."""
     from matplotlib.colors import PowerNorm
 
+    assert sheet.counts is not None
     n, classes = sheet.counts.shape
     held = sheet.counts[sheet.counts > 0]
     uneven = bool(len(held)) and held.max() > 8 * np.median(held)  # small counts would look like zero

@@ -76,6 +76,19 @@ def test_the_table_counts_groups_and_names_them(tmp_path, capsys):
     assert path.stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("kind", ["multi_hot", "numbers", "tokens"])
+def test_samples_without_classes_have_no_count_of_classes(tmp_path, capsys, kind):
+    """A client has neither one class nor the label distance zero."""
+    options = ["--data.source", f"{{name: generated, kind: {kind}}}", "--data.scenario", "iid"]
+    assert cli.main(["data", "quickstart", *options, "--sheet", str(tmp_path / "a.png"), "-q"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("all "))
+    assert row.split()[-2:] == ["-", "-"]
+    with Image.open(tmp_path / "a.png") as alone:
+        draw(sheet_of(np.random.default_rng(0), strips=[]), tmp_path / "b.png")
+        with Image.open(tmp_path / "b.png") as both:
+            assert alone.height < both.height - 200, "there is no panel of classes"
+
+
 def test_worlds_without_groups_and_worlds_that_change_are_drawn(tmp_path, capsys):
     for scenario, said in (
         ("{name: dirichlet, alpha: 0.3}", "test images"),
