@@ -187,13 +187,17 @@ def test_roles_that_columns_do_not_have_are_refused(tmp_path, options, says):
         load("table", tmp_path, path="t.csv", **{"target": ("price",), "features": ("a",), **options})
 
 
-@pytest.mark.parametrize(("column", "kind"), [("paid", "decimal"), ("when", "datetime64"), ("day", "date")])
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [("paid", "decimal"), ("when", "datetime64"), ("day", "date"), ("list", "mixed")],
+)
 @pytest.mark.parametrize("role", ["features", "target"])
-def test_decimals_and_times_are_not_taken_for_categories(tmp_path, column, kind, role):
+def test_decimals_times_and_lists_are_not_taken_for_categories(tmp_path, column, kind, role):
     pytest.importorskip("pyarrow")
     times = pd.to_datetime(np.arange(40), unit="D")
     paid = [Decimal(i) / 4 for i in range(40)]
-    a_table().assign(paid=paid, when=times, day=times.date).to_parquet(tmp_path / "t.parquet")
+    frame = a_table().assign(paid=paid, when=times, day=times.date, list=[[i, 1.0] for i in range(40)])
+    frame.to_parquet(tmp_path / "t.parquet")
     options = {"target": ("price",), "features": ("a",), role: (column,)}
     says = f"data.source.{role} = '{column}': holds values of kind {kind}: make them numbers or texts"
     with pytest.raises(UserError, match=says):

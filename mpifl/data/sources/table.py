@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LABELS = ("classes", "numbers", "multi_hot")
-NAMES = ("numbers", "string", "boolean", "categorical", "mixed-integer", "mixed", "integer")
-"""Kinds of columns: numbers, and what is numbered by name; pandas says `mixed` of booleans and texts."""
+NAMES = ("numbers", "string", "boolean", "categorical", "mixed-integer", "integer")
+"""Kinds of columns, as pandas calls them: numbers, and what is numbered by name."""
 ROUNDING = 0.01  # of the deviation of a column: numbers of float32 may be rounded by this share of it
 FEW_ROWS = 10  # with fewer rows per class, whole numbers are probably no classes
 
@@ -29,7 +29,7 @@ class Table(Source):
     """A table with a row for each sample: a .csv or .parquet file, or a folder of them, read in order.
 
     Columns of numbers are features; columns of texts or booleans are categories, numbered in alphabetical
-    order. Missing values are refused, and so are values of other types, such as decimals and times.
+    order. Missing values are refused, and so are values of other types, such as decimals, times and lists.
 
     Attributes:
         path: file or folder: absolute, below data.root, or in the working folder.
