@@ -85,7 +85,7 @@ class Flt2(Scenario):
     """Scenario 2: clusters of three classes; neighbours share one class and hold the same images of it.
 
     With a permutation p of ten classes: {p0, p1, p2}, {p2, p3, p4}, {p4, p5, p6}, {p6, p7, p8}, {p8, p9, p0}.
-    The ablation with M = 500 clients is `clients: 500` (100 images for each client, 33 of each class).
+    The ablation with M = 500 clients is `clients: 500` (CIFAR-10: 100 images a client, 33 of each class).
 
     Attributes:
         clients: number of clients N, a multiple of half the number of classes.
