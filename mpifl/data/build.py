@@ -24,7 +24,7 @@ from . import prepared_cache as cache
 from .federation import PoolFederation
 from .pool import Pool, check_pool, standardised
 from .prepared_cache import Progress
-from .scenario import CLIENT_BYTES, FixedPartition, Scenario, ScenarioSpec, check_splits
+from .scenario import CLIENT_BYTES, FixedPartition, Scenario, ScenarioSpec, check_drift, check_splits
 from .scenarios import Rotated
 from .scenarios.partition_file import exported
 from .sources import MEASURED, NORMALISATIONS, Digits, Photos, Source, in_one_line, normalisation
@@ -102,11 +102,12 @@ def open_federation(
             spec = config.scenario.compose(pool, key(seed, "data"))
         known = {"samples": cache.content(place, "images", "labels", "origin")}
         known["normalisation"] = _normalisation(config, spec, pool)
+        name = type(config.scenario).__name__
         if spec.drift is not None:
             check_memory("clients", len(spec.drift.sizes), CLIENT_BYTES)
+            check_drift(spec, spec.drift, name)
             to_tensor = _to_tensor(config, spec, pool)
             return PoolFederation(pool, spec, spec.drift, to_tensor, known, cache_bytes)
-        name = type(config.scenario).__name__
         code = cache.code_digest(type(config.scenario))
         files = config.scenario.files()
         read = [_file_state(path) for path in files]

@@ -219,10 +219,7 @@ def check_splits(spec: ScenarioSpec, splits: Mapping[str, Csr], pool: Pool, name
     counts = [len(csr.sizes) for csr in splits.values()]
     remedy = f"its splits have rows for {', '.join(map(str, counts))} clients: give each client one in all"
     require(len(set(counts)) == 1, "name", name, remedy)
-    for field_name in ("groups", "blocks"):
-        held = getattr(spec, field_name)
-        remedy = f"{field_name} has {0 if held is None else len(held)} entries for {counts[0]} clients"
-        require(held is None or len(held) == counts[0], "name", name, f"{remedy}: give one for each")
+    _check_groups(spec, counts[0], name)
     for split, csr in splits.items():
         index = csr.offsets[[0, -1]] - [0, 1] if csr.index is None else csr.index
         if csr.offsets[-1]:
@@ -230,6 +227,32 @@ def check_splits(spec: ScenarioSpec, splits: Mapping[str, Csr], pool: Pool, name
             remedy = f"names sample {least if least < 0 else most} in {split}"
             inside = least >= 0 and most < len(pool.labels)
             require(inside, "name", name, f"{remedy}: the source has 0 to {len(pool.labels) - 1}")
+
+
+def check_drift(spec: ScenarioSpec, drift: Partition, name: str) -> None:
+    """Refuse a drift that contradicts the specification, or miscounts samples of its first or last client.
+
+    Args:
+        spec: the specification.
+        drift: its drift.
+        name: the scenario, for error messages.
+    """
+    count = len(drift.sizes)
+    _check_groups(spec, count, name)
+    for k in range(0, count, max(1, count - 1)):
+        for split, said in zip(SPLITS, drift.sizes[k].tolist(), strict=True):
+            found = drift.of(k, split, 0).index
+            holds = found.stop - found.start if isinstance(found, slice) else len(found)
+            remedy = f"sizes counts {said} samples of client {k} in {split}, and `of` returns {holds}"
+            require(said == holds, "name", name, f"{remedy}: count those of the first visit")
+
+
+def _check_groups(spec: ScenarioSpec, count: int, name: str) -> None:
+    """Refuse groups or blocks of another number of clients than `count`."""
+    for field_name in ("groups", "blocks"):
+        held = getattr(spec, field_name)
+        remedy = f"{field_name} has {0 if held is None else len(held)} entries for {count} clients"
+        require(held is None or len(held) == count, "name", name, f"{remedy}: give one for each")
 
 
 class Scenario(ABC):

@@ -407,6 +407,47 @@ def test_a_users_scenario_that_contradicts_itself_is_refused(cache, mistake, say
     )
 
 
+class Miscounted(Partition):
+    """Two clients of ten training samples and one test sample each, counted as `sizes` says."""
+
+    def __init__(self, sizes):
+        self.sizes = np.array(sizes)
+
+    def of(self, k, split, visit):
+        return SampleIndex(np.arange({"train": 10, "val": 0, "test": 1}[split]) + visit, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class MiscountedScenario(Scenario):
+    sizes: tuple = ((10, 0, 1), (10, 0, 1))
+    groups: int = 2
+
+    def compose(self, pool, key):
+        return ScenarioSpec(drift=Miscounted(self.sizes), groups=np.arange(self.groups))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"sizes": ((10, 0, 1), (7, 0, 1))},
+            "sizes counts 7 samples of client 1 in train, and `of` returns 10",
+        ),
+        (
+            {"sizes": ((10, 0, 2), (10, 0, 1))},
+            "sizes counts 2 samples of client 0 in test, and `of` returns 1",
+        ),
+        ({"groups": 3}, "groups has 3 entries for 2 clients"),
+    ],
+)
+def test_a_drift_that_miscounts_is_refused(cache, options, says):
+    """Averages over clients are weighted by these numbers."""
+    config = DataConfig(cache=str(cache), scenario=MiscountedScenario(**options))
+    with pytest.raises(UserError, match=f"data.scenario.name = 'MiscountedScenario': {says}"):
+        open_federation(config, 0)
+    assert open_federation(dataclasses.replace(config, scenario=MiscountedScenario()), 0).num_clients == 2
+
+
 def test_writers_with_just_enough_samples_are_clients():
     """Three, two and five training samples: with at least three, two clients; with four, one."""
     origin = np.array([0] * 3 + [1] * 2 + [2] * 5 + [0, 1, 2])
