@@ -133,7 +133,8 @@ class Noise(Op):
         out = np.array(x)
         for i in np.flatnonzero(level > 0):
             content = int.from_bytes(hashlib.blake2b(x[i].tobytes(), digest_size=8).digest(), "little")
-            rng = np.random.Generator(np.random.Philox(key=[content, self.seed ^ int(group[i])]))
+            key = np.array([content, self.seed ^ int(group[i])], np.uint64)  # a list would become float64
+            rng = np.random.Generator(np.random.Philox(key=key))
             noise = rng.standard_normal(x.shape[1:], np.float32) * (level[i] * scale)
             if x.dtype == np.uint8:
                 out[i] = np.clip(np.rint(x[i] + 255.0 * noise), 0, 255)

@@ -127,6 +127,14 @@ def test_noise_does_not_change_its_arguments():
     np.testing.assert_array_equal(out[1], out[2])  # equal samples of one group
 
 
+def test_an_image_has_other_noise_in_each_group():
+    """Numbers of seed and samples beyond 2^53, which a float64 does not hold."""
+    x = np.random.default_rng(0).integers(64, 192, (64, 1, 4, 4), np.uint8)
+    noise = Noise((0.1, 0.1), (1 << 62) + 12345)
+    first, second = (noise(x, np.zeros(64), np.full(64, group))[0] for group in (0, 1))
+    assert (first != second).any(axis=(1, 2, 3)).all()
+
+
 def test_all_clients_may_be_tested_on_one_part_each_with_its_own_noise(cache):
     """Such rows are not stored as images; training images are those that are stored under `test: like`."""
     shared = opened(cache, "feature_noise", clients=4, sigma=0.4, test="all")
