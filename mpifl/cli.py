@@ -76,9 +76,10 @@ TARGET = {
 def run(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.loader import load_everywhere
+    from mpifl.experiment.checkpoints import refuse_changes
+    from mpifl.experiment.loader import load_everywhere, to_tree
     from mpifl.experiment.run import run as run_experiment
-    from mpifl.results.run_folder import is_begun
+    from mpifl.results.run_folder import is_begun, is_complete, refuse_more_rounds
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     if config.vary:
@@ -89,11 +90,33 @@ def run(transport: Transport, args: argparse.Namespace) -> None:
     named = config.output.id is not None
     require(named or not args.resume, "--resume", True, "needs an output.id: which run?")
     folder = Path(config.output.folder) / f"{config.name}-{config.output.id}"
-    if args.resume and on_server(transport, lambda: is_begun(folder)):
-        args.RUN, args.from_start, args.jobs = str(folder), True, None
-        resume(transport, args)
-    else:
-        run_experiment(config, transport, args.quiet, bind_report=args.bind_report)
+    begun = args.resume and on_server(transport, lambda: is_begun(folder))
+    if begun and on_server(transport, lambda: is_complete(folder)):
+
+        def refuse() -> None:
+            refuse_more_rounds(folder, config.rounds)
+            refuse_changes(folder, to_tree(config))
+
+        leave_alone(transport, folder, refuse)
+        return
+    run_experiment(config, transport, args.quiet, folder if begun else None, args.bind_report)
+
+
+def leave_alone(transport: Transport, folder: Path, refuse: Callable[[], None]) -> None:
+    """Say that a run is complete, unless its changed options are refused; every rank calls.
+
+    Args:
+        transport: Connects the ranks.
+        folder: The run folder.
+        refuse: Raises `UserError` if other options are asked for; called on rank 0.
+    """
+    from mpifl.comm.transport import on_server
+    from mpifl.experiment.observed import end_late
+
+    on_server(transport, refuse)
+    on_server(transport, lambda: end_late(folder), everywhere=False)
+    if transport.is_server:
+        print(f"{folder} is complete: {folder / 'summary.json'}")
 
 
 FROM_START = {**FLAG, "help": "begin again where no checkpoint was written, and drop the results"}
@@ -108,7 +131,6 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.comm.transport import on_server
     from mpifl.experiment.checkpoints import refuse_changes
     from mpifl.experiment.loader import load_everywhere, merged, overrides, read
-    from mpifl.experiment.observed import end_late
     from mpifl.experiment.run import run as run_experiment
     from mpifl.experiment.sweep import resume_sweep
     from mpifl.experiment.sweep_results import is_sweep
@@ -128,10 +150,7 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
             if changes:
                 refuse_changes(folder, merged(read(str(folder / "config.yaml")), changes))
 
-        on_server(transport, refuse)
-        on_server(transport, lambda: end_late(folder), everywhere=False)
-        if transport.is_server:
-            print(f"{folder} is complete: {folder / 'summary.json'}")
+        leave_alone(transport, folder, refuse)
     else:
         config = load_everywhere(transport, str(folder / "config.yaml"), args.options)
         run_experiment(config, transport, args.quiet, folder, args.bind_report, args.from_start)

@@ -11,12 +11,12 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from mpifl.core.errors import Stopped, UserError, require
 from mpifl.core.files import force_to_disk, try_lock
@@ -145,8 +145,8 @@ class Checkpoints(Checkpointer):
             for name in ("metrics.csv", "events.csv"):
                 (self.run_folder / name).unlink(missing_ok=True)
             return None
-        remedy = "the configuration is not the one of the checkpoint; only system and checkpoint may change"
-        require(content.about["config"] == self.about["config"], "RUN", str(self.run_folder), remedy)
+        if content.about["config"] != self.about["config"]:
+            self._refuse_configuration()
         self._check_data(content.about.get("data"))
         self._check_output(content.about.get("output"))
         key, value = "start.run", self.config.start.run
@@ -168,6 +168,14 @@ class Checkpoints(Checkpointer):
         warn(f"going on after step {content.step}")
         values = dict(content.values["engine"])
         return Saved(content.step, dict(content.tensors), dict(content.arrays), values)
+
+    def _refuse_configuration(self) -> NoReturn:
+        """Raise `UserError` with the first option that decides numbers and differs from the checkpoint."""
+        tree, remedy = loader.to_tree(self.config), "leave it so, or begin a new run"
+        for key, was, now in _differing(self.run_folder, tree, set(MAY_CHANGE)):
+            raise UserError(key, now, f"the run began with {was!r}; {remedy}")
+        what = "the configuration is not the one of the checkpoint; only system and checkpoint may change"
+        raise UserError("RUN", str(self.run_folder), what)
 
     def _check_data(self, before: Mapping[str, str] | None) -> None:
         """Raise `UserError` unless the data equal those of the checkpoint (`before`; None in old ones)."""
@@ -278,16 +286,28 @@ def refuse_changes(folder: Path, tree: Mapping[str, Any]) -> None:
     Raises:
         UserError: such an option differs, or an option is invalid.
     """
-    file = folder / "config.yaml"
-    was, now = (
-        dict(flat(loader.to_tree(loader.from_tree(Config, t)))) for t in (loader.read(str(file)), tree)
-    )
-    free = {*MAY_CHANGE, *OF_A_MACHINE}
-    deciding = (key for key in {**now, **was} if key in EACH_ROUND or not free & {key, key.partition(".")[0]})
-    key = next((key for key in deciding if now.get(key) != was.get(key)), None)
-    if key is not None:
-        remedy = f"{folder} is complete, and was run with {was.get(key)!r}; run it anew: mpifl run {file}"
-        raise UserError(key, now.get(key), f"{remedy} --{key} {now.get(key)} --output.id NAME")
+    for key, was, now in _differing(folder, tree, {*MAY_CHANGE, *OF_A_MACHINE}, EACH_ROUND):
+        remedy = f"{folder} is complete, and was run with {was!r}; run it anew"
+        remedy += f": mpifl run {folder / 'config.yaml'} --{key} {now} --output.id NAME"
+        raise UserError(key, now, remedy)
+
+
+def _differing(
+    folder: Path, tree: Mapping[str, Any], free: Set[str], bound: Collection[str] = ()
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield key, old and new value of each option that differs from the configuration in a run folder.
+
+    Args:
+        folder: the run folder.
+        tree: the other configuration, as nested mappings.
+        free: keys and sections that do not count.
+        bound: keys in these sections that count all the same.
+    """
+    stored = loader.read(str(folder / "config.yaml"))
+    was, now = (dict(flat(loader.to_tree(loader.from_tree(Config, t)))) for t in (stored, tree))
+    for key in {**now, **was}:
+        if (key in bound or not free & {key, key.partition(".")[0]}) and now.get(key) != was.get(key):
+            yield key, was.get(key), now.get(key)
 
 
 def _written_each_round(config: Config) -> dict[str, Any]:

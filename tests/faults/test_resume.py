@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,11 @@ class Killed(BaseException):
     """A run that ends here and now, as by SIGKILL."""
 
 
+def raise_killed(self: checkpoints.Checkpoints, step: int) -> str:
+    """End a run before its first step."""
+    raise Killed
+
+
 def killed_at(step: int, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Path:
     """Run fedavg until it is killed, in the step after `step`; return its folder."""
     real = checkpoints.Checkpoints.due
@@ -191,6 +197,59 @@ def test_run_with_resume_begins_again_what_has_no_checkpoint(cache, tmp_path, mo
     (folder / "config.yaml").write_text("name: tiny\n")  # killed while it was made
     assert start(tmp_path / "again", cache, "fedavg on links", "--resume") == 0
     assert (folder / "summary.json").exists()
+
+
+def begun_from(file: Path, folder: Path, cache: Path, *more: str) -> int:
+    """Run a configuration of one's own, or go on with its run, as a script does; return the exit code."""
+    place = ["--output.folder", str(folder), "--output.id", "x", "--data.cache", str(cache)]
+    return cli.main(["run", str(file), "--quiet", "--resume", *place, *more])
+
+
+def edited(file: Path, **changes: str) -> None:
+    """Replace values in a configuration file, given by their keys."""
+    text = file.read_text()
+    for key, value in changes.items():
+        text = re.sub(rf"\b{key}: [^,}}\n]*", f"{key}: {value}", text)
+    file.write_text(text)
+
+
+def test_run_with_resume_reads_its_file_again(cache, tmp_path, monkeypatch, capsys):
+    """More rounds in the file are taken; another learning rate is refused, also where the run is complete."""
+    file, folder = Path(shutil.copy(CONFIG, tmp_path / "mine.yaml")), tmp_path / "tiny-x"
+    edited(file, rounds="4")
+    with monkeypatch.context() as patched:
+        stop_after(2, patched)
+        assert begun_from(file, tmp_path, cache) == 75
+    edited(file, lr="0.001")
+    capsys.readouterr()
+    assert begun_from(file, tmp_path, cache) == 2
+    said = capsys.readouterr().err
+    assert "local.lr = 0.001: the run began with 0.1" in said
+    assert said.count("\n") == 1
+    edited(file, lr="0.1", rounds="5")
+    assert begun_from(file, tmp_path, cache) == 0
+    assert begun_from(CONFIG, tmp_path / "one", cache, "--rounds", "5") == 0
+    assert_same_run(tmp_path / "one" / "tiny-x", folder)
+    assert begun_from(file, tmp_path, cache) == 0, "it is complete"
+    for key, value, said in (("lr", "0.001", "local.lr = 0.001: "), ("rounds", "6", "rounds = 6: ")):
+        capsys.readouterr()
+        edited(file, **{key: value})
+        assert begun_from(file, tmp_path, cache) == 2
+        assert said in capsys.readouterr().err
+        edited(file, lr="0.1", rounds="5")
+
+
+def test_run_with_resume_begins_again_from_its_file(cache, tmp_path, monkeypatch):
+    """It is not the configuration of the run that left no checkpoint."""
+    file = Path(shutil.copy(CONFIG, tmp_path / "mine.yaml"))
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints.Checkpoints, "due", raise_killed)
+        with pytest.raises(Killed):
+            begun_from(file, tmp_path, cache)
+    edited(file, lr="0.001")
+    assert begun_from(file, tmp_path, cache) == 0
+    assert begun_from(CONFIG, tmp_path / "one", cache, "--local.lr", "0.001") == 0
+    assert_same_run(tmp_path / "one" / "tiny-x", tmp_path / "tiny-x")
 
 
 @pytest.mark.parametrize("rounds", ["2", "3"])
