@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import IO, Any, NoReturn
 
 from mpifl.core.errors import Stopped, UserError, require
-from mpifl.core.files import force_to_disk, try_lock
+from mpifl.core.files import try_lock
 from mpifl.data.sources import MEASURED
 from mpifl.results import checkpoint_files
 from mpifl.results.identity import CODES, differences
@@ -80,8 +80,8 @@ class Checkpoints(Checkpointer):
         self.written, self.tried, self.since = 0, 0, time.monotonic()
         self._lock = lock
         self._held: FileSums = {}
-        self._events_sha, self._events_size = hashlib.sha256(), 0
-        self._events_columns: list[str] = []
+        tables = () if recorder is None else (recorder.events, recorder.updates, recorder.assignments)
+        self._tables = [checkpoint_files.TableSum(table) for table in tables]
 
     @property
     def run_id(self) -> str:
@@ -219,6 +219,7 @@ class Checkpoints(Checkpointer):
         self.tried, self.since = saved.step, start
         recorder_state = self.recorder.state_dict()  # also writes the rows of events.csv still in memory
         metrics = self.recorder.metrics.path
+        tables = {each.table.path.name: each.up_to_now() for each in self._tables}
         content = checkpoint_files.Content(
             step=saved.step,
             run=self.run_id,
@@ -226,29 +227,15 @@ class Checkpoints(Checkpointer):
             arrays=saved.arrays,
             values={"engine": saved.values, "recorder": recorder_state},
             metrics=metrics.read_bytes() if metrics.exists() else b"",
-            events=self._sum_of_events(self.recorder),
+            events=tables.pop("events.csv"),
             clients=files,
             about=self.about,
+            tables=tables,
         )
         path = checkpoint_files.write(self.folder, content)
         self._held, self.written = dict(files), saved.step
         checkpoint_files.prune(self.folder, self.config.checkpoint.keep, content.run)
         self.say(f"checkpoint: {path.name}, {time.monotonic() - start:.2f} s")
-
-    def _sum_of_events(self, recorder: Recorder) -> checkpoint_files.FileSum:
-        """Return the size and the SHA-256 of events.csv; reads only what was added since the last call."""
-        events = recorder.events
-        if events.columns != self._events_columns:  # the file was rewritten
-            self._events_sha, self._events_size = hashlib.sha256(), 0
-            self._events_columns = list(events.columns)
-        if events.path.exists():
-            with events.path.open("rb") as file:
-                file.seek(self._events_size)
-                while block := file.read(checkpoint_files.BLOCK_BYTES):
-                    self._events_sha.update(block)
-                    self._events_size += len(block)
-            force_to_disk(events.path)
-        return self._events_size, self._events_sha.hexdigest()
 
     def write_failed(self, step: int, error: OSError) -> None:
         """Warn that a checkpoint could not be written; the run goes on, and earlier checkpoints stay."""

@@ -7,8 +7,9 @@
     RUN/checkpoints/clients/          client state, one file per client; shared by the checkpoints
 
 A checkpoint is written to a temporary folder, forced to disk and renamed, so it is either complete or absent.
-Client files and the rows of `events.csv` written so far are not copied: the manifest lists them as parts of
-the checkpoint. A checkpoint is used only after every byte of it has been verified.
+Client files and the rows of `events.csv`, `updates.csv` and `assignments.csv` written so far are not copied:
+the manifest lists them as parts of the checkpoint. A checkpoint is used only after every byte of it has been
+verified.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from mpifl.core.files import force_to_disk, told_as_os_error
+
+from .run_folder import GrowingCsv
 
 FORMAT = 1
 MANIFEST, CHECKSUM = "manifest.json", "manifest.sha256"
@@ -53,6 +56,7 @@ class Content:
         events: size in bytes and SHA-256 of the part of `events.csv` that belongs to the checkpoint.
         clients: files of `checkpoints/clients` that belong to the checkpoint, by name.
         about: further entries of the manifest.
+        tables: the same as `events` for other growing tables of the run folder, by file name.
     """
 
     step: int
@@ -64,6 +68,34 @@ class Content:
     events: FileSum = (0, hashlib.sha256().hexdigest())
     clients: Mapping[str, FileSum] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
+    tables: Mapping[str, FileSum] = field(default_factory=dict)
+
+
+class TableSum:
+    """The size and the SHA-256 of a growing table, each of whose rows is read once.
+
+    Args:
+        table: the table.
+    """
+
+    def __init__(self, table: GrowingCsv) -> None:
+        self.table = table
+        self._columns: list[str] = []
+        self._size, self._sha = 0, hashlib.sha256()
+
+    def up_to_now(self) -> FileSum:
+        """Force the table to disk, and return its size and sum; a table without rows has size 0."""
+        if self.table.columns != self._columns:  # the file was rewritten
+            self._size, self._sha = 0, hashlib.sha256()
+            self._columns = list(self.table.columns)
+        if self._columns:
+            with self.table.path.open("rb") as file:
+                file.seek(self._size)
+                while block := file.read(BLOCK_BYTES):
+                    self._sha.update(block)
+                    self._size += len(block)
+            force_to_disk(self.table.path)
+        return self._size, self._sha.hexdigest()
 
 
 def sum_of(path: Path, size: int | None = None) -> FileSum:
@@ -142,6 +174,7 @@ def _fill(partial: Path, content: Content) -> None:
         "about": content.about,
         "files": files,
         "events": content.events,
+        "tables": content.tables,
         "clients": content.clients,
     }
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -221,7 +254,9 @@ def read(folder: Path, step: int, run: str) -> Content:
         for name, (size, sha) in manifest["clients"].items():
             _check(folder / "clients" / name, size, sha)
         size, sha = manifest["events"]
-        _check(folder.parent / "events.csv", size, sha, growing=True)
+        tables = manifest.get("tables", {})  # not in earlier checkpoints
+        for name, (length, found) in {"events.csv": (size, sha), **tables}.items():
+            _check(folder.parent / name, length, found, growing=True)
         with np.load(path / "arrays.npz", allow_pickle=False) as arrays:
             named = {name: arrays[name] for name in arrays.files}
         return Content(
@@ -234,6 +269,7 @@ def read(folder: Path, step: int, run: str) -> Content:
             events=(size, sha),
             clients={name: (size, sha) for name, (size, sha) in manifest["clients"].items()},
             about=manifest["about"],
+            tables={name: (size, sha) for name, (size, sha) in tables.items()},
         )
     except OSError as error:
         raise Damaged(f"{error.filename}: {error.strerror}") from error

@@ -298,6 +298,40 @@ def test_tables_that_would_lack_the_rounds_before_are_refused(
     assert cli.main([*resume, "--output.label", "mine", "--output.client_models", "true"]) == 0
 
 
+def shortened(file: Path) -> None:
+    """Cut off the end of a file, as a machine does that goes down before it is on disk."""
+    os.truncate(file, file.stat().st_size - 20)
+
+
+def altered(file: Path) -> None:
+    """Replace digits in the rows of a file."""
+    head, _, rows = file.read_text().partition("\n")
+    file.write_text(f"{head}\n{rows.replace('1', '7')}")
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, shortened, altered])
+@pytest.mark.parametrize("table", ["assignments.csv", "updates.csv"])
+def test_a_run_does_not_go_on_after_rows_that_are_damaged(
+    table, damage, cache, tmp_path, monkeypatch, capsys
+):
+    """The checkpoint holds how long these tables were; missing rows were filled up with zero bytes."""
+    words = ["--output.updates", "true", "--evaluation.every", "1"]
+    with monkeypatch.context() as patched:
+        stop_after(2, patched)
+        assert start(tmp_path, cache, "fedavg on links", *words) == 75
+    folder = tmp_path / "tiny-x"
+    whole = (folder / table).read_bytes()
+    damage(folder / table)
+    capsys.readouterr()
+    assert cli.main(["resume", str(folder), "--quiet"]) == 2
+    assert f"step-000000002 is not used: {table} " in capsys.readouterr().err
+    (folder / table).write_bytes(whole + b"rows of a step that will be taken again\r\n")
+    assert cli.main(["resume", str(folder), "--quiet"]) == 0
+    assert start(tmp_path / "one", cache, "fedavg on links", *words) == 0
+    assert_same_run(tmp_path / "one" / "tiny-x", folder)
+    assert (folder / table).read_bytes() == (tmp_path / "one" / "tiny-x" / table).read_bytes()
+
+
 def own_images(path: Path, bright: int) -> Path:
     """Write an archive of 200 small images of two classes; return it."""
     x = np.random.default_rng(0).integers(0, bright, (200, 8, 8), dtype=np.uint8)
