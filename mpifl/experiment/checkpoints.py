@@ -142,8 +142,9 @@ class Checkpoints(Checkpointer):
             require(from_start, "RUN", str(self.run_folder), remedy)
             warn("no checkpoint was written: beginning again")
             shutil.rmtree(self.folder, ignore_errors=True)
-            for name in ("metrics.csv", "events.csv"):
-                (self.run_folder / name).unlink(missing_ok=True)
+            (self.run_folder / "metrics.csv").unlink(missing_ok=True)
+            for each in self._tables:
+                each.table.path.unlink(missing_ok=True)
             return None
         if content.about["config"] != self.about["config"]:
             self._refuse_configuration()

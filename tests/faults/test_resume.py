@@ -188,6 +188,17 @@ def test_without_a_checkpoint_resume_asks_for_from_start_and_keeps_the_figures(
     assert_same_run(tmp_path / "one" / "tiny-x", folder)
 
 
+def test_a_run_that_begins_again_leaves_no_rows_of_before(cache, tmp_path, monkeypatch):
+    """Those of tables that it does not write any more, because options of the output were changed."""
+    more = ["--output.updates", "true", "--evaluation.every", "1"]
+    folder = killed_at(3, tmp_path, cache, monkeypatch, *NEVER, *more)
+    assert (folder / "updates.csv").exists()
+    again = ["--output.updates", "false", "--output.clients", "none"]
+    assert cli.main(["resume", str(folder), "--quiet", "--from-start", *again]) == 0
+    assert not (folder / "updates.csv").exists()
+    assert not (folder / "assignments.csv").exists()
+
+
 def test_run_with_resume_begins_again_what_has_no_checkpoint(cache, tmp_path, monkeypatch):
     folder = killed_at(1, tmp_path, cache, monkeypatch, *NEVER)
     assert start(tmp_path, cache, "fedavg on links", "--resume") == 0
