@@ -129,7 +129,7 @@ JOBS = {"metavar": "COUNT", "help": "cases of a sweep that run at a time, each o
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Resume a run from its last checkpoint, on any number of ranks, or the unfinished cases of a sweep."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.checkpoints import refuse_changes
+    from mpifl.experiment.checkpoints import refuse_changes, refuse_place
     from mpifl.experiment.loader import load_everywhere, merged, overrides, read
     from mpifl.experiment.run import run as run_experiment
     from mpifl.experiment.sweep import resume_sweep
@@ -142,7 +142,9 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
         resume_sweep(folder, transport, args.quiet, jobs)
         return
     require(jobs == 1, "--jobs", jobs, f"{folder} is one run, which takes all ranks; leave it out")
-    if on_server(transport, lambda: is_complete(folder)):
+    complete = on_server(transport, lambda: is_complete(folder))
+    on_server(transport, lambda: refuse_place(folder, overrides(args.options)))
+    if complete:
 
         def refuse() -> None:
             changes = overrides(args.options)

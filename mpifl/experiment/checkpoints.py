@@ -35,6 +35,7 @@ from . import loader
 from .schema import Config
 
 MAY_CHANGE = ("name", "rounds", "system", "output", "checkpoint", "vary", "table")  # when a run is resumed
+PLACE = ("output.folder", "output.id")  # where a run is: that of a resumed run is given
 EACH_ROUND = ("output.clients", "output.updates")  # decide which rows each round writes: may not change
 
 
@@ -278,6 +279,22 @@ def refuse_changes(folder: Path, tree: Mapping[str, Any]) -> None:
         remedy = f"{folder} is complete, and was run with {was!r}; run it anew"
         remedy += f": mpifl run {folder / 'config.yaml'} --{key} {now} --output.id NAME"
         raise UserError(key, now, remedy)
+
+
+def refuse_place(folder: Path, changes: Mapping[str, Any]) -> None:
+    """Refuse to resume a run under another name or in another folder than its own.
+
+    Args:
+        folder: the run folder.
+        changes: the changed options, as nested mappings.
+
+    Raises:
+        UserError: `output.folder` or `output.id` is changed.
+    """
+    stored, asked = dict(flat(loader.read(str(folder / "config.yaml")))), dict(flat(changes))
+    for key in PLACE:
+        remedy = f"has no effect: the run goes on in {folder}; leave it out"
+        require(asked.get(key, stored.get(key)) == stored.get(key), key, asked.get(key), remedy)
 
 
 def _differing(

@@ -21,7 +21,7 @@ from mpifl.runtime.script import on_all_ranks
 
 from . import loader
 from .build import open_data
-from .checkpoints import refuse_changes
+from .checkpoints import refuse_changes, refuse_place
 from .observed import end_late
 from .run import run as run_experiment
 from .schema import Config, check_sections
@@ -88,7 +88,9 @@ def resume(
 
     def work(transport: Transport) -> Run | None:
         path = Path(folder)
-        if not on_server(transport, lambda: is_complete(path)):
+        complete = on_server(transport, lambda: is_complete(path))
+        on_server(transport, lambda: refuse_place(path, changes))
+        if not complete:
             tree = on_server(transport, lambda: tree_of(path / "config.yaml", changes))
             run_experiment(loader.from_tree(Config, tree), transport, quiet, path, callbacks=callbacks)
         else:

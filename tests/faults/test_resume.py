@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support.runs import CONFIG, assert_same_run
 
+import mpifl
 from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.experiment import checkpoints, loader
@@ -341,6 +342,25 @@ def test_a_run_does_not_go_on_after_rows_that_are_damaged(
     assert start(tmp_path / "one", cache, "fedavg on links", *words) == 0
     assert_same_run(tmp_path / "one" / "tiny-x", folder)
     assert (folder / table).read_bytes() == (tmp_path / "one" / "tiny-x" / table).read_bytes()
+
+
+@pytest.mark.parametrize(("key", "value"), [("id", "y"), ("folder", "elsewhere")])
+def test_a_run_does_not_move_when_it_goes_on(key, value, cache, tmp_path, monkeypatch, capsys):
+    """RUN says where it is: another name or folder would be in its configuration only."""
+    with monkeypatch.context() as patched:
+        stop_after(2, patched)
+        assert start(tmp_path, cache, "fedavg on links") == 75
+    folder = tmp_path / "tiny-x"
+    for _ in ("while it is unfinished", "when it is complete"):
+        capsys.readouterr()
+        assert cli.main(["resume", str(folder), "--quiet", f"--output.{key}", value]) == 2
+        said = capsys.readouterr().err
+        assert f"output.{key} = {value!r}: has no effect" in said
+        assert said.count("\n") == 1
+        with pytest.raises(UserError, match=f"output.{key}"):
+            mpifl.resume(folder, output={key: value})
+        as_before = ["--output.id", "x", "--output.folder", str(tmp_path)]
+        assert cli.main(["resume", str(folder), "--quiet", *as_before]) == 0
 
 
 def own_images(path: Path, bright: int) -> Path:
