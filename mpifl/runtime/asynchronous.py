@@ -270,7 +270,7 @@ class AsynchronousEngine(Engine):
         real, cpu = (now() - self.start - self.evaluation_time).tolist()
         figures = self.stats.summary(self.num_steps, self.clock.now, real, idle, cpu / real)
         steps = {} if self.clock.in_seconds else {"clock_seconds": None, "updates_per_clock_second": None}
-        return figures | steps
+        return figures | steps | ({} if self.clock.knows_visits else {"concurrency": None})
 
     # -- at the worker ---------------------------------------------------------------------------------------
 
@@ -474,7 +474,8 @@ class AsynchronousEngine(Engine):
         """Return the accuracy of the models that clients received after their last upload.
 
         Rank 0 evaluates each of these models on the test data of the uploaded visit, while the workers go on
-        training. This is done for methods that declare `ServerEvaluation` and keep no state at the client.
+        training. This is done for methods that declare `ServerEvaluation` and keep no state at the client. In
+        a replay it is not: the rows read by visits that never arrive are not known.
 
         Args:
             server: current server; it answers the clients whose next visit has not begun.
@@ -487,7 +488,8 @@ class AsynchronousEngine(Engine):
         """
         step, algorithm = self.server_step, self.server_step.algorithm
         clients = self.evaluation.clients[step.visits[self.evaluation.clients] > 0]
-        if not len(clients) or not uses(algorithm, ServerEvaluation) or algorithm.needs.client_state:
+        receives = uses(algorithm, ServerEvaluation) and not algorithm.needs.client_state
+        if not len(clients) or not receives or not self.clock.knows_visits:
             return {}
         with step.watch("evaluate"):
             tasks = {v.client: pool.tasks[v.number] for v in self.clock.visits}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from math import inf, nextafter
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from mpifl.comm.liveness import wait_until
 from mpifl.core.errors import require
@@ -151,7 +151,10 @@ class Clock(ABC):
     Attributes:
         in_seconds: whether time is in seconds; if not, it is the number of steps.
         now: time of the last arrival.
+        knows_visits: whether it knows all visits under way; a trace lacks those that never arrive.
     """
+
+    knows_visits: ClassVar[bool] = True
 
     def __init__(self, in_seconds: bool = True) -> None:
         self.in_seconds = in_seconds
@@ -540,6 +543,8 @@ class ReplayClock(Clock):
         trace: trace of an earlier run.
         in_seconds: whether its times are in seconds.
     """
+
+    knows_visits = False
 
     def __init__(self, trace: Trace, in_seconds: bool = True) -> None:
         super().__init__(in_seconds)

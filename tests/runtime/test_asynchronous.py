@@ -418,6 +418,23 @@ def test_the_replay_of_a_virtual_run_is_that_run(policy, delay, tmp_path):
     assert "are not repeated" in Replay(trace).remark
 
 
+def test_a_replay_does_not_report_what_its_trace_does_not_tell(tmp_path):
+    """The last visits are in no row of the trace, and so the rows that they read are not known."""
+    evaluation = EvaluationConfig(every=4)
+    one = events("ccfl", tmp_path / "one", 12, policy=ClientDecides(), evaluation=evaluation)
+    trace = write(one.arrivals, tmp_path / "events.csv")
+    again = events(
+        "ccfl", tmp_path / "again", 12, policy=ClientDecides(), evaluation=evaluation, clock=Replay(trace)
+    )
+    for step in (4, 8, 12):
+        first, then = dict(one.reported[step]), dict(again.reported[step])
+        assert 0 < first.pop("accuracy_received") <= 1
+        first.pop("accuracy_received_std")
+        assert then == first
+    assert one.engine.summary()["concurrency"] == pytest.approx(toy.Tiny().num_clients)
+    assert again.engine.summary()["concurrency"] is None, "visits that never arrived were under way, too"
+
+
 def test_a_trace_of_another_run_is_refused(tmp_path):
     """A step at every second arrival reads other versions than a step at each."""
     one = events("fedasync", tmp_path / "one", 12, delay=SLOW)
