@@ -22,7 +22,7 @@ from mpifl.core.errors import Stopped, UserError, require
 from mpifl.core.files import try_lock
 from mpifl.data.sources import MEASURED
 from mpifl.results import checkpoint_files
-from mpifl.results.identity import CODES, differences
+from mpifl.results.identity import CODES, EARLIER, differences, resumed
 from mpifl.results.logging import warn
 from mpifl.results.reader import OF_A_MACHINE, renamed
 from mpifl.results.recorder import Recorder
@@ -55,6 +55,7 @@ class Checkpoints(Checkpointer):
         lock: lock of the run folder, see `locked`, if the run was resumed; only on rank 0.
 
     Attributes:
+        identity: as given; of a resumed run, also what was different before the checkpoint.
         written: step of the last checkpoint; 0 for none.
         tried: step of the last attempt to write one.
         since: `time.monotonic` of that attempt.
@@ -74,7 +75,8 @@ class Checkpoints(Checkpointer):
     ) -> None:
         self.run_folder, self.config, self.signals, self.say = folder, config, signals, say
         self.recorder = recorder
-        self.about: dict[str, Any] = {"config": _digest(config), "surroundings": dict(identity)}
+        self.identity = dict(identity)
+        self.about: dict[str, Any] = {"config": _digest(config), "surroundings": self.identity}
         self.about["data"] = dict(content)
         self.about["start"] = start
         self.about["output"] = _written_each_round(config)
@@ -159,8 +161,11 @@ class Checkpoints(Checkpointer):
         require(known == self.about["start"], key, value, remedy)
         remedy = f"step {content.step} is the last that the run has taken; take more rounds"
         require(self.config.rounds > content.step, "rounds", self.config.rounds, remedy)
-        then, now = renamed(content.about["surroundings"]), self.about["surroundings"]
+        then, now = renamed(content.about["surroundings"]), self.identity
+        self.about["surroundings"] = self.identity = resumed(then, now, content.step)
         for name in differences(then, now):
+            if name == EARLIER:
+                continue
             which = "numbers, not only their last bits," if name in CODES else "the last bits of numbers"
             warn(f"{name} was {then.get(name, 'not recorded')} and is {now.get(name)}: {which} may differ")
         self._held = dict(content.clients)

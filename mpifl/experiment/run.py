@@ -160,7 +160,7 @@ def train(
                     see = observer(context, server_step, engine, recorder, progress, observed, file)
                 server = engine.run(see, saved)
             with doing("writing results"):
-                finish(context, server_step, engine, recorder, server, start, watchdog)
+                finish(context, server_step, engine, recorder, server, start, checkpoints.identity, watchdog)
 
 
 def open_recorder(context: RunContext, folder: Path) -> Recorder:
@@ -493,6 +493,7 @@ def finish(
     recorder: Recorder | None,
     server: Server | None,
     start: float,
+    identity: Mapping[str, Any],
     watchdog: Callable[[], Watchdog],
 ) -> None:
     """Collect the results from all ranks and write the last files of the run folder; every rank calls.
@@ -504,6 +505,7 @@ def finish(
         recorder: recorder of the run folder, on rank 0.
         server: the server after the last step, on rank 0.
         start: start of the run by `perf_counter`, minus the seconds before the checkpoint of a resumed run.
+        identity: what decides the last bits of the run's numbers, on rank 0.
         watchdog: returns a watchdog for work that all ranks do together.
     """
     asynchronous = {} if server is None else engine.summary()
@@ -518,7 +520,7 @@ def finish(
     whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
     sha = digest(whole, server.assign, server.algorithm_state)
     summary = {
-        **_summary(context, server_step, recorder.last, sha),
+        **_summary(context, server_step, recorder.last, sha, identity),
         "federation_bytes_expected": compared(context, server_step.ledger),
         "mpi_bytes": sum(row["bytes"] for row in traffic),
         "peak_bytes": [rank["peak_bytes"] for rank in places],
@@ -624,7 +626,11 @@ def _data_facts(info: DataInfo) -> dict[str, Any]:
 
 
 def _summary(
-    context: RunContext, server_step: ServerStep, last: Mapping[str, float | int], sha: str
+    context: RunContext,
+    server_step: ServerStep,
+    last: Mapping[str, float | int],
+    sha: str,
+    identity: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the final figures of a run."""
     tree = loader.to_tree(context.config)
@@ -650,7 +656,7 @@ def _summary(
         "num_classes": context.federation.num_classes,
         **({"class_names": list(names)} if (names := context.federation.class_names) else {}),
         "digest": sha,
-        "identity": context.identity,
+        "identity": identity,
         "data": dict(context.federation.content),
         **{name: last[name] for name in figures},
         **shown,

@@ -24,6 +24,7 @@ from .tables import first_of
 
 CODE, OWN = "code", "own_code"
 CODES = (CODE, OWN)  # these can change more than the last bits
+EARLIER = "earlier"  # entry of a run that was resumed with another identity, see `resumed`
 PACKAGES = (  # packages that compute numbers; UMAP uses the last two
     *("mpifl", "torch", "numpy", "scipy", "scikit-learn"),
     *("POT", "umap-learn", "numba", "pynndescent"),
@@ -90,8 +91,8 @@ def machine(gpu: str | None = None) -> dict[str, str]:
 
 
 def of_machine(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of an identity that do not depend on options, and the hash of the user's code."""
-    return {name: found[name] for name in (*MACHINE, OWN) if name in found}
+    """Return the entries of an identity that do not depend on options, the user's code, and `EARLIER`."""
+    return {name: found[name] for name in (*MACHINE, OWN, EARLIER) if name in found}
 
 
 def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -104,8 +105,31 @@ def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) 
     found: dict[str, Any] = {**options}
     for name in dict.fromkeys(name for one in machines for name in one):
         found[name] = " | ".join(sorted({one.get(name, NONE) for one in machines}))
+    return _hashed(found)
+
+
+def _hashed(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return entries with their hash."""
     text = json.dumps(found, sort_keys=True, default=str)
     return {"hash": hashlib.sha256(text.encode()).hexdigest()[:12], **found}
+
+
+def resumed(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Return the identity of a run that goes on after a step with another identity.
+
+    `EARLIER` names all entries that were different, and up to which step.
+
+    Args:
+        then: identity of the run at the checkpoint; it may itself have been resumed.
+        now: identity of this launch.
+        step: step of the checkpoint.
+    """
+    known = {name: value for name, value in then.items() if name != EARLIER}
+    before = ", ".join(f"{name} {known.get(name, NONE)}" for name in differences(known, now))
+    parts = [then[EARLIER]] if EARLIER in then else []
+    parts += [f"{before} until step {step}"] if before else []
+    found = {name: value for name, value in now.items() if name != "hash"}
+    return _hashed({**found, EARLIER: "; ".join(parts)}) if parts else dict(now)
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -175,6 +175,42 @@ def test_the_code_is_in_the_identity_and_a_run_that_goes_on_with_another_says_so
     assert {line.split()[1] for line in said} == {"code", "own_code"}
 
 
+def stopped(place: Path, name: str, step: int, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """Begin a run of four rounds, or go on with it, up to a step."""
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.Checkpoints, "due", lambda self, now: STOP if now == step else "")
+        where = ["--output.folder", str(place), "--output.id", name, "--data.cache", str(place / "cache")]
+        begun = (place / f"tiny-{name}").exists()
+        first = ["resume", str(place / f"tiny-{name}")] if begun else ["run", str(CONFIG), "--rounds", "4"]
+        assert cli.main([*first, "--quiet", *(() if begun else where), *words]) == 75
+
+
+def test_a_run_that_goes_on_elsewhere_has_an_identity_of_its_own(place, capsys, monkeypatch):
+    """Its digest is not that of a run which was there from the start, and `earlier` says why."""
+    whole = run(place, "whole", "--rounds", "4", "--quiet", "--system.sums", "fast")
+    stopped(place, "parts", 1, monkeypatch)
+    stopped(place, "parts", 2, monkeypatch, "--system.stack", "2")
+    stopped(place, "parts", 3, monkeypatch)
+    folder = place / "tiny-parts"
+    assert cli.main(["resume", str(folder), "--quiet", "--system.sums", "fast", "--system.stack", "1"]) == 0
+    parts = json.loads((folder / "summary.json").read_text())
+    assert parts["digest"] != whole["digest"]
+    assert parts["identity"]["hash"] != whole["identity"]["hash"]
+    assert differences(parts["identity"], whole["identity"]) == ["earlier"]
+    changes = ["stack 1 until step 1", "sums exact, stack 2, ranks none, collective none until step 3"]
+    assert parts["identity"]["earlier"].split("; ") == changes
+    capsys.readouterr()
+    assert cli.main(["compare", str(place / "tiny-whole"), str(folder), "--csv", str(place / "t.csv")]) == 0
+    assert "earlier: " in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_where_it_was_has_the_identity_of_one_undisturbed(place, monkeypatch):
+    stopped(place, "same", 2, monkeypatch)
+    assert cli.main(["resume", str(place / "tiny-same"), "--quiet"]) == 0
+    same = json.loads((place / "tiny-same" / "summary.json").read_text())
+    assert same["identity"] == run(place, "undisturbed", "--rounds", "4", "--quiet")["identity"]
+
+
 def test_of_many_runs_three_are_named():
     runs = {f"run {i}": {"torch": "2" if i else "1"} for i in range(6)}
     assert describe_differences(runs) == ["torch: 1 (run 0); 2 (run 1, run 2, run 3 and 2 more)"]
