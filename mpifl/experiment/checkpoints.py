@@ -36,6 +36,7 @@ from .schema import Config
 
 MAY_CHANGE = ("name", "rounds", "system", "output", "checkpoint", "vary", "table")  # when a run is resumed
 PLACE = ("output.folder", "output.id")  # where a run is: that of a resumed run is given
+TIMES = ("delay.file", "network.file", "devices.file", "policy.uploads.file")  # keys that name files
 EACH_ROUND = ("output.clients", "output.updates")  # decide which rows each round writes: may not change
 
 
@@ -80,6 +81,8 @@ class Checkpoints(Checkpointer):
         self.about["data"] = dict(content)
         self.about["start"] = start
         self.about["output"] = _written_each_round(config)
+        times = {} if recorder is None else _files_of_times(config)
+        self.about["times"] = {key: checkpoint_files.sum_of(file)[1] for key, file in times.items()}
         self.written, self.tried, self.since = 0, 0, time.monotonic()
         self._lock = lock
         self._held: FileSums = {}
@@ -153,6 +156,7 @@ class Checkpoints(Checkpointer):
             self._refuse_configuration()
         self._check_data(content.about.get("data"))
         self._check_output(content.about.get("output"))
+        self._check_times(content.about.get("times", {}))  # missing in old checkpoints
         key, value = "start.run", self.config.start.run
         if value is None:
             key, value = "model.weights", self.config.weights
@@ -204,6 +208,13 @@ class Checkpoints(Checkpointer):
         for key, now in self.about["output"].items():
             remedy = f"the rounds before were written with {before[key]!r}; leave it so, or begin a new run"
             require(now == before[key], key, now, remedy)
+
+    def _check_times(self, before: Mapping[str, str]) -> None:
+        """Raise `UserError` unless the files that say how long clients take equal those of the checkpoint."""
+        for key, file in _files_of_times(self.config).items():
+            now = self.about["times"][key]
+            remedy = "holds other content than at the checkpoint; bring the old one back, or begin a new run"
+            require(before.get(key, now) == now, key, str(file), remedy)
 
     # -- during the run ----------------------------------------------------------------------------------
 
@@ -323,6 +334,12 @@ def _differing(
 def _written_each_round(config: Config) -> dict[str, Any]:
     """Return the options that decide which rows each round adds to the tables."""
     return {key: getattr(config.output, key.partition(".")[2]) for key in EACH_ROUND}
+
+
+def _files_of_times(config: Config) -> dict[str, Path]:
+    """Return key -> the user's own file that says how long clients take."""
+    named = {key: Path(value) for key, value in flat(loader.to_tree(config)) if key in TIMES and value}
+    return {key: file for key, file in named.items() if file.is_file()}
 
 
 def _digest(config: Config) -> str:

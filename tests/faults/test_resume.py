@@ -413,6 +413,43 @@ def test_an_older_checkpoint_does_not_go_on_where_images_would_now_be_standardis
     assert ("data.source.normalise = None: its own images were not standardised" in said) == (code == 2)
 
 
+TIMES = {  # key -> columns of its file, values of a row, options of the run
+    "delay.file": ("client,seconds", "{k},2.5", ["--delay", "{name: measured, file: FILE}"]),
+    "network.file": (
+        "client,downlink_bytes_s,uplink_bytes_s",
+        "{k},9000,5000.5",
+        ["--network", "{name: trace, file: FILE}"],
+    ),
+    "devices.file": ("device,seconds", "phone{k},2.5", ["--devices", "{name: measured, file: FILE}"]),
+    "policy.uploads.file": (
+        "client,mean_s",
+        "{k},2.5",
+        ["--policy", "{name: client_decides, uploads: {name: rates, file: FILE}}"],
+    ),
+}
+
+
+@pytest.mark.parametrize("key", TIMES)
+def test_a_run_does_not_go_on_with_other_times_than_it_began_with(key, cache, tmp_path, monkeypatch, capsys):
+    columns, row, options = TIMES[key]
+    file = tmp_path / "mine.csv"
+    whole = "\n".join([columns, *(row.format(k=k) for k in range(8)), ""])
+    file.write_text(whole)
+    asked = [word.replace("FILE", str(file)) for word in options]
+    with monkeypatch.context() as patched:
+        stop_after(2, patched)
+        begun = ["run", str(CONFIG), "--quiet", "--rounds", "4", *asked, "--output.folder", str(tmp_path)]
+        assert cli.main([*begun, "--output.id", "x", "--data.cache", str(cache)]) == 75
+    file.write_text(whole.replace(".5", ".25"))
+    capsys.readouterr()
+    assert cli.main(["resume", str(tmp_path / "tiny-x"), "--quiet"]) == 2
+    said = capsys.readouterr().err
+    assert f"{key} = '{file}': holds other content than at the checkpoint" in said
+    assert said.count("\n") == 1
+    file.write_text(whole)
+    assert cli.main(["resume", str(tmp_path / "tiny-x"), "--quiet"]) == 0
+
+
 def of_fedavg(folder: Path, name: str, seed: int, cache: Path) -> Path:
     """Return the folder of a finished run whose model depends on `seed`."""
     place = ["--output.folder", str(folder), "--output.id", name, "--data.cache", str(cache)]
