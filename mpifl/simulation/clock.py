@@ -616,7 +616,7 @@ class ReplayClock(Clock):
     def starts(self, dispatch: DispatchState) -> list[Start]:
         """Return the visits that start at this instant in the trace."""
         self._version = dispatch.version
-        return self.trace.starting(self.now, dispatch.version, dispatch.busy)
+        return self.trace.starting(self.now, dispatch.version, dispatch.busy, self.in_seconds)
 
     def goes_to_start(self, until: float, awaited: Collection[int], pool: TrainingPool) -> bool:
         """Advance to a start before the next arrival, or to that of a visit of no duration that arrives next.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -75,6 +75,7 @@ class Trace:
             self._starts[row.start].append((row.client, row.read_version))
         self._order = deque(sorted(self._starts))
         self._open: list[Start] = []  # starts of past instants that wait for their version or client
+        self._arrived = Counter[int]()  # client -> number of its visits that have arrived
 
     def arrival(self, client: int, visit: int) -> float:
         """Return the time at which a visit of a client arrives."""
@@ -92,29 +93,40 @@ class Trace:
         """
         if self.at == len(self.rows):
             raise self.ended()
+        row = self.rows[self.at]
         self.at += 1
-        return self.rows[self.at - 1]
+        self._arrived[row.client] += 1
+        return row
 
     def ended(self) -> UserError:
         """Return the error of a run that continues beyond the end of the trace."""
         remedy = f"the trace ends before the run, after {len(self.rows)} arrivals; take fewer rounds"
         return UserError("clock.trace", self.path, remedy)
 
-    def starting(self, now: float, version: int, busy: Collection[int]) -> list[Start]:
+    def starting(
+        self, now: float, version: int, busy: Collection[int], in_seconds: bool = True
+    ) -> list[Start]:
         """Return the clients that start at an instant and the version that each reads; each start once.
 
-        If visits take no time, one instant can contain several starts of a client and several versions.
+        If visits take no time, one instant can contain several starts of a client and several versions. If
+        time is made of steps, a visit that arrives at the instant at which it starts replaces one that was
+        dropped, and the others start after the step.
 
         Args:
             now: the instant; not earlier than in the last call.
             version: current server version; starts that read a later version wait for it.
             busy: clients whose visits are under way; their next starts wait for their return.
+            in_seconds: whether time is in seconds.
         """
         self._open += self._starts.pop(now, [])
+        before_step = not in_seconds and self.next_time() == now
         taken, out, left = set(busy), list[Start](), list[Start]()
         for start in self._open:
-            (left if start[0] in taken or start[1] > version else out).append(start)
-            taken.add(start[0])
+            client, reads = start
+            waits = client in taken or reads > version
+            waits = waits or (before_step and self._times[client, self._arrived[client]] > now)
+            (left if waits else out).append(start)
+            taken.add(client)
         self._open = left
         return out
 
@@ -125,6 +137,7 @@ class Trace:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a position."""
         self.at = state["at"]
+        self._arrived = Counter(row.client for row in self.rows[: self.at])
         self._starts = defaultdict(list, {t: self._starts[t] for t in state["left"]})
         self._order = deque(sorted(self._starts))
         self._open = [(client, version) for client, version in state.get("open", [])]  # not in release 0.2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,25 @@ def test_a_trace_with_dropped_visits_is_replayed(clumsy, tmp_path):
     assert cli.main(again) == 0
     assert Runs(tmp_path).table("again", "events.csv") == rows
     assert Runs(tmp_path).summary("again")["digest"] == Runs(tmp_path).summary("first")["digest"]
+
+
+def test_a_replay_starts_visits_at_the_step_at_which_they_started(clumsy, tmp_path):
+    """Where a drawn visit is dropped, another starts before the step and others after it, at one instant. The
+    learning rate says at which step.
+    """
+    drawn = ["--policy", "{name: drawn_staleness, most: 3}", "--rounds", "12", "--local.lr_decay", "0.5"]
+    first = words(tmp_path, "first", *clumsy, "--on_client_error", "drop", *drawn)
+    assert cli.main(first) == 0
+    there = Runs(tmp_path)
+    rows, left_out = there.table("first", "events.csv"), there.table("first", "dropped.csv")
+    started = Counter(row["start"] for row in rows if row["start"] == row["time"])
+    assert started, "in place of one that was dropped"
+    assert any(row["start"] in started and row["start"] != row["time"] for row in rows)
+    assert left_out
+    clock = f"{{name: replay, trace: {tmp_path / 'tiny-first' / 'events.csv'}}}"
+    assert cli.main(words(tmp_path, "again", *clumsy, *drawn, "--clock", clock)) == 0
+    assert there.table("again", "events.csv") == rows
+    assert there.summary("again")["digest"] == there.summary("first")["digest"]
 
 
 LINKS = ["--network.uplink_bytes_s", "1000"]
