@@ -83,9 +83,7 @@ def run(transport: Transport, args: argparse.Namespace) -> None:
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     if config.vary:
-        remedy = (
-            f"`mpifl sweep {args.CONFIG}` runs all cases; --vary null runs what stands beside them, alone"
-        )
+        remedy = f"`mpifl sweep {args.CONFIG}` runs all cases; --vary null runs the rest of the file once"
         raise UserError("vary", ", ".join(map(str, config.vary)), remedy)
     named = config.output.id is not None
     require(named or not args.resume, "--resume", True, "needs an output.id: which run?")
@@ -176,7 +174,9 @@ def watch(transport: Transport, args: argparse.Namespace) -> int:
     from mpifl.results.watch_page import serve
 
     refuse_options(args)
-    require(transport.size == 1, "watch", transport.size, "looks from outside: start it without mpirun")
+    require(
+        transport.size == 1, "watch", transport.size, "watches a job from outside: start it without mpirun"
+    )
     require(args.web or args.port is None, "--port", args.port, "has no effect without --web")
     require(not (args.web and args.once), "--once", True, "has no effect with --web; leave one of them out")
     watched = Watched(args.RUN, titles_of_cases)
@@ -362,9 +362,9 @@ def report(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.results.report import report as write_report
 
     good = args.width is None or 1 <= args.width <= 40
-    require(good, "--width", args.width, "take inches from 1 to 40: 3.3 is a column, 7 a page")
+    require(good, "--width", args.width, "use inches from 1 to 40: 3.3 is a column, 7 a page")
     for text in args.label or ():
-        require("=" in text.strip("="), "--label", text, "take NAME=TEXT, NAME as legends have it")
+        require("=" in text.strip("="), "--label", text, "use NAME=TEXT, NAME as legends have it")
     labels = dict(text.rsplit("=", 1) for text in args.label or ())
 
     def answer() -> Path:
@@ -532,7 +532,7 @@ def check(transport: Transport, args: argparse.Namespace) -> int:
     from mpifl.tools import method_check
 
     require(transport.size == 1, "check", transport.size, "starts mpirun itself: start it without one")
-    require(args.ranks >= 1, "--ranks", args.ranks, "take 1 or more")
+    require(args.ranks >= 1, "--ranks", args.ranks, "use 1 or more")
     return 0 if method_check.check(args.METHOD, args.options, args.ranks, print) else 1
 
 
@@ -628,7 +628,7 @@ def count(option: str, text: str | None) -> int:
         UserError: it is not an integer from 1 to 999,999.
     """
     good = text is None or (text.isdecimal() and 0 < int(text) < 1_000_000)
-    require(good, option, text, "take a number, 1 or more")
+    require(good, option, text, "use a number, 1 or more")
     return int(text or 1)
 
 
@@ -677,7 +677,7 @@ def option_of(argument: str) -> str:
     return argument if argument.isupper() else f"--{argument.replace('_', '-')}"
 
 
-RETIMED = """Give what shall change: keys of network, delay, availability and devices, as in
+RETIMED = """Name what changes: keys of network, delay, availability and devices, as in
 --network.name wired, --delay.value_s 2 or --network.uplink_bytes_s 1Mbit/s; `mpifl show network` prints
 those of a section. output.folder, output.id and output.label say where the copy stands and what tables
 call it."""

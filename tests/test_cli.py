@@ -103,7 +103,7 @@ def test_a_class_of_ones_own_can_be_shown(said, tmp_path):
     assert page.startswith(f"{file}:Mine\n====")
     for words in ("\nMine.\n", "What it does.", "\n  power: float = 0.5\n"):
         assert words in page
-    with pytest.raises(UserError, match=r"mine\.py:dataclass': is no component: those are"):
+    with pytest.raises(UserError, match=r"mine\.py:dataclass': is not a component: those are"):
         reference.shown(f"{file}:dataclass")
 
 

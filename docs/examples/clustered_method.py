@@ -38,8 +38,8 @@ class ConfusionClusters(Algorithm):
     warmup: int = 2
 
     def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take 1 or more; 1 is FedAvg")
-        require(self.warmup >= 1, "warmup", self.warmup, "take 1 or more rounds")
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use 1 or more; 1 is FedAvg")
+        require(self.warmup >= 1, "warmup", self.warmup, "use 1 or more rounds")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the downloaded model; once, note the mistakes that it makes before."""

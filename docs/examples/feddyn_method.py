@@ -45,7 +45,7 @@ class FedDyn(Algorithm):
     needs = Needs(client_state=True, server_update=True, every_upload=True)
 
     def __post_init__(self) -> None:
-        require(self.alpha > 0, "alpha", self.alpha, "take a positive weight")
+        require(self.alpha > 0, "alpha", self.alpha, "use a positive weight")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with h = 0."""

@@ -231,8 +231,8 @@ class Given:
     bytes_s: float = 1e9
 
     def __post_init__(self) -> None:
-        require(self.latency_s >= 0, "latency_s", self.latency_s, "take 0 or more seconds")
-        require(self.bytes_s > 0, "bytes_s", self.bytes_s, "take a positive rate")
+        require(self.latency_s >= 0, "latency_s", self.latency_s, "use 0 or more seconds")
+        require(self.bytes_s > 0, "bytes_s", self.bytes_s, "use a positive rate")
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ class RobustMixer:
         if not len(rows) or not old.shape[1] or not self.rule.applies(mixing.of, self.statistics):
             return None
         if (mixing.weights < 0).any():
-            what = f"mixing into {mixing.into!r}: weights below 0 are no average"
+            what = f"mixing into {mixing.into!r}: negative weights are not an average"
             raise MethodError("aggregate", what, "leave out Needs(averages=True), or robust")
         max_abs, owners = upload_info(mixing.of)
         groups = tuple(np.flatnonzero(mixing.weights[k]) for k in rows)

@@ -20,7 +20,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 
-LARGER = "take a larger cohort or buffer"
+LARGER = "use a larger cohort or buffer"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class TrimmedMean(CoordinateRule):
     beta: float = 0.1
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < 0.5, "beta", self.beta, "take a share in [0, 0.5)")
+        require(0 <= self.beta < 0.5, "beta", self.beta, "use a share in [0, 0.5)")
 
     def trimmed(self, members: int) -> int:
         """Return how many of `members` values are left out at each end."""
@@ -129,7 +129,7 @@ class TrimmedMean(CoordinateRule):
     def check_options(self, uploads: int) -> None:
         """Refuse a share that leaves nobody out."""
         least = int(np.ceil(1 / self.beta)) if self.beta else 0
-        remedy = f"leaves none of {uploads} uploads out; take a larger share, or {least} uploads or more"
+        remedy = f"leaves none of {uploads} uploads out; use a larger share, or {least} uploads or more"
         require(not self.beta or self.trimmed(uploads) > 0, "beta", self.beta, remedy)
 
     def too_small(self, members: int) -> bool:
@@ -179,7 +179,7 @@ class _KrumRule(DistanceRule):
     f: int = 1
 
     def __post_init__(self) -> None:
-        require(self.f >= 0, "f", self.f, "take 0 or more attackers")
+        require(self.f >= 0, "f", self.f, "use 0 or more attackers")
 
     @abstractmethod
     def count(self, members: int) -> int | None:
@@ -188,10 +188,10 @@ class _KrumRule(DistanceRule):
     def check_options(self, uploads: int) -> None:
         """Refuse more attackers than Krum withstands, or a selection of more uploads than a step has."""
         most = max((uploads - 3) // 2, 0)
-        way = f"take at most {most}" if uploads >= 3 else LARGER
+        way = f"use at most {most}" if uploads >= 3 else LARGER
         remedy = f"Krum withstands f among 2 f + 3 uploads, and a step has {uploads}; {way}"
         require(self.f <= most, "f", self.f, remedy)
-        count, remedy = self.count(uploads), f"a step has {uploads} uploads; take at most that"
+        count, remedy = self.count(uploads), f"a step has {uploads} uploads; use at most that"
         require(count is None or count <= uploads, "select", count, remedy)
 
     def too_small(self, members: int) -> bool:
@@ -239,7 +239,7 @@ class MultiKrum(_KrumRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.select is None or self.select >= 1, "select", self.select, "take 1 or more, or null")
+        require(self.select is None or self.select >= 1, "select", self.select, "use 1 or more, or null")
 
     def count(self, members: int) -> int | None:
         """Return `select`."""
@@ -286,7 +286,7 @@ class NormBound(DistanceRule):
     bound: float | None = None
 
     def __post_init__(self) -> None:
-        require(self.bound is None or self.bound > 0, "bound", self.bound, "take a norm above 0, or null")
+        require(self.bound is None or self.bound > 0, "bound", self.bound, "use a norm above 0, or null")
 
     def too_small(self, members: int) -> bool:
         """Return whether the median norm may be an attacker's."""
@@ -318,8 +318,8 @@ class GeometricMedian(DistanceRule):
     smoothing: float = 1e-6
 
     def __post_init__(self) -> None:
-        require(self.steps >= 1, "steps", self.steps, "take 1 or more steps")
-        require(self.smoothing > 0, "smoothing", self.smoothing, "take a distance above 0")
+        require(self.steps >= 1, "steps", self.steps, "use 1 or more steps")
+        require(self.smoothing > 0, "smoothing", self.smoothing, "use a distance above 0")
 
     def too_small(self, members: int) -> bool:
         """Return whether one attacker may have half of the weight."""

@@ -368,12 +368,12 @@ class MaskedSums(SecureConfig):
 
     def __post_init__(self) -> None:
         k = self.neighbours
-        require(0 < self.threshold <= 1, "threshold", self.threshold, "take a share in (0, 1]")
-        require(k is None or (k >= 2 and k % 2 == 0), "neighbours", k, "take an even number, or null for all")
-        require(16 <= self.bits <= 64, "bits", self.bits, "take 16 to 64")
-        require(0 <= self.dropout < 1, "dropout", self.dropout, "take a probability in [0, 1)")
+        require(0 < self.threshold <= 1, "threshold", self.threshold, "use a share in (0, 1]")
+        require(k is None or (k >= 2 and k % 2 == 0), "neighbours", k, "use an even number, or null for all")
+        require(16 <= self.bits <= 64, "bits", self.bits, "use 16 to 64")
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "use a probability in [0, 1)")
         known = self.on_failure in ("skip", "abort")
-        require(known, "on_failure", self.on_failure, "take skip or abort")
+        require(known, "on_failure", self.on_failure, "use skip or abort")
 
     def vector_bytes(self, numbers: int) -> int:
         """Return the bytes of a masked upload with this many numbers."""
@@ -453,7 +453,7 @@ class SecureRounds:
         told, key = mixing.weights, self.key.of(step, mixing.into)
         if ((told != 0).sum(0) > 1).any() or mixing.part is not None:
             what = f"an upload enters several rows of {mixing.into!r}, or a part of it"
-            raise MethodError("secure_aggregation", what, "take a method whose uploads enter one row each")
+            raise MethodError("secure_aggregation", what, "use a method whose uploads enter one row each")
         weights, keep = told * arrives, mixing.keep
         keep = np.zeros(len(told)) if keep is None else keep.astype(np.float64)
         scale, groups, sent = np.ones(len(told)), dict[int, SecureGroup](), list[Booking]()
@@ -480,7 +480,7 @@ class SecureRounds:
         key, value = "secure_aggregation.on_failure", self.config.on_failure
         where = f"round {step}, row {row} of {table!r}: {left} of {members} clients are left, too few"
         if value == "abort":
-            raise UserError(key, value, f"{where}; take a lower threshold, or skip")
+            raise UserError(key, value, f"{where}; use a lower threshold, or skip")
 
     def bytes_of_round(self, clients: int, width: int, header: int) -> tuple[int, int]:
         """Return the bytes (down, up) of a round of one group without drop-outs; see `bytes_of_round`."""

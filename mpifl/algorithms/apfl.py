@@ -50,7 +50,7 @@ class APFL(RowUpdates, Algorithm):
     needs = Needs(client_state=True, plain_sgd=True, new_optimizer=True, averages=True)
 
     def __post_init__(self) -> None:
-        require(0 <= self.alpha <= 1, "alpha", self.alpha, "take a share in [0, 1]")
+        require(0 <= self.alpha <= 1, "alpha", self.alpha, "use a share in [0, 1]")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Update w, then v, on each mini-batch of a visit."""

@@ -93,8 +93,8 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
             self.c1,
             "c1 + c2 may not exceed 1",
         )
-        require(self.max_lag >= 0, "max_lag", self.max_lag, "take 0 (number of clients) or more epochs")
-        require(bool(self.sharpen), "sharpen", self.sharpen, "take at least one factor")
+        require(self.max_lag >= 0, "max_lag", self.max_lag, "use 0 (number of clients) or more epochs")
+        require(bool(self.sharpen), "sharpen", self.sharpen, "use at least one factor")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Pre-train a model on each D_k; all clients start at their mean."""
@@ -188,10 +188,10 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
 
 def check_rates(alpha0: float, a: float, b: float, rho: float) -> None:
     """Raise `UserError` for hyperparameters out of range."""
-    require(0 < alpha0 <= 1, "alpha0", alpha0, "take a rate in (0, 1]")
-    require(a >= 0, "a", a, "take 0 or more")
-    require(b >= 0, "b", b, "take 0 or more")
-    require(rho >= 0, "rho", rho, "take 0 or more; 0 is no proximal term")
+    require(0 < alpha0 <= 1, "alpha0", alpha0, "use a rate in (0, 1]")
+    require(a >= 0, "a", a, "use 0 or more")
+    require(b >= 0, "b", b, "use 0 or more")
+    require(rho >= 0, "rho", rho, "use 0 or more; 0 leaves the proximal term out")
 
 
 def pretrained(problem: ProblemInfo, epochs: int, key: Key) -> torch.Tensor:

@@ -86,13 +86,13 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
     row_distance = "update"
 
     def __post_init__(self) -> None:
-        require(self.eps1 >= 0, "eps1", self.eps1, "take 0 or more; 0 never splits")
-        require(self.eps2 >= 0, "eps2", self.eps2, "take 0 or more")
-        require(self.warmup is None or self.warmup >= 0, "warmup", self.warmup, "take 0 or more rounds")
-        require(self.linkage in ("complete", "single"), "linkage", self.linkage, "take complete or single")
+        require(self.eps1 >= 0, "eps1", self.eps1, "use 0 or more; 0 never splits")
+        require(self.eps2 >= 0, "eps2", self.eps2, "use 0 or more")
+        require(self.warmup is None or self.warmup >= 0, "warmup", self.warmup, "use 0 or more rounds")
+        require(self.linkage in ("complete", "single"), "linkage", self.linkage, "use complete or single")
         good = self.gamma_max is None or self.gamma_max == -1 or 0 <= self.gamma_max <= 1
-        require(good, "gamma_max", self.gamma_max, "take a bound in [0, 1], -1 to measure it, or null")
-        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+        require(good, "gamma_max", self.gamma_max, "use a bound in [0, 1], -1 to measure it, or null")
+        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "use paper or emdcfl")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with one cluster and a tree of one leaf; row 0 of `update` is the zero vector.

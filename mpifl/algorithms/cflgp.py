@@ -82,15 +82,15 @@ class CFLGP(ComparedUploads, Algorithm):
     )
 
     def __post_init__(self) -> None:
-        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0 finds it")
-        require(self.max_clusters >= 2, "max_clusters", self.max_clusters, "take at least two clusters")
-        require(self.period >= 1, "period", self.period, "take at least one round")
-        require(self.last_round >= 0, "last_round", self.last_round, "take a round, 0 or more")
+        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "use 1 or more; 0 finds it")
+        require(self.max_clusters >= 2, "max_clusters", self.max_clusters, "use at least two clusters")
+        require(self.period >= 1, "period", self.period, "use at least one round")
+        require(self.last_round >= 0, "last_round", self.last_round, "use a round, 0 or more")
         known = ("gradient", "gap")
-        require(self.protocol in known, "protocol", self.protocol, "take gradient or gap")
+        require(self.protocol in known, "protocol", self.protocol, "use gradient or gap")
         starts = (None, "independent", "alike")
-        require(self.starts in starts, "starts", self.starts, "take independent or alike")
-        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+        require(self.starts in starts, "starts", self.starts, "use independent or alike")
+        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "use paper or emdcfl")
 
     @cached_property
     def needs(self) -> Needs:

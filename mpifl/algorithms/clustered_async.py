@@ -102,7 +102,7 @@ def read_labels(place: str, num_clients: int) -> np.ndarray:
     path, why = Path(place), "there is no such file or run folder"
     if path.is_dir():
         path /= "clusters.csv"
-        why = "has no clusters.csv: take the folder of a finished run with output.clients: all"
+        why = "has no clusters.csv: use the folder of a finished run with output.clients: all"
     require(path.is_file(), "clusters", place, why)
     with path.open() as lines:
         try:

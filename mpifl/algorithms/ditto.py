@@ -49,7 +49,7 @@ class Ditto(RowUpdates, Algorithm):
     needs = Needs(client_state=True, averages=True)
 
     def __post_init__(self) -> None:
-        require(self.lam >= 0, "lam", self.lam, "take 0 or more; 0 is local training")
+        require(self.lam >= 0, "lam", self.lam, "use 0 or more; 0 is local training")
 
     def serves(self, server: Server, k: int) -> Reads:
         """Evaluate with the client's own model."""

@@ -90,16 +90,16 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     needs = Needs(validation=True, averages=True, new_rows=True)
 
     def __post_init__(self) -> None:
-        require(self.epsilon > 0, "epsilon", self.epsilon, "take a positive tolerance, 0.025 in the paper")
-        require(0 < self.projection <= 1, "projection", self.projection, "take a share in (0, 1]")
-        require(self.sample_cap >= 2, "sample_cap", self.sample_cap, "take at least 2 images")
-        require(0 < self.sample_share <= 1, "sample_share", self.sample_share, "take a share in (0, 1]")
-        require(self.metric in ("cosine", "euclidean"), "metric", self.metric, "take cosine or euclidean")
-        require(self.solver in ("exact", "sinkhorn"), "solver", self.solver, "take exact or sinkhorn")
-        require(self.reg > 0, "reg", self.reg, "take a positive regularisation")
-        require(self.against in ("val", "train"), "against", self.against, "take val or train")
-        require(self.tau in ("shared", "full"), "tau", self.tau, "take shared or full")
-        require(self.looks in LOOKS, "looks", self.looks, f"take one of {', '.join(LOOKS)}")
+        require(self.epsilon > 0, "epsilon", self.epsilon, "use a positive tolerance, 0.025 in the paper")
+        require(0 < self.projection <= 1, "projection", self.projection, "use a share in (0, 1]")
+        require(self.sample_cap >= 2, "sample_cap", self.sample_cap, "use at least 2 images")
+        require(0 < self.sample_share <= 1, "sample_share", self.sample_share, "use a share in (0, 1]")
+        require(self.metric in ("cosine", "euclidean"), "metric", self.metric, "use cosine or euclidean")
+        require(self.solver in ("exact", "sinkhorn"), "solver", self.solver, "use exact or sinkhorn")
+        require(self.reg > 0, "reg", self.reg, "use a positive regularisation")
+        require(self.against in ("val", "train"), "against", self.against, "use val or train")
+        require(self.tau in ("shared", "full"), "tau", self.tau, "use shared or full")
+        require(self.looks in LOOKS, "looks", self.looks, f"use one of {', '.join(LOOKS)}")
 
     def probes(self, server: Server, step: int) -> bool:
         """Compare until every pair has a distance; under `seen` stop only if round 1 had all clients."""

@@ -60,11 +60,11 @@ class FedAMP(ComparedUploads, Algorithm):
     needs = Needs(client_state=True, row_per_client=True)
 
     def __post_init__(self) -> None:
-        require(self.lam >= 0, "lam", self.lam, "take 0 or more")
-        require(self.alpha > 0, "alpha", self.alpha, "take a positive step")
-        require(self.sigma > 0, "sigma", self.sigma, "take a positive scale")
-        require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "take a share in [0, 1]")
-        require(self.variant in ("paper", "heur"), "variant", self.variant, "take paper or heur")
+        require(self.lam >= 0, "lam", self.lam, "use 0 or more")
+        require(self.alpha > 0, "alpha", self.alpha, "use a positive step")
+        require(self.sigma > 0, "sigma", self.sigma, "use a positive scale")
+        require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "use a share in [0, 1]")
+        require(self.variant in ("paper", "heur"), "variant", self.variant, "use paper or heur")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clients alike."""

@@ -75,11 +75,11 @@ class FedAsync(PlainVisits, Algorithm):
 
 def check_blending(alpha: float, staleness: str, a: float, b: float, rho: float) -> None:
     """Raise `UserError` for hyperparameters out of range."""
-    require(0 < alpha <= 1, "alpha", alpha, "take a rate in (0, 1]")
-    require(staleness in STALENESS, "staleness", staleness, f"take one of {', '.join(STALENESS)}")
-    require(a >= 0, "a", a, "take 0 or more")
-    require(b >= 0, "b", b, "take 0 or more")
-    require(rho >= 0, "rho", rho, "take 0 or more; 0 is no proximal term")
+    require(0 < alpha <= 1, "alpha", alpha, "use a rate in (0, 1]")
+    require(staleness in STALENESS, "staleness", staleness, f"use one of {', '.join(STALENESS)}")
+    require(a >= 0, "a", a, "use 0 or more")
+    require(b >= 0, "b", b, "use 0 or more")
+    require(rho >= 0, "rho", rho, "use 0 or more; 0 leaves the proximal term out")
 
 
 def train_near(x: Vector, rho: float, client: Client, key: Key) -> Report:

@@ -55,9 +55,9 @@ class FedAvgFT(PlainVisits, RowUpdates, Algorithm):
     needs = Needs(averages=True)
 
     def __post_init__(self) -> None:
-        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
-        require(self.tune_part in PARTS, "tune_part", self.tune_part, f"take one of {', '.join(PARTS)}")
-        require(self.mu >= 0, "mu", self.mu, "take 0 or more")
+        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "use 0 or more passes over the data")
+        require(self.tune_part in PARTS, "tune_part", self.tune_part, f"use one of {', '.join(PARTS)}")
+        require(self.mu >= 0, "mu", self.mu, "use 0 or more")
 
     def plain_visit(self) -> PlainVisit:
         """Train the model that was received."""

@@ -33,8 +33,8 @@ class FedAvgM(PlainVisits, RowUpdates, Algorithm):
     needs = Needs(server_update=True, averages=True)
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < 1, "beta", self.beta, "take a value in [0, 1); 0 is FedAvg")
-        require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")
+        require(0 <= self.beta < 1, "beta", self.beta, "use a value in [0, 1); 0 is FedAvg")
+        require(self.server_lr > 0, "server_lr", self.server_lr, "use a positive step")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with v = 0."""

@@ -55,8 +55,8 @@ class FedBABU(RowUpdates, Algorithm):
     needs = Needs(averages=True)
 
     def __post_init__(self) -> None:
-        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
-        require(self.tune_part in PARTS, "tune_part", self.tune_part, f"take one of {', '.join(PARTS)}")
+        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "use 0 or more passes over the data")
+        require(self.tune_part in PARTS, "tune_part", self.tune_part, f"use one of {', '.join(PARTS)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""

@@ -49,9 +49,9 @@ class FedBuff(PlainVisits, Algorithm):
     needs = Needs(weighs_staleness=True, averages=True)
 
     def __post_init__(self) -> None:
-        require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")
-        require(self.staleness_a >= 0, "staleness_a", self.staleness_a, "take 0 or more")
-        require(self.normalise in ("size", "weights"), "normalise", self.normalise, "take size or weights")
+        require(self.server_lr > 0, "server_lr", self.server_lr, "use a positive step")
+        require(self.staleness_a >= 0, "staleness_a", self.staleness_a, "use 0 or more")
+        require(self.normalise in ("size", "weights"), "normalise", self.normalise, "use size or weights")
 
     def plain_visit(self) -> PlainVisit:
         """Report the update w_k - w_tau."""

@@ -58,9 +58,9 @@ class FedCE(Algorithm):
     needs = Needs(min_cohort=2, validation=True, different_starts=True)
 
     def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
-        require(self.delta >= 0, "delta", self.delta, "take 0 or more")
-        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one cluster")
+        require(self.delta >= 0, "delta", self.delta, "use 0 or more")
+        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models and h = 0."""

@@ -68,11 +68,11 @@ class FedClust(NewClients, PlainVisits, Algorithm):
     statistics_distance = "signature"
 
     def __post_init__(self) -> None:
-        require(self.threshold > 0, "threshold", self.threshold, "take a positive distance of weights")
-        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0: threshold")
-        require(self.epochs >= 0, "epochs", self.epochs, "take 1 or more; 0 for those of a round")
-        require(self.linkage in LINKAGES, "linkage", self.linkage, f"take one of {', '.join(LINKAGES)}")
-        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+        require(self.threshold > 0, "threshold", self.threshold, "use a positive distance of weights")
+        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "use 1 or more; 0: threshold")
+        require(self.epochs >= 0, "epochs", self.epochs, "use 1 or more; 0 for those of a round")
+        require(self.linkage in LINKAGES, "linkage", self.linkage, f"use one of {', '.join(LINKAGES)}")
+        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "use paper or emdcfl")
 
     @property
     def _compared(self) -> str:

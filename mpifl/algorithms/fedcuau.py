@@ -77,16 +77,16 @@ class FedCUAU(OneShotStatistics, Algorithm):
     )
 
     def __post_init__(self) -> None:
-        require(self.over in OVER, "over", self.over, f"take one of {', '.join(OVER)}")
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
-        require(self.mu >= 0, "mu", self.mu, "take 0 or more")
-        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
+        require(self.over in OVER, "over", self.over, f"use one of {', '.join(OVER)}")
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one cluster")
+        require(self.mu >= 0, "mu", self.mu, "use 0 or more")
+        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "use 0 or more passes over the data")
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` for more clusters than clients, or a model without the block `over` needs."""
-        remedy = f"there are only {problem.num_clients} clients; take fewer clusters"
+        remedy = f"there are only {problem.num_clients} clients; use fewer clusters"
         require(self.num_clusters <= problem.num_clients, "num_clusters", self.num_clusters, remedy)
-        remedy = "the model names no block below its head; take a model that does, or over fedavg"
+        remedy = "the model names no block below its head; use a model that does, or over fedavg"
         require(bool(self._block(problem.layout)), "over", self.over, remedy)
 
     def _shared(self, layout: Layout) -> Part:

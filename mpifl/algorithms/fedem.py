@@ -52,8 +52,8 @@ class FedEM(Algorithm):
     needs = Needs(client_state=True, averages=True, different_starts=True, several_models=True)
 
     def __post_init__(self) -> None:
-        require(self.num_components >= 1, "num_components", self.num_components, "take at least one")
-        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+        require(self.num_components >= 1, "num_components", self.num_components, "use at least one")
+        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "use paper or emdcfl")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models: equal ones would stay equal."""

@@ -66,10 +66,10 @@ class FedFomo(Algorithm):
     paper = "zhang2021personalized"
 
     def __post_init__(self) -> None:
-        require(self.variant in ("paper", "ucfl"), "variant", self.variant, "take paper or ucfl")
-        require(self.num_models >= 1, "num_models", self.num_models, "take at least one model")
-        require(0 <= self.epsilon <= 1, "epsilon", self.epsilon, "take a chance in [0, 1]")
-        require(self.epsilon_decay >= 0, "epsilon_decay", self.epsilon_decay, "take 0 or more")
+        require(self.variant in ("paper", "ucfl"), "variant", self.variant, "use paper or ucfl")
+        require(self.num_models >= 1, "num_models", self.num_models, "use at least one model")
+        require(0 <= self.epsilon <= 1, "epsilon", self.epsilon, "use a chance in [0, 1]")
+        require(self.epsilon_decay >= 0, "epsilon_decay", self.epsilon_decay, "use 0 or more")
 
     @cached_property
     def needs(self) -> Needs:
@@ -78,7 +78,7 @@ class FedFomo(Algorithm):
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` for fewer than M other clients."""
-        remedy = f"there are only {problem.num_clients - 1} other clients; take fewer models"
+        remedy = f"there are only {problem.num_clients - 1} other clients; use fewer models"
         require(self.num_models < problem.num_clients, "num_models", self.num_models, remedy)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:

@@ -101,10 +101,10 @@ class FedYogi(PlainVisits, RowUpdates, Algorithm):
 
 
 def _check(server_lr: float, beta1: float, beta2: float, tau: float) -> None:
-    require(server_lr > 0, "server_lr", server_lr, "take a positive rate")
-    require(0 <= beta1 < 1, "beta1", beta1, "take a value in [0, 1)")
-    require(0 <= beta2 < 1, "beta2", beta2, "take a value in [0, 1)")
-    require(tau > 0, "tau", tau, "take a positive number; large values approach FedAvgM")
+    require(server_lr > 0, "server_lr", server_lr, "use a positive rate")
+    require(0 <= beta1 < 1, "beta1", beta1, "use a value in [0, 1)")
+    require(0 <= beta2 < 1, "beta2", beta2, "use a value in [0, 1)")
+    require(tau > 0, "tau", tau, "use a positive number; large values approach FedAvgM")
 
 
 def _start(problem: ProblemInfo, tau: float) -> Server:

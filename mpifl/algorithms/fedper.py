@@ -49,7 +49,7 @@ class FedPer(RowUpdates, Algorithm):
     needs = Needs(client_state=True, averages=True)
 
     def __post_init__(self) -> None:
-        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
+        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "use 0 or more passes over the data")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""

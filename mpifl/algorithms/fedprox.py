@@ -47,8 +47,8 @@ class FedProx(PlainVisits, RowUpdates, Algorithm):
     needs = Needs(averages=True)
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, "mu", self.mu, "take 0 or more; 0 is FedAvg")
-        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+        require(self.mu >= 0, "mu", self.mu, "use 0 or more; 0 is FedAvg")
+        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
 
     def plain_visit(self) -> PlainVisit | None:
         """Train with the squared term."""

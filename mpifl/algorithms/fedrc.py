@@ -56,8 +56,8 @@ class FedRC(Algorithm):
     statistics = ("labels",)
 
     def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one; 1 is FedAvg")
-        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one; 1 is FedAvg")
+        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models and a constant C."""

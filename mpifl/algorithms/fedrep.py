@@ -46,7 +46,7 @@ class FedRep(RowUpdates, Algorithm):
     needs = Needs(client_state=True, averages=True)
 
     def __post_init__(self) -> None:
-        require(self.head_epochs >= 0, "head_epochs", self.head_epochs, "take 0 or more passes over the data")
+        require(self.head_epochs >= 0, "head_epochs", self.head_epochs, "use 0 or more passes over the data")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""

@@ -73,9 +73,9 @@ class FedSaC(ComparedUploads, Algorithm):
 
     def __post_init__(self) -> None:
         for name in ("lambda1", "lambda2", "lam"):
-            require((getattr(self, name) or 0) >= 0, name, getattr(self, name), "take 0 or more")
-        require(1 <= self.num_directions <= 1000, "num_directions", self.num_directions, "take 1 to 1000")
-        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+            require((getattr(self, name) or 0) >= 0, name, getattr(self, name), "use 0 or more")
+        require(1 <= self.num_directions <= 1000, "num_directions", self.num_directions, "use 1 to 1000")
+        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clients alike, with zero directions."""
@@ -96,7 +96,7 @@ class FedSaC(ComparedUploads, Algorithm):
         x, emdcfl = client.data.train.x, self.variant == "emdcfl"
         features = client.embed(trained.vector, x, train_mode=emdcfl).cpu().double().numpy()
         width = features.shape[1]
-        remedy = f"embeddings have {width} numbers; take {width} or fewer"
+        remedy = f"embeddings have {width} numbers; use {width} or fewer"
         require(self.num_directions <= width, "algorithm.num_directions", self.num_directions, remedy)
         notes = {"basis": principal_directions(features, self.num_directions)}
         metrics = {"train_loss": trained.loss}

@@ -69,12 +69,12 @@ class FedSoft(Algorithm):
     paper = "ruan2022fedsoft"
 
     def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one centre")
-        require(self.lam >= 0, "lam", self.lam, "take 0 or more")
-        require(0 < self.sigma <= 1, "sigma", self.sigma, "take a small share in (0, 1]")
-        require(self.tau is None or self.tau >= 1, "tau", self.tau, "take 1 (count in every round) or more")
-        require(self.selected >= 0, "selected", self.selected, "take 0 (all) or a number of clients")
-        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one centre")
+        require(self.lam >= 0, "lam", self.lam, "use 0 or more")
+        require(0 < self.sigma <= 1, "sigma", self.sigma, "use a small share in (0, 1]")
+        require(self.tau is None or self.tau >= 1, "tau", self.tau, "use 1 (count in every round) or more")
+        require(self.selected >= 0, "selected", self.selected, "use 0 (all) or a number of clients")
+        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
 
     @cached_property
     def needs(self) -> Needs:

@@ -68,7 +68,7 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
 
     def __post_init__(self) -> None:
         check_rates(self.alpha0, self.a, self.b, self.rho)
-        remedy = "take a small share in [0, 1]; 0 leaves the share of a cluster without samples at 0"
+        remedy = "use a small share in [0, 1]; 0 leaves the share of a cluster without samples at 0"
         require(0 <= self.sigma <= 1, "sigma", self.sigma, remedy)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:

@@ -80,17 +80,17 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
     row_distance = "model"
 
     def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
-        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
-        require(self.mu >= 0, "mu", self.mu, "take 0 or more")
-        remedy = f"has no effect under variant {self.variant}; take variant flt"
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one cluster")
+        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
+        require(self.mu >= 0, "mu", self.mu, "use 0 or more")
+        remedy = f"has no effect under variant {self.variant}; use variant flt"
         require(not self.initial_models or self.variant == "flt", "initial_models", True, remedy)
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` for more centres than clients, or `initial_models` with running statistics."""
         super().check(problem)
         plain = problem.layout.size == problem.layout.num_parameters
-        remedy = "the model has running statistics, which distances leave out; take a model without"
+        remedy = "the model has running statistics, which distances leave out; use a model without"
         require(plain or not self.initial_models, "initial_models", True, remedy)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:

@@ -86,15 +86,15 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
     statistics_distance = row_distance = "direction"
 
     def __post_init__(self) -> None:
-        require(self.num_groups >= 1, "num_groups", self.num_groups, "take at least one group")
-        require(self.alpha >= 1, "alpha", self.alpha, "take at least one client per group")
-        require(self.iterations >= 1, "iterations", self.iterations, "take at least one mini-batch")
-        require(self.measure in ("edc", "madc"), "measure", self.measure, "take edc or madc")
-        require(self.eta_g is None or self.eta_g >= 0, "eta_g", self.eta_g, "take a rate, 0 or more")
-        require((self.migration or 0) >= 0, "migration", self.migration, "take 0 or more, or null")
-        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+        require(self.num_groups >= 1, "num_groups", self.num_groups, "use at least one group")
+        require(self.alpha >= 1, "alpha", self.alpha, "use at least one client per group")
+        require(self.iterations >= 1, "iterations", self.iterations, "use at least one mini-batch")
+        require(self.measure in ("edc", "madc"), "measure", self.measure, "use edc or madc")
+        require(self.eta_g is None or self.eta_g >= 0, "eta_g", self.eta_g, "use a rate, 0 or more")
+        require((self.migration or 0) >= 0, "migration", self.migration, "use 0 or more, or null")
+        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "use paper or emdcfl")
         fits = self.migration is None or self.variant == "paper"
-        require(fits, "migration", self.migration, "variant emdcfl groups nobody anew; take null")
+        require(fits, "migration", self.migration, "variant emdcfl groups nobody anew; use null")
 
     @cached_property
     def needs(self) -> Needs:

@@ -59,11 +59,11 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
     gram = "delta"
 
     def __post_init__(self) -> None:
-        require(self.rounds_before >= 0, "rounds_before", self.rounds_before, "take 0 or more rounds")
-        require(self.threshold > 0, "threshold", self.threshold, "take a positive distance")
-        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0: threshold")
-        require(self.metric in ("euclidean", "cosine"), "metric", self.metric, "take euclidean or cosine")
-        require(self.linkage in LINKAGES, "linkage", self.linkage, f"take one of {', '.join(LINKAGES)}")
+        require(self.rounds_before >= 0, "rounds_before", self.rounds_before, "use 0 or more rounds")
+        require(self.threshold > 0, "threshold", self.threshold, "use a positive distance")
+        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "use 1 or more; 0: threshold")
+        require(self.metric in ("euclidean", "cosine"), "metric", self.metric, "use euclidean or cosine")
+        require(self.linkage in LINKAGES, "linkage", self.linkage, f"use one of {', '.join(LINKAGES)}")
         fits = (self.linkage, self.metric) != ("ward", "cosine")
         require(fits, "linkage", self.linkage, "needs metric euclidean")
 

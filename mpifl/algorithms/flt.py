@@ -97,18 +97,18 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
     shown_from = ("autoencoder", "code", "pretrain_epochs", "finetune_epochs", "loss")
 
     def __post_init__(self) -> None:
-        require(self.gamma > 0, "gamma", self.gamma, "take a positive distance; 1 in the paper")
-        require(0 <= self.centroids <= 1000, "centroids", self.centroids, "take 1 to 1000; 0 for the classes")
-        require(self.distance in DISTANCES, "distance", self.distance, "take matching or closest")
-        require(self.case in ("full", "ward"), "case", self.case, "take full or ward")
-        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0 finds it")
+        require(self.gamma > 0, "gamma", self.gamma, "use a positive distance; 1 in the paper")
+        require(0 <= self.centroids <= 1000, "centroids", self.centroids, "use 1 to 1000; 0 for the classes")
+        require(self.distance in DISTANCES, "distance", self.distance, "use matching or closest")
+        require(self.case in ("full", "ward"), "case", self.case, "use full or ward")
+        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "use 1 or more; 0 finds it")
         names = ("flt_ae", "flt_ae_cifar")
-        require(self.autoencoder in names, "autoencoder", self.autoencoder, "take flt_ae or flt_ae_cifar")
-        require(self.code >= 1, "code", self.code, "take at least one number")
+        require(self.autoencoder in names, "autoencoder", self.autoencoder, "use flt_ae or flt_ae_cifar")
+        require(self.code >= 1, "code", self.code, "use at least one number")
         epochs = min(self.pretrain_epochs, self.finetune_epochs)
-        require(epochs >= 0, "finetune_epochs", epochs, "take 0 or more passes over the data")
-        require(self.loss in ("mse", "bce"), "loss", self.loss, "take mse or bce")
-        remedy = "needs outputs in [0, 1], and those of flt_ae_cifar are any numbers; take mse, or flt_ae"
+        require(epochs >= 0, "finetune_epochs", epochs, "use 0 or more passes over the data")
+        require(self.loss in ("mse", "bce"), "loss", self.loss, "use mse or bce")
+        remedy = "needs outputs in [0, 1], and those of flt_ae_cifar are any numbers; use mse, or flt_ae"
         require(self.loss == "mse" or self.autoencoder == "flt_ae", "loss", self.loss, remedy)
 
     def check(self, problem: ProblemInfo) -> None:
@@ -116,7 +116,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         super().check(problem)
         for client in problem.public if self.loss == "bce" else ():
             least, most = client.data.train.x.aminmax()
-            remedy = f"needs pixels in [0, 1], and these are in [{least:.3g}, {most:.3g}]; take mse, or "
+            remedy = f"needs pixels in [0, 1], and these are in [{least:.3g}, {most:.3g}]; use mse, or "
             inside = float(least) >= -ROUNDING and float(most) <= 1 + ROUNDING
             require(inside, "loss", self.loss, remedy + "data.source.normalise unit")
         k = self.centroids or problem.num_classes
@@ -125,7 +125,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
     def _check_points(self, count: int, joined: bool, key: str) -> None:
         """Raise `UserError` if UMAP cannot fit a plane: two points, or one point that others join later."""
         remedy = f"there is no plane through {count} point{'s' * (count > 1)}, the centroids of all clients"
-        remedy += " that are there at first; take more centroids, or more clients"
+        remedy += " that are there at first; use more centroids, or more clients"
         require(count > 2 or (count == 1 and not joined), key, self.centroids, remedy)
 
     def auxiliary(self) -> Mapping[str, Any]:

@@ -51,7 +51,7 @@ class HypCluster(PlainVisits, RowUpdates, Algorithm):
     needs = Needs(averages=True, different_starts=True)
 
     def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one hypothesis")
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one hypothesis")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models."""

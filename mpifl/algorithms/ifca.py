@@ -88,14 +88,14 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
     trained = "cluster"
 
     def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one cluster")
         splits = (None, "train", "val")
-        require(self.select_on in splits, "select_on", self.select_on, "take train or val")
-        require((self.loss_batch or 0) >= 0, "loss_batch", self.loss_batch, "take samples of a batch, or 0")
-        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
-        require(self.share in ("none", "body"), "share", self.share, "take none or body")
-        require(self.restarts >= 0, "restarts", self.restarts, "take 0 or more sets of models")
-        require(0 <= self.least <= 1, "least", self.least, "take a share in [0, 1]")
+        require(self.select_on in splits, "select_on", self.select_on, "use train or val")
+        require((self.loss_batch or 0) >= 0, "loss_batch", self.loss_batch, "use samples of a batch, or 0")
+        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
+        require(self.share in ("none", "body"), "share", self.share, "use none or body")
+        require(self.restarts >= 0, "restarts", self.restarts, "use 0 or more sets of models")
+        require(0 <= self.least <= 1, "least", self.least, "use a share in [0, 1]")
 
     @cached_property
     def needs(self) -> Needs:

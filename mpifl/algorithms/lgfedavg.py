@@ -49,7 +49,7 @@ class LGFedAvg(RowUpdates, Algorithm):
     needs = Needs(client_state=True, averages=True)
 
     def __post_init__(self) -> None:
-        require(self.shared in PRIVATE, "shared", self.shared, f"take one of {', '.join(PRIVATE)}")
+        require(self.shared in PRIVATE, "shared", self.shared, f"use one of {', '.join(PRIVATE)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all shared parts alike."""

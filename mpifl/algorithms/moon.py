@@ -50,8 +50,8 @@ class MOON(RowUpdates, Algorithm):
     needs = Needs(client_state=True, averages=True)
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, "mu", self.mu, "take 0 or more; 0 is FedAvg")
-        require(self.temperature > 0, "temperature", self.temperature, "take a positive temperature")
+        require(self.mu >= 0, "mu", self.mu, "use 0 or more; 0 is FedAvg")
+        require(self.temperature > 0, "temperature", self.temperature, "use a positive temperature")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train with the contrastive loss; keep the local model for the next visit."""

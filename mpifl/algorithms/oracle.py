@@ -35,9 +35,7 @@ class Oracle(PlainVisits, RememberedUploads, Algorithm):
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` if the true groups are unknown."""
-        require(
-            problem.groups is not None, "name", "oracle", "this scenario has no true groups; take another"
-        )
+        require(problem.groups is not None, "name", "oracle", "this scenario has no true groups; use another")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from one model; store the true groups."""

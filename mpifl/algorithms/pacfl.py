@@ -80,14 +80,14 @@ class PACFL(NewClients, PlainVisits, Algorithm):
     fingerprints_vary = True
 
     def __post_init__(self) -> None:
-        require(self.threshold >= 0, "threshold", self.threshold, "take degrees, 0 or more")
-        require(self.p >= 1, "p", self.p, "take at least one singular vector")
-        require(self.budget >= 0, "budget", self.budget, "take a number of singular vectors; 0 for none")
-        require(self.angle in ANGLES, "angle", self.angle, f"take one of {', '.join(ANGLES)}")
-        require(self.linkage in LINKAGES, "linkage", self.linkage, f"take one of {', '.join(LINKAGES)}")
-        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+        require(self.threshold >= 0, "threshold", self.threshold, "use degrees, 0 or more")
+        require(self.p >= 1, "p", self.p, "use at least one singular vector")
+        require(self.budget >= 0, "budget", self.budget, "use a number of singular vectors; 0 for none")
+        require(self.angle in ANGLES, "angle", self.angle, f"use one of {', '.join(ANGLES)}")
+        require(self.linkage in LINKAGES, "linkage", self.linkage, f"use one of {', '.join(LINKAGES)}")
+        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "use paper or emdcfl")
         known = self.pixels in (None, "raw", "normalised")
-        require(known, "pixels", self.pixels, "take raw or normalised, or null for the variant's")
+        require(known, "pixels", self.pixels, "use raw or normalised, or null for the variant's")
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send nothing: a client needs its own images only."""

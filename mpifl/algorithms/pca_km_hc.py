@@ -68,11 +68,11 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
     needs = Needs(averages=True, inputs=("images", "features"))
 
     def __post_init__(self) -> None:
-        require(self.threshold > 0, "threshold", self.threshold, "take a positive distance")
-        require(self.components >= 1, "components", self.components, "take at least one component")
-        require(1 <= self.centroids <= 1000, "centroids", self.centroids, "take 1 to 1000")
-        require(self.case in ("full", "ward"), "case", self.case, "take full or ward")
-        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0 finds it")
+        require(self.threshold > 0, "threshold", self.threshold, "use a positive distance")
+        require(self.components >= 1, "components", self.components, "use at least one component")
+        require(1 <= self.centroids <= 1000, "centroids", self.centroids, "use 1 to 1000")
+        require(self.case in ("full", "ward"), "case", self.case, "use full or ward")
+        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "use 1 or more; 0 finds it")
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send nothing: a client needs its own images only."""

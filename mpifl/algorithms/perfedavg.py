@@ -64,10 +64,10 @@ class PerFedAvg(RowUpdates, Algorithm):
     )
 
     def __post_init__(self) -> None:
-        require(self.alpha >= 0, "alpha", self.alpha, "take 0 or more")
-        require(self.beta > 0, "beta", self.beta, "take a positive rate")
-        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
-        require(self.delta > 0, "delta", self.delta, "take a small positive length")
+        require(self.alpha >= 0, "alpha", self.alpha, "use 0 or more")
+        require(self.beta > 0, "beta", self.beta, "use a positive rate")
+        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
+        require(self.delta > 0, "delta", self.delta, "use a small positive length")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Step along the gradient of F(w - alpha grad F(w))."""

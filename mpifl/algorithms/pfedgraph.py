@@ -66,9 +66,9 @@ class PFedGraph(ComparedUploads, Algorithm):
     gram = "delta"
 
     def __post_init__(self) -> None:
-        require(self.alpha > 0, "alpha", self.alpha, "take a positive weight")
-        require(self.lam >= 0, "lam", self.lam, "take 0 or more")
-        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+        require(self.alpha > 0, "alpha", self.alpha, "use a positive weight")
+        require(self.lam >= 0, "lam", self.lam, "use 0 or more")
+        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clients alike, with zero directions."""

@@ -136,11 +136,11 @@ class PFedMe(Algorithm):
 
     def __post_init__(self) -> None:
         for name in ("lam", "lr", "personal_lr", "beta"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "take a positive number")
-        require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "take at least one step")
-        require(self.local_rounds >= 1, "local_rounds", self.local_rounds, "take at least one mini-batch")
-        require(self.mu >= 0, "mu", self.mu, "take 0 or more")
-        remedy = "take paper, ucfl or ucfl_nesterov"
+            require(getattr(self, name) > 0, name, getattr(self, name), "use a positive number")
+        require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "use at least one step")
+        require(self.local_rounds >= 1, "local_rounds", self.local_rounds, "use at least one mini-batch")
+        require(self.mu >= 0, "mu", self.mu, "use 0 or more")
+        remedy = "use paper, ucfl or ucfl_nesterov"
         require(self.variant in ("paper", *OPTIMIZERS), "variant", self.variant, remedy)
 
     def serves(self, server: Server, k: int) -> Reads:

@@ -44,7 +44,7 @@ class SCAFFOLD(Algorithm):
     needs = Needs(client_state=True, plain_sgd=True, averages=True, every_upload=True)
 
     def __post_init__(self) -> None:
-        require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")
+        require(self.server_lr > 0, "server_lr", self.server_lr, "use a positive step")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with c = 0."""

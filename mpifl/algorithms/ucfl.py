@@ -80,20 +80,20 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
     needs = Needs(min_cohort=2, row_per_client=True)
 
     def __post_init__(self) -> None:
-        remedy = "take 0 (one per user), a number, or -1 (silhouette)"
+        remedy = "use 0 (one per user), a number, or -1 (silhouette)"
         require(self.streams >= -1, "streams", self.streams, remedy)
-        require(self.kernel in ("paper", "geo"), "kernel", self.kernel, "take paper or geo")
-        require(self.noise_batch > 0, "noise_batch", self.noise_batch, "take a number of samples or a share")
-        require(self.stream_cost >= 0, "stream_cost", self.stream_cost, "take 0 or more")
-        remedy = "chooses a number of streams: take streams: -1, or leave it out"
+        require(self.kernel in ("paper", "geo"), "kernel", self.kernel, "use paper or geo")
+        require(self.noise_batch > 0, "noise_batch", self.noise_batch, "use a number of samples or a share")
+        require(self.stream_cost >= 0, "stream_cost", self.stream_cost, "use 0 or more")
+        remedy = "chooses a number of streams: use streams: -1, or leave it out"
         require(self.streams == -1 or not self.stream_cost, "stream_cost", self.stream_cost, remedy)
         require(self.streams == -1 or self.tradeoff is None, "tradeoff", self.tradeoff, remedy)
-        remedy = "stands instead of stream_cost; take one of the two"
+        remedy = "replaces stream_cost; use one of the two"
         require(self.tradeoff is None or not self.stream_cost, "tradeoff", self.tradeoff, remedy)
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` for more streams than users, or a `tradeoff` that does not work."""
-        remedy = f"there are only {problem.num_clients} clients; take fewer streams"
+        remedy = f"there are only {problem.num_clients} clients; use fewer streams"
         require(self.streams <= problem.num_clients, "streams", self.streams, remedy)
         self.worth(2, 0.5)
 
@@ -139,7 +139,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
             limit = (
                 "their sigma is 0 and they get their own model only: n_b -> n_i is the paper's limit of local"
             )
-            text = f"algorithm.noise_batch = {self.noise_batch}: {few}; {limit} training; take less"
+            text = f"algorithm.noise_batch = {self.noise_batch}: {few}; {limit} training; use less"
             warnings.warn(text, stacklevel=2)
         delta = squared_distances(fingerprints["gram"])
         sigma2 = fingerprints["variance"].astype(np.float64)  # [N]

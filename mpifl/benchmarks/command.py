@@ -64,7 +64,7 @@ def bench(
         require(ranks is None, "--ranks", ranks, "has no effect: plan measures runs in one process")
         figures = measure_forecasts(num_turns, options)
     elif "scaling" in names:
-        require(num_ranks > 1, "ranks", ranks, "take 2 or more: one is the server")
+        require(num_ranks > 1, "ranks", ranks, "use 2 or more: one is the server")
         workers = None if ranks is None else num_ranks - 1
         figures = measure_scaling(_workload(names), workers, num_turns, options)
     else:
@@ -88,13 +88,13 @@ def _workload(names: Sequence[str]) -> str:
     """Return the workload that `scaling` measures: W1 unless another one is named."""
     name, *more = [name for name in names if name != "scaling"] or ["W1"]
     require(not more, "bench", [name, *more], "scaling measures one workload; name one")
-    require(name in WORKLOADS, "bench", name, f"is no workload; {nearest(name, [*WORKLOADS])}")
+    require(name in WORKLOADS, "bench", name, f"is not a workload; {nearest(name, [*WORKLOADS])}")
     return name
 
 
 def _positive(key: str, text: str) -> int:
     """Return a positive whole number that the user gave."""
-    require(text.isdigit() and int(text) > 0, key, text, "take a whole number, 1 or more")
+    require(text.isdigit() and int(text) > 0, key, text, "use a whole number, 1 or more")
     return int(text)
 
 
@@ -104,5 +104,5 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    require(0 <= value <= 600, "--seconds", text, "take the seconds of a turn, or 0 for one round")
+    require(0 <= value <= 600, "--seconds", text, "use the seconds of a turn, or 0 for one round")
     return value

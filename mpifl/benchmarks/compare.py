@@ -47,7 +47,7 @@ def compare_all(
         UserError: A workload is unknown, the loops do not support an option, or a job ended early.
     """
     for name in names:
-        require(name not in OTHERS, "bench", [*names], f"{name} stands alone: leave the others out")
+        require(name not in OTHERS, "bench", [*names], f"{name} runs alone: leave the others out")
         require(name in WORKLOADS, "bench", name, nearest(name, [*WORKLOADS, *OTHERS]))
     out = {}
     for name in names or WORKLOADS:
@@ -110,7 +110,7 @@ def check_options(options: Sequence[str]) -> None:
     known = (*OF_LOOPS, *OF_TRAINING, OF_MPIFL)
     for key, value in flat(loader.overrides(options)):
         fits = key in known or key.split(".")[0] in (*OF_LOOPS, OF_MPIFL)
-        require(fits, key, value, f"the plain loops beside mpifl do not know it; take {', '.join(known)}")
+        require(fits, key, value, f"the plain loops beside mpifl do not know it; use {', '.join(known)}")
 
 
 def take_turns(jobs: dict[str, Job], seconds: float, turns: int) -> dict[str, list[Figures]]:

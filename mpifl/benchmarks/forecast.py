@@ -51,7 +51,7 @@ def _turn(words: Sequence[str]) -> dict[str, float]:
     said = re.search(r"; ([\d.]+) s of processors", page)
     if said is None:
         remedy = (
-            "take fewer --rounds: its forecast is two minutes of processors or more, and not to the second"
+            "use fewer --rounds: its forecast is two minutes of processors or more, and not to the second"
         )
         raise UserError("mpifl plan", " ".join(words), remedy)
     with scratch_folder() as place:

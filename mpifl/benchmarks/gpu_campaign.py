@@ -540,7 +540,7 @@ def main(words: Sequence[str]) -> int:
     names = args.steps.split(",") if args.steps else [*STEPS]
     try:
         unknown = [name for name in names if name not in STEPS]
-        require(not unknown, "--steps", ", ".join(unknown), f"take some of {', '.join(STEPS)}")
+        require(not unknown, "--steps", ", ".join(unknown), f"use some of {', '.join(STEPS)}")
         folder = Path(args.folder)
         require(not folder.exists(), "FOLDER", args.folder, "is there already; name a new one")
         there = torch.cuda.is_available()

@@ -71,7 +71,7 @@ class Monitor:
         remedy = "only Open MPI monitors itself; there is nothing to compare with"
         require(library.startswith("Open MPI"), "--check-mpi-traffic", library, remedy)
         self._library, index, level = ctypes.CDLL(MPI.__file__), ctypes.c_int(), ctypes.c_int()
-        remedy = "its monitoring is not at hand; leave OMPI_MCA_pml unset, or take another build"
+        remedy = "its monitoring component is missing; leave OMPI_MCA_pml unset, or use another build"
         self._call("MPI_T_init_thread", MPI.THREAD_SINGLE, ctypes.byref(level))
         missing = self._library.MPI_T_pvar_get_index(FLUSH, GENERIC, ctypes.byref(index))
         require(not missing, "--check-mpi-traffic", library, remedy)

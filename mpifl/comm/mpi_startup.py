@@ -84,7 +84,7 @@ def check_size(size: int, environment: Mapping[str, str]) -> None:
         remedy = (
             f"the launcher started {asked.size} processes, MPI knows of one: the launcher and mpi4py belong "
             "to different MPIs. Take the launcher of mpi4py's MPI (python -m mpi4py --mpi-library), or "
-            f"srun --mpi=pmix; where runs of one process are meant, unset {asked.name}"
+            f"srun --mpi=pmix; if you want runs of one process, unset {asked.name}"
         )
         raise UserError(asked.name, asked.size, remedy)
 
@@ -105,7 +105,7 @@ def seconds(name: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    require(0 <= value <= MOST_S, name, text, f"take seconds, {MOST_S:.0f} at most, or 0 for no limit")
+    require(0 <= value <= MOST_S, name, text, f"use seconds, {MOST_S:.0f} at most, or 0 for no limit")
     return value
 
 
@@ -175,7 +175,7 @@ def _watch(heard: int, limit: float, launcher: Process | None) -> None:
         os._exit(0)
     time.sleep(min(launch_info(os.environ).rank, 50))  # the first rank prints; the others are killed by then
     if count < LOOKS:
-        fault = f"MPI did not come up within {limit:.0f} s ({START_S}): a rank died or stands still"
+        fault = f"MPI did not come up within {limit:.0f} s ({START_S}): a rank died or hangs"
     if select.select([heard], [], [], 0.0)[0] or os.getppid() != parent:
         os._exit(0)
     print(f"mpifl: {fault}; start the job again", file=sys.stderr, flush=True)

@@ -186,7 +186,7 @@ class Algorithm(ABC):
             arrived: name -> vector as it arrives, for each vector that is sent.
         """
         names = ", ".join(name for name in report.unsent if name in report.vectors)
-        remedy = "take payload float32 without compression, and no attack; or define unsent_vectors"
+        remedy = "use payload float32 without compression, and no attack; or define unsent_vectors"
         raise Missing(f"{names}, which is not sent, cannot be worked out of what arrives", remedy)
 
     @abstractmethod
@@ -209,7 +209,7 @@ class Algorithm(ABC):
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` when this method cannot run on this problem. Default: when K is larger than N."""
         for name in ("num_clusters", "num_components", "num_groups"):
-            remedy = f"there are only {problem.num_clients} clients; take fewer"
+            remedy = f"there are only {problem.num_clients} clients; use fewer"
             require(getattr(self, name, 0) <= problem.num_clients, name, getattr(self, name, 0), remedy)
 
     def auxiliary(self) -> Mapping[str, Any] | None:

@@ -60,7 +60,7 @@ def within_memory(key: str, value: Any) -> Iterator[None]:
     except (MemoryError, RuntimeError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, UserError) or not (what := no_memory(error)):
             raise
-        raise UserError(key, value, f"{what}; take smaller numbers") from error
+        raise UserError(key, value, f"{what}; use smaller numbers") from error
 
 
 class MethodError(UserError):

@@ -53,7 +53,7 @@ def check() -> None:
     if not limited():
         return
     asked = os.environ[VARIABLE]
-    require(asked in LIMITS, VARIABLE, asked, f"take {', '.join(LIMITS)}, or unset it")
+    require(asked in LIMITS, VARIABLE, asked, f"use {', '.join(LIMITS)}, or unset it")
     for name, value in LIMITS[asked].items():
         found = os.environ.get(name)
         require(found is not None, VARIABLE, asked, "set it before mpifl is imported")

@@ -58,7 +58,7 @@ def check_memory(key: str, count: int, size: int) -> None:
         UserError: they do not fit.
     """
     need, has = count * size, machine_bytes()
-    remedy = f"they take {need:,} bytes or more, and this machine has {has:,}; take fewer"
+    remedy = f"they take {need:,} bytes or more, and this machine has {has:,}; use fewer"
     require(need <= has, key, count, remedy)
 
 

@@ -152,7 +152,7 @@ class Task(ABC):
     def check(self, info: DataInfo) -> None:
         """Raise `UserError` if the task does not take such labels. Default: those not in `labels`."""
         fits = info.labels in self.labels
-        remedy = f"labels of this source are {info.labels}; take {SUITABLE[info.labels]}, or another source"
+        remedy = f"labels of this source are {info.labels}; use {SUITABLE[info.labels]}, or another source"
         require(fits, "task.name", self.name, remedy)
 
     @property
@@ -165,15 +165,13 @@ class Task(ABC):
         """Raise `UserError` if the option `metrics` names an unknown metric, or one metric twice."""
         names = getattr(self, "metrics", ())
         known = ", ".join(self.known)
-        require(set(names) <= set(self.known), "metrics", list(names), f"take some of {known}")
+        require(set(names) <= set(self.known), "metrics", list(names), f"use some of {known}")
         require(len(set(names)) == len(names), "metrics", list(names), "name each of them once")
 
     def __post_init__(self) -> None:
         self.check_metrics()
         known = self._declares("loss", ("total_loss",)) or self._declares("losses", ("total_loss",))
-        remedy = (
-            "a total_loss of its own would be another loss than the one that is trained; say losses, or loss"
-        )
+        remedy = "a total_loss of its own would differ from the loss that is trained; define losses, or loss"
         require(known, "task.name", self.name, remedy)
 
 

@@ -48,7 +48,7 @@ def check_file(path: Path, key: str, most_bytes: int | None = None) -> None:
     except (OSError, ValueError) as error:  # ValueError: a name with NUL
         what = error.strerror if isinstance(error, OSError) else error
         raise UserError(key, str(path), f"there is no such file ({what})") from error
-    require(stat.S_ISREG(found.st_mode), key, str(path), "is no file")
+    require(stat.S_ISREG(found.st_mode), key, str(path), "is not a file")
     large = f"has {found.st_size} bytes, more than {most_bytes}; is it the right file?"
     require(most_bytes is None or found.st_size <= most_bytes, key, str(path), large)
 
@@ -76,7 +76,7 @@ def text_of(path: Path, key: str, most_bytes: int | None = None) -> str:
 def check_name(key: str, name: str) -> None:
     """Raise `UserError` under `key` unless a name can be part of a folder name."""
     require("/" not in name, key, name, "is part of a folder's name; leave out the slashes")
-    remedy = f"is part of a folder's name; take at most {MAX_NAME_BYTES} bytes"
+    remedy = f"is part of a folder's name; use at most {MAX_NAME_BYTES} bytes"
     require(len(os.fsencode(name)) <= MAX_NAME_BYTES, key, name, remedy)
 
 
@@ -115,7 +115,7 @@ class _Loader(_BASE):  # type: ignore[misc, valid-type]
                 continue
             key = self.construct_object(key_node)
             if key in seen:
-                problem = f"the key {key!r} stands twice; leave one out"
+                problem = f"the key {key!r} appears twice; leave one out"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
             seen.add(key)
         return dict(super().construct_mapping(node, deep))

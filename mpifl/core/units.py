@@ -117,7 +117,7 @@ def quantity(text: str, unit: Unit, key: str) -> float:
     found = _QUANTITY.fullmatch(text)
     wanted = f"{unit.name} are asked" + (f", such as {unit.examples}" if unit.examples else "")
     if found is None or not unit.dimension:
-        raise UserError(key, text, f"is no number; {wanted}")
+        raise UserError(key, text, f"is not a number; {wanted}")
     number, name = found[1].replace("_", ""), found[2]
     dimension = next((d for d, names in _KNOWN.items() if name in names), "")
     if not dimension:
@@ -127,7 +127,7 @@ def quantity(text: str, unit: Unit, key: str) -> float:
     try:
         return float(Fraction(Decimal(number)) * _KNOWN[dimension][name] / unit.factor)
     except (InvalidOperation, OverflowError) as error:
-        raise UserError(key, text, f"is no number that can be held; {wanted}") from error
+        raise UserError(key, text, f"is not a number that can be stored; {wanted}") from error
 
 
 def _unknown(name: str) -> str:
@@ -139,4 +139,4 @@ def _unknown(name: str) -> str:
     if size in ("KB", "Kbit"):
         end = f"{size[1:]}{slash}{per}"
         return f"{name!r} can be 1000 or 1024: write k{end} or Ki{end}"
-    return f"{name!r} is no unit that is known"
+    return f"{name!r} is not a known unit"

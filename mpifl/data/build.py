@@ -161,11 +161,11 @@ def open_public(config: DataConfig, like: PoolFederation) -> Split:
         remedy = "has no effect: the server's images are normalised as those of the clients; leave it out"
         value = getattr(config.public, name)
         require(value is None, f"data.public.{name}", value, remedy)
-    remedy = "the server pre-trains on images of its own, and these samples are none; take another method"
+    remedy = "the server pre-trains on its own images, and these samples are not images; use another method"
     require(like.info.inputs == IMAGES, "data.source.name", config.source.name, remedy)
     config = replace(config, source=config.public)
     _, pool = _prepared_pool(config, lambda line: None, True, True)
-    remedy = f"its samples are {pool.kind}, no images; take a source of images, as in fashionmnist"
+    remedy = f"its samples are {pool.kind}, not images; use a source of images, such as fashionmnist"
     require(pool.kind == IMAGES, "data.public", config.public.name, remedy)
     images, labels = pool.images[pool.train], pool.labels[pool.train]
     channels, height, width = like.shape
@@ -179,10 +179,10 @@ def open_public(config: DataConfig, like: PoolFederation) -> Split:
 def _check_fits(config: DataConfig, pool: Pool) -> None:
     """Raise `UserError` for a scenario that reads classes or changes images if the source has none."""
     scenario, name = type(config.scenario), type(config.scenario).__name__
-    others = "take iid, lognormal, powerlaw or natural"
-    remedy = f"it divides the samples by class, and labels of {config.source.name} are {pool.label_kind}"
+    others = "use iid, lognormal, powerlaw or natural"
+    remedy = f"it divides the samples by class, but labels of {config.source.name} are {pool.label_kind}"
     require(pool.label_kind == CLASSES or not scenario.by_class, "name", name, f"{remedy}; {others}")
-    remedy = f"it changes images, and samples of {config.source.name} are {pool.kind}"
+    remedy = f"it changes images, but samples of {config.source.name} are {pool.kind}"
     require(pool.kind == IMAGES or not scenario.of_images, "name", name, f"{remedy}; {others}")
 
 
@@ -420,7 +420,7 @@ def _to_tensor(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> ToInputs:
         if source.mean is not None and source.std is not None:
             return _to_given(pool, source.mean, source.std)
         given, allowed = config.source.normalise, {TOKENS: (None,)}.get(pool.kind, (None, "standard", "unit"))
-        remedy = f"these samples are {pool.kind}, no images; leave it out"
+        remedy = f"these samples are {pool.kind}, not images; leave it out"
         require(given in allowed, "data.source.normalise", given, remedy)
         if pool.kind == TOKENS:
             return ToTokens()

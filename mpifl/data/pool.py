@@ -211,7 +211,7 @@ def check_pool(pool: Pool, name: str) -> None:
     _check_labels(pool, name)
     for called in (*pool.class_names, *pool.origin_names):
         shown = readable(called)
-        require(called == shown, name, shown, "is a name that is no text in UTF-8: give it another")
+        require(called == shown, name, shown, "is a name that is not UTF-8 text: give it another")
     if pool.origin is not None:
         require(len(pool.origin) == n, name, len(pool.origin), f"origins for {n} samples: give one for each")
         labels_of(pool.origin, f"{name}: origin", MAX_ORIGINS)

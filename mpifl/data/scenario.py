@@ -291,12 +291,12 @@ def check_clients(num_clients: int, samples: int, needed: int | None = None) -> 
     remedy = f"more clients than the {samples} samples there are"
     if needed != num_clients:
         remedy = f"{needed} samples are needed, and there are {samples}"
-    require(needed <= samples, "clients", num_clients, f"{remedy}; take fewer clients or a larger source")
+    require(needed <= samples, "clients", num_clients, f"{remedy}; use fewer clients or a larger source")
 
 
 def check_part(samples: np.ndarray) -> None:
     """Refuse to divide a part of the source that is empty; only the test part can be empty."""
-    remedy = "clients are tested on it here; take another source, or test_share of source or scenario"
+    remedy = "clients are tested on it here; use another source, or test_share of source or scenario"
     require(len(samples) > 0, "data.source", "no test part", remedy)
 
 
@@ -309,7 +309,7 @@ def check_fraction(name: str, value: float | None) -> None:
 def check_test_share(test: str | None, share: float) -> None:
     """Refuse a share for testing outside [0, 1), or one that is set although clients set none aside."""
     check_fraction("test_share", share)
-    remedy = f"has no effect with test: {test or 'like'}; take test: own, or leave it out"
+    remedy = f"has no effect with test: {test or 'like'}; use test: own, or leave it out"
     require(test == "own" or share == TEST_SHARE, "test_share", share, remedy)
 
 

@@ -118,7 +118,7 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
     decisions = on_server(transport, go_first)
     if parts is None:
         parts = open_parts(False, lambda text: None)
-        remedy = f"its frozen weights differ on {socket.gethostname()}; take the same file on all machines"
+        remedy = f"its frozen weights differ on {socket.gethostname()}; use the same file on all machines"
         same = checksum(parts.learner.flat.module) == decisions.base
         require(same, "model.weights", config.weights, remedy)
     return RunContext(config, transport, parts, decisions, resources.places)
@@ -197,7 +197,7 @@ def device_of(system: SystemConfig, number: int) -> str:
         remedy = "CUDA graphs need a GPU, and this run trains on the CPU; leave them out"
         require(not system.cuda_graphs, "system.cuda_graphs", True, remedy)
         return CPU
-    remedy = "no GPU is visible to PyTorch here; take cpu or auto"
+    remedy = "no GPU is visible to PyTorch here; use cpu or auto"
     require(torch.cuda.is_available(), "system.device", system.device, remedy)
     return f"cuda:{number % torch.cuda.device_count()}"
 
@@ -256,9 +256,9 @@ def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> F
         try:
             clients = config.attack.attackers(federation.num_clients, key(seed, "attack"))
             wrong = config.attack.labels(federation.num_classes)
-            remedy = f"gives samples other classes, and labels of this source are {federation.info.labels}"
+            remedy = f"gives samples other classes, but labels of this source are {federation.info.labels}"
             fits = wrong is None or federation.info.labels == CLASSES
-            require(fits, "name", type(config.attack).__name__, f"{remedy}; take an attack on uploads")
+            require(fits, "name", type(config.attack).__name__, f"{remedy}; use an attack on uploads")
             federation.attack(clients, wrong)
         except UserError as error:
             raise error.under("attack") from error
@@ -414,7 +414,7 @@ def from_earlier(
     Raises:
         UserError: the earlier model has another size.
     """
-    remedy = f"its model has {len(start)} numbers, this run's has {layout.size}; take the same model and data"
+    remedy = f"its model has {len(start)} numbers, this run's has {layout.size}; use the same model and data"
     require(len(start) == layout.size, "start.run", config.run, remedy)
     if config.part == "all":
         return lambda j: start.clone()
@@ -511,13 +511,13 @@ def check_method(config: Config, parts: Parts) -> None:
         algorithm.check(parts.problem)
     except UserError as error:
         raise error.under("algorithm") from error
-    remedy = "this method needs labelled sets of the server's own; take a scenario that has them (ccfl)"
+    remedy = "this method needs labelled sets of the server's own; use a scenario that has them (ccfl)"
     has_public = bool(parts.problem.public) or not uses(algorithm, ServerEvaluation)
     require(has_public, "data.scenario", type(config.data.scenario).__name__, remedy)
     empty = np.flatnonzero(sizes[:, 1] < 2)
     if needs.validation and len(empty):
         found = f"two samples or more of each client, and client {empty[0]} has {sizes[empty[0], 1]}"
-        remedy = f"this method needs validation data, {found}; take a larger share or larger clients"
+        remedy = f"this method needs validation data, {found}; use a larger share or larger clients"
         raise UserError("data.scenario.validation", getattr(config.data.scenario, "validation", None), remedy)
 
 
@@ -527,7 +527,7 @@ def check_local_training(config: Config, parts: Parts) -> None:
     check_local(config, ways)
     check_augmentation(config, parts.federation.info)
     single = parts.learner.drop_single and any(way.batch_size == 1 for way in ways)
-    remedy = "batch norm leaves out batches of one sample: take 2 or more, or a model without batch norm"
+    remedy = "batch norm leaves out batches of one sample: use 2 or more, or a model without batch norm"
     require(not single, "local.batch_size", 1, remedy)
 
 
@@ -537,13 +537,13 @@ def check_client_sizes(config: Config, federation: Federation) -> None:
     value = getattr(config.data.scenario, "clients", type(config.data.scenario).__name__)
     empty = np.flatnonzero(federation.sizes[:, 0] < 1)
     if len(empty):
-        remedy = f"client {empty[0]} has no training data; take fewer clients or a larger source"
+        remedy = f"client {empty[0]} has no training data; use fewer clients or a larger source"
         raise UserError(f"data.scenario.{name}", value, remedy)
     if config.evaluation.train or federation.has_test_data():
         return
-    remedy = "take fewer clients, a larger source or a share for testing"
+    remedy = "use fewer clients, a larger source or a share for testing"
     if getattr(config.data.scenario, "test_images", None) == 0:
-        name, value, remedy = "test_images", 0, "take some"
+        name, value, remedy = "test_images", 0, "use some"
     judged = "or evaluation.train, which evaluates on training data"
     raise UserError(f"data.scenario.{name}", value, f"no client has test data; {remedy}, {judged}")
 
@@ -575,7 +575,7 @@ def check_evaluation(config: Config, parts: Parts) -> None:
     by, wanted, n = config.evaluation.by, config.evaluation.clients, parts.problem.num_clients
     if wanted is not None and wanted > n:
         warn_once(f"evaluation.clients = {wanted}: there are no more than {n} clients, all are evaluated")
-    remedy = "this scenario has no true groups to average over; take cluster, or leave it out"
+    remedy = "this scenario has no true groups to average over; use cluster, or leave it out"
     require("group" not in by or parts.federation.groups is not None, "evaluation.by", list(by), remedy)
     remedy = "all clients are on one kind of device; name classes in `devices`, or leave it out"
     require("device" not in by or bool(parts.duration.devices), "evaluation.by", list(by), remedy)
@@ -612,7 +612,7 @@ def check_cohort(config: Config, num_sampled: int, num_clients: int, num_absent:
     min_cohort = algorithm.needs.min_cohort
     least, needed = policy.least_uploads(smallest), f"{type(algorithm).__name__} needs {min_cohort}"
     while_absent = " while newcomers are absent" if smallest < num_sampled else ""
-    remedy = f"a step may have {least} upload{while_absent}, and {needed}; take "
+    remedy = f"a step may have {least} upload{while_absent}, and {needed}; use "
     remedy += "fewer newcomers" if while_absent else "a larger cohort, and no time that ends it"
     require(least >= min_cohort, "cohort_size, policy", smallest, remedy)
     if isinstance(config.robust, Rule):
@@ -646,9 +646,9 @@ def stack_of(config: Config, parts: Parts, num_sampled: int, num_ranks: int) -> 
     """
     stack, local, sizes = config.system.stack, config.local, parts.federation.sizes
     if stack > 1:
-        remedy = "a model with dropout, batch norm, buffers, an LSTM or hooks cannot be stacked; take 1"
+        remedy = "a model with dropout, batch norm, buffers, an LSTM or hooks cannot be stacked; use 1"
         require(stackable(parts.learner.flat.module), "system.stack", stack, remedy)
-        remedy = "the loss of a batch under this task is not the mean of its samples' losses; take 1"
+        remedy = "the loss of a batch under this task is not the mean of its samples' losses; use 1"
         require(sample_weights(parts.learner.task) is not None, "system.stack", stack, remedy)
     elif not stack and config.policy.synchronous and not local.keep_optimizer:
         typical = int(np.argsort(sizes[:, 0])[len(sizes) // 2])
@@ -681,13 +681,13 @@ def check_earlier(config: Config, info: DataInfo, layout: Layout) -> None:
 def check_needs(needs: Needs, config: Config, info: DataInfo) -> None:
     """Raise `UserError` if the method needs other kinds of labels or samples than the source has."""
     name = type(config.algorithm).__name__
-    remedy = f"it reads the classes of samples, and labels of this source are {info.labels}"
+    remedy = f"it reads the classes of samples, but labels of this source are {info.labels}"
     require(
-        not needs.classes or info.labels == CLASSES, "algorithm.name", name, f"{remedy}; take another method"
+        not needs.classes or info.labels == CLASSES, "algorithm.name", name, f"{remedy}; use another method"
     )
     remedy = f"it compares {' or '.join(needs.inputs)}, and samples of this source are {info.inputs}"
     fits = not needs.inputs or info.inputs in needs.inputs
-    require(fits, "algorithm.name", name, f"{remedy}; take another method")
+    require(fits, "algorithm.name", name, f"{remedy}; use another method")
 
 
 def check_augmentation(config: Config, info: DataInfo) -> None:
@@ -695,10 +695,10 @@ def check_augmentation(config: Config, info: DataInfo) -> None:
     given = {"local": config.local.augment}
     given |= {f"{SECTION}.{clients}": c.augment or "none" for clients, c in config.per_client.items()}
     shape = list(info.shape)
-    remedy = f"shifts and mirrors images [C, H, W], and samples of this source are {info.inputs} {shape}; "
+    remedy = f"shifts and mirrors images [C, H, W], but samples of this source are {info.inputs} {shape}; "
     for section, augment in given.items():
         fits = augment == "none" or len(shape) == 3
-        require(fits, f"{section}.augment", augment, f"{remedy}take none")
+        require(fits, f"{section}.augment", augment, f"{remedy}use none")
 
 
 def warn_of_ignored(config: Config) -> None:
@@ -728,7 +728,7 @@ def warn_of_momentum(config: Config) -> None:
     changes = {f"{SECTION}.{clients}": c.momentum for clients, c in config.per_client.items()}
     momenta = {"local": config.local.momentum, **changes}
     if unused := [f"{section}.momentum" for section, momentum in momenta.items() if momentum]:
-        warn_once(f"{', '.join(unused)}: without effect under local.optimizer adam; take sgd")
+        warn_once(f"{', '.join(unused)}: without effect under local.optimizer adam; use sgd")
 
 
 def warn_of_ignored_cohort(config: Config) -> None:
@@ -753,7 +753,7 @@ def check_outputs(config: Config, federation: Federation) -> None:
             output = module.eval()(few.x[:2])
     except Exception as error:
         remedy = f"does not take samples of shape {list(federation.shape)} ({type(error).__name__}: {error})"
-        raise UserError("model.name", name, f"{remedy}; take another model") from error
+        raise UserError("model.name", name, f"{remedy}; use another model") from error
     require(isinstance(output, torch.Tensor), "model.name", name, returned(output))
     check_adapted(module, few.x[:2])
     try:
@@ -761,7 +761,7 @@ def check_outputs(config: Config, federation: Federation) -> None:
         fits = losses.shape == few.y[:2].shape[:1]
     except (RuntimeError, ValueError, IndexError) as error:
         remedy = f"its loss does not take outputs {list(output.shape)} and labels {list(few.y[:2].shape)}"
-        raise UserError("task.name", config.task.name, f"{remedy} ({error}); take another model") from error
+        raise UserError("task.name", config.task.name, f"{remedy} ({error}); use another model") from error
     remedy = f"gives losses {list(losses.shape)} for {len(few.y[:2])} samples; give one for each, [n]"
     require(fits, "task.name", config.task.name, remedy)
 

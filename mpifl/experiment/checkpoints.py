@@ -96,7 +96,7 @@ class Checkpoints(Checkpointer):
             name: str = json.loads((self.run_folder / "run.json").read_text())["id"]
             return name
         except (OSError, ValueError, KeyError, TypeError) as error:
-            remedy = "is no run folder: it has no readable run.json"
+            remedy = "is not a run folder: it has no readable run.json"
             raise UserError("RUN", str(self.run_folder), remedy) from error
 
     @property
@@ -163,7 +163,7 @@ class Checkpoints(Checkpointer):
         remedy = "holds other weights than at the checkpoint; bring the old ones back, or begin a new run"
         known = content.about.get("start", self.about["start"])  # missing in old checkpoints
         require(known == self.about["start"], key, value, remedy)
-        remedy = f"step {content.step} is the last that the run has taken; take more rounds"
+        remedy = f"step {content.step} is the last that the run has taken; use more rounds"
         require(self.config.rounds > content.step, "rounds", self.config.rounds, remedy)
         then, now = renamed(content.about["surroundings"]), self.identity
         self.about["surroundings"] = self.identity = resumed(then, now, content.step)

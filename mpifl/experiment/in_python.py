@@ -189,11 +189,11 @@ def compare(
     Raises:
         UserError: a folder is no finished run, or an argument does not fit these runs.
     """
-    require(0.5 < confidence < 1, "confidence", confidence, "take a share in (0.5, 1), as in 0.95")
-    require(target is None or isfinite(target), "target", target, "take a value of the runs' metric")
-    remedy = f"take one of {', '.join(comparison.KNOWN_TESTS)}; or None"
+    require(0.5 < confidence < 1, "confidence", confidence, "use a share in (0.5, 1), as in 0.95")
+    require(target is None or isfinite(target), "target", target, "use a value of the runs' metric")
+    remedy = f"use one of {', '.join(comparison.KNOWN_TESTS)}; or None"
     require(test is None or test in comparison.KNOWN_TESTS, "test", test, remedy)
-    remedy = f"take one of {', '.join(comparison.KNOWN_INTERVALS)}"
+    remedy = f"use one of {', '.join(comparison.KNOWN_INTERVALS)}"
     require(interval in comparison.KNOWN_INTERVALS, "interval", interval, remedy)
     choices = comparison.Choices(
         target, test, interval, confidence, metric, problem=tuple(problem), columns=tuple(columns)
@@ -224,8 +224,8 @@ def table(
     Raises:
         UserError: a folder is no finished run, or there is no such table.
     """
-    require(of in export.TABLES, "of", of, f"take one of {', '.join(export.TABLES)}")
-    require(target is None or of == "final", "target", target, "has no effect: take of='final'")
+    require(of in export.TABLES, "of", of, f"use one of {', '.join(export.TABLES)}")
+    require(target is None or of == "final", "target", target, "has no effect: use of='final'")
     groups = gather(_names(runs), finished_only)
     say_missing(_names(runs))
     return export.final_frame(groups, target) if of == "final" else export.frame(groups, of)
@@ -283,7 +283,7 @@ def tree_of(config: Given, changes: Mapping[str, Any]) -> dict[str, Any]:
     whole = loader.from_tree(Config, tree)
     check_sections(whole)
     varied = ", ".join(map(str, whole.vary or ()))
-    remedy = "mpifl.sweep runs all cases; vary=None runs what stands beside it, alone"
+    remedy = "mpifl.sweep runs all cases; vary=None runs the rest once"
     require(not varied, "vary", varied, remedy)
     return tree
 

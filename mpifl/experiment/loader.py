@@ -95,7 +95,7 @@ def find(name: str, key: str = "CONFIG", given: str | None = None) -> Path:
                         warn_once(f"{name} is now {known}")
                     return path
     given = name if given is None else given
-    require(not os.path.exists(name), key, given, "is no file; name a YAML file")
+    require(not os.path.exists(name), key, given, "is not a file; name a YAML file")
     shipped = sorted(path.relative_to(SHIPPED).as_posix() for path in SHIPPED.rglob("*.yaml"))
     near = get_close_matches(given, shipped, n=3, cutoff=0.5)
     places = sorted({f"{folder}/" if (folder := p.rpartition("/")[0]) else p for p in shipped})
@@ -118,7 +118,7 @@ def read(name: str, above: tuple[Path, ...] = (), given: str | None = None) -> d
             too long.
     """
     path = find(name, f"{_shown(above[-1])}: base" if above else "CONFIG", given)
-    require(path.resolve() not in above, "base", str(path), "is its own base; take another or none")
+    require(path.resolve() not in above, "base", str(path), "is its own base; use another or none")
     require(len(above) <= MAX_BASES, "base", str(path), f"has more than {MAX_BASES} above it; join some")
     tree = yaml_file(path, "CONFIG", written=True) or {}
     require(isinstance(tree, dict), "CONFIG", str(path), "must hold a mapping of keys to values")
@@ -361,7 +361,7 @@ def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
         raise UserError(f"{path}.name", name, f"unknown name; {nearest(name, list(catalogue))}")
     for option in rest if not keys_of(cls) else ():
         others = [other for other, of in catalogue.items() if option in keys_of(of)]
-        have = f", or take one that has it: {', '.join(others)}" if others else ""
+        have = f", or use one that has it: {', '.join(others)}" if others else ""
         remedy = f"unknown key; {name} has no options: leave it out{have}"
         raise UserError(_below(path, option), rest[option], remedy)
     return from_tree(cls, rest, path)
@@ -407,7 +407,7 @@ def converted(hint: Any, value: Any, path: str) -> Any:
     remedy += "; in YAML, quote it" if hint is str and isinstance(value, bool) else ""
     require(not wrong, path, value, remedy)
     if isinstance(value, int):
-        require(abs(value) <= MAX_INTEGER, path, value, f"is too large; take at most {MAX_INTEGER}")
+        require(abs(value) <= MAX_INTEGER, path, value, f"is too large; use at most {MAX_INTEGER}")
     if isinstance(value, str):
         require(value.isprintable(), path, value, "holds characters that cannot be printed; leave them out")
     return plain(value)

@@ -282,7 +282,7 @@ def _sweep_of(folder: Path) -> Sweep:
     known = [sweep.stem for sweep in sweeps(paper)] if paper in PAPERS else []
     if stem not in known:
         names = ", ".join(PAPERS)
-        raise UserError("RUN", str(folder), f"is no sweep of a paper (papers/PAPER/TABLE of {names})")
+        raise UserError("RUN", str(folder), f"is not a sweep of a paper (papers/PAPER/TABLE of {names})")
     return Sweep(paper, stem)
 
 

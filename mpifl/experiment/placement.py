@@ -89,7 +89,7 @@ def threads_of(transport: Transport, asked: int) -> int:
     """
     if asked:
         most = max(MAX_THREADS, os.cpu_count() or 1)
-        remedy = f"this machine has {os.cpu_count()} cores; take at most {most}, or 0 for the CPU mask"
+        remedy = f"this machine has {os.cpu_count()} cores; use at most {most}, or 0 for the CPU mask"
         require(asked <= most, "system.threads", asked, remedy)
         return asked
     return threads_by_mask(transport, (0,))
@@ -173,7 +173,7 @@ def _check_code(places: Sequence[Place]) -> None:
     """Raise `UserError` if a rank runs other files of mpifl or of the user than rank 0."""
     first = places[0]
     for one in places:
-        remedy = f"{one['host']} (process {one['pid']}) has other files; bring all nodes to the same"
+        remedy = f"{one['host']} (process {one['pid']}) has other files; give all nodes the same"
         here, there = one["machine"][CODE], first["machine"][CODE]
         require(here == there, "mpifl", f"{there} on {first['host']}", f"{remedy} release of mpifl")
         here, there = one["own_code"], first["own_code"]
@@ -203,8 +203,8 @@ def unlike(places: Sequence[Place]) -> str:
     if len(kinds) == 1:
         return ""
     found = f"ranks have different processors, and last bits depend on which computed ({', '.join(kinds)})"
-    remedy = f"take nodes of one kind, or set {VARIABLE}=avx2 for all ranks"
-    return f"{found}: {'take nodes of one kind' if all(map(tells_limit, kinds)) else remedy}"
+    remedy = f"use nodes of one kind, or set {VARIABLE}=avx2 for all ranks"
+    return f"{found}: {'use nodes of one kind' if all(map(tells_limit, kinds)) else remedy}"
 
 
 def mpi_memory(asked: str, places: Sequence[Place]) -> str:
@@ -221,11 +221,11 @@ def mpi_memory(asked: str, places: Sequence[Place]) -> str:
     blind = next((r for r, p in enumerate(places) if r and not p["mpi_cuda_aware"]), None)
     if asked != DEVICE:
         return DEVICE if asked == AUTO and len(places) > 1 and blind is None else MAIN
-    require(len(places) > 1, "system.mpi_memory", asked, "one process sends nothing; take main or auto")
+    require(len(places) > 1, "system.mpi_memory", asked, "one process sends nothing; use main or auto")
     if blind is not None:
         one, alone = places[blind], places[blind]["device"] == CPU
         lacks = "trains on the CPU" if alone else "has an MPI that is not CUDA-aware (mpirun mpifl doctor)"
-        remedy = f"rank {blind} on {one['host']} {lacks}; take main, or auto, which takes what there is"
+        remedy = f"rank {blind} on {one['host']} {lacks}; use main, or auto, which takes what there is"
         raise UserError("system.mpi_memory", asked, remedy)
     return DEVICE
 

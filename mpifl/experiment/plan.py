@@ -98,9 +98,9 @@ class Asked:
             UserError: an option has another form, or needs times and `times` is `no`.
         """
         numbers = tuple(_count("--ranks", text) for text in ranks.split(",")) if ranks is not None else ()
-        require(times == "yes" or not numbers, "--ranks", ranks, "is a table of times, without --time no")
-        require(times == "yes" or cores is None, "--cores", cores, "is for times, without --time no")
-        require(times == "yes" or nodes is None, "--nodes", nodes, "is for times, without --time no")
+        require(times == "yes" or not numbers, "--ranks", ranks, "needs times; leave --time no out")
+        require(times == "yes" or cores is None, "--cores", cores, "needs times; leave --time no out")
+        require(times == "yes" or nodes is None, "--nodes", nodes, "needs times; leave --time no out")
         machine = (_count(name, n) if n else None for name, n in (("--cores", cores), ("--nodes", nodes)))
         return cls(times == "yes", numbers, *machine)
 
@@ -116,7 +116,7 @@ class Asked:
 
 
 def _count(option: str, text: str) -> int:
-    require(text.strip().isdecimal() and 0 < int(text) < 10**6, option, text, "take whole numbers from 1 on")
+    require(text.strip().isdecimal() and 0 < int(text) < 10**6, option, text, "use whole numbers from 1 on")
     return int(text)
 
 
@@ -233,7 +233,7 @@ def time_lines(
     most = max((num_ranks, *asked.ranks))
     found, (server, worker) = at(num_ranks), room(num_ranks)
     each = 1e3 * float(measured.visit(np.array([measured.samples]))[0])
-    cut = "; long ones were cut off and reckoned on" if measured.cut else ""
+    cut = "; long ones were cut short and extrapolated" if measured.cut else ""
     parts = ", ".join(
         f"{name} {_seconds(s)}" for name, s in found.parts.items() if s >= 0.005 or name == "rounds"
     )
@@ -252,8 +252,8 @@ def time_lines(
         lines.append(f"cores                   {_cores_told(machine, asked, cores, most)}")
     if measured.busy > BUSY:
         lines.append(
-            "busy                    this machine does other work, too: now, visits take "
-            f"{measured.busy:.1f} times as long as told here"
+            "busy                    this machine is busy: now, visits take "
+            f"{measured.busy:.1f} times as long as stated here"
         )
     if not asked.ranks:
         return lines

@@ -246,7 +246,7 @@ def shown(name: str) -> str:
     """
     if ":" in name:
         cls = load_object(name, "show")
-        remedy = "is no component: those are dataclasses, whose fields are their options"
+        remedy = "is not a component: those are dataclasses, whose fields are their options"
         require(isinstance(cls, type) and dataclasses.is_dataclass(cls), "show", name, remedy)
         return describe(name, cls)
     everything, components = keys(), _components()

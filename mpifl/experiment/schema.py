@@ -119,18 +119,18 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         epochs = self.finetune_epochs
-        require(epochs >= 0, "finetune_epochs", epochs, "take 0 (do not fine-tune) or more epochs")
-        require(self.every >= 0, "every", self.every, "take 0 (last round only) or more rounds")
+        require(epochs >= 0, "finetune_epochs", epochs, "use 0 (do not fine-tune) or more epochs")
+        require(self.every >= 0, "every", self.every, "use 0 (last round only) or more rounds")
         known = set(self.by) <= {"group", "cluster", "device"}
-        require(known, "by", list(self.by), "take some of group, cluster and device")
+        require(known, "by", list(self.by), "use some of group, cluster and device")
         known = set(self.matrices) <= set(CLIENT_MATRICES)
-        remedy = f"take some of {', '.join(CLIENT_MATRICES)}"
+        remedy = f"use some of {', '.join(CLIENT_MATRICES)}"
         require(known, "matrices", list(self.matrices), remedy)
         require(
             self.clients is None or self.clients >= 1,
             "clients",
             self.clients,
-            "take 1 or more, or null for all",
+            "use 1 or more, or null for all",
         )
 
 
@@ -191,24 +191,24 @@ class SystemConfig:
     mpi_memory: Literal["main", "device", "auto"] = "main"
 
     def __post_init__(self) -> None:
-        require(self.stack >= 0, "stack", self.stack, "take 1 (no stack) or more clients, or 0 to measure")
+        require(self.stack >= 0, "stack", self.stack, "use 1 (no stack) or more clients, or 0 to measure")
         cache_mb, timeout_s = self.sample_cache_mb, self.stopped_timeout_s
-        require(cache_mb >= 0, "sample_cache_mb", cache_mb, "take 0 or more megabytes")
-        require(timeout_s >= 0, "stopped_timeout_s", timeout_s, "take 0 (never) or more seconds")
+        require(cache_mb >= 0, "sample_cache_mb", cache_mb, "use 0 or more megabytes")
+        require(timeout_s >= 0, "stopped_timeout_s", timeout_s, "use 0 (never) or more seconds")
         fits = self.ranks is None or 1 <= self.ranks <= MOST_RANKS
-        require(fits, "ranks", self.ranks, f"take 1 to {MOST_RANKS}, or null")
-        require(self.watchdog_s >= 0, "watchdog_s", self.watchdog_s, "take 0 (never) or more seconds")
-        require(self.threads >= 0, "threads", self.threads, "take 1 or more, or 0 for the CPU mask")
-        remedy = "take cpu, cuda or auto; a rank drives one GPU, chosen by its number on the node"
+        require(fits, "ranks", self.ranks, f"use 1 to {MOST_RANKS}, or null")
+        require(self.watchdog_s >= 0, "watchdog_s", self.watchdog_s, "use 0 (never) or more seconds")
+        require(self.threads >= 0, "threads", self.threads, "use 1 or more, or 0 for the CPU mask")
+        remedy = "use cpu, cuda or auto; a rank drives one GPU, chosen by its number on the node"
         require(self.device in ("cpu", "cuda", "auto"), "device", self.device, remedy)
-        require(self.sums in ("exact", "fast"), "sums", self.sums, "take exact or fast")
+        require(self.sums in ("exact", "fast"), "sums", self.sums, "use exact or fast")
         known = self.mpi_memory in ("main", "device", "auto")
-        require(known, "mpi_memory", self.mpi_memory, "take one of main, device, auto")
-        remedy = "fast sums are made in main memory; take exact ones, or main"
+        require(known, "mpi_memory", self.mpi_memory, "use one of main, device, auto")
+        remedy = "fast sums are made in main memory; use exact ones, or main"
         fits = self.mpi_memory != "device" or self.sums == "exact"
         require(fits, "mpi_memory", self.mpi_memory, remedy)
         known = self.collective in ("auto", "reduce", "gather")
-        require(known, "collective", self.collective, "take one of auto, reduce, gather")
+        require(known, "collective", self.collective, "use one of auto, reduce, gather")
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class StartConfig:
     part: Literal["all", "body"] = "all"
 
     def __post_init__(self) -> None:
-        require(self.part in ("all", "body"), "part", self.part, "take all or body")
+        require(self.part in ("all", "body"), "part", self.part, "use all or body")
         remedy = "has no effect without start.run; name a run folder, or leave it out"
         require(self.run is not None or self.part == "all", "part", self.part, remedy)
         require(self.run != "", "run", self.run, "name a run folder, or leave it out")
@@ -249,8 +249,8 @@ class Newcomers:
     groups: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        require(0 <= self.share < 1, "share", self.share, "take a share in [0, 1)")
-        require(self.joins >= 1, "joins", self.joins, "take a round, 1 or more")
+        require(0 <= self.share < 1, "share", self.share, "use a share in [0, 1)")
+        require(self.joins >= 1, "joins", self.joins, "use a round, 1 or more")
         either = not (self.share and self.groups)
         require(either, "groups", list(self.groups), "newcomers are a share or groups, not both")
 
@@ -292,10 +292,10 @@ class OutputConfig:
 
     def __post_init__(self) -> None:
         check_name("id", self.id or "")
-        require(self.label is None or bool(self.label.strip()), "label", self.label, "take a text, or null")
+        require(self.label is None or bool(self.label.strip()), "label", self.label, "use a text, or null")
         choices = ("all", "sample", "none")
-        require(self.clients in choices, "clients", self.clients, "take all, sample or none")
-        remedy = "writes a row for each client of each round; take output.clients: all, or leave it out"
+        require(self.clients in choices, "clients", self.clients, "use all, sample or none")
+        remedy = "writes a row for each client of each round; use output.clients: all, or leave it out"
         require(self.clients == "all" or not self.updates, "updates", self.updates, remedy)
 
 
@@ -377,16 +377,16 @@ class Config:
 
     def __post_init__(self) -> None:
         error = self.on_client_error
-        require(error in ("abort", "drop"), "on_client_error", error, "take drop or abort")
-        require(self.rounds >= 1, "rounds", self.rounds, "take at least one round")
+        require(error in ("abort", "drop"), "on_client_error", error, "use drop or abort")
+        require(self.rounds >= 1, "rounds", self.rounds, "use at least one round")
         share, size = self.participation, self.cohort_size
-        remedy = "take a fraction in (0, 1], or give cohort_size, a whole number of clients"
+        remedy = "use a fraction in (0, 1], or give cohort_size, a whole number of clients"
         require(0 < share <= 1, "participation", share, remedy)
-        require(size is None or size >= 1, "cohort_size", size, "take 1 or more clients, or null")
-        remedy = f"participation = {share} says another number; leave one of them out"
+        require(size is None or size >= 1, "cohort_size", size, "use 1 or more clients, or null")
+        remedy = f"participation = {share} is another number of clients; leave one of them out"
         require(size is None or share == 1, "cohort_size", size, remedy)
         check_name("name", self.name)
-        require(bool(self.name), "name", self.name, "take a name")
+        require(bool(self.name), "name", self.name, "use a name")
 
     @property
     def weights(self) -> str | None:
@@ -429,7 +429,7 @@ def check_sections(config: Config) -> None:
     policy.check_clock(clock)
     if not policy.synchronous:
         check_without_rounds(config)
-    remedy = "has no effect: this network brings computing times of its own; leave it out"
+    remedy = "has no effect: this network has its own computing times; leave it out"
     remedy += f" ({_option_for('delay', config.delay, Constant())})"
     require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
     away = config.availability
@@ -437,7 +437,7 @@ def check_sections(config: Config) -> None:
     require(bool(away.off_s) or away.on_s == Availability().on_s, "availability.on_s", away.on_s, remedy)
     if isinstance(config.model, ModelOptions) and not config.model.lora.rank:
         replaced = config.start.run is not None and config.start.part == "all"
-        remedy = "has no effect beside start.run, which gives all weights; leave it out, or take start.part"
+        remedy = "has no effect beside start.run, which gives all weights; leave it out, or use start.part"
         none = config.model.weights is None
         require(none or not replaced, "model.weights", config.model.weights, f"{remedy} body")
     check_changes(config.local, config.per_client, config.devices.names)
@@ -446,10 +446,10 @@ def check_sections(config: Config) -> None:
     check_secure_aggregation(config)
     check_alone(config)
     check_robust(config.robust, config.algorithm)
-    remedy = "a rule needs single uploads, and masks show the server their sums only; take one of the two"
+    remedy = "a rule needs single uploads, and masks show the server their sums only; use one of the two"
     alone = isinstance(config.robust, NoRule) or not isinstance(config.secure_aggregation, MaskedSums)
     require(alone, "robust.name", name_of(config.robust), remedy)
-    remedy = "the noise of privacy central is that of a sum of clipped updates; take none, or privacy local"
+    remedy = "the noise of privacy central is that of a sum of clipped updates; use none, or privacy local"
     rule = config.robust
     fits = isinstance(rule, NoRule) or not isinstance(config.privacy, CentralPrivacy)
     require(fits, "robust.name", name_of(rule), remedy)
@@ -464,7 +464,7 @@ def check_sections(config: Config) -> None:
     check_output(config)
     late = config.newcomers.share or list(config.newcomers.groups)
     once = uses(config.algorithm, OneShotStatistics) and not uses(config.algorithm, NewClients)
-    remedy = "this method looks at its clients once, before training, and takes in nobody later; leave it out"
+    remedy = "this method looks at its clients once, before training, and accepts none later; leave it out"
     require(not (once and late), "newcomers", late, remedy)
 
 
@@ -490,17 +490,17 @@ def _as_yaml(value: Any) -> Any:
 def check_without_rounds(config: Config) -> None:
     """Raise `UserError` if an option needs rounds; called for policies that have none."""
     evaluation, output, late = config.evaluation, config.output, config.newcomers
-    remedy = "models of one round are compared; take policy rounds, or leave it out"
+    remedy = "models of one round are compared; use policy rounds, or leave it out"
     require(not evaluation.distances, "evaluation.distances", True, remedy)
     matrices = evaluation.matrices
     require("parameters" not in matrices, "evaluation.matrices", list(matrices), remedy)
     remedy = "updates are compared in rounds only, under policy rounds; leave it out"
     require(not output.updates, "output.updates", True, remedy)
-    remedy = "events.csv names the client of each upload, and clock.trace repeats them; take all"
+    remedy = "events.csv names the client of each upload, and clock.trace repeats them; use all"
     require(output.clients == "all", "output.clients", output.clients, remedy)
     remedy = "newcomers join under policy rounds only"
     require(not (late.share or late.groups), "newcomers.share", late.share, remedy)
-    stack, remedy = config.system.stack, "clients are stacked under policy rounds only; take 1"
+    stack, remedy = config.system.stack, "clients are stacked under policy rounds only; use 1"
     require(stack <= 1, "system.stack", stack, remedy)
 
 
@@ -512,7 +512,7 @@ def check_output(config: Config) -> None:
     require(not (mixed and output.client_models), "output.client_models", True, remedy)
     remembers = uses(algorithm, RememberedUploads)
     require(not (remembers and output.updates), "output.updates", True, NO_SINGLE_MODEL)
-    remedy = "evaluation.matrices are ordered by the clusters of all clients; take all, or leave them out"
+    remedy = "evaluation.matrices are ordered by the clusters of all clients; use all, or leave them out"
     allowed = output.clients == "all" or not config.evaluation.matrices
     require(allowed, "output.clients", output.clients, remedy)
 
@@ -525,10 +525,10 @@ def check_local(config: Config, ways: Sequence[LocalConfig]) -> None:
         ways: `local`, and the different configurations of clients in `per_client`, as far as known.
     """
     needs, local = config.algorithm.needs, config.local
-    remedy = "this method makes its steps of gradients that it takes by itself, in float32; take float32"
+    remedy = "this method computes gradients of its own, in float32; use float32"
     require(not needs.own_gradients or local.precision == FLOAT32, "local.precision", local.precision, remedy)
     if needs.plain_sgd:
-        remedy = "this method needs plain SGD without momentum; take "
+        remedy = "this method needs plain SGD without momentum; use "
         require(local.optimizer == "sgd", "local.optimizer", local.optimizer, f"{remedy}sgd")
         given = [("local", local.momentum)]
         given += [(f"{SECTION}.{clients}", c.momentum or 0.0) for clients, c in config.per_client.items()]
@@ -536,11 +536,11 @@ def check_local(config: Config, ways: Sequence[LocalConfig]) -> None:
         if wrong is not None:
             raise UserError(f"{wrong[0]}.momentum", wrong[1], f"{remedy}0")
     if local.keep_optimizer:
-        remedy = "SGD without momentum has nothing to keep; take local.momentum, or local.optimizer adam"
+        remedy = "SGD without momentum has nothing to keep; use local.momentum, or local.optimizer adam"
         require(all(way.remembers for way in ways), "local.keep_optimizer", True, remedy)
-        remedy = "this method begins every training with a new optimiser; take false"
+        remedy = "this method begins every training with a new optimiser; use false"
         require(not needs.new_optimizer, "local.keep_optimizer", True, remedy)
-        remedy = "clients that are stacked begin with new optimisers; take 1, or local.keep_optimizer false"
+        remedy = "clients that are stacked begin with new optimisers; use 1, or local.keep_optimizer false"
         require(config.system.stack <= 1, "system.stack", config.system.stack, remedy)
 
 
@@ -554,15 +554,15 @@ def check_privacy(config: Config) -> None:
     if not isinstance(privacy, (CentralPrivacy, LocalPrivacy)):
         return
     kind = "central" if isinstance(privacy, CentralPrivacy) else "local"
-    remedy = f"{name} sends more than updates of rows that are averaged, which no noise covers; take none"
+    remedy = f"{name} sends more than updates of rows that are averaged, which no noise covers; use none"
     fits = uses(algorithm, RowUpdates) and not uses(algorithm, OneShotStatistics)
     require(fits, "privacy.name", kind, remedy)
     chooses = hooks_of(algorithm, RowUpdates).trained is not None
     if isinstance(privacy, LocalPrivacy):
-        remedy = f"clients of {name} tell the server the row they chose, and no noise covers it; take central"
+        remedy = f"clients of {name} tell the server the row they chose, and no noise covers it; use central"
         require(not chooses, "privacy.name", kind, remedy)
         return
-    remedy = "the server adds noise to sums of rounds; take policy rounds, or privacy.name local"
+    remedy = "the server adds noise to sums of rounds; use policy rounds, or privacy.name local"
     require(type(config.policy) is Synchronous, "privacy.name", kind, remedy)
     remedy = "rounding and compression after clipping make updates longer; leave it out"
     require(config.payload.dtype == "float32", "payload.dtype", config.payload.dtype, remedy)
@@ -573,7 +573,7 @@ def check_privacy(config: Config) -> None:
         remedy,
     )
     late = config.newcomers
-    remedy = "the accountant takes all clients for drawn alike; leave newcomers out"
+    remedy = "the accountant assumes that all clients are equally likely to be drawn; leave newcomers out"
     require(not (late.share or late.groups), "newcomers", late.share or list(late.groups), remedy)
     remedy = f"has no effect: {name} has tables of one row, whose count is known; leave it out"
     require(chooses or privacy.count_noise is None, "privacy.count_noise", privacy.count_noise, remedy)
@@ -588,13 +588,13 @@ def check_secure_aggregation(config: Config) -> None:
     if not isinstance(config.secure_aggregation, MaskedSums):
         return
     algorithm, name, system = config.algorithm, "secure_aggregation.name", config.system
-    remedy = f"the server of {type(algorithm).__name__} needs more than sums of uploads by row; take none"
+    remedy = f"the server of {type(algorithm).__name__} needs more than sums of uploads by row; use none"
     require(uses(algorithm, RowUpdates), name, "masks", remedy)
-    remedy = "masks cancel among the clients of a round; take policy rounds"
+    remedy = "masks cancel among the clients of a round; use policy rounds"
     require(config.policy.synchronous and not config.policy.leaves_out, name, "masks", remedy)
-    remedy = "masks cancel in exact sums only; take exact"
+    remedy = "masks cancel in exact sums only; use exact"
     require(system.sums == "exact", "system.sums", system.sums, remedy)
-    remedy = "brings single uploads to the server; take auto or reduce"
+    remedy = "brings single uploads to the server; use auto or reduce"
     require(system.collective != "gather", "system.collective", system.collective, remedy)
     remedy = "masked uploads are integers of secure_aggregation.bits; leave it out"
     require(config.payload.dtype == "float32", "payload.dtype", config.payload.dtype, remedy)
@@ -614,7 +614,7 @@ def check_alone(config: Config) -> None:
     payload, attack = config.payload, config.attack
     remedy = f"has no effect: clients of {type(config.algorithm).__name__} send nothing; "
     on_uploads, compression = isinstance(attack, UploadAttack), type(payload.compression).__name__
-    require(not on_uploads, "attack.name", type(attack).__name__, f"{remedy}take label_flip, or leave it out")
+    require(not on_uploads, "attack.name", type(attack).__name__, f"{remedy}use label_flip, or leave it out")
     remedy += "leave it out"
     require(not payload.compresses, "payload.compression", compression, remedy)
     require(payload.dtype == Payload.dtype, "payload.dtype", payload.dtype, remedy)
@@ -628,5 +628,5 @@ def check_robust(rule: Rule | NoRule, algorithm: Algorithm) -> None:
     remedy = f"{method} averages no uploads over all clients or over groups (Needs.averages); leave it out"
     require(needs.averages, "robust.name", name, remedy)
     bounded = isinstance(rule, DistanceRule) and rule.from_row
-    remedy = f"{method} deals its rows out anew: an upload has no row to be bounded around; take another rule"
+    remedy = f"{method} reassigns its rows: an upload has no row to be bounded around; use another rule"
     require(not (bounded and needs.new_rows), "robust.name", name, remedy)

@@ -32,7 +32,7 @@ def read_model(folder: str) -> torch.Tensor:
             mixtures of them or parts of one; or the model's numbers are not finite.
     """
     file = Path(folder).expanduser() / FILE
-    remedy = f"has no {FILE}: take the folder of a finished run with output.model true"
+    remedy = f"has no {FILE}: use the folder of a finished run with output.model true"
     require(file.is_file(), KEY, folder, remedy)
     try:
         from safetensors.torch import load_file
@@ -44,16 +44,16 @@ def read_model(folder: str) -> torch.Tensor:
     require(not uploads_none(summary), KEY, folder, ALONE)
     found, assign = tables.get(TABLE), tables.get("assign")
     remedy = (
-        f"holds {', '.join(sorted(tables))}, no table {TABLE!r} of whole models; take a run of another method"
+        f"holds {', '.join(sorted(tables))}, no table {TABLE!r} of whole models; use a run of another method"
     )
     if found is None or assign is None or found.ndim != 2:
         raise UserError(KEY, folder, remedy)
     used = np.unique(assign.numpy())
-    remedy = f"its clients use {len(used)} models; take a run with one model for all (fedavg)"
+    remedy = f"its clients use {len(used)} models; use a run with one model for all (fedavg)"
     require(len(used) == 1 and 0 <= used[0] < len(found), KEY, folder, remedy)
     require(uses_rows(summary, len(found)), KEY, folder, MIXED.format(len(found)))
     vector = found[int(used[0])].float()
-    remedy = "its model has numbers that are not finite; take a run that did not diverge"
+    remedy = "its model has numbers that are not finite; use a run that did not diverge"
     require(bool(torch.isfinite(vector).all()), KEY, folder, remedy)
     return vector.clone()
 
@@ -82,7 +82,7 @@ def check_network(key: str, value: str, file: Path, layout: Layout) -> None:
         theirs = shapes_of(found)
     for other, own in zip_longest(theirs, shapes_of(layout)):
         (a, b) = ("no more" if one is None else f"{one[0]} {one[1]}" for one in (other, own))
-        remedy = f"is of another network: it has {a} where this run's has {b}; take the same model and data"
+        remedy = f"is of another network: it has {a} where this run's has {b}; use the same model and data"
         require(other == own, key, value, remedy)
 
 
@@ -102,19 +102,19 @@ def check_base(folder: str, model: Any, seed: int, frozen: str) -> None:
     earlier = _part(config, "model")
     if summary:
         known = _part(summary, "identity").get("frozen", "")
-        remedy = "its adapters stand on other frozen weights; take its seed.model, model.weights and model"
+        remedy = "its adapters stand on other frozen weights; use its seed.model, model.weights and model"
         require(known == frozen, KEY, folder, remedy)
     elif frozen and config:  # a copy of the folder without summary.json
         for name, mine, its in (
             ("seed.model", seed, _part(config, "seed").get("model")),
             ("model.weights", getattr(model, "weights", None), earlier.get("weights")),
         ):
-            remedy = f"its adapters stand on weights of {name} {its}, this run's is {mine}; take the same"
+            remedy = f"its adapters stand on weights of {name} {its}, this run's is {mine}; use the same"
             require(mine == its, KEY, folder, remedy)
     if frozen and config:
         mine, its = _adapters(asdict(getattr(model, "lora", LoRA()))), _adapters(_part(earlier, "lora"))
         for name in mine:
-            remedy = f"its model.lora.{name} is {its[name]}, this run's {mine[name]}; take the same"
+            remedy = f"its model.lora.{name} is {its[name]}, this run's {mine[name]}; use the same"
             require(mine[name] == its[name], KEY, folder, remedy)
 
 
@@ -134,7 +134,7 @@ def _tree(folder: str, name: str) -> Mapping[str, Any]:
     if not file.exists():
         return {}
     tree = json_file(file, KEY) if file.suffix == ".json" else yaml_file(file, KEY)
-    remedy = f"its {name} holds no mapping; take the folder of a finished run"
+    remedy = f"its {name} holds no mapping; use the folder of a finished run"
     require(isinstance(tree, dict), KEY, folder, remedy)
     return dict(tree)
 

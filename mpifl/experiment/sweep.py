@@ -159,7 +159,7 @@ def _named(case: Case) -> Iterator[None]:
 
 def check_jobs(jobs: int, transport: Transport, some_cases: Sequence[Case]) -> None:
     """Raise `UserError` if `jobs` cases cannot run at the same time on the ranks of this job."""
-    require(jobs >= 1, "--jobs", jobs, "take the number of cases that run at a time, 1 or more")
+    require(jobs >= 1, "--jobs", jobs, "use the number of cases that run at a time, 1 or more")
     if jobs == 1:
         return
     have = "one process runs" if transport.size == 1 else f"{transport.size} ranks run"
@@ -174,7 +174,7 @@ def check_jobs(jobs: int, transport: Transport, some_cases: Sequence[Case]) -> N
     for wanted in {case.config.system.ranks for case in some_cases} - {None}:
         have = " or ".join(map(str, sorted(sizes)))
         remedy = f"each group has {have} of this job's {transport.size} ranks; "
-        remedy += f"take mpirun -n {jobs * (wanted or 1)}, or leave the key out"
+        remedy += f"use mpirun -n {jobs * (wanted or 1)}, or leave the key out"
         require(sizes == {wanted}, "system.ranks", wanted, remedy)
 
 

@@ -126,10 +126,10 @@ def combinations(tree: Mapping[str, Any]) -> list[tuple[dict[str, str], dict[str
     remedy = "name at least one key and its values, as in algorithm.alpha: [0.3, 0.6]"
     require(isinstance(vary, dict) and bool(vary), "vary", vary, remedy)
     odd = [key for key in vary if not isinstance(key, str)]
-    require(not odd, "vary", odd[:1], "is no key of a configuration")
+    require(not odd, "vary", odd[:1], "is not a key of a configuration")
     axes = [_labelled(key, values) for key, values in vary.items()]
     count = num_cases(vary)
-    require(count <= MAX_CASES, "vary", count, f"are more than {MAX_CASES} cases; take fewer values")
+    require(count <= MAX_CASES, "vary", count, f"are more than {MAX_CASES} cases; use fewer values")
     out = []
     for combination in product(*axes):
         labels, values = zip(*combination, strict=True)
@@ -215,7 +215,7 @@ def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
         return out
     for key, value in _leaves(own):
         varied = next((varied for varied in map(str, vary) if _decides(varied, key)), None)
-        remedy = f"vary.{varied} gives each case its own; take --only {varied}=LABEL, or change vary.{varied}"
+        remedy = f"vary.{varied} gives each case its own; use --only {varied}=LABEL, or change vary.{varied}"
         require(varied is None, key, value, remedy)
 
     def also(part: Any) -> Any:
@@ -257,7 +257,7 @@ def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: M
     special: Mapping[str, Any] = {}
     for key, value in values.items():
         if key in (ROWS, COLUMNS):
-            require(isinstance(value, dict), f"vary.{key}", value, "take parts of a configuration")
+            require(isinstance(value, dict), f"vary.{key}", value, "use parts of a configuration")
             part = dict(value)
             if key == COLUMNS:
                 special = _special(part.pop(ROWS, {}), tree, labels)
@@ -276,13 +276,13 @@ def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: M
 def _special(rows: Any, tree: Mapping[str, Any], labels: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the changes of a group of columns in this case's row: `vary.columns.LABEL.rows.LABEL`."""
     path = f"vary.columns.{labels[COLUMNS]}.rows"
-    require(isinstance(rows, dict), path, rows, "take a mapping of rows to parts of a configuration")
+    require(isinstance(rows, dict), path, rows, "use a mapping of rows to parts of a configuration")
     known = labels_of(tree["vary"].get(ROWS, []))
     for label in rows:
         if str(label) not in known:
             raise UserError(path, label, f"no such row; {nearest(str(label), known)}")
     part: Any = {str(label): part for label, part in rows.items()}.get(labels.get(ROWS, ""), {})
-    require(isinstance(part, dict), f"{path}.{labels.get(ROWS)}", part, "take a part of a configuration")
+    require(isinstance(part, dict), f"{path}.{labels.get(ROWS)}", part, "use a part of a configuration")
     return dict(part)
 
 
@@ -304,7 +304,7 @@ def num_cases(vary: Mapping[str, Any]) -> int:
 def _labelled(key: str, values: Any) -> list[tuple[str, Any]]:
     """Return the labels and values of one key."""
     fits = isinstance(values, (list, dict)) and len(values) > 0
-    require(fits, f"vary.{key}", values, "take a list of values, or a mapping of labels to values")
+    require(fits, f"vary.{key}", values, "use a list of values, or a mapping of labels to values")
     every = values.values() if isinstance(values, dict) else values
     return [*zip(labels_of(values), every, strict=True)]
 
@@ -337,7 +337,7 @@ def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None
             keys = [key for key, label in case.labels.items() if known.labels[key] != label]
             own = [key for key in tree if key not in ("vary", "name", "output", "system", CONFIGURATIONS)]
             why = f" below the sweep's own {', '.join(own)}" if "configuration" in keys and own else ""
-            remedy = f"the same run as {known.slug}{why}; take other values of {', '.join(keys)}"
+            remedy = f"the same run as {known.slug}{why}; use other values of {', '.join(keys)}"
             raise UserError("vary", case.slug, remedy)
 
 
@@ -379,11 +379,11 @@ class Part:
         chosen: dict[str, list[str]] = {}
         for text in only:
             key, equals, names = text.partition("=")
-            require(bool(equals and names), "--only", text, "take KEY=LABEL, as in rows=FedAvg,Local")
+            require(bool(equals and names), "--only", text, "use KEY=LABEL, as in rows=FedAvg,Local")
             chosen.setdefault(key, []).append(names)
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", share or "1/1")
         number, count = (int(match[1]), int(match[2])) if match else (0, 0)
-        require(1 <= number <= count, "--case", share, "take i/N with i from 1 to N, as in 2/8")
+        require(1 <= number <= count, "--case", share, "use i/N with i from 1 to N, as in 2/8")
         return cls(chosen, (number, count))
 
     def check(self, vary: Mapping[str, Any]) -> None:

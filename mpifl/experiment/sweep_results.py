@@ -67,7 +67,7 @@ def started_with(folder: Path, key: str = "RUN") -> dict[str, Any]:
     if not (folder / SWEEP_FILE).exists():
         for path in folder.glob(f"{OLD_STEM}.*"):
             path.rename(path.with_stem("sweep"))
-    require((folder / SWEEP_FILE).is_file(), key, str(folder), f"is no sweep: it has no {SWEEP_FILE}")
+    require((folder / SWEEP_FILE).is_file(), key, str(folder), f"is not a sweep: it has no {SWEEP_FILE}")
     tree = yaml_file(folder / SWEEP_FILE, key, written=True)
     require(isinstance(tree, dict), key, str(folder), f"has a {SWEEP_FILE} that holds no mapping")
     file = folder / CONFIGURATIONS_FILE

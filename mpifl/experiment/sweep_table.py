@@ -76,24 +76,24 @@ class TableConfig:
     def __post_init__(self) -> None:
         require(bool(self.title), "title", self.title, "say which table of which paper it is")
         known = self.interval in ("", *INTERVALS)
-        require(known, "interval", self.interval, f"take one of {', '.join(INTERVALS)}, or leave it out")
+        require(known, "interval", self.interval, f"use one of {', '.join(INTERVALS)}, or leave it out")
         remedy = "name at least one, as in {ARI: {of: ari}}"
         require(bool(self.figures), "figures", self.figures, remedy)
         for label, given in self.figures.items():
             path = f"figures.{label}"
             fits = isinstance(given, dict) and isinstance(given.get("of"), str)
-            require(fits, path, given, "take a mapping such as {of: accuracy_mean, percent: true}")
+            require(fits, path, given, "use a mapping such as {of: accuracy_mean, percent: true}")
             for key in given:
                 if key not in FIGURE_KEYS:
                     raise UserError(f"{path}.{key}", given[key], f"unknown key; {nearest(key, FIGURE_KEYS)}")
             percent, digits = given.get("percent", False), given.get("digits", 0)
-            require(isinstance(percent, bool), f"{path}.percent", percent, "take true or false")
+            require(isinstance(percent, bool), f"{path}.percent", percent, "use true or false")
             fits = isinstance(digits, int) and not isinstance(digits, bool) and 0 <= digits <= MAX_DIGITS
-            require(fits, f"{path}.digits", digits, f"take a number of decimals, 0 to {MAX_DIGITS}")
+            require(fits, f"{path}.digits", digits, f"use a number of decimals, 0 to {MAX_DIGITS}")
             better = given.get("better", MORE)
-            require(better in (MORE, LESS), f"{path}.better", better, f"take {MORE} or {LESS}")
+            require(better in (MORE, LESS), f"{path}.better", better, f"use {MORE} or {LESS}")
             kind = given.get("deviation", SAMPLE)
-            require(kind in DEVIATIONS, f"{path}.deviation", kind, f"take {' or '.join(DEVIATIONS)}")
+            require(kind in DEVIATIONS, f"{path}.deviation", kind, f"use {' or '.join(DEVIATIONS)}")
 
     @property
     def columns(self) -> list[Figure]:
@@ -127,12 +127,12 @@ class TableConfig:
             path = f"published.{group}".rstrip(".")
             if group not in groups:
                 raise UserError(path, group, f"vary.columns has no such label; {nearest(group, groups)}")
-            require(isinstance(rows, dict), path, rows, "take a mapping of rows to lists of figures")
+            require(isinstance(rows, dict), path, rows, "use a mapping of rows to lists of figures")
             for row, given in rows.items():
                 if str(row) not in lines:
                     raise UserError(f"{path}.{row}", row, f"no such row; {nearest(str(row), lines)}")
                 fits = isinstance(given, list) and len(given) <= len(self.figures)
-                require(fits, f"{path}.{row}", given, f"take a list of {len(self.figures)} figures or fewer")
+                require(fits, f"{path}.{row}", given, f"use a list of {len(self.figures)} figures or fewer")
 
     def text_of(self, group: str, row: str) -> list[str]:
         """Return the published figures of a row as the paper prints them; empty texts for missing ones."""

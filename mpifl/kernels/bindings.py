@@ -496,7 +496,9 @@ def _check(status: int, batch: int, workspace: torch.Tensor) -> None:
     if status == SMALL_WORKSPACE:
         raise ValueError(f"{batch} samples need a larger workspace than {len(workspace)} floats")
     if status in (BAD_LABEL, BAD_INDEX):
-        raise IndexError("a label is no class" if status == BAD_LABEL else "an index in order is no sample")
+        raise IndexError(
+            "a label is not a class" if status == BAD_LABEL else "an index in order is not that of a sample"
+        )
 
 
 def forward(

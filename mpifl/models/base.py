@@ -154,7 +154,7 @@ def _built(options: Any, info: DataInfo) -> nn.Module:
     takes = options.takes if isinstance(options, ModelOptions) else (IMAGES, FEATURES)
     remedy = f"takes {' or '.join(takes)}, but the samples of this source are {info.inputs}"
     example = {TOKENS: "an embedding first: lstm or transformer", FEATURES: "mlp", IMAGES: "mlp or emdcnn"}
-    require(info.inputs in takes, "model.name", name, f"{remedy}; take {example[info.inputs]}")
+    require(info.inputs in takes, "model.name", name, f"{remedy}; use {example[info.inputs]}")
     known = options if isinstance(options, ModelOptions) else None
     if known is not None and type(known).build is not ModelOptions.build:
         known = None  # its own `build` is called
@@ -167,7 +167,7 @@ def _built(options: Any, info: DataInfo) -> nn.Module:
     except (ValueError, IndexError, TypeError) as error:
         if isinstance(error, UserError) or len(info.shape) == 3:
             raise
-        remedy = f"does not take samples of shape {list(info.shape)} ({error}); take mlp"
+        remedy = f"does not take samples of shape {list(info.shape)} ({error}); use mlp"
         raise UserError("model.name", name, remedy) from error
     return module
 
@@ -200,7 +200,7 @@ def need_side(name: str, shape: Shape, least: int) -> None:
         "model.name",
         name,
         f"needs images of at least {least}x{least} pixels, but the data has {h}x{w}: enlarge the images "
-        f"or take another model (mlp takes any size)",
+        f"or use another model (mlp takes any size)",
     )
 
 
@@ -211,7 +211,7 @@ def need_channels(name: str, shape: Shape, allowed: tuple[int, ...]) -> None:
         shape[0] in allowed,
         "model.name",
         name,
-        f"takes images of {known} channels, but the data has {shape[0]}: take another model",
+        f"takes images of {known} channels, but the data has {shape[0]}: use another model",
     )
 
 
@@ -225,7 +225,7 @@ def need_positive(key: str, *widths: int) -> None:
 
 def need_layers(layers: int) -> None:
     """Raise `UserError` unless a network has 1 to `MOST_LAYERS` layers of a kind."""
-    remedy = f"layers one after the other; take 1 to {MOST_LAYERS}"
+    remedy = f"layers one after the other; use 1 to {MOST_LAYERS}"
     require(1 <= layers <= MOST_LAYERS, "model.layers", layers, remedy)
 
 

@@ -126,7 +126,7 @@ class LeNet5(ShapeModel):
     def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         known = self.he_uniform in ("convolutions", "all")
-        require(known, "model.he_uniform", self.he_uniform, "take convolutions or all")
+        require(known, "model.he_uniform", self.he_uniform, "use convolutions or all")
         net = _lenet("lenet5", nn.AvgPool2d, shape, num_classes)
         drawn = nn.Conv2d if self.he_uniform == "convolutions" else (nn.Conv2d, nn.Linear)
         for layer in (*net.body.children(), net.head):

@@ -45,9 +45,9 @@ class LoRA:
     train: tuple[str, ...] = ("head",)
 
     def __post_init__(self) -> None:
-        require(self.rank >= 0, "lora.rank", self.rank, "take 1 or more, or 0 to train the whole model")
-        require(self.alpha is None or self.alpha > 0, "lora.alpha", self.alpha, "take a factor above 0")
-        require(bool(self.layers), "lora.layers", [], "name layers, such as '*', or take rank 0")
+        require(self.rank >= 0, "lora.rank", self.rank, "use 1 or more, or 0 to train the whole model")
+        require(self.alpha is None or self.alpha > 0, "lora.alpha", self.alpha, "use a factor above 0")
+        require(bool(self.layers), "lora.layers", [], "name layers, such as '*', or use rank 0")
         if not self.rank:
             for name, plain in (("alpha", None), ("layers", ("*",)), ("train", ("head",))):
                 value = getattr(self, name)

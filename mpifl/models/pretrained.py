@@ -18,8 +18,8 @@ from mpifl.core.parameters import Layout
 KEY = "model.weights"
 TABLE, ASSIGN = "model", "assign"  # tensors in the `model.safetensors` of a run folder
 LAYOUT = "layout"  # in its metadata: names and shapes of the tensors of a model
-MIXED = "is of a run whose clients mix, or choose among, {} models: take one with one model for all (fedavg)"
-ALONE = "is of a run whose clients keep models of their own and upload none: take one with one model for all"
+MIXED = "is of a run whose clients mix, or choose among, {} models: use one with one model for all (fedavg)"
+ALONE = "is of a run whose clients keep models of their own and upload none: use one with one model for all"
 
 
 def read_state(path: str) -> dict[str, torch.Tensor]:
@@ -42,7 +42,7 @@ def read_state(path: str) -> dict[str, torch.Tensor]:
     for name, tensor in tensors.items():
         plain = tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type == "cpu"
         kind = f"{name} {tensor.dtype}"
-        require(plain and not tensor.is_complex(), KEY, path, f"{kind} is no plain tensor of real numbers")
+        require(plain and not tensor.is_complex(), KEY, path, f"{kind} is not a plain tensor of real numbers")
     return tensors
 
 
@@ -103,14 +103,14 @@ def _of_run(net: nn.Module, path: str, tables: Mapping[str, torch.Tensor]) -> di
     """Return the tensors of the one model that all clients of a run use."""
     summary = _summary(Path(path).expanduser())
     require(not uploads_none(summary), KEY, path, ALONE)
-    remedy = f"is the file of a run, and holds no table {TABLE!r} of whole models: take one of another method"
+    remedy = f"is the file of a run, and holds no table {TABLE!r} of whole models: use one of another method"
     require(TABLE in tables, KEY, path, remedy)
     table, rows = tables[TABLE], tables[ASSIGN].unique().tolist()
-    remedy = f"is the file of a run whose clients use {len(rows)} models: take one with one model for all"
+    remedy = f"is the file of a run whose clients use {len(rows)} models: use one with one model for all"
     require(len(rows) == 1 and table.ndim == 2 and 0 <= rows[0] < len(table), KEY, path, remedy)
     require(uses_rows(summary, len(table)), KEY, path, MIXED.format(len(table)))
     layout, vector = Layout.of(net), table[int(rows[0])]
-    remedy = f"is the file of a run whose model has {len(vector)} numbers, this one has {layout.size}: take "
+    remedy = f"is the file of a run whose model has {len(vector)} numbers, this one has {layout.size}: use "
     require(len(vector) == layout.size, KEY, path, remedy + "the same network, data and number of classes")
     shapes = zip(layout.slices.items(), layout.shapes, strict=True)
     return {name: vector[s].reshape(shape) for (name, s), shape in shapes}

@@ -86,7 +86,7 @@ class LogisticRegression(ModelOptions):
 
     def make_for(self, info: DataInfo) -> Net:
         """Return the layer for samples and labels as in `info`."""
-        remedy = "predicts classes or labels, but those of this source are numbers; take linear"
+        remedy = "predicts classes or labels, but those of this source are numbers; use linear"
         require(info.labels in (CLASSES, MULTI_HOT), "model.name", "logistic", remedy)
         return _regression(info)
 
@@ -102,7 +102,7 @@ class LinearRegression(ModelOptions):
 
     def make_for(self, info: DataInfo) -> Net:
         """Return the layer for samples and labels as in `info`."""
-        remedy = "predicts numbers, but the labels of this source are classes or labels; take logistic"
+        remedy = "predicts numbers, but the labels of this source are classes or labels; use logistic"
         require(info.labels == NUMBERS, "model.name", "linear", remedy)
         return _regression(info)
 
@@ -127,9 +127,9 @@ class TableMLP(ModelOptions):
 
     def make_for(self, info: DataInfo) -> Net:
         """Return the network for tables as in `info`."""
-        remedy = f"takes tables [F], but samples are of shape {list(info.shape)}; take mlp"
+        remedy = f"takes tables [F], but samples are of shape {list(info.shape)}; use mlp"
         require(len(info.shape) == 1, "model.name", "table_mlp", remedy)
-        require(bool(self.hidden), "model.hidden", [], "give one width or more, or take logistic or linear")
+        require(bool(self.hidden), "model.hidden", [], "give one width or more, or use logistic or linear")
         need_positive("hidden", *self.hidden)
         need_positive("embedding", self.embedding)
         need_rate("dropout", self.dropout)

@@ -135,8 +135,8 @@ class Choices:
             UserError: a value is not a number or is out of range, a list of keys has an empty or repeated
                 entry, or an option has no effect.
         """
-        sure = _number("--confidence", confidence or "0.95", "take a share in (0.5, 1), as in 0.95")
-        require(0.5 < sure < 1, "--confidence", confidence, "take a share in (0.5, 1), as in 0.95")
+        sure = _number("--confidence", confidence or "0.95", "use a share in (0.5, 1), as in 0.95")
+        require(0.5 < sure < 1, "--confidence", confidence, "use a share in (0.5, 1), as in 0.95")
         remedy = "has no effect: it says what --test or --ranks shows; name one of them"
         require(metric is None or ranks or test in TESTS, "--metric", metric, remedy)
         sections, shown = _keys("--problem", problem), _keys("--columns", columns)
@@ -160,8 +160,8 @@ def target_of(text: str | None) -> float | None:
     """
     if text is None:
         return None
-    value = _number("--target", text, "take an accuracy in [0, 1], or a value of the runs' metric")
-    require(isfinite(value), "--target", text, "take an accuracy in [0, 1], or a value of the runs' metric")
+    value = _number("--target", text, "use an accuracy in [0, 1], or a value of the runs' metric")
+    require(isfinite(value), "--target", text, "use an accuracy in [0, 1], or a value of the runs' metric")
     return value
 
 
@@ -169,7 +169,7 @@ def check_target(target: float | None, metric: Metric) -> None:
     """Raise `UserError` for a target that a metric cannot have."""
     fits = target is None or not metric.percent or 0 <= target <= 1
     article = "an" if metric.title[0] in "aeiou" else "a"
-    require(fits, "--target", target, f"take {article} {metric.title} in [0, 1]")
+    require(fits, "--target", target, f"use {article} {metric.title} in [0, 1]")
 
 
 def _keys(option: str, text: str | None) -> tuple[str, ...]:
@@ -336,11 +336,11 @@ class Comparison:
         metric = self.column(self.choices.metric)
         own = own_figure(metric.of, [run for group in self.groups for run in group.runs])
         told = f"declare {own[0]}.better = 1 or -1 beside the function and run again" if own else ""
-        remedy = told or "has no better and worse: take another"
+        remedy = told or "has no better and worse values: use another"
         require(metric.better != 0, "--metric", self.choices.metric, remedy)
         members = [i for problem in self.problems if self._mixes(problem, metric) for i in problem.members]
         mixed = [self.groups[i].name for i in members if i in self.stepped]
-        remedy = f"counts steps of the server in {first_of(mixed)}; take mb_to_target or virtual_s_to_target"
+        remedy = f"counts steps of the server in {first_of(mixed)}; use mb_to_target or virtual_s_to_target"
         require(not mixed, "--metric", self.choices.metric, remedy)
         leaves = [key for group in self.groups for key in tree_of(group.runs[0])]
         for section in self.choices.problem:
@@ -545,7 +545,7 @@ class Comparison:
             missing = [problem.name for w, problem in enumerate(self.problems) if w not in places]
             if missing:
                 raise UserError("--ranks", name, f"has no runs in {missing[0]}{self._hint()}")
-        require(len(found) > 2, "--ranks", [n for n, _ in found], "take three methods; --test compares two")
+        require(len(found) > 2, "--ranks", [n for n, _ in found], "use three methods; --test compares two")
         return tuple((name, tuple(places[w] for w in range(many))) for name, places in found)
 
     def _placed(self, labels: bool) -> list[tuple[str, dict[int, int]]]:
@@ -585,7 +585,7 @@ class Comparison:
                     sections |= {key.split(".")[0]: None for key in tree if tree[key] != other.get(key)}
         more = [name for name in sections if name not in ("algorithm", *self.choices.problem)]
         names = ",".join([*self.choices.problem, *more])
-        return f"; where these differ between problems, too, take --problem {names}" if more else ""
+        return f"; where these differ between problems, too, use --problem {names}" if more else ""
 
     @cached_property
     def ranking(self) -> Ranking:

@@ -189,7 +189,7 @@ def _few_pairs(comparison: Comparison, tested: Sequence[Contrast]) -> Iterator[s
         whom = f" of {names}" if len(few) < len(tested) else ""
         yield (
             f"{pairs} pairs and {len(tested)} comparisons: signed ranks cannot go below p = {lowest:.3g}, "
-            f"so nothing can be found{whom}; take more seeds, or --test t"
+            f"so nothing can be found{whom}; use more seeds, or --test t"
         )
 
 

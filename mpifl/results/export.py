@@ -60,7 +60,7 @@ def export(
     require(target is None or table == "final", "--target", target, remedy)
     path = None if file is None else Path(file)
     if path is not None:
-        require(path.suffix in FORMATS, "--out", file, f"take a file that ends in {' or '.join(FORMATS)}")
+        require(path.suffix in FORMATS, "--out", file, f"use a file that ends in {' or '.join(FORMATS)}")
         _check_parquet(path)
     groups = gather(names, finished_only)
     found = final_frame(groups, target) if table == "final" else frame(groups, table)

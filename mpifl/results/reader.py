@@ -395,7 +395,7 @@ def read_rows(path: Path, required: Mapping[str, re.Pattern[str]] | None = None)
         for name, kind in checked.items():
             require(name in row, "RUN", str(path), f"has no column {name}")
             good = kind.fullmatch(row[name]) is not None
-            require(good, place, row[name], f"is no value of column {name}; run it again")
+            require(good, place, row[name], f"is not a value of column {name}; run it again")
         out.append(row)
     return out
 
@@ -425,7 +425,9 @@ def load(folder: str | Path) -> Run:
     """
     path = Path(folder)
     require(path.is_dir(), "RUN", str(folder), "there is no such folder")
-    require((path / "config.yaml").is_file(), "RUN", str(folder), "is no run folder: it has no config.yaml")
+    require(
+        (path / "config.yaml").is_file(), "RUN", str(folder), "is not a run folder: it has no config.yaml"
+    )
     if is_unfinished(path):
         last = max(p.stat().st_mtime for p in path.iterdir())
         recent = time.time() - last < RECENT_SECONDS
@@ -435,7 +437,7 @@ def load(folder: str | Path) -> Run:
         raise UserError("RUN", str(folder), remedy)
     summary = json_file(path / "summary.json", "RUN")
     config = yaml_file(path / "config.yaml", "RUN")
-    require(isinstance(summary, dict) and isinstance(config, dict), "RUN", str(folder), "is no run folder")
+    require(isinstance(summary, dict) and isinstance(config, dict), "RUN", str(folder), "is not a run folder")
     form = summary.get("format", 1)
     remedy = f"has format {form!r} of another version of mpifl; this one reads {FORMAT}: run it again"
     require(form in (OLD_FORMAT, FORMAT), "RUN", str(folder), remedy)
@@ -469,7 +471,7 @@ def _check(run: Run) -> None:
     good = all(isinstance(summary.get(name), str) for name in ("algorithm", "digest"))
     check(good, "names no algorithm and digest in summary.json")
     good = isinstance(summary.get("identity", {}), dict)
-    check(good, "has an identity in summary.json that is no mapping")
+    check(good, "has an identity in summary.json that is not a mapping")
     lags = summary.get("asynchronous") or {"staleness_histogram": {}}
     lags = lags.get("staleness_histogram") if isinstance(lags, dict) else None
     good = isinstance(lags, dict) and all(
@@ -481,7 +483,7 @@ def _check(run: Run) -> None:
     try:
         assert run.label
     except TypeError as error:
-        remedy = "has keys in config.yaml that are no words; run it again"
+        remedy = "has keys in config.yaml that are not words; run it again"
         raise UserError("RUN", str(run.folder), remedy) from error
     steps = [int(row["round"]) for row in run.rows("metrics.csv")]
     good = bool(steps) and steps[-1] == summary["rounds"] and all(a < b for a, b in pairwise(steps))

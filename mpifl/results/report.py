@@ -103,7 +103,7 @@ def relabelled(comparison: Comparison, labels: Mapping[str, str]) -> Comparison:
         require(name in names, "--label", name, nearest(name, names))
     new = [labels.get(name, name) for name in names]
     twice = next((name for name in new if new.count(name) > 1), None)
-    require(twice is None, "--label", twice, "would name two configurations; take different ones")
+    require(twice is None, "--label", twice, "would name two configurations; use different ones")
     groups = tuple(Group(n, group.runs) for n, group in zip(new, comparison.groups, strict=True))
     return replace(comparison, groups=groups) if labels else comparison
 

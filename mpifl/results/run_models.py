@@ -51,7 +51,7 @@ def model_of(
     require(one, "Run.model", {"client": client, "cluster": cluster}, "give client=, or cluster=")
     if client is not None:
         most = int(summary["clients"]) - 1
-        require(0 <= client <= most, "client", client, f"take one of 0 to {most}")
+        require(0 <= client <= most, "client", client, f"use one of 0 to {most}")
         vector = _of_client(folder, summary, client)
     else:
         assert cluster is not None
@@ -64,12 +64,14 @@ def model_of(
     model = _described(config["model"])
     module = seeded_model(model, info, int(config["seed"]["model"]))
     frozen = summary.get("identity", {}).get("frozen", "")
-    remedy = "its frozen weights are no longer those of the run: take the file and the PyTorch of then"
+    remedy = (
+        "its frozen weights are no longer those of the run: use the file and the PyTorch release of that run"
+    )
     require(checksum(module) == frozen, "RUN", str(folder), remedy)
     flat = FlatModel(module)
     fits = vector.shape == flat.vector.shape
     remedy = f"a row of this method holds {len(vector)} numbers of a model's {len(flat.vector)}: parts of one"
-    require(fits, "cluster", cluster, f"{remedy}; take client=")
+    require(fits, "cluster", cluster, f"{remedy}; use client=")
     module = flat.load(vector, train=False)
     if isinstance(model, ModelOptions) and isinstance(module, Net):
         module = model.merged(module, info)
@@ -108,7 +110,7 @@ def _of_client(folder: Path, summary: Mapping[str, Any], client: int) -> torch.T
         remedy = "was not evaluated, and no model of its own is kept; set evaluation.clients: null"
         require(len(place) == 1, "client", client, remedy)
         return tensors["models"][int(place[0])]
-    remedy = "this method evaluates clients by mixtures of several models; take cluster= for one of them"
+    remedy = "this method evaluates clients by mixtures of several models; use cluster= for one of them"
     require(summary.get("client_models") != SEVERAL, "client", client, remedy)
     own = "this method gives clients models of their own, which the run did not keep; run it with"
     kept = summary.get("client_models") == ROWS
@@ -120,15 +122,15 @@ def _of_client(folder: Path, summary: Mapping[str, Any], client: int) -> torch.T
 def _of_cluster(folder: Path, clusters: DataFrame, cluster: int) -> torch.Tensor:
     """Return the row that all members of a cluster use; only clients in `clusters.csv` are considered."""
     tensors = _server(folder)
-    require(TABLE in tensors, "cluster", cluster, "this method keeps no models at the server; take client=")
+    require(TABLE in tensors, "cluster", cluster, "this method keeps no models at the server; use client=")
     labels = clusters["cluster"].to_numpy()
     assign = tensors["assign"].numpy()[clusters["client"].to_numpy()]
     rows = np.unique(assign[labels == cluster])
     if not len(rows) and np.array_equal(assign, labels) and 0 <= cluster < len(tensors[TABLE]):
         rows = np.array([cluster])  # no client uses it
     known = ", ".join(map(str, np.unique(labels).tolist()))
-    require(len(rows) > 0, "cluster", cluster, f"there is no such cluster; take one of {known}")
-    remedy = f"its clients use {len(rows)} models; take client="
+    require(len(rows) > 0, "cluster", cluster, f"there is no such cluster; use one of {known}")
+    remedy = f"its clients use {len(rows)} models; use client="
     require(len(rows) == 1, "cluster", cluster, remedy)
     return tensors[TABLE][int(rows[0])]
 

@@ -23,9 +23,9 @@ def plot(
 ) -> Axes:
     """Draw a column of `metrics.csv` and return the axes; see `Run.plot`."""
     require(metric in metrics, "metric", metric, nearest(metric, list(metrics)))
-    require(against in AGAINST, "against", against, f"take one of {', '.join(AGAINST)}")
+    require(against in AGAINST, "against", against, f"use one of {', '.join(AGAINST)}")
     there = against != "seconds" or "virtual_seconds" in metrics
-    require(there, "against", against, "this run has no virtual time; take wall_seconds")
+    require(there, "against", against, "this run has no virtual time; use wall_seconds")
     if against == "rounds":
         x = metrics["round"]
     elif against == "bytes":

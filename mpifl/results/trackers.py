@@ -195,7 +195,7 @@ class WandB(Tracker):
     _logged: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require(self.mode in MODES, "wandb.mode", self.mode, f"take one of {', '.join(MODES)}")
+        require(self.mode in MODES, "wandb.mode", self.mode, f"use one of {', '.join(MODES)}")
 
     def on_start(self, info: RunInfo) -> None:
         """Start a wandb run under the run's own id, or continue it."""

@@ -212,7 +212,7 @@ def _state(
     if age <= (QUIET_SECONDS if beat else OLD_QUIET_SECONDS):
         return RUNNING, f"running{where}"
     if held:
-        return SILENT, f"{quiet}, though a process has it open: it hangs, is stopped, or works without a word"
+        return SILENT, f"{quiet}, though a process has it open: it hangs, is stopped, or works without output"
     elsewhere = f", unless it goes on{where}" if where else ""
     return ENDED, f"{quiet}: it was killed{elsewhere}{going_on}"
 

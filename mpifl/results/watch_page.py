@@ -77,7 +77,7 @@ def server(see: Callable[[str], Seen | SeenCases | None], port: int = 0) -> Thre
     try:
         found = ThreadingHTTPServer((HOST, port), Handler)
     except (OSError, OverflowError) as error:
-        remedy = f"cannot be listened at ({error}); give another, or leave it out for a free one"
+        remedy = f"cannot be listened on ({error}); give another, or leave it out for a free one"
         raise UserError("--port", port, remedy) from error
     found.daemon_threads = True
     return found

@@ -344,7 +344,8 @@ class AsynchronousEngine(Engine):
 
     def _start(self, k: int, version: int, pool: RecoveringPool) -> None:
         """Send a client the rows it reads, and add its visit to the clock."""
-        remedy = f"reads version {version}, and the server is at {max(self.servers)}: no trace of such a run"
+        newest = max(self.servers)
+        remedy = f"reads version {version}, and the server is at {newest}: this is not a trace of such a run"
         require(version in self.servers, "clock.trace", f"client {k}", remedy)
         server_step, server, v = self.server_step, self.servers[version], int(self.server_step.visits[k])
         step = max(self.servers) + 1

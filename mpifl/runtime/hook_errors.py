@@ -108,7 +108,7 @@ class ServerCall(HookCall):
     def failure(self, error: Exception) -> Exception:
         """Return the error that ends the run, with the traceback unless the machine ran out of memory."""
         if what := no_memory(error):
-            return self.error(what, "take fewer clients, or a machine with more of it")
+            return self.error(what, "use fewer clients, or a machine with more of it")
         name = hook_name(self.algorithm, self.hook)
         return CodeFailed(f"{name}: {self.where}{type(error).__name__}: {error}", trace_of(error))
 

@@ -359,7 +359,7 @@ def _checked_visit(
     report, state = made
     report = _checked_report(call, report, asked, device)
     if not isinstance(state, Mapping) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-        what = "the state it returned is no mapping from names to tensors"
+        what = "the state it returned is not a mapping from names to tensors"
         raise call.error(what, "return (report, {'name': tensor, ...}), or {} to keep nothing")
     if state and not keeps_state:
         what = f"returned state ({', '.join(map(str, state))}), which would be thrown away"
@@ -631,7 +631,7 @@ def _mixing_problem(
         return f"uploads {m.of!r} bring {taken} numbers", f"its rows hold {wide}: see `part`"
     if m.keep is not None:
         if not isinstance(m.keep, np.ndarray) or not np.isfinite(m.keep).all():
-            return "keep is no finite array", "something is divided by zero"
+            return "keep is not a finite array", "something is divided by zero"
         if m.keep.shape not in ((m.num_rows, num), (m.num_rows,)) or (m.keep.ndim == 1 and m.num_rows != num):
             fits = f"[{m.num_rows}, {num}]" + (f" or [{num}]" if m.num_rows == num else "")
             return f"keep has shape {m.keep.shape}", f"{num} rows become {m.num_rows}: keep is {fits}"

@@ -181,6 +181,6 @@ def entered(mixing: Mixing, rows: tuple[int, ...]) -> np.ndarray:
     fits = fits and (mixing.keep is None or mixing.keep.ndim == 1)
     fits = fits and bool(np.allclose(mixing.row_sums(), 1.0))
     if not fits:
-        what = f"a mixing into {mixing.into!r} is no mean of the updates of each row"
-        raise MethodError("privacy", what, "take a method whose clients' updates are averaged by row")
+        what = f"a mixing into {mixing.into!r} is not a mean of the updates of each row"
+        raise MethodError("privacy", what, "use a method whose clients' updates are averaged by row")
     return np.asarray(members, np.float64)

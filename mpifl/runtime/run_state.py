@@ -43,9 +43,9 @@ class CheckpointConfig:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        require(self.every >= 0, "every", self.every, "take 0 (none by steps) or more steps")
-        require(self.minutes >= 0, "minutes", self.minutes, "take 0 (none by time) or more minutes")
-        require(self.keep >= 2, "keep", self.keep, "take 2 or more: one may turn out damaged")
+        require(self.every >= 0, "every", self.every, "use 0 (none by steps) or more steps")
+        require(self.minutes >= 0, "minutes", self.minutes, "use 0 (none by time) or more minutes")
+        require(self.keep >= 2, "keep", self.keep, "use 2 or more: one may turn out damaged")
 
 
 @dataclass

@@ -105,7 +105,7 @@ class Scheduler:
         self.calls += 1
         if self.stack == 1:
             return self._place(clients, costs)
-        remedy = "this method keeps clients on their nodes, of which there are several; take 1"
+        remedy = "this method keeps clients on their nodes, of which there are several; use 1"
         require(not self.pinned or len(self.groups) == 1, "system.stack", self.stack, remedy)
         first = np.arange(0, len(clients), self.stack)
         owner = self._place(clients[first], np.add.reduceat(costs, first))

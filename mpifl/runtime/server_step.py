@@ -813,7 +813,7 @@ class ServerStep:
             if sent != self.timed.get(k, sent):
                 timed = f"its visit is timed with {self.timed[k]}, as all are that read as many rows"
                 self.say_sizes(
-                    f"network: client {k} uploads {sent} bytes, and {timed}; who is back when is not exact"
+                    f"network: client {k} uploads {sent} bytes, and {timed}; times of return are approximate"
                 )
                 return
 

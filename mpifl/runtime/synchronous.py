@@ -26,8 +26,8 @@ from .server_step import ServerStep
 from .upload_size import UploadSizes
 
 LOOKS = (
-    "network: what clients send in second looks at each other counts towards the time of a round, and not "
-    "when it is planned; who is back when is not exact, and a deadline may be missed"
+    "network: what clients send to compare uploads counts towards the time of a round, but not "
+    "towards its plan; times of return are approximate, and a deadline may be missed"
 )
 
 

@@ -39,7 +39,7 @@ class Attack(ABC):
     clients: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        require(0 <= self.share < 1, "share", self.share, "take a share in (0, 1)")
+        require(0 <= self.share < 1, "share", self.share, "use a share in (0, 1)")
         either = bool(self.share) != bool(self.clients)
         remedy = "say who attacks by a share of the clients or by their numbers: one of the two"
         require(either, "share", self.share, remedy)
@@ -63,7 +63,7 @@ class Attack(ABC):
             require(some, "clients", list(self.clients), "somebody must be honest; name fewer")
             return tuple(sorted(self.clients))
         count = round(self.share * num_clients)
-        remedy = f"makes {count} of {num_clients} clients attackers; take a share that makes some, not all"
+        remedy = f"makes {count} of {num_clients} clients attackers; use a share that makes some, not all"
         require(0 < count < num_clients, "share", self.share, remedy)
         drawn = key.of("attackers").numpy().permutation(num_clients)[:count]
         return tuple(int(k) for k in np.sort(drawn))
@@ -170,7 +170,7 @@ class SignFlip(UploadAttack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.factor > 0, "factor", self.factor, "take a factor above 0; the sign is changed anyway")
+        require(self.factor > 0, "factor", self.factor, "use a factor above 0; the sign is changed anyway")
 
     def changed(self, update: torch.Tensor, key: Key) -> torch.Tensor:
         """Return -factor times the update."""
@@ -195,7 +195,7 @@ class Scale(UploadAttack):
     def __post_init__(self) -> None:
         super().__post_init__()
         fits = self.factor > 0 and self.factor != 1
-        require(fits, "factor", self.factor, "take a factor above 0; 1 has no effect")
+        require(fits, "factor", self.factor, "use a factor above 0; 1 has no effect")
 
     def changed(self, update: torch.Tensor, key: Key) -> torch.Tensor:
         """Return factor times the update."""
@@ -218,7 +218,7 @@ class Noise(UploadAttack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.sigma > 0, "sigma", self.sigma, "take a standard deviation above 0")
+        require(self.sigma > 0, "sigma", self.sigma, "use a standard deviation above 0")
 
     def changed(self, update: torch.Tensor, key: Key) -> torch.Tensor:
         """Return noise."""

@@ -41,23 +41,23 @@ class Availability:
 
     def __post_init__(self) -> None:
         remedy = f"{LEAST_S} to {MOST_S:g} seconds: phases are drawn one by one"
-        require(LEAST_S <= self.on_s <= MOST_S, "on_s", self.on_s, f"take {remedy}")
+        require(LEAST_S <= self.on_s <= MOST_S, "on_s", self.on_s, f"use {remedy}")
         away = self.off_s == 0 or LEAST_S <= self.off_s <= MOST_S
-        require(away, "off_s", self.off_s, f"take 0 (always there), or {remedy}")
+        require(away, "off_s", self.off_s, f"use 0 (always there), or {remedy}")
         shares = list(self.profile)
-        remedy = f"take probabilities in [0, 1], the largest at least {LEAST_PRESENT}"
+        remedy = f"use probabilities in [0, 1], the largest at least {LEAST_PRESENT}"
         known = all(0 <= p <= 1 for p in shares) and max(shares, default=1) >= LEAST_PRESENT
         require(known, "profile", shares, remedy)
         remedy = "clients come and go at random times (off_s) or by a profile; leave one of them out"
         require(not (self.off_s and shares), "profile", shares, remedy)
         least = LEAST_S * max(len(shares), 1)
-        remedy = f"take {least:g} to {MOST_S:g} seconds: slots last at least {LEAST_S} s"
+        remedy = f"use {least:g} to {MOST_S:g} seconds: slots last at least {LEAST_S} s"
         require(least <= self.day_s <= MOST_S, "day_s", self.day_s, remedy)
         for name, plain in (("day_s", DAY_S), ("shift_s", 0.0), ("spread_s", 0.0)):
             value = getattr(self, name)
-            require(abs(value) <= MOST_S, name, value, f"take at most {MOST_S:g} seconds")
+            require(abs(value) <= MOST_S, name, value, f"use at most {MOST_S:g} seconds")
             require(bool(shares) or value == plain, name, value, "has no effect without profile; give one")
-        require(self.spread_s >= 0, "spread_s", self.spread_s, "take 0 or more seconds")
+        require(self.spread_s >= 0, "spread_s", self.spread_s, "use 0 or more seconds")
 
     @property
     def always(self) -> bool:
@@ -149,7 +149,7 @@ class Presence:
         Raises:
             UserError: the work never ends, or spans too many phases.
         """
-        require(isfinite(work), "delay", work, f"a visit of client {client} would never end; take less")
+        require(isfinite(work), "delay", work, f"a visit of client {client} would never end; use less")
         if self.always:
             return start + work
         model = self.model_of(client)

@@ -158,7 +158,7 @@ class Measured(Devices):
 
     def __post_init__(self) -> None:
         known = self.assign in ("drawn", "round_robin")
-        require(known, "assign", self.assign, "take drawn or round_robin")
+        require(known, "assign", self.assign, "use drawn or round_robin")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ class Measured(Devices):
         found = read_measurements(self.file)
         remedy = f"has no effect: computing times are those of {self.file}; leave it out"
         require(delay == Constant(), "delay", delay, remedy)
-        remedy = f"brings computing times of its own, and so does {self.file}; take network links"
+        remedy = f"has computing times of its own, and so has {self.file}; use network links"
         require(network.computing is None, "network", type(network).__name__, remedy)
         _check_links(network, found.columns, self.file)
 
@@ -237,13 +237,13 @@ def read_measurements(file: str) -> Measurements:
         require(len(times) == 1, "devices.file", file, remedy)
         time, columns = times[0], tuple(name for name in LINK_COLUMNS if name in row)
         seconds = quantity(row[time], ENDINGS["_s"], f"{place}: {time}")
-        require(0 <= seconds < inf, f"{place}: {time}", seconds, "take 0 or more seconds")
+        require(0 <= seconds < inf, f"{place}: {time}", seconds, "use 0 or more seconds")
         link: dict[str, float] = {}
         for name in columns:
             is_rate = name.endswith("bytes_s")
             link[name] = quantity(row[name], ENDINGS["bytes_s" if is_rate else "_s"], f"{place}: {name}")
             good = link[name] > 0 if is_rate else 0 <= link[name] < inf
-            remedy = "take a positive rate" if is_rate else "take 0 or more seconds"
+            remedy = "use a positive rate" if is_rate else "use 0 or more seconds"
             require(good, f"{place}: {name}", link[name], remedy)
         measured = Measurement(seconds, *(link.get(name) for name in LINK_COLUMNS))
         require(bool(row["device"].strip()), place, row["device"], "name the device")
@@ -276,13 +276,13 @@ class DeviceClass:
     availability: Availability | None = None
 
     def __post_init__(self) -> None:
-        require(0 <= self.share <= 1, "share", self.share, "take a share in [0, 1]")
-        require(0 < self.speed < inf, "speed", self.speed, "take a positive factor; 1 is as delay says")
+        require(0 <= self.share <= 1, "share", self.share, "use a share in [0, 1]")
+        require(0 < self.speed < inf, "speed", self.speed, "use a positive factor; 1 is as delay says")
         for name in ("uplink_bytes_s", "downlink_bytes_s"):
             rate = getattr(self, name)
-            require(rate is None or rate > 0, name, rate, "take a positive rate, or null for that of network")
+            require(rate is None or rate > 0, name, rate, "use a positive rate, or null for that of network")
         late = self.latency_s
-        require(late is None or late >= 0, "latency_s", late, "take 0 or more seconds, or null")
+        require(late is None or late >= 0, "latency_s", late, "use 0 or more seconds, or null")
 
     @property
     def is_timed(self) -> bool:

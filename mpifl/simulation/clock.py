@@ -94,7 +94,7 @@ class VirtualTime(ClockConfig):
         if in_seconds:
             return ""
         why = "the policy's virtual time is made of steps"
-        return f"{why}; leave it out, or take policy every_arrival, or client_decides with uploads when_done"
+        return f"{why}; leave it out, or use policy every_arrival, or client_decides with uploads when_done"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class WallTime(ClockConfig):
     scale: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self.scale >= 0, "scale", self.scale, "take 0 or more")
+        require(self.scale >= 0, "scale", self.scale, "use 0 or more")
 
     def open(self, policy: ClockMaker, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
         """Return the policy's wall clock."""
@@ -556,7 +556,7 @@ class ReplayClock(Clock):
     def check_length(self, steps: int, uploads: int) -> None:
         """Raise `UserError` if the trace has too few arrivals for the steps."""
         there, needed = len(self.trace.rows), steps * uploads
-        fewer = f"take {there // uploads} rounds at most" if uploads and there >= uploads else "take another"
+        fewer = f"use {there // uploads} rounds at most" if uploads and there >= uploads else "use another"
         remedy = f"the trace ends before the run: it has {there} arrivals, and {steps} rounds take {needed}"
         require(needed <= there, "clock.trace", self.trace.path, f"{remedy}; {fewer}")
 
@@ -594,10 +594,12 @@ class ReplayClock(Clock):
             self.now, self._ended = until, last
             return None
         row = self.trace.pop()
-        remedy = f"client {row.client} uploads a visit that it has not begun: this is no trace of such a run"
+        remedy = (
+            f"client {row.client} uploads a visit that it has not begun: this is not a trace of such a run"
+        )
         if row.read_version > self._version:
             there = f"reads version {row.read_version}, and the server is at {self._version}"
-            remedy = f"client {row.client} {there}: no trace of such a run"
+            remedy = f"client {row.client} {there}: this is not a trace of such a run"
         require((row.client, row.visit) in self._visits, "clock.trace", row.place, remedy)
         self.now = row.time
         return self._visits.pop((row.client, row.visit))

@@ -51,7 +51,7 @@ class Constant(Delay):
     value_s: float = 1.0
 
     def __post_init__(self) -> None:
-        require(0 <= self.value_s < inf, "value_s", self.value_s, "take 0 or more seconds")
+        require(0 <= self.value_s < inf, "value_s", self.value_s, "use 0 or more seconds")
 
     @property
     def same_for_all(self) -> bool:
@@ -76,8 +76,8 @@ class Uniform(Delay):
     high_s: float = 1.5
 
     def __post_init__(self) -> None:
-        require(0 <= self.low_s < inf, "low_s", self.low_s, "take 0 or more seconds")
-        require(self.low_s <= self.high_s < inf, "high_s", self.high_s, "take at least low_s")
+        require(0 <= self.low_s < inf, "low_s", self.low_s, "use 0 or more seconds")
+        require(self.low_s <= self.high_s < inf, "high_s", self.high_s, "use at least low_s")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Draw a duration."""
@@ -95,7 +95,7 @@ class Exponential(Delay):
     mean_s: float = 1.0
 
     def __post_init__(self) -> None:
-        require(0 <= self.mean_s < inf, "mean_s", self.mean_s, "take 0 or more seconds")
+        require(0 <= self.mean_s < inf, "mean_s", self.mean_s, "use 0 or more seconds")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Draw a duration."""
@@ -115,8 +115,8 @@ class ShiftedExponential(Delay):
     mean_s: float = 1.0
 
     def __post_init__(self) -> None:
-        require(0 <= self.min_s < inf, "min_s", self.min_s, "take 0 or more seconds")
-        require(0 <= self.mean_s < inf, "mean_s", self.mean_s, "take 0 or more seconds")
+        require(0 <= self.min_s < inf, "min_s", self.min_s, "use 0 or more seconds")
+        require(0 <= self.mean_s < inf, "mean_s", self.mean_s, "use 0 or more seconds")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Draw a duration."""
@@ -136,8 +136,8 @@ class LogNormal(Delay):
     sigma: float = 0.5
 
     def __post_init__(self) -> None:
-        require(0 < self.median_s < inf, "median_s", self.median_s, "take a positive number of seconds")
-        require(0 <= self.sigma <= MOST_SIGMA, "sigma", self.sigma, f"take 0 to {MOST_SIGMA:g}")
+        require(0 < self.median_s < inf, "median_s", self.median_s, "use a positive number of seconds")
+        require(0 <= self.sigma <= MOST_SIGMA, "sigma", self.sigma, f"use 0 to {MOST_SIGMA:g}")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Draw a duration."""
@@ -158,10 +158,10 @@ class Tiers(Delay):
 
     def __post_init__(self) -> None:
         good = bool(self.tiers_s) and all(0 <= s < inf for s in self.tiers_s)
-        require(good, "tiers_s", self.tiers_s, "take 0 or more seconds each")
+        require(good, "tiers_s", self.tiers_s, "use 0 or more seconds each")
         fits = len(self.shares) == len(self.tiers_s) and abs(sum(self.shares) - 1) < 1e-9
         require(
-            fits and min(self.shares) >= 0, "shares", self.shares, "take one share per tier; they sum to 1"
+            fits and min(self.shares) >= 0, "shares", self.shares, "use one share per tier; they sum to 1"
         )
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
@@ -196,7 +196,7 @@ def _durations(file: str) -> dict[int, list[float]]:
 
     def parse(row: Mapping[str, str], place: str) -> float:
         seconds = float(row["seconds"])
-        require(0 <= seconds < inf, place, seconds, "take 0 or more seconds")
+        require(0 <= seconds < inf, place, seconds, "use 0 or more seconds")
         return seconds
 
     return read_per_client(file, "delay.file", "client, seconds", "a client and its seconds", parse)

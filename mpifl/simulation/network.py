@@ -93,9 +93,9 @@ class Network(ABC):
 
 
 def _check_shared(network: Network) -> None:
-    require(network.cast in ("unicast", "group"), "cast", network.cast, "take unicast or group")
+    require(network.cast in ("unicast", "group"), "cast", network.cast, "use unicast or group")
     rate = network.server_bytes_s
-    require(rate is None or rate > 0, "server_bytes_s", rate, "take a positive rate, or null for no limit")
+    require(rate is None or rate > 0, "server_bytes_s", rate, "use a positive rate, or null for no limit")
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ class Links(Network):
     def __post_init__(self) -> None:
         for name in ("uplink_bytes_s", "downlink_bytes_s", "rho"):
             rate = getattr(self, name)
-            require(rate is None or rate > 0, name, rate, "take a positive rate, or null for no limit")
-        require(self.latency_s >= 0, "latency_s", self.latency_s, "take 0 or more seconds")
-        require(self.spread >= 0, "spread", self.spread, "take 0 (all alike) or more")
+            require(rate is None or rate > 0, name, rate, "use a positive rate, or null for no limit")
+        require(self.latency_s >= 0, "latency_s", self.latency_s, "use 0 or more seconds")
+        require(self.spread >= 0, "spread", self.spread, "use 0 (all alike) or more")
         both = self.rho is None or (self.uplink_bytes_s is None and self.downlink_bytes_s is not None)
         remedy = "has no effect on links without a limit; give uplink_bytes_s or downlink_bytes_s"
         limited = self.uplink_bytes_s is not None or self.downlink_bytes_s is not None
@@ -182,7 +182,7 @@ class System(Network):
 
     def __post_init__(self) -> None:
         for name in ("download_s", "rho"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "take a positive number")
+            require(getattr(self, name) > 0, name, getattr(self, name), "use a positive number")
         assert self.computing is not None  # checks the seconds
 
     @property
@@ -254,10 +254,10 @@ class NetworkTiers(Network):
 
     def __post_init__(self) -> None:
         known = bool(self.tiers) and set(self.tiers) <= set(TIERS)
-        require(known, "tiers", list(self.tiers), f"take some of {', '.join(TIERS)}")
+        require(known, "tiers", list(self.tiers), f"use some of {', '.join(TIERS)}")
         fits = len(self.shares) == len(self.tiers) and abs(sum(self.shares) - 1) < 1e-9
         fits = fits and min(self.shares) >= 0
-        require(fits, "shares", list(self.shares), "take one share per tier; they sum to 1")
+        require(fits, "shares", list(self.shares), "use one share per tier; they sum to 1")
         _check_shared(self)
 
     @property
@@ -311,8 +311,8 @@ def _links(file: str) -> dict[int, list[LinkRates]]:
     def parse(row: Mapping[str, str], place: str) -> LinkRates:
         down, up = float(row["downlink_bytes_s"]), float(row["uplink_bytes_s"])
         latency = float(row.get("latency_s") or 0.0)
-        require(down > 0 and up > 0, place, [down, up], "take positive rates")
-        require(0 <= latency < inf, place, latency, "take 0 or more seconds")
+        require(down > 0 and up > 0, place, [down, up], "use positive rates")
+        require(0 <= latency < inf, place, latency, "use 0 or more seconds")
         return LinkRates(down, up, latency)
 
     needs = "a client, downlink_bytes_s and uplink_bytes_s"

@@ -149,7 +149,7 @@ def policy_name(policy: Policy) -> str:
 def _refuse_single_uploads(policy: Policy, algorithm: Algorithm) -> None:
     """Raise `UserError` for a method that takes one upload at a time; for policies with several per step."""
     name = type(algorithm).__name__
-    remedy = f"{name} takes one upload at a time; take policy every_arrival or client_decides"
+    remedy = f"{name} takes one upload at a time; use policy every_arrival or client_decides"
     require(not algorithm.needs.single_upload, "policy.name", policy_name(policy), remedy)
 
 
@@ -178,7 +178,7 @@ class RoundsPolicy(Policy):
 
     def open_clock(self, given: ClockParts) -> None:
         """Return None; raise `UserError` if a rule is used and the ends of visits depend on each other."""
-        remedy = "who is back first is known for links of the clients' own; take unicast, no server_bytes_s"
+        remedy = "who is back first is known for links of the clients' own; use unicast, no server_bytes_s"
         network = given.duration.network
         require(self.rule is None or not network.shared, "network.cast", network.cast, remedy)
 
@@ -193,7 +193,7 @@ class Synchronous(RoundsPolicy):
 def _check_deadline(seconds: float | None) -> None:
     """Raise `UserError` for a deadline that is not a positive, finite number of seconds; accept None."""
     allowed = seconds is None or 0 < seconds < inf
-    require(allowed, "deadline_s", seconds, "take a positive number of seconds")
+    require(allowed, "deadline_s", seconds, "use a positive number of seconds")
 
 
 @dataclass(frozen=True)
@@ -219,9 +219,9 @@ class OverSelection(RoundsPolicy):
     leaves_out = True
 
     def __post_init__(self) -> None:
-        require(0 <= self.extra < inf, "extra", self.extra, "take 0 (none) or more, as a share")
+        require(0 <= self.extra < inf, "extra", self.extra, "use 0 (none) or more, as a share")
         _check_deadline(self.deadline_s)
-        require(self.late in ("stopped", "sent"), "late", self.late, "take stopped or sent")
+        require(self.late in ("stopped", "sent"), "late", self.late, "use stopped or sent")
 
     @property
     def rule(self) -> RoundRule:
@@ -243,7 +243,7 @@ class OverSelection(RoundsPolicy):
 
     def open_clock(self, given: ClockParts) -> None:
         """Return None; raise `UserError` for rounds of all clients, which leave no extra clients to draw."""
-        remedy = "has no effect on rounds of all clients; take cohort_size or participation, or 0"
+        remedy = "has no effect on rounds of all clients; use cohort_size or participation, or 0"
         more = self.num_started(given.num_sampled, given.federation.num_clients) > given.num_sampled
         require(more or not self.extra, "policy.extra", self.extra, remedy)
         super().open_clock(given)
@@ -273,10 +273,10 @@ class PartialWork(RoundsPolicy):
     def __post_init__(self) -> None:
         late = self.deadline_s
         _check_deadline(late)
-        require(0 <= self.stragglers <= 1, "stragglers", self.stragglers, "take a share in [0, 1]")
+        require(0 <= self.stragglers <= 1, "stragglers", self.stragglers, "use a share in [0, 1]")
         remedy = "says how much slow clients do; give deadline_s, or stragglers"
         require(late is not None or self.stragglers > 0, "deadline_s", late, remedy)
-        require(self.unit in ("steps", "epochs"), "unit", self.unit, "take steps or epochs")
+        require(self.unit in ("steps", "epochs"), "unit", self.unit, "use steps or epochs")
 
     @property
     def rule(self) -> RoundRule:
@@ -303,9 +303,9 @@ class AsynchronousPolicy(Policy):
 
     def __post_init__(self) -> None:
         late = self.max_staleness
-        require(late is None or late >= 0, "max_staleness", late, "take 0 or more steps, or null for any")
-        require(0 < self.rate <= 1, "rate", self.rate, "take a rate in (0, 1]; 1 takes a step in full")
-        require(self.staleness_a >= 0, "staleness_a", self.staleness_a, "take 0 (ignore lag) or more")
+        require(late is None or late >= 0, "max_staleness", late, "use 0 or more steps, or null for any")
+        require(0 < self.rate <= 1, "rate", self.rate, "use a rate in (0, 1]; 1 takes a step in full")
+        require(self.staleness_a >= 0, "staleness_a", self.staleness_a, "use 0 (ignore lag) or more")
 
     @abstractmethod
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
@@ -364,12 +364,12 @@ class AsynchronousPolicy(Policy):
         require(not whole, "policy.name", policy, remedy)
         remedy = f"{name} with these options counts on rounds; it runs under policy rounds only"
         require(not needs.round_number, "policy.name", policy, remedy)
-        remedy = f"{name} needs fresh uploads; take rounds or barrier"
+        remedy = f"{name} needs fresh uploads; use rounds or barrier"
         require(self.fresh_uploads or not needs.fresh_uploads, "policy.name", policy, remedy)
-        remedy = f"a client of {name} reckons with its last upload, which may not be refused; take null"
+        remedy = f"a client of {name} relies on its last upload, which must not be refused; use null"
         late = self.max_staleness
         require(late is None or not needs.every_upload, "policy.max_staleness", late, remedy)
-        remedy = f"{name} compares the uploads of a step; take policy rounds, barrier or buffer"
+        remedy = f"{name} compares the uploads of a step; use policy rounds, barrier or buffer"
         several = needs.min_cohort > 1 or upload_named(algorithm, ComparedUploads, "gram")
         require(not (several and self.single_upload), "policy.name", policy, remedy)
         own = f"has no effect on {name}, which weighs stale uploads by options of its own; leave it out"
@@ -385,7 +385,7 @@ class AsynchronousPolicy(Policy):
 
     def open_clock(self, given: ClockParts) -> Clock:
         """Return the clock of the section `clock`; see `Policy`."""
-        remedy = "group broadcasts and the server's shared link are timed under policy rounds; take unicast"
+        remedy = "group broadcasts and the server's shared link are timed under policy rounds; use unicast"
         network, num_clients = given.duration.network, given.federation.num_clients
         require(not network.shared, "network.cast", network.cast, remedy)
         self.concurrency(num_clients, given.num_sampled)  # checks its numbers
@@ -586,13 +586,13 @@ class Waves(AsynchronousPolicy):
         super().__post_init__()
         remedy = "a wave ends with so many uploads, or every so many seconds; give size, every_s or both"
         require(self.size is not None or self.every_s is not None, "size", None, remedy)
-        require(self.size is None or self.size >= 1, "size", self.size, "take 1 upload or more")
+        require(self.size is None or self.size >= 1, "size", self.size, "use 1 upload or more")
         late = self.every_s
-        require(late is None or LEAST_S <= late < inf, "every_s", late, f"take {LEAST_S} seconds or more")
+        require(late is None or LEAST_S <= late < inf, "every_s", late, f"use {LEAST_S} seconds or more")
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
         """Return the size of the cohort; raise `UserError` if it cannot fill a wave."""
-        remedy = f"only {num_sampled} visits are under way at a time; take at most so many"
+        remedy = f"only {num_sampled} visits are under way at a time; use at most so many"
         require(self.size is None or self.size <= num_sampled, "policy.size", self.size, remedy)
         return num_sampled
 
@@ -699,7 +699,7 @@ class DrawnStaleness(OneUploadPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.most >= 0, "most", self.most, "take 0 (always fresh) or more steps")
+        require(self.most >= 0, "most", self.most, "use 0 (always fresh) or more steps")
 
     @property
     def in_seconds(self) -> bool:
@@ -727,7 +727,7 @@ class DrawnStaleness(OneUploadPolicy):
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
         """Raise `UserError`: real arrivals would not have the drawn staleness."""
-        raise UserError("clock.name", "wall", "policy drawn_staleness fixes the order; take clock virtual")
+        raise UserError("clock.name", "wall", "policy drawn_staleness fixes the order; use clock virtual")
 
     def version_read(self, step: int, key: Key) -> int:
         """Return the version of the rows that the visit of a step reads.

@@ -73,6 +73,6 @@ def cohort_size(participation: float, size: int | None, num_clients: int) -> int
     """
     if size is None:
         return max(1, round(participation * num_clients))
-    remedy = f"there are {num_clients} clients; take at most that many, or leave the key out for all"
+    remedy = f"there are {num_clients} clients; use at most that many, or leave the key out for all"
     require(size <= num_clients, "cohort_size", size, remedy)
     return size

@@ -100,7 +100,7 @@ class Trace:
 
     def ended(self) -> UserError:
         """Return the error of a run that continues beyond the end of the trace."""
-        remedy = f"the trace ends before the run, after {len(self.rows)} arrivals; take fewer rounds"
+        remedy = f"the trace ends before the run, after {len(self.rows)} arrivals; use fewer rounds"
         return UserError("clock.trace", self.path, remedy)
 
     def starting(

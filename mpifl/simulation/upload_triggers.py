@@ -86,7 +86,7 @@ class OneEachStep(UploadTrigger):
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
         """Raise `UserError`: real arrivals would not be those of the drawn clients."""
-        remedy = "uploads one_each_step draws who uploads; take policy.uploads when_done, or clock virtual"
+        remedy = "uploads one_each_step draws who uploads; use policy.uploads when_done, or clock virtual"
         raise UserError("clock.name", "wall", remedy)
 
 
@@ -120,8 +120,8 @@ class PoissonRates(UploadTrigger):
     file: str = ""
 
     def __post_init__(self) -> None:
-        require(0 < self.mean_s < inf, "mean_s", self.mean_s, "take a positive number of seconds")
-        remedy = f"take 0 (equal rates) to {MOST_SIGMA:g}"
+        require(0 < self.mean_s < inf, "mean_s", self.mean_s, "use a positive number of seconds")
+        remedy = f"use 0 (equal rates) to {MOST_SIGMA:g}"
         require(0 <= self.sigma <= MOST_SIGMA, "sigma", self.sigma, remedy)
         for name in ("mean_s", "sigma"):
             given, remedy = getattr(self, name), "has no effect beside file; leave one of them out"
@@ -141,7 +141,7 @@ class PoissonRates(UploadTrigger):
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
         """Return the clock; raise `UserError` for scale 0, because rates are per simulated second."""
-        remedy = "rates need simulated seconds; take a scale above 0, or clock virtual"
+        remedy = "rates need simulated seconds; use a scale above 0, or clock virtual"
         require(scale > 0, "clock.scale", scale, remedy)
         return super().wall_clock(duration, scale)
 
@@ -150,7 +150,7 @@ class PoissonRates(UploadTrigger):
 def _means(file: str) -> dict[int, list[float]]:
     def parse(row: Mapping[str, str], place: str) -> float:
         seconds = float(row["mean_s"])
-        require(0 < seconds < inf, place, seconds, "take a positive number of seconds")
+        require(0 < seconds < inf, place, seconds, "use a positive number of seconds")
         return seconds
 
     needs = "a client and the mean seconds between its uploads"
@@ -187,8 +187,8 @@ class Drift(UploadTrigger):
     longest: int = 100
 
     def __post_init__(self) -> None:
-        require(0 <= self.threshold <= 1, "threshold", self.threshold, "take a distance of shares in [0, 1]")
-        require(self.longest >= 1, "longest", self.longest, "take 1 (every cycle) or more cycles")
+        require(0 <= self.threshold <= 1, "threshold", self.threshold, "use a distance of shares in [0, 1]")
+        require(self.longest >= 1, "longest", self.longest, "use 1 (every cycle) or more cycles")
 
     def prepare(self, federation: Federation) -> None:
         """Skip the cycles in which a client does not train."""

@@ -94,7 +94,7 @@ def check_layout(places: Sequence[dict[str, Any]]) -> list[Check]:
         if bare
         else f"{len(places[0]['gpus'])} on the first node"
     )
-    out.append(Check("GPUs", not mixed, seen, "ask for GPUs on every node, or take system.device: cpu"))
+    out.append(Check("GPUs", not mixed, seen, "ask for GPUs on every node, or use system.device: cpu"))
     return out
 
 
@@ -123,7 +123,7 @@ def _check_collectives(transport: Transport) -> list[Check]:
         right = all(ok) and bool((total == size * (size + 1) // 2).all())
         right = right and rows[:, 0].tolist() == [float(r) for r in range(size)]
         out.append(
-            Check("collectives", right, "sums and rows are right", "this MPI loses numbers: another one")
+            Check("collectives", right, "sums and rows are right", "this MPI loses numbers: use another")
         )
     times = []
     for _ in range(5):
@@ -183,9 +183,9 @@ def _check_folder(path: Path, what: str) -> Check:
             os.fsync(file.fileno())
             speed = 32 / (time.perf_counter() - start)
     except OSError as error:
-        return Check(what, False, f"{path}: {error.strerror}", "take another folder")
+        return Check(what, False, f"{path}: {error.strerror}", "use another folder")
     found = f"{path}: {free / 2**30:.1f} GiB free, {speed:.0f} MiB/s"
-    return Check(what, free > FREE_BYTES, found, "make room, or take another folder")
+    return Check(what, free > FREE_BYTES, found, "make room, or use another folder")
 
 
 def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], str] | None:

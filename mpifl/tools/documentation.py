@@ -74,7 +74,7 @@ def find(name: str) -> Path:
     meant = [known for known in every if known.rpartition("/")[2] == word]
     if len(meant) == 1:
         return every[meant[0]]
-    remedy = f"take one of {', '.join(meant)}" if meant else f"{nearest(word, [*every])}; see mpifl docs"
+    remedy = f"use one of {', '.join(meant)}" if meant else f"{nearest(word, [*every])}; see mpifl docs"
     raise UserError("docs", name, remedy)
 
 

@@ -91,7 +91,7 @@ def check(name: str, options: Sequence[str], ranks: int, say: Callable[[str], No
     tree = _world(name, options)
     config: Config = loader.from_tree(Config, tree)
     algorithm = config.algorithm
-    require(isinstance(algorithm, Algorithm), "check", name, "is no subclass of mpifl.Algorithm")
+    require(isinstance(algorithm, Algorithm), "check", name, "is not a subclass of mpifl.Algorithm")
     check_sections(config)
     say(f"{name} in {config.rounds} server steps with {_clients(config)} clients")
     passed = True

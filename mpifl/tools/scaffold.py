@@ -67,11 +67,11 @@ def init(kind: str, name: str, folder: Path) -> str:
         raise UserError("init", kind, nearest(kind, [*TEMPLATES]))
     template = TEMPLATES[kind]
     name = name or f"my_{kind}"
-    require(bool(WORD.fullmatch(name)), "NAME", name, "take letters, digits and underscores: MyMethod")
+    require(bool(WORD.fullmatch(name)), "NAME", name, "use letters, digits and underscores: MyMethod")
     word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()  # MyMethod -> my_method
     cls = "".join(part[:1].upper() + part[1:] for part in name.split("_"))  # my_method -> MyMethod
     path = folder / f"{word}{Path(template.file).suffix}"
-    require(not path.exists(), "NAME", name, f"{path} exists; take another name, or remove it")
+    require(not path.exists(), "NAME", name, f"{path} exists; use another name, or remove it")
     text = files("mpifl.tools").joinpath("templates", template.file).read_text(encoding="utf-8")
     text = text.replace(f"my_{kind}", word).replace(f"My{kind.capitalize()}", cls)
     write_atomically(path, text)

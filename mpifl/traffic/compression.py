@@ -62,7 +62,7 @@ class Uncompressed(Compression):
 
 
 def _check_share(share: float) -> None:
-    require(0 < share <= 1, "share", share, "take a share in (0, 1]")
+    require(0 < share <= 1, "share", share, "use a share in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class QSGD(Compression):
     bucket: int = 512
 
     def __post_init__(self) -> None:
-        require(2 <= self.bits <= 16, "bits", self.bits, "take 2 to 16 bits")
-        require(self.bucket >= 1, "bucket", self.bucket, "take at least one number")
+        require(2 <= self.bits <= 16, "bits", self.bits, "use 2 to 16 bits")
+        require(self.bucket >= 1, "bucket", self.bucket, "use at least one number")
 
     def size(self, d: int, number_bytes: int) -> int:
         """Return the size of numbers and norms in bytes."""
@@ -163,7 +163,7 @@ class Int8(Compression):
     bucket: int = 512
 
     def __post_init__(self) -> None:
-        require(self.bucket >= 1, "bucket", self.bucket, "take at least one number")
+        require(self.bucket >= 1, "bucket", self.bucket, "use at least one number")
 
     def size(self, d: int, number_bytes: int) -> int:
         """Return the size of numbers and scales in bytes."""

@@ -36,8 +36,8 @@ class Payload:
     error_feedback: bool = False
 
     def __post_init__(self) -> None:
-        require(self.dtype in DTYPES, "dtype", self.dtype, f"take one of {', '.join(DTYPES)}")
-        require(self.header_bytes >= 0, "header_bytes", self.header_bytes, "take 0 or more bytes")
+        require(self.dtype in DTYPES, "dtype", self.dtype, f"use one of {', '.join(DTYPES)}")
+        require(self.header_bytes >= 0, "header_bytes", self.header_bytes, "use 0 or more bytes")
         loses = self.compresses or not self.error_feedback
         require(loses, "error_feedback", True, "nothing is left out without compression; name one")
 

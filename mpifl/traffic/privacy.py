@@ -44,9 +44,9 @@ class _Gaussian(Privacy):
 
     def __post_init__(self) -> None:
         clip, z, delta = self.clip, self.noise_multiplier, self.delta
-        require(clip is None or clip > 0, "clip", clip, "take a length over 0, or null for no clipping")
-        require(z >= 0, "noise_multiplier", z, "take 0 (no noise, no privacy) or more")
-        require(0 < delta < 1, "delta", delta, "take a probability over 0, well below 1 / clients")
+        require(clip is None or clip > 0, "clip", clip, "use a length over 0, or null for no clipping")
+        require(z >= 0, "noise_multiplier", z, "use 0 (no noise, no privacy) or more")
+        require(0 < delta < 1, "delta", delta, "use a probability over 0, well below 1 / clients")
         remedy = "noise is noise_multiplier times clip: give a length, or noise_multiplier 0"
         require(clip is not None or z == 0, "clip", None, remedy)
 
@@ -92,13 +92,13 @@ class CentralPrivacy(_Gaussian):
     def __post_init__(self) -> None:
         super().__post_init__()
         count, quantile, noise = self.count_noise, self.quantile, self.quantile_noise
-        require(self.sampling in ("fixed", "poisson"), "sampling", self.sampling, "take fixed or poisson")
-        require(count is None or count >= 0, "count_noise", count, "take 0 or more clients, or null")
-        remedy = "an exact count is not private; take more than 0, or noise_multiplier 0"
+        require(self.sampling in ("fixed", "poisson"), "sampling", self.sampling, "use fixed or poisson")
+        require(count is None or count >= 0, "count_noise", count, "use 0 or more clients, or null")
+        remedy = "an exact count is not private; use more than 0, or noise_multiplier 0"
         require(count != 0 or self.noise_multiplier == 0, "count_noise", count, remedy)
-        require(quantile is None or 0 <= quantile <= 1, "quantile", quantile, "take a share in [0, 1]")
-        require(self.clip_lr > 0, "clip_lr", self.clip_lr, "take a rate over 0")
-        require(noise is None or noise > 0, "quantile_noise", noise, "take more than 0 clients, or null")
+        require(quantile is None or 0 <= quantile <= 1, "quantile", quantile, "use a share in [0, 1]")
+        require(self.clip_lr > 0, "clip_lr", self.clip_lr, "use a rate over 0")
+        require(noise is None or noise > 0, "quantile_noise", noise, "use more than 0 clients, or null")
         if quantile is None:
             given = noise is not None or self.clip_lr != 0.2
             require(not given, "quantile_noise, clip_lr", noise, "have no effect without quantile")
@@ -129,7 +129,7 @@ class CentralPrivacy(_Gaussian):
             left -= self.count_noise**-2
         if self.quantile is not None:
             left -= (2 * self.noise_of_quantile(num_sampled)) ** -2
-        remedy = "leaves nothing for the updates; take more count_noise or quantile_noise, or less of it"
+        remedy = "leaves nothing for the updates; use more count_noise or quantile_noise, or less of it"
         require(left > 1e-9 * z**-2, "privacy.noise_multiplier", z, remedy)
         return z if isclose(left, z**-2, rel_tol=0) else left**-0.5
 
@@ -209,13 +209,13 @@ def rows_updated(report: Report, message: Message, trained: str | None) -> dict[
     for name, x in report.vectors.items():
         rows = message.vectors.get(name)
         if rows is None or x.shape != rows.shape[-1:]:
-            raise MethodError("privacy", f"upload {name!r} is no update of a row", "upload a trained row")
+            raise MethodError("privacy", f"upload {name!r} is not an update of a row", "upload a trained row")
         base = rows[0 if len(rows) == 1 else int(report.notes[str(trained)])]
         if name in report.based_on:
             said = report.based_on[name]
             if said is not None and not torch.equal(said.to(base.device), base):
                 what = f"upload {name!r} is based on what the client did not download"
-                raise MethodError("privacy", what, "its distance from there is no bound for an update")
+                raise MethodError("privacy", what, "its distance from there does not bound an update")
             base = torch.zeros_like(base) if said is None else base
         out[name] = base.to(x.device)
     return out

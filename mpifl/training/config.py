@@ -57,21 +57,21 @@ class LocalConfig:
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 0, "epochs", self.epochs, "take 0 or more passes over the data")
-        require(self.steps is None or self.steps >= 0, "steps", self.steps, "take 0 or more, or null")
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "take at least one sample per step")
-        require(self.lr > 0, "lr", self.lr, "take a positive learning rate")
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "take a value in [0, 1)")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "take 0 or more")
+        require(self.epochs >= 0, "epochs", self.epochs, "use 0 or more passes over the data")
+        require(self.steps is None or self.steps >= 0, "steps", self.steps, "use 0 or more, or null")
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "use at least one sample per step")
+        require(self.lr > 0, "lr", self.lr, "use a positive learning rate")
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "use a value in [0, 1)")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "use 0 or more")
         require(
-            self.optimizer in OPTIMIZERS, "optimizer", self.optimizer, f"take one of {', '.join(OPTIMIZERS)}"
+            self.optimizer in OPTIMIZERS, "optimizer", self.optimizer, f"use one of {', '.join(OPTIMIZERS)}"
         )
-        require(self.lr_decay > 0, "lr_decay", self.lr_decay, "take a positive factor; 1 keeps the rate")
-        require(self.gamma > 0, "gamma", self.gamma, "take a positive factor")
-        known = f"take one of {', '.join(PRECISIONS)}"
+        require(self.lr_decay > 0, "lr_decay", self.lr_decay, "use a positive factor; 1 keeps the rate")
+        require(self.gamma > 0, "gamma", self.gamma, "use a positive factor")
+        known = f"use one of {', '.join(PRECISIONS)}"
         require(self.precision in PRECISIONS, "precision", self.precision, known)
         known = ", ".join(AUGMENTATIONS)
-        require(self.augment in AUGMENTATIONS, "augment", self.augment, f"take one of {known}")
+        require(self.augment in AUGMENTATIONS, "augment", self.augment, f"use one of {known}")
 
     @property
     def remembers(self) -> bool:

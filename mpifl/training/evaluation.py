@@ -101,7 +101,7 @@ def train_components(
     Raises:
         UserError: the task's loss is not a mean over samples.
     """
-    remedy = "this method weighs the losses of samples, and the loss of this task is no mean of them"
+    remedy = "this method weighs the losses of samples, and the loss of this task is not their mean"
     require(client.task.has_total, "task.name", client.task.name, remedy)
     losses = [WeightedLoss(q_k, client.task) for q_k in q]
     trained = [client.sgd(w, key, loss=loss) for w, loss in zip(models, losses, strict=True)]

@@ -113,10 +113,10 @@ class ModelContext:
         address = bounds(part)
         if address in self._checked:
             return
-        remedy = "cuts a tensor; take whole ones, by client.layout.part(...) or client.layout.slices"
+        remedy = "cuts a tensor; use whole ones, by client.layout.part(...) or client.layout.slices"
         require(all({s.start, s.stop} <= self._edges for s in part), "part", address, remedy)
         trains = any(s.start < min(s.stop, self.layout.num_parameters) for s in part)
-        require(trains, "part", address, "holds no parameter to train; take one that does, or leave sgd out")
+        require(trains, "part", address, "holds no parameter to train; use one that does, or leave sgd out")
         self._checked.add(address)
 
     def moving(self, part: Part | None) -> MovingPart:

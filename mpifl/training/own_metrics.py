@@ -88,7 +88,7 @@ def load_metrics(paths: Sequence[str], of_task: Sequence[str] = ()) -> tuple[Own
     for path in paths:
         require(":" in path, KEY, path, "give package.module:function or file.py:function")
         function, name = load_object(path, KEY), path.rpartition(":")[2]
-        require(callable(function) and not isinstance(function, type), KEY, path, "is no function")
+        require(callable(function) and not isinstance(function, type), KEY, path, "is not a function")
         taken = name in TAKEN or name.startswith(PREFIXES) or name.endswith(SUFFIXES)
         taken |= any(_share_columns(name, other) for other in of_task)
         require(

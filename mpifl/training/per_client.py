@@ -115,7 +115,7 @@ def _clients(name: str, devices: Sequence[str] = ()) -> range:
     """Return the clients that a key of the section names: `3` or `4-7`."""
     found = _NUMBERS.fullmatch(name)
     known = f", or a device: {', '.join(devices)}" if devices else ""
-    remedy = f"take the number of a client, as 3, or a range, as 4-7{known}"
+    remedy = f"use the number of a client, as 3, or a range, as 4-7{known}"
     if found is None or int(found[2] or found[1]) < int(found[1]):
         raise UserError(SECTION, name, remedy)
     return range(int(found[1]), int(found[2] or found[1]) + 1)

@@ -49,7 +49,7 @@ def check_precision(precision: str, device: torch.device) -> None:
     lacks = LACKS[precision, device.type]
     if precision == BFLOAT16 and device.type == "cpu" and instructions.limited():
         lacks = f"limit {instructions.VARIABLE} leaves neither AVX512-BF16 nor AMX"
-    remedy = f"the {lacks} on {socket.gethostname()}; take {FLOAT32}"
+    remedy = f"the {lacks} on {socket.gethostname()}; use {FLOAT32}"
     require(there, "local.precision", precision, remedy)
 
 

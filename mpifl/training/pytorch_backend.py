@@ -172,7 +172,7 @@ def _batches_of(context: ModelContext, x: torch.Tensor, train_mode: bool) -> lis
     """Return samples in batches."""
     batches = list(x.split(STATISTICS_BATCH if train_mode else EVAL_BATCH))
     if train_mode and context.drop_single and len(batches[-1]) == 1:
-        remedy = "has no statistics, which this method takes of the samples of each client; take more samples"
+        remedy = "has no statistics, which this method takes of the samples of each client; use more samples"
         require(len(batches) > 1, "data.scenario", "a client with one sample", remedy)
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches

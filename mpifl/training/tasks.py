@@ -191,7 +191,7 @@ class Regression(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.criterion in CRITERIA, "criterion", self.criterion, f"take one of {', '.join(CRITERIA)}")
+        require(self.criterion in CRITERIA, "criterion", self.criterion, f"use one of {', '.join(CRITERIA)}")
 
     def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each sample, averaged over its numbers."""

@@ -127,5 +127,5 @@ def test_a_reduction_that_is_never_faster_has_no_crossover():
 def test_impossible_costs_are_refused():
     with pytest.raises(UserError, match=r"latency_s = -1\.0"):
         Given(latency_s=-1.0)
-    with pytest.raises(UserError, match=r"bytes_s = 0\.0: take a positive rate"):
+    with pytest.raises(UserError, match=r"bytes_s = 0\.0: use a positive rate"):
         Given(bytes_s=0.0)

@@ -167,7 +167,7 @@ def test_a_large_weight_that_all_share_leaves_distances_exact(rule):
 
 
 def test_weights_below_0_are_refused():
-    with pytest.raises(MethodError, match="weights below 0 are no average"):
+    with pytest.raises(MethodError, match="negative weights are not an average"):
         mixed(Median(), [Mixing(np.array([[1.5, -0.5]]))], np.zeros((1, 3)), np.ones((2, 3)))
 
 

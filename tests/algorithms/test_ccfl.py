@@ -367,10 +367,10 @@ def test_ccfl_is_planned_with_any_number_of_clusters(clusters):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha0": 0.0}, r"alpha0 = 0.0: take a rate in \(0, 1\]"),
-        ({"a": -1.0}, "a = -1.0: take 0 or more"),
-        ({"b": -1.0}, "b = -1.0: take 0 or more"),
-        ({"rho": -0.1}, "rho = -0.1: take 0 or more; 0 is no proximal term"),
+        ({"alpha0": 0.0}, r"alpha0 = 0.0: use a rate in \(0, 1\]"),
+        ({"a": -1.0}, "a = -1.0: use 0 or more"),
+        ({"b": -1.0}, "b = -1.0: use 0 or more"),
+        ({"rho": -0.1}, "rho = -0.1: use 0 or more; 0 leaves the proximal term out"),
     ],
 )
 def test_rates_out_of_range_are_refused(method, options, message):

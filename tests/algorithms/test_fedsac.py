@@ -56,7 +56,7 @@ def test_the_overlap_is_that_of_the_directions_that_there_are():
 
 
 def test_more_directions_than_embeddings_have_numbers_are_refused(tmp_path):
-    words = r"algorithm\.num_directions = 9; embeddings have 8 numbers; take 8"
+    words = r"algorithm\.num_directions = 9; embeddings have 8 numbers; use 8"
     with pytest.raises(UserError, match=words):
         toy.run(FedSaC(num_directions=9), toy.Tiny(), tmp_path, steps=1, evaluate=False)
 

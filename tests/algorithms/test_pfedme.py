@@ -145,5 +145,5 @@ def test_half_of_the_work_is_half_of_the_mini_batches(variant, taken):
 
 
 def test_an_unknown_variant_is_refused():
-    with pytest.raises(UserError, match="take paper, ucfl or ucfl_nesterov"):
+    with pytest.raises(UserError, match="use paper, ucfl or ucfl_nesterov"):
         PFedMe(variant="adam")

@@ -122,7 +122,7 @@ def test_a_plan_that_is_refused_and_ranks_are_told_of(monkeypatch):
     with pytest.raises(UserError, match=r"mpifl plan .*--rounds 2 --epochs 2.*unknown key"):
         forecast.measure_forecasts(1, ["--epochs", "2"])
     monkeypatch.setattr(forecast, "_mpifl", lambda _: ("a round ...; 2 min 5 s of processors in all", 1.0))
-    with pytest.raises(UserError, match="take fewer --rounds"):
+    with pytest.raises(UserError, match="use fewer --rounds"):
         forecast.measure_forecasts(1, [])
     with pytest.raises(UserError, match="one process"):
         command.bench(["plan"], [], "3", None, None)
@@ -192,7 +192,7 @@ def test_scaling_takes_one_known_workload(monkeypatch, names, message):
 
 def test_scaling_needs_a_rank_beside_the_server(monkeypatch):
     monkeypatch.setattr(command, "measure_scaling", None)
-    with pytest.raises(UserError, match="ranks = '1': take 2 or more: one is the server"):
+    with pytest.raises(UserError, match="ranks = '1': use 2 or more: one is the server"):
         command.bench(["scaling"], [], "1", None, None)
     measured = []
     monkeypatch.setattr(command, "measure_scaling", lambda *given: measured.append(given[1]) or {})
@@ -220,7 +220,7 @@ def test_a_file_of_figures_that_cannot_be_written_is_refused_before_it_is_measur
 
 @pytest.mark.parametrize("names", [["server", "W1"], ["W1", "plan"]])
 def test_what_is_no_workload_is_measured_alone(names):
-    with pytest.raises(UserError, match=r"bench = \[.*\]: (server|plan) stands alone: leave the others out"):
+    with pytest.raises(UserError, match=r"bench = \[.*\]: (server|plan) runs alone: leave the others out"):
         command.bench(names, [], None, None, None)
 
 

@@ -17,7 +17,7 @@ from mpifl.training.precision import has_bfloat16
 
 
 def broken(campaign):
-    raise UserError("x", 1, "take 2 | 3")
+    raise UserError("x", 1, "use 2 | 3")
 
 
 FAKES = {
@@ -33,7 +33,7 @@ def test_each_step_has_an_outcome_and_the_files_hold_all(tmp_path, monkeypatch):
     said = []
     results = run_campaign(Campaign(tmp_path / "out"), [*FAKES], said.append)
     assert [results[name].get("met") for name in FAKES] == [True, False, None, None]
-    assert results["broken"]["failed"] == "UserError: x = 1: take 2 | 3"
+    assert results["broken"]["failed"] == "UserError: x = 1: use 2 | 3"
     assert json.loads((tmp_path / "out" / "gpu-campaign.json").read_text())["steps"] == results
     rows = [
         line for line in (tmp_path / "out" / "gpu-campaign.md").read_text().splitlines() if "work" in line
@@ -41,7 +41,7 @@ def test_each_step_has_an_outcome_and_the_files_hold_all(tmp_path, monkeypatch):
     assert [row.split(" | ")[2] for row in rows[:3]] == [
         "met",
         "**not met**",
-        "failed: UserError: x = 1: take 2 / 3",
+        "failed: UserError: x = 1: use 2 / 3",
     ]
     assert [line.split(":")[0] for line in said] == [*FAKES]
 
@@ -108,7 +108,7 @@ def test_a_command_that_takes_too_long_is_ended(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["new", "--steps", "tests,nothing"], "--steps = 'nothing': take some of machine, tests"),
+        (["new", "--steps", "tests,nothing"], "--steps = 'nothing': use some of machine, tests"),
         ([".", "--rehearse"], "FOLDER = '.': is there already"),
         pytest.param(
             ["new"],
@@ -130,9 +130,9 @@ def test_the_stacked_step_is_the_same_compiled(tmp_path):
 
 
 def test_a_run_that_fails_is_told_by_its_own_line_not_by_that_of_mpirun(tmp_path, monkeypatch):
-    said = "echo 'mpifl: model = 3: take one'; echo; echo -----; exit 2"
+    said = "echo 'mpifl: model = 3: use one'; echo; echo -----; exit 2"
     monkeypatch.setattr(gpu_campaign, "mpirun", lambda ranks: ["sh", "-c", said])
-    with pytest.raises(UserError, match="mpifl: model = 3: take one"):
+    with pytest.raises(UserError, match="mpifl: model = 3: use one"):
         Campaign(tmp_path, "cpu").mpifl(3, "x", "quickstart")
 
 

@@ -69,7 +69,7 @@ def test_a_limit_that_comes_after_numpy_is_refused():
 
 def test_bad_limits_are_refused(monkeypatch):
     monkeypatch.setenv(VARIABLE, "avx3")
-    with pytest.raises(UserError, match=r"^MPIFL_INSTRUCTIONS = 'avx3': take avx2, or unset it$"):
+    with pytest.raises(UserError, match=r"^MPIFL_INSTRUCTIONS = 'avx3': use avx2, or unset it$"):
         instructions.check()
     monkeypatch.setenv(VARIABLE, "avx2")
     with pytest.raises(UserError, match=r"^MPIFL_INSTRUCTIONS = 'avx2': set it before mpifl is imported$"):

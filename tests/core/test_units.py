@@ -68,10 +68,10 @@ def test_quantities_become_numbers_in_the_unit_of_their_key(text, ending, value)
         ("2Kb", "_mb", "'Kb' can be bits or bytes: write kbit or kB"),
         ("2Kib", "_mb", "'Kib' can be bits or bytes: write Kibit or KiB"),
         ("2KB", "_mb", "'KB' can be 1000 or 1024: write kB or KiB"),
-        ("2 parsecs", "_s", "'parsecs' is no unit that is known; seconds are asked"),
-        ("soon", "_s", "is no number; seconds are asked"),
-        ("", "_s", "is no number"),
-        ("3 rounds", "rounds", "is no number; server steps are asked"),
+        ("2 parsecs", "_s", "'parsecs' is not a known unit; seconds are asked"),
+        ("soon", "_s", "is not a number; seconds are asked"),
+        ("", "_s", "is not a number"),
+        ("3 rounds", "rounds", "is not a number; server steps are asked"),
     ],
 )
 def test_other_units_are_refused_and_the_right_one_is_named(text, ending, message):

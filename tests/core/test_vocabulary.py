@@ -42,9 +42,9 @@ def test_what_travels_cannot_be_changed():
 
 
 def test_an_error_names_key_value_and_remedy():
-    error = UserError("lr", -1, "take a positive rate")
-    assert str(error) == "lr = -1: take a positive rate"
-    assert str(error.under("local")) == "local.lr = -1: take a positive rate"
+    error = UserError("lr", -1, "use a positive rate")
+    assert str(error) == "lr = -1: use a positive rate"
+    assert str(error.under("local")) == "local.lr = -1: use a positive rate"
     assert str(error.under("")) == str(error)
     require(True, "a", 1, "b")
     with pytest.raises(UserError, match=r"^a = 1: b$"):

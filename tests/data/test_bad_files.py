@@ -386,7 +386,7 @@ def test_a_class_whose_name_is_no_text_is_named(tmp_path):
     pictures(tmp_path)
     os.rename(tmp_path / "images" / "b", os.fsencode(tmp_path / "images") + b"/caf\xe9")
     said = refusal(tmp_path, "folder")
-    assert said == r"data.source = 'caf\\udce9': is a name that is no text in UTF-8: give it another"
+    assert said == r"data.source = 'caf\\udce9': is a name that is not UTF-8 text: give it another"
     said.encode()
 
 

@@ -216,7 +216,7 @@ def test_every_scenario_has_the_share_keys_or_says_what_decides_instead():
 
 
 def test_a_test_share_that_the_paper_decides_is_answered_with_what_it_is():
-    with pytest.raises(UserError, match=r"test_share = 0.1: its paper tests a client on all test images of"):
+    with pytest.raises(UserError, match=r"test_share = 0.1: the paper tests a client on all test images of"):
         from_tree(SCENARIOS["flt1"], {"test_share": 0.1})
     with pytest.raises(UserError, match=r"shares = 0.1: unknown key; did you mean"):
         from_tree(SCENARIOS["flt1"], {"shares": 0.1})

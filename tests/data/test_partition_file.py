@@ -246,8 +246,8 @@ def test_clients_with_different_names_are_different_clients(cache, tmp_path, cli
 REFUSED = [
     ("client,sample\n", r"holds no row"),
     ("client,x\n0,1\n", r"no column for the sample: call it sample or sample_id"),
-    ("client,sample\n0,-1\n", r"sample '-1' of row 1 is no number from zero"),
-    ("client,sample\n0,one\n", r"sample 'one' of row 1 is no number"),
+    ("client,sample\n0,-1\n", r"sample '-1' of row 1 is not a number from zero"),
+    ("client,sample\n0,one\n", r"sample 'one' of row 1 is not a number"),
     ("client,sample\n0,5000\n", r"names sample 5000, and the source has 1797"),
     ("client,part,sample\n0,prove,1\n", r"names part 'prove': known are train, val, test"),
     ("client,part,sample\n0,train,1\n1,test,1\n", r"client 1 has no training samples"),
@@ -290,7 +290,7 @@ def test_clients_are_not_tested_on_samples_that_others_train_on(cache, tmp_path,
     file = tmp_path / "split.json"
     rows = {"0": {"train": [0, 1438, 1439], "val": [1]}, "1": {"train": [2, 1439], "val": [1500]}}
     file.write_text(json.dumps(rows))
-    says = r"data.scenario.test = '(like|all)': 3 samples .* of the source's test part.* take own, or leave"
+    says = r"data.scenario.test = '(like|all)': 3 samples .* of the source's test part.* use own, or leave"
     with pytest.raises(UserError, match=says):
         opened("digits", SCENARIOS["partition"](path=str(file), test=test), tmp_path, cache)
     federation = opened("digits", SCENARIOS["partition"](path=str(file), test="own"), tmp_path, cache)

@@ -160,7 +160,7 @@ def test_natural_clients_are_writers(open_small):
 def test_real_qmnist_writers_must_be_tested_on_their_own_samples(open_real):
     from mpifl.core.errors import UserError
 
-    with pytest.raises(UserError, match="take own or all"):
+    with pytest.raises(UserError, match="use own or all"):
         open_real("qmnist", "natural")
     federation = open_real("qmnist", "natural", test="own")
     assert federation.num_clients == 539

@@ -295,7 +295,7 @@ def test_groups_never_have_the_same_relation(seed):
     """Of two classes, every second draw would change nothing, and the groups would be the same."""
     orders = _orders(key(seed, "data"), 2, 2)
     np.testing.assert_array_equal(orders, [[0, 1], [1, 0]])
-    with pytest.raises(UserError, match=r"groups = 3: there are only 2 orders of 2; take fewer groups"):
+    with pytest.raises(UserError, match=r"groups = 3: there are only 2 orders of 2; use fewer groups"):
         _orders(key(seed, "data"), 3, 2)
 
 
@@ -333,9 +333,7 @@ def test_users_of_ucfl_c_never_have_the_labels_of_another_group(classes):
         assert len(set(tables)) == count
         for g, draw in enumerate(map(tuple, draws)):
             assert (tables[g] == draw) == (draw not in tables[:g])
-    with pytest.raises(
-        UserError, match=r"permutations = 3: there are only 2 orders of 2 classes; take fewer"
-    ):
+    with pytest.raises(UserError, match=r"permutations = 3: there are only 2 orders of 2 classes; use fewer"):
         label_permutations(2, 3, key(0, "data"))
 
 
@@ -374,7 +372,7 @@ def test_composed_groups_of_a_subset_never_have_the_same_labels():
         (10, "20000 draws gave no further"),
     ):
         scenario = SCENARIOS["composed"](clients=10 * permutations, permutations=permutations, subsets=10)
-        with pytest.raises(UserError, match=rf"permutations = {permutations}: {few} .*; take fewer"):
+        with pytest.raises(UserError, match=rf"permutations = {permutations}: {few} .*; use fewer"):
             scenario.compose(pool, key(0, "data"))
 
 
@@ -404,7 +402,7 @@ def test_more_alphabets_than_there_are_are_refused(vocabulary, groups, moved, co
     tokens = np.zeros((20, 4), np.int64)
     pool = Pool(tokens, tokens, len(tokens), vocabulary, vocabulary=vocabulary)
     scenario = SCENARIOS["alphabets"](clients=groups, groups=groups, moved=moved)
-    with pytest.raises(UserError, match=rf"groups = {groups}: there are only {count} alphabets of .*; take"):
+    with pytest.raises(UserError, match=rf"groups = {groups}: there are only {count} alphabets of .*; use"):
         scenario.compose(pool, key(0, "data"))
 
 
@@ -502,7 +500,7 @@ def test_clusters_of_ccfl_that_are_turned_alike_are_refused():
     options = {"clients": 60, "smallest": 5, "largest": 10, "public": 5, "test_images": 5}
     SCENARIOS["ccfl"](clusters=24, **options).compose(pool, key(0, "data"))
     with pytest.raises(
-        UserError, match=r"clusters = 60: angles 6 degrees apart leave all pixels .*; take fewer"
+        UserError, match=r"clusters = 60: angles 6 degrees apart leave all pixels .*; use fewer"
     ):
         SCENARIOS["ccfl"](clusters=60, **options).compose(pool, key(0, "data"))
 

@@ -152,7 +152,7 @@ OPTIONS = {
             *("--data.source", "{name: generated, kind: tokens}", "--data.scenario", "{name: iid}"),
             *("--model", "{name: lstm, layers: 1000000}"),
         ],
-        ["model.layers = 1000000", "take 1 to 1000"],
+        ["model.layers = 1000000", "use 1 to 1000"],
     ),
     "no groups to know": (
         ["--algorithm", "oracle", "--data.scenario", "iid"],
@@ -189,7 +189,7 @@ OPTIONS = {
     ),
     "test images of nobody": (
         ["--algorithm", "fedavg", "--data.scenario", "{name: ucfl_c, clients: 8, test_images: 0}"],
-        ["data.scenario.test_images = 0: no client has test data; take some"],
+        ["data.scenario.test_images = 0: no client has test data; use some"],
     ),
     "another optimiser than it may be": (
         ["--algorithm", "scaffold", "--local.optimizer", "adam"],
@@ -239,15 +239,15 @@ OPTIONS = {
     "unknown memory": (["--system.mpi_memory", "host"], ["system.mpi_memory = 'host'", "auto"]),
     "batches of one sample for batch norm": (
         ["--model", "{name: resnet20}", "--local.batch_size", "1"],
-        ["local.batch_size = 1", "batch norm", "take 2 or more"],
+        ["local.batch_size = 1", "batch norm", "use 2 or more"],
     ),
     "a client's batches of one sample for batch norm": (
         ["--model", "{name: resnet20}", "--per_client", "{3: {batch_size: 1}}"],
-        ["local.batch_size = 1", "batch norm", "take 2 or more"],
+        ["local.batch_size = 1", "batch norm", "use 2 or more"],
     ),
     "device memory without a device": (
         ["--system.device", "cpu", "--system.mpi_memory", "device"],
-        ["system.mpi_memory = 'device'", "take main"],
+        ["system.mpi_memory = 'device'", "use main"],
     ),
     "device memory for fast sums": (
         ["--system.mpi_memory", "device", "--system.sums", "fast"],
@@ -267,20 +267,20 @@ OPTIONS = {
     ),
     "two points for the plane of FLT": (
         [*FLT, "--algorithm.centroids", "1", "--data.scenario.clients", "2"],
-        ["algorithm.centroids = 1", "no plane through 2 points", "take more centroids"],
+        ["algorithm.centroids = 1", "no plane through 2 points", "use more centroids"],
     ),
     "public samples that are no images": (
         [*FLT, "--data.public", "generated"],
-        ["data.public = 'generated'", "are features, no images"],
+        ["data.public = 'generated'", "are features, not images"],
     ),
-    "public text": ([*FLT, "--data.public", "text"], ["data.public = 'text'", "are tokens, no images"]),
+    "public text": ([*FLT, "--data.public", "text"], ["data.public = 'text'", "are tokens, not images"]),
     "probabilities of standardised pixels": (
         [*FLT, "--algorithm.loss", "bce", "--data.source.normalise", "standard"],
-        ["algorithm.loss = 'bce'", "needs pixels in [0, 1]", "take mse"],
+        ["algorithm.loss = 'bce'", "needs pixels in [0, 1]", "use mse"],
     ),
     "probabilities of an autoencoder that gives none": (
         [*FLT, "--algorithm.loss", "bce", "--algorithm.autoencoder", "flt_ae_cifar"],
-        ["algorithm.loss = 'bce'", "flt_ae_cifar", "take mse"],
+        ["algorithm.loss = 'bce'", "flt_ae_cifar", "use mse"],
     ),
     "too few for a step while newcomers are absent": (
         ["--algorithm", "fedsoft", "--newcomers", "{share: 0.9, joins: 3}"],
@@ -302,7 +302,7 @@ OPTIONS = {
     ),
     "a robust rule whose whole cohort is too small for it": (
         ["--robust", "median", "--cohort_size", "2"],
-        ["robust.name = 'median': needs 3 uploads, and a step has 2; take a larger cohort or buffer"],
+        ["robust.name = 'median': needs 3 uploads, and a step has 2; use a larger cohort or buffer"],
     ),
     "a robust rule whose buffer is too small for it": (
         ["--robust", "geometric_median", "--policy", "{name: buffer, size: 2}"],
@@ -310,7 +310,7 @@ OPTIONS = {
     ),
     "an attack on the uploads of a method that has none": (
         ["--algorithm", "local", "--attack", "{name: scale, clients: [1]}"],
-        ["attack.name = 'Scale': has no effect: clients of Local send nothing; take label_flip, or leave it"],
+        ["attack.name = 'Scale': has no effect: clients of Local send nothing; use label_flip, or leave it"],
     ),
     "compression without uploads": (
         ["--algorithm", "local", "--payload", "{compression: int8, error_feedback: true}"],
@@ -475,8 +475,8 @@ def test_a_file_that_is_not_there_is_refused_and_what_is_there_named(refused):
 def test_what_is_no_file_is_refused_as_a_configuration(refused, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large.yaml").write_text("# " + "x" * (2 << 20))
-    assert "is no file" in refused("run", str(tmp_path / "pipe"))
-    assert "is no file" in refused("run", str(tmp_path))
+    assert "is not a file" in refused("run", str(tmp_path / "pipe"))
+    assert "is not a file" in refused("run", str(tmp_path))
     assert "no such file" in refused("run", "x" * 300)
     assert "no such file" in refused("run", "a\0b")
     assert "bytes, more than" in refused("run", str(tmp_path / "large.yaml"))
@@ -599,7 +599,7 @@ def test_a_trace_that_is_too_short_is_refused_before_training(policy, steps, tak
     options += ["--clock", "{name: replay, trace: short.csv}", "--rounds", str(steps)]
     line = refused("run", str(CONFIG), *options)
     assert "clock.trace = 'short.csv': the trace ends before the run: it has 6 arrivals" in line
-    assert f"{steps} rounds take {taken}; take {6 * steps // taken} rounds at most" in line
+    assert f"{steps} rounds take {taken}; use {6 * steps // taken} rounds at most" in line
 
 
 # -- from all ranks ------------------------------------------------------------------------------------------

@@ -84,14 +84,14 @@ def test_angles_are_those_that_pacfl_compares(tmp_path):
 
 def test_matrices_and_distances_that_cannot_be_are_refused():
     with pytest.raises(
-        UserError, match=r"matrices = \['gradient'\]: take some of parameters, gradients, angles"
+        UserError, match=r"matrices = \['gradient'\]: use some of parameters, gradients, angles"
     ):
         EvaluationConfig(matrices=("gradient",))
     asynchronous = {"policy": EveryArrival()}
     for asked in ({"distances": True}, {"matrices": ("parameters",)}):
         evaluation = EvaluationConfig(**asked)
         config = toy.config_of(CATALOGUE["fedasync"](), evaluation=evaluation, **asynchronous)
-        with pytest.raises(UserError, match="take policy rounds"):
+        with pytest.raises(UserError, match="use policy rounds"):
             check_sections(config)
     evaluation = EvaluationConfig(matrices=("gradients", "angles"))
     check_sections(toy.config_of(CATALOGUE["fedasync"](), evaluation=evaluation, **asynchronous))

@@ -286,11 +286,11 @@ def test_a_truth_for_a_text_in_a_file_is_refused():
         (["--local.gamma", "0.5", "--local.milestones", "[1]"], ""),
         (
             ["--local.optimizer", "adam", "--local.momentum", "0.9", "--per_client.2.momentum", "0.5"],
-            "local.momentum, per_client.2.momentum: without effect under local.optimizer adam; take sgd",
+            "local.momentum, per_client.2.momentum: without effect under local.optimizer adam; use sgd",
         ),
         (
             ["--local.optimizer", "adam", "--per_client", "{1: {momentum: 0.9}, 2: {lr: 0.1}}"],
-            "per_client.1.momentum: without effect under local.optimizer adam; take sgd",
+            "per_client.1.momentum: without effect under local.optimizer adam; use sgd",
         ),
         (["--local.optimizer", "adam", "--per_client.1.momentum", "0.0"], ""),
         (["--local.momentum", "0.9", "--per_client.1.momentum", "0.5"], ""),

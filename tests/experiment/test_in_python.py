@@ -116,7 +116,7 @@ def test_runs_are_compared_and_tabled_as_the_commands_do(tmp_path, capsys):
         with pytest.raises(mpifl.UserError) as error:
             mpifl.compare(found, **wrong)
         assert (error.value.key, error.value.value) == (key, value)
-    with pytest.raises(mpifl.UserError, match=r"85: take an accuracy in \[0, 1\]"):
+    with pytest.raises(mpifl.UserError, match=r"85: use an accuracy in \[0, 1\]"):
         mpifl.compare(found, target=85)
 
 
@@ -149,12 +149,12 @@ def test_errors_have_key_value_and_remedy(tmp_path):
     with pytest.raises(mpifl.UserError) as error:
         mpifl.run(str(CONFIG), local={"lr": -0.5})
     assert (error.value.key, error.value.value) == ("local.lr", -0.5)
-    assert error.value.remedy == "take a positive learning rate"
+    assert error.value.remedy == "use a positive learning rate"
     with pytest.raises(mpifl.UserError, match=r"CONFIG = 7: name a file, or give a mapping"):
         mpifl.run(7)
     with pytest.raises(mpifl.UserError, match=r"vary = 'local\.lr': .*vary=None"):
         mpifl.run(str(CONFIG), vary={"local.lr": [0.1, 0.2]}, output={"folder": str(tmp_path)})
-    with pytest.raises(mpifl.UserError, match=r"RUN = .*is no run folder"):
+    with pytest.raises(mpifl.UserError, match=r"RUN = .*is not a run folder"):
         mpifl.resume(tmp_path)
 
 

@@ -407,7 +407,7 @@ def test_a_folder_without_a_finished_case_or_of_no_paper_is_refused(paper, tmp_p
         papers.record([str(folder)])
     text = (folder / "sweep.yaml").read_text().replace("ucfl-table1", "ucfl-table7")
     (folder / "sweep.yaml").write_text(text)
-    with pytest.raises(UserError, match="is no sweep of a paper"):
+    with pytest.raises(UserError, match="is not a sweep of a paper"):
         papers.record([str(folder)])
 
 

@@ -176,7 +176,7 @@ def test_mpi_is_given_a_gpus_memory_only_where_it_is_asked_for_and_all_workers_c
     ],
 )
 def test_a_gpus_memory_that_mpi_cannot_be_given_is_refused_with_the_reason(places, reason):
-    with pytest.raises(UserError, match=rf"^system.mpi_memory = 'device': {reason}.*take main"):
+    with pytest.raises(UserError, match=rf"^system.mpi_memory = 'device': {reason}.*use main"):
         placement.mpi_memory("device", places)
 
 
@@ -256,7 +256,7 @@ def test_ranks_with_different_processors_are_told_of():
     limited = [rank(uses="AVX2 (MPIFL_INSTRUCTIONS)") for _ in range(2)]
     assert placement.unlike(limited) == ""
     limited[0]["machine"]["processor"] = "Q"
-    assert placement.unlike(limited).endswith("(MPIFL_INSTRUCTIONS))): take nodes of one kind")
+    assert placement.unlike(limited).endswith("(MPIFL_INSTRUCTIONS))): use nodes of one kind")
 
 
 def test_the_server_s_processor_is_in_the_identity_and_a_run_says_where_they_differ(capsys):

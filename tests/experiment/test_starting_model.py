@@ -87,7 +87,7 @@ def test_a_folder_that_is_no_finished_run_is_refused(tmp_path, capsys):
     assert "start.run" in said
     assert f"has no {FILE}" in said
     assert "start.part = 'body': has no effect" in refused(capsys, *place, "--start.part", "body")
-    assert "take all or body" in refused(capsys, *place, "--start.run", "x", "--start.part", "head")
+    assert "use all or body" in refused(capsys, *place, "--start.run", "x", "--start.part", "head")
 
 
 def test_weights_of_which_the_earlier_run_leaves_nothing_are_refused(earlier, tmp_path, capsys):
@@ -103,7 +103,7 @@ def test_weights_of_which_the_earlier_run_leaves_nothing_are_refused(earlier, tm
 def test_a_run_of_another_model_is_refused(earlier, tmp_path, capsys):
     options = ["--model", "{name: mlp, hidden: [3]}", "--output.folder", str(tmp_path)]
     said = refused(capsys, *options, "--start.run", str(earlier))
-    assert "take the same model and data" in said
+    assert "use the same model and data" in said
     assert not list(tmp_path.iterdir()), "nothing was begun"
 
 

@@ -648,7 +648,7 @@ def test_a_sweep_in_python_has_runs_by_their_labels_and_a_table(tmp_path):
 
 def test_a_folder_without_a_sweep_is_refused(tmp_path):
     for folder, message in (
-        (tmp_path, "is no sweep: it has no sweep.yaml"),
+        (tmp_path, "is not a sweep: it has no sweep.yaml"),
         (tmp_path / "x", "no such folder"),
     ):
         with pytest.raises(UserError, match=message):
@@ -819,17 +819,17 @@ def test_groups_of_fewer_seeds_than_the_sweep_has_say_so(tmp_path):
     [
         ({}, "vary = {}: name at least one key and its values"),
         (3, "vary = 3: name at least one key and its values"),
-        ({"rounds": 3}, "vary.rounds = 3: take a list of values, or a mapping of labels to values"),
-        ({"rounds": []}, "vary.rounds = .*: take a list of values"),
-        ({"rounds": [1, 0]}, "rounds = 0: take at least one round"),
+        ({"rounds": 3}, "vary.rounds = 3: use a list of values, or a mapping of labels to values"),
+        ({"rounds": []}, "vary.rounds = .*: use a list of values"),
+        ({"rounds": [1, 0]}, "rounds = 0: use at least one round"),
         ({"local.epoch": [1]}, "local.epoch = 1: unknown key"),
         ({"policy": ["rounds", "every_arrival"], "algorithm": ["fedavg", "cfl"]}, "CFL compares the uploads"),
         ({"rounds": [2, 2]}, "two cases have the same name; label the values"),
-        ({"seed": {"a": 3, "b": 3}}, "vary = 'b': the same run as a; take other values of seed"),
-        ({"local.lr": [0.1, 1.0], "seed": {"a": 0, "b": 0}}, "take other values of seed"),
+        ({"seed": {"a": 3, "b": 3}}, "vary = 'b': the same run as a; use other values of seed"),
+        ({"local.lr": [0.1, 1.0], "seed": {"a": 0, "b": 0}}, "use other values of seed"),
         ({"local.lr": {"x" * 200: 0.1}}, "too long a name"),
         ({"rounds": [*range(1, 102)], "seed": [*range(100)]}, "vary = 10100: are more than 10000 cases"),
-        ({2: [1]}, r"vary = \[2\]: is no key"),
+        ({2: [1]}, r"vary = \[2\]: is not a key"),
     ],
 )
 def test_a_sweep_that_cannot_run_is_refused_before_it_begins(vary, message):
@@ -906,7 +906,7 @@ RULED_OUT = {
     "momentum": (
         "{algorithm: [fedavg, fedprox, scaffold]}",
         ["--local.momentum", "0.9"],
-        r"local\.momentum = 0\.9: this method needs plain SGD .* take 0 \(in the case algorithm scaffold\)",
+        r"local\.momentum = 0\.9: this method needs plain SGD .* use 0 \(in the case algorithm scaffold\)",
     ),
     "updates of a policy": (
         "{policy: [rounds, every_arrival]}",
@@ -965,7 +965,7 @@ def test_an_error_names_one_case_and_keeps_its_form():
         (
             "{seed: [0, 1]}",
             ["--seed", "5"],
-            "seed = 5: vary.seed gives each case its own; take --only seed=LABEL",
+            "seed = 5: vary.seed gives each case its own; use --only seed=LABEL",
         ),
         ("{seed: {a: {data: 0}}}", ["--seed.model", "5"], "seed.model = 5: vary.seed gives"),
         ("{local.lr: [0.1, 0.2]}", ["--local", "{lr: 3.0}"], "local.lr = 3.0: vary.local.lr gives"),

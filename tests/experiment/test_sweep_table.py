@@ -73,7 +73,7 @@ def test_a_group_of_columns_changes_single_rows():
         ({"vary": {"rows": {"A": "fedavg"}}}, "vary.rows = 'fedavg'"),
         ({"vary": {"rows": ROWS, "columns": {"X": {"rows": {"Locl": {}}}}}}, "vary.columns.X.rows = 'Locl'"),
         ({"table": {**TABLE, "published": {"FedAvgg": [1, 2]}}}, "published.FedAvgg"),
-        ({"table": {**TABLE, "published": {"FedAvg": [1, 2, 3]}}}, "take a list of 2 figures"),
+        ({"table": {**TABLE, "published": {"FedAvg": [1, 2, 3]}}}, "use a list of 2 figures"),
         ({"table": {**TABLE, "figures": {}}}, "table.figures"),
         ({"table": {**TABLE, "interval": "normal"}}, "table.interval"),
         ({"table": {**TABLE, "figures": {"a": {"of": "ari", "better": "lower"}}}}, "table.figures.a.better"),

@@ -66,24 +66,24 @@ def test_tables_and_reports_speak_of_the_metric(alone, tmp_path):
     [
         (
             ["--task", "next_token"],
-            "task.name = 'next_token': labels of this source are numbers; take regression",
+            "task.name = 'next_token': labels of this source are numbers; use regression",
         ),
-        ([], "task.name = 'classification': labels of this source are numbers; take regression"),
+        ([], "task.name = 'classification': labels of this source are numbers; use regression"),
         ([*TASKS["next_token"], "--model", "mlp"], "model.name = 'MLP': takes images or features"),
         (["--task", "regression", "--model", "emdcnn"], "model.name = 'EmdCNN'"),
         (["--task", "regression", "--data.scenario", "dirichlet"], "data.scenario.name = 'Dirichlet'"),
         (["--task", "regression", "--data.scenario", "rotated"], "data.scenario.name = 'Rotated'"),
         ([*TASKS["regression"], "--attack", "{name: label_flip, share: 0.5}"], "attack.name = 'LabelFlip'"),
-        (["--task.metrics", "[mse]"], "task.metrics = ['mse']: take some of accuracy"),
+        (["--task.metrics", "[mse]"], "task.metrics = ['mse']: use some of accuracy"),
         *(
             (["--task", "regression", "--algorithm", name], "algorithm.name = ")
             for name in ("fedrc", "pacfl")
         ),
         (["--task", "regression", "--algorithm", "flexcfl"], "it reads the classes of samples"),
-        (["--task", "regression", "--algorithm", "flt"], "samples are none"),
+        (["--task", "regression", "--algorithm", "flt"], "samples are not images"),
         (
             ["--task", "regression", "--local.augment", "crop_flip"],
-            "local.augment = 'crop_flip': shifts and mirrors images [C, H, W], and samples of this source",
+            "local.augment = 'crop_flip': shifts and mirrors images [C, H, W], but samples of this source",
         ),
         (
             ["--task", "regression", "--per_client", "{1: {augment: crop_flip}}"],

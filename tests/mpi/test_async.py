@@ -155,7 +155,7 @@ def test_the_replay_of_a_wall_clock_run_is_that_run_on_any_number_of_ranks(at, c
 def test_a_trace_of_another_run_is_refused_on_all_ranks_with_one_line(at):
     """The error is found on rank 0 while the others serve: they must hear of it."""
     said = at(3).said
-    assert "no trace of such a run" in said
+    assert "not a trace of such a run" in said
     assert said.count("mpifl: ") == 1
     assert "Traceback" not in said
 

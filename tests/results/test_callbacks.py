@@ -175,7 +175,7 @@ REFUSED = {
     "tensorbord": "name one of tensorboard, wandb, mlflow",
     "7": "name one of",
     "{name: tensorboard, colour: red}": "unexpected keyword argument 'colour'; its options: folder",
-    "{name: wandb, mode: sometimes}": "take one of offline, online, disabled",
+    "{name: wandb, mode: sometimes}": "use one of offline, online, disabled",
     "FILE:Nothing": "has none of the methods on_start",
     "FILE:Counts": "missing a required argument: 'path'",
     "FILE:Absent": "has no 'Absent'",

@@ -222,7 +222,7 @@ def test_few_pairs_of_one_method_do_not_keep_signed_ranks_from_finding_another()
     said = (
         "5 pairs and 2 comparisons: signed ranks cannot go below p = 0.0625, so nothing can be found of d; "
     )
-    assert notes == [said + "take more seeds, or --test t"]
+    assert notes == [said + "use more seeds, or --test t"]
     seven = group_of(
         "c", [0.5 + x / 900 for x in range(7)]
     )  # 2 / 2^7 = 0.016, not three times it: e and f do not count
@@ -267,7 +267,7 @@ def test_steps_of_the_server_and_rounds_are_not_tested_against_each_other():
     note = "rounds: steps of the server, which are not tested against rounds: steps"
     assert note in final_table(both).notes
     assert note not in final_table(compared(steps, target=0.9)).notes
-    with pytest.raises(UserError, match="counts steps of the server in steps; take mb_to_target"):
+    with pytest.raises(UserError, match="counts steps of the server in steps; use mb_to_target"):
         compared(rounds, steps, target=0.9, test="t", metric="rounds_to_target")
     slower = timed("slower", 8, 9, 8, 9)
     assert marks(compared(rounds, slower, target=0.9), "rounds_to_target") == {0: BEST}
@@ -436,11 +436,11 @@ def test_ranks_by_a_figure_of_which_less_is_better():
     ("groups", "choices", "message"),
     [
         ([group_of("a", BAD), group_of("b", GOOD)], {}, "one problem has no ranks"),
-        ([group_of("a", BAD, w) for w in "pq"], {}, "take three methods; --test compares two"),
+        ([group_of("a", BAD, w) for w in "pq"], {}, "use three methods; --test compares two"),
         (
             [group_of(m, BAD, w, rounds=len(w)) for m in "abc" for w in ("p", "qq")],
             {},
-            "has no runs in qq; where these differ between problems, too, take --problem data,rounds",
+            "has no runs in qq; where these differ between problems, too, use --problem data,rounds",
         ),
         ([group_of("a", BAD)], {"problem": ("dta",)}, "--problem = 'dta': no key of these runs"),
         ([group_of("a", BAD)], {"metric": "round"}, "has no better and worse"),
@@ -477,9 +477,9 @@ def test_worlds_that_differ_in_more_than_data_are_worlds_where_that_is_said():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "nan"}, "--target = 'nan': take an accuracy"),
-        ({"confidence": "95"}, "--confidence = '95': take a share in"),
-        ({"confidence": "x"}, "--confidence = 'x': take a share in"),
+        ({"target": "nan"}, "--target = 'nan': use an accuracy"),
+        ({"confidence": "95"}, "--confidence = '95': use a share in"),
+        ({"confidence": "x"}, "--confidence = 'x': use a share in"),
         ({"metric": "loss"}, "--metric = 'loss': has no effect"),
         ({"columns": "run,,loss"}, "name keys, with commas between them"),
         ({"columns": "run,run"}, "is named twice"),
@@ -509,7 +509,7 @@ def test_a_method_that_diverged_is_ranked_last_and_said_not_to_be_tested():
 
 
 def test_a_target_is_a_value_that_the_metric_can_have():
-    with pytest.raises(UserError, match=r"--target = 85.0: take an accuracy in \[0, 1\]"):
+    with pytest.raises(UserError, match=r"--target = 85.0: use an accuracy in \[0, 1\]"):
         compared(group_of("a", BAD), target=85.0)
     check_target(85.0, METRICS["mse"])
 

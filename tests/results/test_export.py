@@ -134,9 +134,9 @@ def test_the_target_is_that_of_comparisons_where_a_run_is_there_twice(monkeypatc
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--out", "x.xlsx"], "take a file that ends in .csv or .parquet"),
+        (["--out", "x.xlsx"], "use a file that ends in .csv or .parquet"),
         (["--target", "0.5"], "--target = 0.5: has no effect"),
-        (["--table", "final", "--target", "5"], "take an accuracy in [0, 1]"),
+        (["--table", "final", "--target", "5"], "use an accuracy in [0, 1]"),
         (["--out", "/nowhere/x.csv"], "cannot be written"),
         (["--size", "3"], "option = '--size'"),
     ],

@@ -258,7 +258,7 @@ def test_an_identity_that_is_no_mapping_is_refused(place, capsys):
     assert cli.main(["run", str(CONFIG), "--output.folder", str(place), "--output.id", "odd", "-q"]) == 0
     file = place / "tiny-odd" / "summary.json"
     summary = json.loads(file.read_text())
-    says = "has an identity in summary.json that is no mapping; run it again"
+    says = "has an identity in summary.json that is not a mapping; run it again"
     for value in (3, [[]], "x"):
         file.write_text(json.dumps(summary | {"identity": value}))
         capsys.readouterr()

@@ -37,7 +37,7 @@ def test_warnings_and_the_last_exception_are_in_the_file(terminal, tmp_path):
 def test_without_complaints_there_is_no_file_and_afterwards_all_is_as_before(tmp_path):
     before, shown = list(logging.getLogger().handlers), warnings.showwarning
     with pytest.raises(UserError), RankLog(tmp_path / "logs" / "host-0.log", terminal=True):
-        raise UserError("rounds", 0, "take at least one round")
+        raise UserError("rounds", 0, "use at least one round")
     assert not (tmp_path / "logs").exists()
     assert logging.getLogger().handlers == before
     assert warnings.showwarning is shown

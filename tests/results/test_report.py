@@ -443,7 +443,7 @@ def damaged(folder: Path, place: Path, how: str) -> Path:
         ("old", "has format 99 of another version of mpifl"),
         ("torn", "is not JSON"),
         ("no metrics", "is incomplete: it has no metrics.csv"),
-        ("no run", "is no run folder: it has no config.yaml"),
+        ("no run", "is not a run folder: it has no config.yaml"),
     ],
 )
 def test_a_folder_that_is_no_finished_run_is_refused(how, message, folder, tmp_path):
@@ -472,7 +472,7 @@ def test_runs_that_are_not_finished_are_left_out_and_named_where_finished_ones_a
     assert len(mpifl.table(runs, of="final", finished_only=True)) == 2
     assert len(mpifl.compare(runs, finished_only=True)) == 1
     (copy / "config.yaml").unlink()
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         gather([str(tmp_path / "runs" / "one"), str(copy)], finished_only=True)
     (tmp_path / "runs" / "one" / "summary.json").unlink()
     with pytest.raises(UserError, match="none of 1 runs is finished"):
@@ -483,7 +483,7 @@ def test_runs_that_are_not_finished_are_left_out_and_named_where_finished_ones_a
     ("options", "message"),
     [
         (["{runs}/nowhere"], "there is no such folder"),
-        (["{runs}", "--target", "85"], "--target = 85.0: take an accuracy in"),
+        (["{runs}", "--target", "85"], "--target = 85.0: use an accuracy in"),
         (["{runs}", "--size", "3"], "option = '--size'"),
     ],
 )
@@ -579,7 +579,7 @@ def test_figures_fit_a_column_with_chosen_names_and_letters_that_need_no_font(fo
     ("options", "words"),
     [
         (["--width", "0.2"], "--width = 0.2"),
-        (["--label", "fedavg"], "take NAME=TEXT"),
+        (["--label", "fedavg"], "use NAME=TEXT"),
         (["--label", "fedavgg=a"], "fedavg"),
         (["--label", "fedavg=ucfl"], "two configurations"),
     ],

@@ -97,7 +97,7 @@ def test_a_folder_in_which_nothing_has_begun_says_how_to_begin_it(tmp_path, caps
     """A start that was killed between the folder and `run.json` leaves it so."""
     folder = create(str(tmp_path), "tiny", "one")
     (folder / "config.yaml").write_text(CONFIG.read_text())
-    again = r"has not come to its first step; .* --resume begins it again"
+    again = r"has not reached its first step; .* --resume begins it again"
     with pytest.raises(UserError, match=again):
         create(str(tmp_path), "tiny", "one")
     with pytest.raises(UserError, match=again):
@@ -107,7 +107,7 @@ def test_a_folder_in_which_nothing_has_begun_says_how_to_begin_it(tmp_path, caps
     place = ["--output.folder", str(tmp_path), "--output.id", "one"]
     assert cli.main(["run", str(CONFIG), "-q", *place, "--resume"]) == 0
     (folder / "config.yaml").unlink()
-    with pytest.raises(UserError, match=r"is no run folder: it has no config.yaml$"):
+    with pytest.raises(UserError, match=r"is not a run folder: it has no config.yaml$"):
         run_folder.is_complete(folder)
 
 

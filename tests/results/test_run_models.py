@@ -55,9 +55,9 @@ def test_the_model_of_a_cluster_is_that_of_its_clients(tmp_path):
     for k, cluster in zip(run.clusters["client"], run.clusters["cluster"], strict=True):
         a, b = run.model(client=k).state_dict(), run.model(cluster=cluster).state_dict()
         assert all(torch.equal(a[name], b[name]) for name in a)
-    with pytest.raises(mpifl.UserError, match=r"cluster = 9: there is no such cluster; take one of 0, 1"):
+    with pytest.raises(mpifl.UserError, match=r"cluster = 9: there is no such cluster; use one of 0, 1"):
         run.model(cluster=9)
-    with pytest.raises(mpifl.UserError, match=r"client = 8: take one of 0 to 7"):
+    with pytest.raises(mpifl.UserError, match=r"client = 8: use one of 0 to 7"):
         run.model(client=8)
     with pytest.raises(mpifl.UserError, match=r"give client=, or cluster="):
         run.model()
@@ -75,7 +75,7 @@ def test_models_of_clients_without_rows_in_the_tables_are_there_too(clients, tmp
     for k in range(8):
         a, b = every.model(client=k).state_dict(), few.model(client=k).state_dict()
         assert all(torch.equal(a[name], b[name]) for name in a)
-    with pytest.raises(mpifl.UserError, match=r"client = 8: take one of 0 to 7"):
+    with pytest.raises(mpifl.UserError, match=r"client = 8: use one of 0 to 7"):
         few.model(client=8)
     if clients == "none":
         with pytest.raises(mpifl.UserError, match=r"output.clients = 'none': this run did not write"):
@@ -115,7 +115,7 @@ def test_clients_that_are_evaluated_by_mixtures_have_no_model_and_no_key_is_name
     with pytest.raises(mpifl.UserError, match=r"output\.client_models = True: .*mixtures of several"):
         mpifl.run(str(CONFIG), algorithm=algorithm, output={**output, **KEPT})
     run = mpifl.run(str(CONFIG), algorithm=algorithm, output=output)
-    with pytest.raises(mpifl.UserError, match=r"client = 0: .*mixtures of several models; take cluster="):
+    with pytest.raises(mpifl.UserError, match=r"client = 0: .*mixtures of several models; use cluster="):
         run.model(client=0)
     assert run.model(cluster=2).state_dict().keys() == run.model(cluster=0).state_dict().keys()
 
@@ -140,5 +140,5 @@ def test_curves_have_the_values_of_the_table(tmp_path):
     )
     with pytest.raises(mpifl.UserError, match="did you mean 'accuracy_mean'"):
         run.plot("accuracy_men")
-    with pytest.raises(mpifl.UserError, match="take one of rounds, bytes"):
+    with pytest.raises(mpifl.UserError, match="use one of rounds, bytes"):
         run.plot(against="steps")

@@ -439,7 +439,9 @@ def test_a_trace_of_another_run_is_refused(tmp_path):
     """A step at every second arrival reads other versions than a step at each."""
     one = events("fedasync", tmp_path / "one", 12, delay=SLOW)
     trace = write(one.arrivals, tmp_path / "events.csv")
-    with pytest.raises(UserError, match="reads version 2, and the server is at 1: no trace of such a run"):
+    with pytest.raises(
+        UserError, match="reads version 2, and the server is at 1: this is not a trace of such a run"
+    ):
         events("fedasync", tmp_path / "two", 6, policy=Buffer(size=2), clock=Replay(trace))
     with pytest.raises(UserError, match="the trace ends before the run"):
         events("fedasync", tmp_path / "three", 13, clock=Replay(trace))
@@ -489,7 +491,7 @@ def test_what_is_no_trace_is_refused(tmp_path):
         (
             "cfl",
             EveryArrival(),
-            "policy.name = 'every_arrival': CFL compares the uploads of a step; take policy",
+            "policy.name = 'every_arrival': CFL compares the uploads of a step; use policy",
         ),
         (
             "pfedgraph",
@@ -499,30 +501,30 @@ def test_what_is_no_trace_is_refused(tmp_path):
         (
             "ucfl",
             EveryArrival(),
-            "UCFL compares the uploads of a step; take policy rounds, barrier or buffer",
+            "UCFL compares the uploads of a step; use policy rounds, barrier or buffer",
         ),
         (
             "fedfomo",
             Buffer(size=2),
-            "policy.name = 'buffer': FedFomo needs fresh uploads; take rounds or barrier",
+            "policy.name = 'buffer': FedFomo needs fresh uploads; use rounds or barrier",
         ),
         (
             "ccfl",
             Buffer(size=2),
-            "CCFL takes one upload at a time; take policy every_arrival or client_decides",
+            "CCFL takes one upload at a time; use policy every_arrival or client_decides",
         ),
         ("ccfl", Barrier(), "policy.name = 'barrier': CCFL takes one upload at a time"),
-        ("ccfl", Synchronous(), "policy.name = 'rounds': CCFL takes one upload at a time; take policy"),
+        ("ccfl", Synchronous(), "policy.name = 'rounds': CCFL takes one upload at a time; use policy"),
         ("fedsoft_async", OverSelection(), "policy.name = 'over_selection': FedSoftAsync takes one upload"),
         (
             "scaffold",
             EveryArrival(max_staleness=2),
-            "policy.max_staleness = 2: a client of SCAFFOLD reckons with",
+            "policy.max_staleness = 2: a client of SCAFFOLD relies on",
         ),
         (
             "fedsoft",
             Buffer(size=2, max_staleness=0),
-            "policy.max_staleness = 0: a client of FedSoft reckons with",
+            "policy.max_staleness = 0: a client of FedSoft relies on",
         ),
         ("fedbuff", Buffer(size=2, rate=0.1), "policy.rate = 0.1: has no effect on FedBuff"),
         ("ccfl", EveryArrival(staleness_a=3.0), "policy.staleness_a = 3.0: has no effect on CCFL"),
@@ -547,13 +549,13 @@ def test_a_method_that_a_policy_cannot_run_says_so(name, policy, message):
             lambda: DrawnStaleness(most=6).concurrency(6, 6),
             "up to 7 visits are under way, and there are 6 clients",
         ),
-        (lambda: EveryArrival(rate=0.0), "rate = 0.0: take a rate in"),
-        (lambda: EveryArrival(rate=1.5), "rate = 1.5: take a rate in"),
-        (lambda: EveryArrival(max_staleness=-1), "max_staleness = -1: take 0 or more steps"),
-        (lambda: WallTime(scale=-1.0), "scale = -1.0: take 0 or more"),
-        (lambda: Links(uplink_bytes_s=0.0), "uplink_bytes_s = 0.0: take a positive rate"),
-        (lambda: Links(latency_s=-1.0), "latency_s = -1.0: take 0 or more seconds"),
-        (lambda: Availability(on_s=0.0), "on_s = 0.0: take 0.001 to"),
+        (lambda: EveryArrival(rate=0.0), "rate = 0.0: use a rate in"),
+        (lambda: EveryArrival(rate=1.5), "rate = 1.5: use a rate in"),
+        (lambda: EveryArrival(max_staleness=-1), "max_staleness = -1: use 0 or more steps"),
+        (lambda: WallTime(scale=-1.0), "scale = -1.0: use 0 or more"),
+        (lambda: Links(uplink_bytes_s=0.0), "uplink_bytes_s = 0.0: use a positive rate"),
+        (lambda: Links(latency_s=-1.0), "latency_s = -1.0: use 0 or more seconds"),
+        (lambda: Availability(on_s=0.0), "on_s = 0.0: use 0.001 to"),
     ],
 )
 def test_bad_settings_are_refused(make, message):
@@ -564,7 +566,7 @@ def test_bad_settings_are_refused(make, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policy": DrawnStaleness(most=2), "clock": WallTime()}, "fixes the order; take clock virtual"),
+        ({"policy": DrawnStaleness(most=2), "clock": WallTime()}, "fixes the order; use clock virtual"),
         (
             {"policy": ClientDecides(), "availability": Availability(off_s=1.0)},
             "availability = .*has no effect",

@@ -232,5 +232,5 @@ def test_labels_that_do_not_fit_the_population_are_refused(text, message, tmp_pa
     with pytest.raises(UserError, match=r"^clusters = .*there is no such file or run folder"):
         read_labels(str(tmp_path / "nowhere"), 3)
     file.unlink()
-    with pytest.raises(UserError, match=r"has no clusters\.csv: take the folder of a finished run"):
+    with pytest.raises(UserError, match=r"has no clusters\.csv: use the folder of a finished run"):
         read_labels(str(tmp_path), 3)

@@ -450,7 +450,7 @@ def test_numbers_that_overflow_in_a_hook_are_not_taken_for_want_of_memory(tmp_pa
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
 def test_a_hook_on_rank_0_without_memory_is_named_in_one_line(make, tmp_path):
     CHOICE["aggregate"] = lambda s, n: make((10**8, 10**8))
-    with pytest.raises(MethodError, match=r"Mine.aggregate: step 1: .*no memory.*; take fewer clients"):
+    with pytest.raises(MethodError, match=r"Mine.aggregate: step 1: .*no memory.*; use fewer clients"):
         toy.run(Mine(), toy.Tiny(), tmp_path, evaluate=False)
 
 

@@ -181,7 +181,7 @@ def test_a_round_whose_clients_all_fail_is_noise_alone_under_central_privacy(tmp
         ("scaffold", {"privacy": LocalPrivacy(1.0)}, "SCAFFOLD sends more than updates"),
         ("emdcfl", {"privacy": CentralPrivacy(1.0)}, "EMDCFL sends more"),
         ("ifca", {"privacy": LocalPrivacy(1.0)}, "tell the server the row they chose"),
-        ("fedavg", {"privacy": CentralPrivacy(1.0), "policy": EveryArrival()}, "take policy rounds"),
+        ("fedavg", {"privacy": CentralPrivacy(1.0), "policy": EveryArrival()}, "use policy rounds"),
         ("fedavg", {"privacy": CentralPrivacy(1.0), "payload": Payload("float16")}, "payload.dtype"),
         ("fedavg", {"privacy": CentralPrivacy(1.0, count_noise=1.0)}, "privacy.count_noise"),
     ],

@@ -48,7 +48,7 @@ def test_methods_that_do_not_average_refuse_a_rule(name):
 
 def test_rows_that_change_places_have_no_norm_to_bound():
     check_robust(Median(), METHODS["emdcfl"])
-    with pytest.raises(UserError, match="deals its rows out anew"):
+    with pytest.raises(UserError, match="reassigns its rows"):
         check_robust(NormBound(), METHODS["emdcfl"])
 
 
@@ -105,7 +105,7 @@ REFUSALS = {
     ),
     "buffer": (
         ["--policy", "{name: buffer, size: 4}", "--robust", "{name: krum, f: 1}"],
-        "robust.f = 1: Krum withstands f among 2 f + 3 uploads, and a step has 4; take at most 0",
+        "robust.f = 1: Krum withstands f among 2 f + 3 uploads, and a step has 4; use at most 0",
     ),
     "no average": (
         ["--algorithm", "fedamp", "--robust", "median"],

@@ -181,7 +181,7 @@ def test_a_row_that_is_given_up_stays_where_it_is(name, tmp_path):
     [
         ("cfl", {}, "needs more than sums"),
         ("ucfl", {}, "needs more than sums"),
-        ("fedavg", {"policy": EveryArrival()}, "take policy rounds"),
+        ("fedavg", {"policy": EveryArrival()}, "use policy rounds"),
         ("fedavg", {"system": SystemConfig(sums="fast")}, "system.sums"),
         ("fedavg", {"system": SystemConfig(collective="gather")}, "system.collective"),
         ("fedavg", {"payload": Payload("bfloat16")}, "payload.dtype"),

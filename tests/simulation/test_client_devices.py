@@ -96,10 +96,10 @@ def test_seconds_per_sample_are_those_of_all_passes(tmp_path):
         ("device\na\n", "needs one of the columns"),
         ("phone,seconds\na,1\n", "has no column device"),
         ("device,seconds\n", "has no row"),
-        ("device,seconds\na,-1\n", "line 2: seconds = -1.0: take 0 or more seconds"),
-        ("device,seconds\na,nan\n", "take 0 or more seconds"),
+        ("device,seconds\na,-1\n", "line 2: seconds = -1.0: use 0 or more seconds"),
+        ("device,seconds\na,nan\n", "use 0 or more seconds"),
         ("device,seconds\n ,1\n", "name the device"),
-        ("device,seconds,uplink_bytes_s\na,1,0\n", "take a positive rate"),
+        ("device,seconds,uplink_bytes_s\na,1,0\n", "use a positive rate"),
         ("device,seconds,uplink_bytes_s\na,1,1MB\n", "line 2: uplink_bytes_s = '1MB': MB is the unit of a"),
     ],
 )
@@ -190,17 +190,17 @@ def test_a_profile_of_ones_is_always():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Availability(profile=(0.5, 1.5)), "take probabilities in"),
+        (lambda: Availability(profile=(0.5, 1.5)), "use probabilities in"),
         (lambda: Availability(profile=(0.0, 0.001)), "the largest at least 0.01"),
         (lambda: Availability(off_s=3.0, profile=(1.0,)), "leave one of them out"),
         (lambda: Availability(shift_s=3.0), "shift_s = 3.0: has no effect without profile"),
         (lambda: Availability(day_s=60.0), "day_s = 60.0: has no effect without profile"),
         (lambda: Classes({}), "name at least one class"),
         (lambda: Classes({"a": DeviceClass(0.5)}), "the shares sum to 0.5"),
-        (lambda: DeviceClass(0.5, speed=0.0), "speed = 0.0: take a positive factor"),
-        (lambda: DeviceClass(0.5, uplink_bytes_s=0.0), "uplink_bytes_s = 0.0: take a positive rate"),
-        (lambda: DeviceClass(0.5, latency_s=-1.0), "latency_s = -1.0: take 0 or more"),
-        (lambda: Measured("x.csv", "by_hand"), "assign = 'by_hand': take drawn or round_robin"),
+        (lambda: DeviceClass(0.5, speed=0.0), "speed = 0.0: use a positive factor"),
+        (lambda: DeviceClass(0.5, uplink_bytes_s=0.0), "uplink_bytes_s = 0.0: use a positive rate"),
+        (lambda: DeviceClass(0.5, latency_s=-1.0), "latency_s = -1.0: use 0 or more"),
+        (lambda: Measured("x.csv", "by_hand"), "assign = 'by_hand': use drawn or round_robin"),
     ],
 )
 def test_impossible_devices_are_refused(make, message):
@@ -225,7 +225,7 @@ STEPS = ["--algorithm", "fedasync", "--policy", "{name: client_decides}"]
     ("options", "message"),
     [
         (measured("FILE", "--delay", "{name: uniform}"), "delay = .*computing times are those of"),
-        (measured("FILE", "--network", "wired"), "brings computing times of its own"),
+        (measured("FILE", "--network", "wired"), "has computing times of its own"),
         (measured("FILE", "--network.uplink_bytes_s", "5"), "network.uplink_bytes_s = 5.0: has no effect"),
         (
             measured("FILE", "--network", "{downlink_bytes_s: 9, rho: 4}"),

@@ -194,8 +194,8 @@ HEAD = "client,downlink_bytes_s,uplink_bytes_s\n"
     [
         (f"{HEAD}0,1,1\n", "has no row of client 1; give every client one"),
         (f"{HEAD}0,1,1\n1,1,1\n2,1,1\n", "has rows of client 2; there are 2 clients"),
-        (f"{HEAD}0,1,1\n1,-5,1\n", "line 3 = .*: take positive rates"),
-        (f"{HEAD}0,1,1\n1,nan,1\n", "line 3 = .*: take positive rates"),
+        (f"{HEAD}0,1,1\n1,-5,1\n", "line 3 = .*: use positive rates"),
+        (f"{HEAD}0,1,1\n1,nan,1\n", "line 3 = .*: use positive rates"),
         ("client,seconds\n0,1\n", "needs a client, downlink_bytes_s and uplink_bytes_s"),
     ],
 )
@@ -209,14 +209,14 @@ def test_a_broken_trace_of_links_is_refused(text, message, tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Links(uplink_bytes_s=-1.0), "uplink_bytes_s = -1.0: take a positive rate"),
+        (lambda: Links(uplink_bytes_s=-1.0), "uplink_bytes_s = -1.0: use a positive rate"),
         (lambda: Links(server_bytes_s=0.0), "server_bytes_s = 0.0"),
         (lambda: Links(rho=2.0), "rho = 2.0: needs downlink_bytes_s"),
-        (lambda: Links(cast="radio"), "cast = 'radio': take unicast or group"),
+        (lambda: Links(cast="radio"), "cast = 'radio': use unicast or group"),
         (lambda: Links(spread=-1.0), "spread = -1.0"),
-        (lambda: Wired(rho=0.0), "rho = 0.0: take a positive number"),
+        (lambda: Wired(rho=0.0), "rho = 0.0: use a positive number"),
         (lambda: WirelessSlow(mean_s=-1.0), "mean_s = -1.0"),
-        (lambda: NetworkTiers(("5g",), (1.0,)), "take some of lte, wifi, wan"),
+        (lambda: NetworkTiers(("5g",), (1.0,)), "use some of lte, wifi, wan"),
         (lambda: NetworkTiers(("lte",), (0.5,)), "one share per tier"),
         (lambda: NetworkTrace("/nowhere.csv").check(1), "there is no such file"),
     ],

@@ -173,7 +173,7 @@ def test_steps_are_not_called_seconds(tmp_path):
             deciding(tmp_path, 2, OneEachStep(), **{name: value})
         with pytest.raises(UserError, match=f"{name} = .* has no effect"):
             deciding(tmp_path, 2, WhenDone(), clock=WallTime(), **{name: value})
-    with pytest.raises(UserError, match=r"draws who uploads; take policy\.uploads when_done, or clock"):
+    with pytest.raises(UserError, match=r"draws who uploads; use policy\.uploads when_done, or clock"):
         deciding(tmp_path, 2, OneEachStep(), clock=WallTime())
 
 
@@ -227,11 +227,11 @@ def test_runs_go_on_from_a_saved_state(uploads, federation, tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Drift(threshold=1.5), r"threshold = 1.5: take a distance of shares in \[0, 1\]"),
+        (lambda: Drift(threshold=1.5), r"threshold = 1.5: use a distance of shares in \[0, 1\]"),
         (lambda: Drift(threshold=-0.1), "threshold = -0.1"),
-        (lambda: Drift(longest=0), "longest = 0: take 1"),
-        (lambda: PoissonRates(mean_s=0.0), "mean_s = 0.0: take a positive number"),
-        (lambda: PoissonRates(sigma=-1.0), "sigma = -1.0: take 0"),
+        (lambda: Drift(longest=0), "longest = 0: use 1"),
+        (lambda: PoissonRates(mean_s=0.0), "mean_s = 0.0: use a positive number"),
+        (lambda: PoissonRates(sigma=-1.0), "sigma = -1.0: use 0"),
         (lambda: PoissonRates(file="a.csv", mean_s=99.0), "mean_s = 99.0: has no effect beside file"),
         (lambda: PoissonRates(file="a.csv", sigma=3.0), "sigma = 3.0: has no effect beside file"),
     ],
@@ -246,7 +246,7 @@ def test_bad_settings_are_refused(make, message):
     [
         ("0,1\n", "has no row of client 1; give every client one"),
         ("0,1\n9,1\n", "rows of client 9; there are 6 clients"),
-        ("0,-1\n", "line 2 = -1.0: take a positive number"),
+        ("0,-1\n", "line 2 = -1.0: use a positive number"),
         ("0,soon\n", "needs a client and the mean seconds between its uploads"),
     ],
 )

@@ -87,7 +87,7 @@ def test_two_pages_of_one_last_part_are_both_named(tmp_path, monkeypatch):
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "page.md").write_text("# Page\n")
-    with pytest.raises(UserError, match="take one of one/page, two/page"):
+    with pytest.raises(UserError, match="use one of one/page, two/page"):
         documentation.find("page")
 
 

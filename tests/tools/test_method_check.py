@@ -165,7 +165,7 @@ def test_what_is_no_method_is_refused(tmp_path, monkeypatch, capsys):
         "from dataclasses import dataclass\n@dataclass\nclass Mine:\n    a: int = 1\n"
     )
     assert main(["check", "mine.py:Mine"]) == 2
-    assert "is no subclass of mpifl.Algorithm" in capsys.readouterr().err
+    assert "is not a subclass of mpifl.Algorithm" in capsys.readouterr().err
 
 
 def test_methods_that_need_single_uploads_and_server_sets_get_them(tmp_path, monkeypatch, capsys):

@@ -55,10 +55,10 @@ def test_nothing_is_overwritten_and_bad_names_are_refused(here):
     init("model", "", here)
     before = (here / "my_model.py").read_text()
     for kind, name, part in [
-        ("model", "MyModel", "exists; take another name"),
+        ("model", "MyModel", "exists; use another name"),
         ("modell", "", "did you mean 'model'?"),
-        ("data", "../data", "take letters, digits and underscores"),
-        ("data", "2fast", "take letters, digits and underscores"),
+        ("data", "../data", "use letters, digits and underscores"),
+        ("data", "2fast", "use letters, digits and underscores"),
     ]:
         with pytest.raises(UserError, match=re.escape(part)):
             init(kind, name, here)

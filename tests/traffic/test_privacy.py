@@ -119,8 +119,8 @@ def test_noise_is_added_to_the_vector():
     ("sent", "words"),
     [
         (Report(1, 1, {"model": torch.zeros(3)}, {"cluster": 0, "loss": 1.0}), "also send loss"),
-        (Report(1, 1, {"other": torch.zeros(3)}, {"cluster": 0}), "'other' is no update of a row"),
-        (Report(1, 1, {"model": torch.zeros(2, 3)}, {"cluster": 0}), "'model' is no update of a row"),
+        (Report(1, 1, {"other": torch.zeros(3)}, {"cluster": 0}), "'other' is not an update of a row"),
+        (Report(1, 1, {"model": torch.zeros(2, 3)}, {"cluster": 0}), "'model' is not an update of a row"),
     ],
 )
 def test_what_no_noise_covers_is_refused(sent, words):

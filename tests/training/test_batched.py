@@ -194,7 +194,7 @@ def test_a_run_that_would_stack_dropout_or_batch_norm_is_refused(model, tmp_path
     where = ["--output.folder", str(tmp_path / "runs"), "--data.cache", str(tmp_path), "--model", model]
     assert cli.main(["run", str(CONFIG), "--quiet", *where, "--system.stack", "2"]) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    for word in ("system.stack", "2", "dropout", "batch norm", "take 1"):
+    for word in ("system.stack", "2", "dropout", "batch norm", "use 1"):
         assert word in said
     assert not (tmp_path / "runs").exists(), "nothing was begun"
 

@@ -154,7 +154,7 @@ def test_a_part_that_cuts_a_tensor_or_holds_no_parameter_is_refused():
     weight = slices["1.weight"]
     cuts = (slice(0, 10),), (slice(5, weight.stop),), (slice(weight.stop, p + 1),), (slice(0, None),)
     for part in cuts:
-        with pytest.raises(UserError, match="cuts a tensor; take whole ones"):
+        with pytest.raises(UserError, match="cuts a tensor; use whole ones"):
             client.sgd(client.init, key(1), part=part)
     for part in (), (slice(0, 0),), (slice(p, d),):
         with pytest.raises(UserError, match="holds no parameter"):

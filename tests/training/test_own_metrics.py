@@ -59,7 +59,7 @@ def test_a_copy_of_the_accuracy_has_its_values_in_all_tables(tmp_path, algorithm
 REFUSED = {
     "top2": "give package.module:function",
     "FILE:nothing": "has no 'nothing'",
-    "FILE:Kind": "is no function",
+    "FILE:Kind": "is not a function",
     "FILE:accuracy_of_mine": "the name accuracy_of_mine is that of a column already",
     "FILE:sideways": "better = 'up': set it to 1 where higher is better, to -1 where lower is",
     "FILE:top2 FILE:top2": "its columns would be those of",

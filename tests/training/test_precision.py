@@ -127,7 +127,9 @@ def test_a_limit_of_instructions_leaves_none_and_says_so(monkeypatch):
 @pytest.mark.parametrize("command", ["plan", "run"])
 def test_a_method_that_takes_its_own_gradients_refuses_it(command, capsys):
     assert cli.main([command, str(CONFIG), *OPTIONS, "--algorithm", "perfedavg"]) == 2
-    assert "local.precision = 'bfloat16': this method makes its steps" in capsys.readouterr().err
+    assert (
+        "local.precision = 'bfloat16': this method computes gradients of its own" in capsys.readouterr().err
+    )
 
 
 @has

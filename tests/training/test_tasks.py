@@ -298,11 +298,11 @@ def test_the_worst_client_is_the_one_with_the_largest_error():
         (
             "classification",
             "numbers",
-            "task.name = 'classification': labels of this source are numbers; take regression",
+            "task.name = 'classification': labels of this source are numbers; use regression",
         ),
-        ("regression", "classes", "take classification"),
-        ("next_token", "multi_hot", "take multi_label"),
-        ("multi_label", "tokens", "take next_token"),
+        ("regression", "classes", "use classification"),
+        ("next_token", "multi_hot", "use multi_label"),
+        ("multi_label", "tokens", "use next_token"),
     ],
 )
 def test_labels_of_another_task_are_refused(task, labels, message):
@@ -316,11 +316,11 @@ def test_a_task_is_called_as_a_configuration_calls_it():
 
 
 def test_options_of_tasks():
-    with pytest.raises(UserError, match=r"metrics = \['mse'\]: take some of accuracy"):
+    with pytest.raises(UserError, match=r"metrics = \['mse'\]: use some of accuracy"):
         Classification(("mse",))
     with pytest.raises(UserError, match="name each of them once"):
         Regression(("mse", "mse"))
-    with pytest.raises(UserError, match="criterion = 'x': take one of mse"):
+    with pytest.raises(UserError, match="criterion = 'x': use one of mse"):
         Regression(criterion="x")
 
 

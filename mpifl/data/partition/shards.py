@@ -85,7 +85,7 @@ def exponential_sizes(total: int, num_clients: int) -> tuple[np.ndarray, float]:
         num_clients <= total // 4,
         "clients",
         num_clients,
-        f"too many for a cluster of {total} images; take fewer",
+        f"too many for a cluster of {total} images; use fewer",
     )
     floor = total // (2 * num_clients)
     squares = np.arange(1, num_clients + 1, dtype=np.float64) ** 2

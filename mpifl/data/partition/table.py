@@ -148,7 +148,7 @@ def facts_of(path: Path, key: str) -> dict[str, Any]:
 def check_format(path: Path, key: str, formats: tuple[str, ...]) -> None:
     """Refuse a file with another ending, and Parquet if pyarrow is missing."""
     known = path.suffix in formats
-    require(known, key, str(path), f"take a file that ends in {', '.join(formats)}")
+    require(known, key, str(path), f"use a file that ends in {', '.join(formats)}")
     if path.suffix == ".parquet":
         try:
             import pyarrow  # noqa: F401
@@ -259,6 +259,6 @@ def _whole(frame: pd.DataFrame, name: str, path: Path, key: str) -> np.ndarray:
     if not bool(good.all()):
         row = int(np.flatnonzero(~good.to_numpy())[0])
         value = str(frame[name].iloc[row])
-        remedy = f"{name} {value!r} of row {row + 1} is no number from zero: give whole numbers"
+        remedy = f"{name} {value!r} of row {row + 1} is not a number from zero: give whole numbers"
         raise UserError(key, str(path), remedy)
     return np.asarray(numbers.to_numpy(np.int64))

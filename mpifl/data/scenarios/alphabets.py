@@ -56,7 +56,7 @@ class Alphabets(Scenario):
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and alphabets."""
-        remedy = f"needs sequences of tokens, but the samples of this source are {pool.kind}; take text"
+        remedy = f"needs sequences of tokens, but the samples of this source are {pool.kind}; use text"
         require(pool.kind == TOKENS, "data.source.name", pool.kind, remedy)
         orders = self._alphabets(pool.vocabulary, key.of("alphabet"))
         return ScenarioSpec(
@@ -72,14 +72,14 @@ class Alphabets(Scenario):
         few = min(moved, 20)  # 20 tokens have enough alphabets
         count = 1 + comb(size, few) * factorial(few - 1)
         remedy = f"there are only {count} alphabets of {size} tokens that rename none of them or {moved}; "
-        remedy += "take fewer groups, or move another share"
+        remedy += "use fewer groups, or move another share"
         require(self.groups <= count, "groups", self.groups, remedy)
         tables = [np.arange(size)]
         for group in range(1, self.groups):
             rng = key.of(group).numpy()
             found = first_new(partial(_renamed, size, moved, rng), tables, [np.arange(size)])
             if found is None:
-                remedy = f"{MOST_DRAWS} draws gave no further alphabet; take fewer groups"
+                remedy = f"{MOST_DRAWS} draws gave no further alphabet; use fewer groups"
                 raise UserError("groups", self.groups, remedy)
             tables.append(found)
         return tables

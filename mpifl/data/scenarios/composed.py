@@ -162,6 +162,6 @@ def different_permutations(
     parts = [part for part in found if len(part)]  # a subset without samples has no clients
     few = min(map(len, parts))
     of = f"{count} classes" if few == count else f"{few} of {count} classes"
-    of += ", one of them as they are; take fewer"
+    of += ", one of them as they are; use fewer"
     orders = different_orders(key.of("labels"), count, permuted, name, of, parts)
     return tuple(map(tuple, orders.tolist()))

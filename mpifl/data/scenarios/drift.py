@@ -40,7 +40,7 @@ class Ccfl(Scenario):
         validation: share of a visit's images set aside for validation.
     """
 
-    tested_on: ClassVar[str] = "visits are tested on images of the source's test part; take test_images"
+    tested_on: ClassVar[str] = "visits are tested on images of the source's test part; use test_images"
 
     clusters: int = 4
     clients: int = 80
@@ -71,7 +71,7 @@ class Ccfl(Scenario):
             f"a share in [0, main_high], main_high = {self.main_high} at most 1",
         )
         require(self.test_images >= 0, "test_images", self.test_images, "counts images")
-        require(self.test_on in ("mixture", "main"), "test_on", self.test_on, "take mixture or main")
+        require(self.test_on in ("mixture", "main"), "test_on", self.test_on, "use mixture or main")
         require(self.public >= 0, "public", self.public, "counts images")
         require(self.exam >= 0, "exam", self.exam, "counts images")
         check_fraction("validation", self.validation)
@@ -80,16 +80,16 @@ class Ccfl(Scenario):
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose rotation, public sets and drift."""
-        few = f"more than the {pool.num_train} training images; take fewer"
+        few = f"more than the {pool.num_train} training images; use fewer"
         require(self.largest <= pool.num_train, "largest", self.largest, few)
         order = key.of("public").numpy().permutation(pool.test)
         few = (
-            f"{self.test_images} test images beside them are more than the {len(order)} there are; take fewer"
+            f"{self.test_images} test images beside them are more than the {len(order)} there are; use fewer"
         )
         require(self.public + self.test_images <= len(order), "public", self.public, few)
         groups = np.arange(self.clients) * self.clusters // self.clients  # in blocks
         angles = tuple(i * 360.0 / self.clusters for i in range(self.clusters))
-        few = f"angles {360.0 / self.clusters:.2g} degrees apart leave all pixels where they are; take fewer"
+        few = f"angles {360.0 / self.clusters:.2g} degrees apart leave all pixels where they are; use fewer"
         different = len(np.unique(same_angle(angles, 0.0, pool.shape)))
         require(different == self.clusters, "clusters", self.clusters, few)
         return ScenarioSpec(
@@ -211,7 +211,7 @@ class Population(Scenario):
         validation: share of each client's training samples set aside for validation.
     """
 
-    tested_on: ClassVar[str] = "clients are tested on the source's test part; take test_images"
+    tested_on: ClassVar[str] = "clients are tested on the source's test part; use test_images"
 
     clients: int = 1_000_000
     samples: int = 100
@@ -234,7 +234,7 @@ class Population(Scenario):
             ("test_images", self.test_images, pool.test),
         ):
             require(
-                count <= len(stock), name, count, f"more than the {len(stock)} images there are; take fewer"
+                count <= len(stock), name, count, f"more than the {len(stock)} images there are; use fewer"
             )
         return ScenarioSpec(drift=SampledPartition(self, pool, key))
 

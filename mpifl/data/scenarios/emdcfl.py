@@ -33,7 +33,7 @@ SUMMER = tuple(
 )  # levels 0..9 of matplotlib's summer in 40 levels
 TAB10 = ((31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189))
 
-TESTED_ON = "its paper cuts the source's test part among the clients; leave it out"
+TESTED_ON = "the paper divides the source's test part among the clients; leave it out"
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ class BackdoorMnist(Scenario):
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and colours."""
-        require(pool.shape[0] == 1, "name", "emdcfl_backdoor_mnist", "paints grey images; take source mnist")
+        require(pool.shape[0] == 1, "name", "emdcfl_backdoor_mnist", "paints grey images; use source mnist")
         require(
-            pool.num_classes == 10, "name", "emdcfl_backdoor_mnist", "needs ten classes; take source mnist"
+            pool.num_classes == 10, "name", "emdcfl_backdoor_mnist", "needs ten classes; use source mnist"
         )
         clean = Colour(((GREEN,) * 10, SUMMER, (PURPLE,) * 10))
         reverse = Colour((SUMMER[::-1],) * 3)
@@ -207,7 +207,7 @@ class BackdoorCifar(Scenario):
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and patches."""
         suits = pool.shape[0] == 3 and pool.num_classes == 10
-        require(suits, "name", "emdcfl_backdoor_cifar", "needs ten classes in colour; take source cifar10")
+        require(suits, "name", "emdcfl_backdoor_cifar", "needs ten classes in colour; use source cifar10")
         none = (None,) * 10
         following = tuple(TAB10[(label + 1) % 5] for label in range(10))
         return ScenarioSpec(

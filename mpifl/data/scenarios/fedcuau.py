@@ -32,7 +32,7 @@ class FedCuau(Scenario):
         validation: share of each client's training samples set aside for validation.
     """
 
-    tested_on: ClassVar[str] = "clients are tested on images of the source's test part; take test_images"
+    tested_on: ClassVar[str] = "clients are tested on images of the source's test part; use test_images"
 
     clients: int = 100
     alphas: tuple[float, ...] = (1000.0, 1.0, 0.5, 0.1)
@@ -56,7 +56,7 @@ class FedCuau(Scenario):
             ("test_images", self.test_images, pool.test),
         ):
             have = len(part) // len(self.alphas)
-            remedy = f"{size} clients share the {have} samples of a group; take at most {have // size}"
+            remedy = f"{size} clients share the {have} samples of a group; use at most {have // size}"
             require(count * size <= have, name, count, remedy)
         different = list(dict.fromkeys(self.alphas))
         group_of = np.array([different.index(alpha) for alpha in self.alphas])
@@ -88,7 +88,7 @@ class FedCuau(Scenario):
         classes = np.unique(pool.labels[train])
         stock = np.array([np.count_nonzero(labels == c) for c in classes])
         most = int(stock.sum()) // size
-        few = f"take at most {most}: clients of group {group} share {stock.sum()} test samples whose classes"
+        few = f"use at most {most}: clients of group {group} share {stock.sum()} test samples whose classes"
         require(self.test_images <= most, "test_images", self.test_images, f"{few} it trains on")
         taken = take_by_mixture(mixtures, np.full(size, self.test_images), stock, rng)  # [clients, L]
         own = np.full(len(test), -1, np.int64)

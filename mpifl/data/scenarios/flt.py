@@ -21,7 +21,7 @@ from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, grouped
 
 SHORT = ("truncate", "shards", "minus_one")
 
-TESTED_ON = "its paper tests a client on all test images of its cluster's classes; leave it out"
+TESTED_ON = "the paper tests a client on all test images of its cluster's classes; leave it out"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Flt1(Scenario):
         classes = key.of("classes").numpy().permutation(pool.num_classes)[:even].reshape(-1, 2)
         groups = grouped(self.clients, len(classes))
         per_class = (pool.num_train // self.clients if self.images is None else self.images) // 2
-        require(per_class > 0, "clients", self.clients, "more clients than images of a class; take fewer")
+        require(per_class > 0, "clients", self.clients, "more clients than images of a class; use fewer")
 
         def train() -> list[np.ndarray]:
             by_class = _sorted_by_class(pool)
@@ -179,7 +179,7 @@ class Flt4(Scenario):
 
 def check_classes(pool: Pool, least: int = 1) -> None:
     """Refuse a source of fewer than `least` classes, or in which some label never occurs."""
-    few = f"this scenario needs at least {least}; take another source"
+    few = f"this scenario needs at least {least}; use another source"
     require(pool.num_classes >= least, "data.source.name", f"{pool.num_classes} classes", few)
     counts = np.bincount(pool.labels[: pool.num_train], minlength=pool.num_classes)
     if (counts == 0).any():

@@ -93,11 +93,11 @@ class Mixed(Scenario):
         """Compose partitions and changes."""
         inner, changes = self._partitions, [self._changes(g) for g in range(len(self.groups))]
         for g, partition in enumerate(inner):
-            remedy = f"it divides the samples by class, and labels of this source are {pool.label_kind}"
+            remedy = f"it divides the samples by class, but labels of this source are {pool.label_kind}"
             fits = pool.label_kind == CLASSES or not (partition.by_class or changes[g]["permute_labels"])
             require(fits, f"groups[{g}].name", self.groups[g].get("name", "iid"), remedy)
             fits = pool.kind == IMAGES or not changes[g]["angle"]
-            remedy = f"samples of this source are {pool.kind}, which nobody can rotate"
+            remedy = f"samples of this source are {pool.kind}, which cannot be rotated"
             require(fits, f"groups[{g}].angle", changes[g]["angle"], remedy)
         check_clients(max(p.clients for p in inner) if self.copies else self._clients, pool.num_train)
         ops = self._ops(pool, changes, key)

@@ -55,14 +55,14 @@ class Natural(Scenario):
         counts = np.bincount(origin[: pool.num_train], minlength=int(origin.max()) + 1)
         able = np.flatnonzero(counts >= self.min_samples)
         wanted = len(able) if self.clients is None else self.clients
-        remedy = f"only {len(able)} origins have {self.min_samples} training samples; take fewer clients"
+        remedy = f"only {len(able)} origins have {self.min_samples} training samples; use fewer clients"
         require(0 < wanted <= len(able), "clients", wanted, remedy)
         chosen = np.sort(key.of("writers").numpy().choice(able, wanted, replace=False))
         client_of = np.full(len(counts), -1)
         client_of[chosen] = np.arange(wanted)
         own = client_of[origin]  # [n], -1 for writers who are not clients
         if self.test == "origin" and not (own[pool.num_train :] >= 0).any():
-            raise UserError("test", self.test, "no client wrote anything in the test part; take own or all")
+            raise UserError("test", self.test, "no client wrote anything in the test part; use own or all")
         names = [pool.origin_names[i] for i in chosen] if pool.origin_names else chosen.tolist()
         groups = np.array(pool.origin_groups, np.int64)[chosen] if pool.origin_groups else None
         return ScenarioSpec(lambda: self._splits(pool, own, wanted, key), groups, facts={"origins": names})
@@ -88,7 +88,7 @@ class Flt3(Scenario):
         validation: share of each client's training samples set aside for validation.
     """
 
-    tested_on: ClassVar[str] = "its paper tests writers on their own test files; take natural with test: own"
+    tested_on: ClassVar[str] = "the paper tests writers on their own test files; use natural with test: own"
 
     clients: int = 200
     validation: float = 0.0
@@ -137,7 +137,7 @@ class Pacs(Scenario):
                 count > 0,
                 "per_client",
                 self.per_client,
-                f"domain {name} has fewer images; take a smaller number",
+                f"domain {name} has fewer images; use a smaller number",
             )
         groups = np.repeat(np.arange(len(counts)), counts)
         names = tuple(pool.origin_names)

@@ -205,7 +205,7 @@ class PartitionFile(Scenario):
         named = np.unique(np.concatenate([train.index, splits["val"].index]))
         tested = int((named >= pool.num_train).sum())
         says = f"{tested} samples that train or validate in the file are of the source's test part"
-        remedy = f"{says}, on which clients would be tested; take own, or leave their rows out"
+        remedy = f"{says}, on which clients would be tested; use own, or leave their rows out"
         require(not tested, "test", self.test or "like", remedy)
         if self.test == "all":
             return train, everyone(pool.test, clients)

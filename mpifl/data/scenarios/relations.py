@@ -62,11 +62,11 @@ class Relations(Scenario):
         return ScenarioSpec(lambda: self._splits(pool, key), groups, ops=(self._op(pool, key),), names=names)
 
     def _op(self, pool: Pool, key: Key) -> Op:
-        remedy = "numbers have two signs; take 2 groups, or permutes: inputs"
+        remedy = "numbers have two signs; use 2 groups, or permutes: inputs"
         numbers = self.permutes == "labels" and pool.label_kind == NUMBERS
         require(self.groups <= 2 or not numbers, "groups", self.groups, remedy)
         plain = self.permutes == "labels" or not (pool.categories or pool.parts)
-        remedy = "columns of categories and packed inputs cannot change places; take labels"
+        remedy = "columns of categories and packed inputs cannot be permuted; use labels"
         require(plain, "permutes", self.permutes, remedy)
         if self.permutes == "labels":
             width = pool.num_classes  # for numbers, groups differ in the sign
@@ -96,7 +96,7 @@ def labels_are_tokens(pool: Pool) -> bool:
 def _orders(key: Key, groups: int, width: int, parts: Sequence[np.ndarray] | None = None) -> np.ndarray:
     """Return a different permutation for each group, int64 [groups, width]; the first changes nothing."""
     permuted = [g > 0 for g in range(groups)]
-    of = f"{width}; take fewer groups"
+    of = f"{width}; use fewer groups"
     return different_orders(key.of("order"), width, permuted, "groups", of, parts)
 
 

@@ -83,7 +83,7 @@ class Rotated(Scenario):
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and rotation."""
         side = max(pool.shape[-2:], default=0)
-        remedy = f"take at most the {side} pixels of an image's side"
+        remedy = f"use at most the {side} pixels of an image's side"
         require(self.border <= side, "border", self.border, remedy)
         blocks = grouped(self.clients, len(self.angles))
         border: tuple[Op, ...] = (Border(self.border),) if self.border else ()

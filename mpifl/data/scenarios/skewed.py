@@ -42,7 +42,7 @@ class LabelQuantity(PartitionedScenario):
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition, if the source has enough labels."""
-        few = f"more than the {pool.num_classes} labels of the source; take fewer"
+        few = f"more than the {pool.num_classes} labels of the source; use fewer"
         require(self.labels <= pool.num_classes, "labels", self.labels, few)
         return super().compose(pool, key)
 
@@ -113,10 +113,10 @@ class Quantile(PartitionedScenario):
     def _values(self, pool: Pool) -> np.ndarray:
         """Return the number by which each sample is sorted, float64 [n]."""
         if self.by == "target":
-            kinds = f"labels of this source are {pool.label_kind}: take brightness or a feature"
+            kinds = f"labels of this source are {pool.label_kind}: use brightness or a feature"
             require(pool.label_kind in (NUMBERS, CLASSES), "by", self.by, kinds)
             return np.asarray(pool.labels.reshape(len(pool.labels), -1)[:, 0], np.float64)
-        require(pool.kind != TOKENS, "by", self.by, "samples are tokens, which have no order: take target")
+        require(pool.kind != TOKENS, "by", self.by, "samples are tokens, which have no order: use target")
         if self.by == "brightness":
             starts = range(0, len(pool.inputs), BLOCK)
             blocks = (pool.inputs[a : a + BLOCK] for a in starts)

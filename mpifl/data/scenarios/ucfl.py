@@ -125,7 +125,7 @@ class UcflC(Scenario):
         validation: share of each client's training samples set aside for validation.
     """
 
-    tested_on: ClassVar[str] = "its paper tests all users on the first 1000 test images; leave it out"
+    tested_on: ClassVar[str] = "the paper tests all users on the first 1000 test images; leave it out"
 
     clients: int = 20
     permutations: int = 4
@@ -141,7 +141,7 @@ class UcflC(Scenario):
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and label permutations."""
         check_clients(self.clients, pool.num_train)
-        few = f"the test part has {len(pool.test)} images; take fewer"
+        few = f"the test part has {len(pool.test)} images; use fewer"
         require(self.test_images <= len(pool.test), "test_images", self.test_images, few)
         present = np.unique(pool.labels)
         tables = label_permutations(pool.num_classes, self.permutations, key, present)
@@ -229,7 +229,7 @@ def label_permutations(
         UserError: there are fewer permutations.
     """
     parts = None if present is None else [present]
-    of = f"{num_classes} classes; take fewer"
+    of = f"{num_classes} classes; use fewer"
     permuted = [True] * count
     orders = different_orders(key.of("labels"), num_classes, permuted, "permutations", of, parts, as_is=True)
     return tuple(map(tuple, orders.tolist()))
@@ -254,7 +254,7 @@ def _check(clients: int, points: int, alpha: float, validation: float) -> None:
 def _count(pool: Pool, points: int, drawn: bool, clients: int, test_share: float) -> int:
     """Return how many images to draw so that `points` of them are for training."""
     count = points if drawn else math.ceil(points / (1.0 - test_share) - 1e-6)
-    remedy = f"needs {count} training images but the source has {pool.num_train}; take fewer points"
+    remedy = f"needs {count} training images but the source has {pool.num_train}; use fewer points"
     require(count <= pool.num_train, "points", points, remedy)
     check_clients(clients, count)
     return count

@@ -138,7 +138,7 @@ def parts_of_copies(
     if not share or copies == 1:
         return (pool.train, pool.test), share
     train, tested = stratified(strata(pool)[: pool.num_train], share, key.of("apart"))
-    remedy = f"leaves {len(tested)} samples for the tests of {clients} clients; take a larger one"
+    remedy = f"leaves {len(tested)} samples for the tests of {clients} clients; use a larger one"
     require(len(tested) >= clients, "test_share", share, remedy)
     return (train, tested), None
 
@@ -202,7 +202,7 @@ class Shards(PartitionedScenario):
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition, if there is a sample for every shard."""
-        few = f"more than the {pool.num_train} samples: take fewer shards or clients"
+        few = f"more than the {pool.num_train} samples: use fewer shards or clients"
         require(self.shards * self.clients <= pool.num_train, "shards", self.shards * self.clients, few)
         return super().compose(pool, key)
 

@@ -159,7 +159,7 @@ def words_of(text: str) -> list[str]:
 
 def refuse_pictures(texts: Sequence[str], name: str) -> None:
     """Refuse texts that are names of pictures."""
-    remedy = "is the name of a picture, no text; read the pictures with source folder, npz or dataset"
+    remedy = "is the name of a picture, not text; read the pictures with source folder, npz or dataset"
     named = len(texts) > 0 and all(text.lower().endswith(PICTURES) for text in texts)
     require(not named, name, texts[0] if named else "", remedy)
 

@@ -147,7 +147,7 @@ def normalisation(source: Source, chosen: str, pool: Pool, channels: int) -> Sta
     else:
         own = None if pool.mean is None or pool.std is None else (_floats(pool.mean), _floats(pool.std))
         mean, std = NORMALISATIONS[chosen] or source.published or own or ((0.0,), (1.0,))
-        key, given, remedy = "normalise", chosen, "take standard, unit or half"
+        key, given, remedy = "normalise", chosen, "use standard, unit or half"
     has = f"has {len(mean)} channels but the images have {channels}"
     require(len(mean) in (1, channels), f"data.source.{key}", given, f"{has}; {remedy}")
     return (mean * channels, std * channels) if len(mean) == 1 else (mean, std)
@@ -206,7 +206,7 @@ def joined(train: Sequence[Part], test: Sequence[Part], num_classes: int) -> Poo
     for path, images, labels in parts:
         if len(labels) != len(images):
             raise broken(path, f"{len(labels)} labels for {len(images)} images")
-        remedy = f"images of another size than those in {first}, {list(like)}: take files of one data set"
+        remedy = f"images of another size than those in {first}, {list(like)}: use files of one data set"
         require(images.shape[1:] == like, str(path), list(images.shape[1:]), remedy)
     images, labels = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
     return Pool(images, labels, sum(len(part[2]) for part in train), num_classes)

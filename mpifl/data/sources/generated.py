@@ -50,10 +50,10 @@ class Generated(Source):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.kind in KINDS, "kind", self.kind, f"take one of {', '.join(KINDS)}")
+        require(self.kind in KINDS, "kind", self.kind, f"use one of {', '.join(KINDS)}")
         for name in ("train", "test", "features", "outputs", "length"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "take 1 or more")
-        require(self.noise >= 0, "noise", self.noise, "take 0 or more")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "use 1 or more")
+        require(self.noise >= 0, "noise", self.noise, "use 0 or more")
 
     def files(self, root: Path) -> list[Path]:
         """Return nothing: the samples are drawn."""

@@ -131,7 +131,7 @@ def _labels(ys: list[Any], alphabet: str, name: str) -> tuple[np.ndarray, tuple[
     """Return labels and the names of classes: characters of the alphabet, none for numbers, or texts."""
     if alphabet:
         missing = sorted({str(y) for y in ys} - set(alphabet))
-        remedy = "is no single character of the alphabet of x"
+        remedy = "is not a single character of the alphabet of x"
         require(not missing, f"{name}: y", missing[:1], remedy)
         number = {character: i for i, character in enumerate(alphabet)}
         return np.array([number[y] for y in ys], np.int64), tuple(map(repr, alphabet))

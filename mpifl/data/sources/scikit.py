@@ -39,7 +39,7 @@ class ScikitLearn(Source):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.table in TABLES, "table", self.table, f"take one of {', '.join(TABLES)}")
+        require(self.table in TABLES, "table", self.table, f"use one of {', '.join(TABLES)}")
 
     def files(self, root: Path) -> list[Path]:
         """Return nothing: the tables are inside scikit-learn."""

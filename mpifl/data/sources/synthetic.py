@@ -44,11 +44,11 @@ class Synthetic(Source):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, value in (("train", self.train), ("test", self.test), ("classes", self.classes)):
-            require(value >= 1, name, value, "take 1 or more")
+            require(value >= 1, name, value, "use 1 or more")
         require(
-            min(self.shape) >= 1, "shape", list(self.shape), "take channels, height and width of 1 or more"
+            min(self.shape) >= 1, "shape", list(self.shape), "use channels, height and width of 1 or more"
         )
-        require(self.noise >= 0, "noise", self.noise, "take 0 or more grey levels")
+        require(self.noise >= 0, "noise", self.noise, "use 0 or more grey levels")
 
     def files(self, root: Path) -> list[Path]:
         """Return nothing: the images are drawn."""

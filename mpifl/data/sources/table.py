@@ -70,7 +70,7 @@ class Table(Source):
         require(len(self.target) > 0, "target", [], "name the column to predict")
         known = self.labels is None or self.labels in LABELS
         require(known, "labels", self.labels, f"known: {', '.join(LABELS)}")
-        remedy = "multi_hot or numbers: several targets are no class"
+        remedy = "multi_hot or numbers: several targets do not make one class"
         require(len(self.target) == 1 or self.labels != "classes", "labels", self.labels, remedy)
         both = self.part is None or self.test_path is None
         require(both, "part", self.part, "test_path names the test part: leave one of them out")
@@ -157,7 +157,7 @@ class Table(Source):
             _check_names(column, name, "target")
         if kind == "classes":
             return numbered(columns[0].tolist())
-        texts = f"holds texts: take labels: classes, or leave {', '.join(self.target)} out"
+        texts = f"holds texts: use labels: classes, or leave {', '.join(self.target)} out"
         require(real, "data.source.target", ", ".join(self.target), texts)
         values = [column.to_numpy(np.float64) for column in columns]
         if kind == "numbers":

@@ -46,8 +46,8 @@ class Text(Source):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.length > 0, "length", self.length, "counts characters")
-        require(self.predict in ("every", "last"), "predict", self.predict, "take every or last")
-        require(self.samples >= 0, "samples", self.samples, "take 0 for all, or a number of sequences")
+        require(self.predict in ("every", "last"), "predict", self.predict, "use every or last")
+        require(self.samples >= 0, "samples", self.samples, "use 0 for all, or a number of sequences")
 
     def files(self, root: Path) -> list[Path]:
         """Return the text file, if one is named, or the module of Python's help texts."""
@@ -59,7 +59,7 @@ class Text(Source):
     def load(self, root: Path, scratch: Path) -> Pool:
         """Cut the documents into sequences; those for testing come last."""
         rows, origin = self._sequences(self._documents(root))
-        remedy = f"{len(rows)} sequences of {self.length} characters: take a longer text or shorter sequences"
+        remedy = f"{len(rows)} sequences of {self.length} characters: use a longer text or shorter sequences"
         require(len(rows) >= 2 * TEST_EVERY, "data.source.length", self.length, remedy)
         test = np.arange(len(rows)) % TEST_EVERY == TEST_EVERY - 1
         order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])
