@@ -26,7 +26,7 @@ from .server_step import ServerStep
 from .upload_size import UploadSizes
 
 LOOKS = (
-    "network: what clients send to compare uploads counts towards the time of a round, but not "
+    "network: what clients send in the second look counts towards the time of a round, but not "
     "towards its plan; times of return are approximate, and a deadline may be missed"
 )
 

@@ -259,11 +259,11 @@ OPTIONS = {
     ),
     "newcomers of a method that looks at its clients once": (
         ["--algorithm", "ucfl", "--newcomers", "{share: 0.4, joins: 3}"],
-        ["newcomers = 0.4", "takes in nobody later"],
+        ["newcomers = 0.4", "accepts none later"],
     ),
     "newcomers of one that chooses its initial models": (
         ["--algorithm", "{name: ifca, num_clusters: 2, restarts: 2}", "--newcomers", "{groups: [1]}"],
-        ["newcomers = [1]", "takes in nobody later"],
+        ["newcomers = [1]", "accepts none later"],
     ),
     "two points for the plane of FLT": (
         [*FLT, "--algorithm.centroids", "1", "--data.scenario.clients", "2"],
