@@ -461,6 +461,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     check_local_training(config, parts)
     warn_of_ignored(config)
     warn_of_ignored_cohort(config)
+    warn_of_unused_public(config)
     check_client_sizes(config, parts.federation)
     warn_of_same_starts(config, parts.problem)
     warn_of_statistics_of_all(config, parts.problem)
@@ -736,6 +737,14 @@ def warn_of_ignored_cohort(config: Config) -> None:
     name = "participation" if config.cohort_size is None else "cohort_size"
     if config.policy.under_way and (config.participation < 1 or config.cohort_size is not None):
         warn_once(f"{name}: without effect: {config.policy.under_way} are under way at a time")
+
+
+def warn_of_unused_public(config: Config) -> None:
+    """Warn of `data.public` where the server pre-trains nothing on these images."""
+    given = config.data.public != DataConfig().public
+    pre_trains = config.algorithm.auxiliary() is not None and not uses(config.algorithm, ServerEvaluation)
+    if given and not pre_trains:
+        warn_once("data.public: without effect: the method has no network that the server pre-trains")
 
 
 def check_outputs(config: Config, federation: Federation) -> None:

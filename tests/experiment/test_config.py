@@ -13,6 +13,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import main
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader, schema
+from mpifl.experiment.build import warn_of_unused_public
 from mpifl.experiment.loader import dump, from_tree, load, merged, overrides
 from mpifl.experiment.reference import meanings
 from mpifl.experiment.schema import Config, Seeds
@@ -324,6 +325,21 @@ def test_a_cohort_that_a_policy_does_not_draw_is_said(options, line, capsys):
     assert main(["plan", TINY, "--algorithm", "fedasync", *options]) == 0
     said = [x for x in capsys.readouterr().err.splitlines() if "effect" in x]
     assert said == ([f"mpifl: {line} are under way at a time"] if line else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--data.public", "digits"], True),
+        (["--data.public", "photos"], False),  # the default
+        (["--algorithm", "flt", "--data.public", "digits"], False),
+    ],
+)
+def test_images_of_the_server_that_nothing_is_trained_on_are_said(options, said, capsys):
+    warn_once.cache_clear()
+    warn_of_unused_public(load(TINY, options))
+    line = "mpifl: data.public: without effect: the method has no network that the server pre-trains"
+    assert (line in capsys.readouterr().err.splitlines()) == said
 
 
 @pytest.mark.parametrize(
