@@ -166,8 +166,8 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
         return joined(server, fingerprints.client, _nearest(server, fingerprints))
 
     def compares(self, server: Server) -> bool:
-        """Compare updates in round 1."""
-        return server.version == 0
+        """Compare updates in round 1, and while a client has no group: they tell its update's length."""
+        return not server.algorithm_state["known"].all()
 
     def plain_visit(self) -> PlainVisit | None:
         """Train the group's model; None under `migration` and `emdcfl`, which report more."""
@@ -272,8 +272,12 @@ def pulled_counts(batches: np.ndarray, eta: float, norms: np.ndarray) -> np.ndar
 
 
 def _nearest(server: Server, notes: Notes) -> np.ndarray:
-    """Return argmax_j cos(dw_i, g_j) [n] from the norms of dw and their distances to g."""
+    """Return argmax_j cos(dw_i, g_j) [n] from the lengths of dw and their distances to g.
+
+    A length is that of the update as it arrived; a group without members has g = 0 and cosine 0.
+    """
     g = server.tables["direction"].double().norm(dim=1).numpy()[None]  # [1, m]
-    dw, apart = notes["norm"][:, None], notes["row_distance"]  # [n, 1], [n, m]
+    arrived = np.sqrt(notes["gram"].diagonal()) if "gram" in notes.columns else notes["norm"]
+    dw, apart = arrived[:, None], notes["row_distance"]  # [n, 1], [n, m]
     cosine = (dw**2 + g**2 - apart**2) / np.maximum(2 * dw * g, 1e-300)
-    return np.asarray(cosine.argmax(1))
+    return np.asarray(np.where(g > 0, cosine, 0.0).argmax(1))

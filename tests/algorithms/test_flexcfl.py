@@ -77,6 +77,24 @@ def test_who_comes_later_joins_a_group_of_flexcfl_under_emdcfl():
     assert_array_equal(plan.algorithm_state["batches"], [4, 0])
 
 
+def test_who_comes_later_joins_by_the_update_that_arrived():
+    """dw = (1, 2) is sent ten times as large: (10, 20) has cosines 1 / sqrt(5) with g = (10, 0), 2 / sqrt(5)
+    with (0, 1), and 0 with the group without members, although sqrt(5) is the length before the attack.
+    """
+    method, server = flexcfl_of_emdcfl(3, [9, 3, 2])
+    server = replace(server, version=3, tables={**server.tables, "direction": torch.zeros(3, 2)})
+    server.tables["direction"][:2] = torch.tensor([[10.0, 0.0], [0.0, 1.0]])
+    server.assign[:] = [0, 0, 3]
+    server.algorithm_state["known"][:2] = True
+    assert method.compares(server), "the products tell the length"
+    arrived = np.array([[10.0, 0.0], [10.0, 0.0], [10.0, 20.0]])
+    apart = np.linalg.norm(arrived[:, None] - server.tables["direction"].numpy(), axis=2)
+    sent = {"gram": byhand.gram(arrived), "norm": [10, 10, 5**0.5], "row_distance": apart}
+    plan = method.aggregate(server, byhand.notes([9, 3, 2], steps=[3, 7, 5], **sent))
+    assert_array_equal(plan.assign, [0, 0, 1])
+    assert not method.compares(replace(server, algorithm_state=plan.algorithm_state))
+
+
 def test_the_inter_group_step_of_emdcfl_divides_by_norms_of_state_dicts():
     """Four layers count batches: w = (3, 4) after 6 batches has norm sqrt(25 + 4 * 36) = 13, (0, 2) after 8
     sqrt(4 + 4 * 64) = sqrt(260). With rate 5: w_1 = (3, 4 + 10 / sqrt(260)), w_2 = (15 / 13, 2 + 20 / 13).
