@@ -36,6 +36,8 @@ from mpifl.core.method import (
 from mpifl.core.mixing import own_rows
 from mpifl.training.corrections import proximal
 
+EXPONENT = 700  # exp(-x) is 0 for somewhat larger x
+
 
 @dataclass(frozen=True)
 class FedAMP(ComparedUploads, Algorithm):
@@ -91,7 +93,11 @@ class FedAMP(ComparedUploads, Algorithm):
         if self.variant == "paper":
             xi = self.alpha / self.sigma * np.exp(-squared_distances(gram) / self.sigma)
         else:
-            xi = np.exp(self.sigma * (cosine_matrix(gram) - 1.0))
+            cosines = cosine_matrix(gram)
+            np.fill_diagonal(cosines, -1.0)
+            nearest = cosines.max(1, keepdims=True)
+            top = np.where(self.sigma * (1.0 - nearest) < EXPONENT, 1.0, nearest)  # any gives the same shares
+            xi = np.exp(self.sigma * (cosines - top))
         np.fill_diagonal(xi, 0.0)
         if self.variant == "heur" and len(xi) > 1:
             xi *= (1.0 - self.self_weight) / xi.sum(1, keepdims=True)

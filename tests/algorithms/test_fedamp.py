@@ -38,6 +38,16 @@ def test_the_heuristic_by_hand():
     assert_allclose(xi[0], [1 / 2, 1 / 3, 1 / 6], rtol=1e-9)
 
 
+def test_the_heuristic_with_a_large_sigma_gives_all_to_the_nearest():
+    """w = (1, 0), (0, 1), (-1, 0); with the default sigma, 1e6, exp(-sigma (1 - cos)) is 0 for every other
+    client, but exp(sigma cos) divided by the row's sum is 1 for the nearest one, or 1/2 for two of them.
+    """
+    w = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    xi = FedAMP(variant="heur").attention(w @ w.T)
+    assert_allclose(xi, [[1 / 2, 1 / 2, 0], [1 / 4, 1 / 2, 1 / 4], [0, 1 / 2, 1 / 2]])
+    assert_allclose(FedAMP(variant="heur").attention(np.ones((1, 1))), [[1]])
+
+
 def test_the_local_step_by_hand():
     """F(w) = (w - 4)^2 / 2, eta = 0.5, lambda / alpha = 2, u = 1; two steps: 1 + 1.5 = 2.5, then 2.5 - 0.5
     (-1.5 + 3).
