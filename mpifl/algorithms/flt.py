@@ -102,11 +102,13 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         require(self.distance in DISTANCES, "distance", self.distance, "use matching or closest")
         require(self.case in ("full", "ward"), "case", self.case, "use full or ward")
         require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "use 1 or more; 0 finds it")
+        fits = self.case == "ward" or not self.num_clusters
+        require(fits, "num_clusters", self.num_clusters, "has no effect under case full; use case ward, or 0")
         names = ("flt_ae", "flt_ae_cifar")
         require(self.autoencoder in names, "autoencoder", self.autoencoder, "use flt_ae or flt_ae_cifar")
         require(self.code >= 1, "code", self.code, "use at least one number")
-        epochs = min(self.pretrain_epochs, self.finetune_epochs)
-        require(epochs >= 0, "finetune_epochs", epochs, "use 0 or more passes over the data")
+        for name in ("pretrain_epochs", "finetune_epochs"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "use 0 or more passes over the data")
         require(self.loss in ("mse", "bce"), "loss", self.loss, "use mse or bce")
         remedy = "needs outputs in [0, 1], and those of flt_ae_cifar are any numbers; use mse, or flt_ae"
         require(self.loss == "mse" or self.autoencoder == "flt_ae", "loss", self.loss, remedy)

@@ -73,6 +73,8 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
         require(1 <= self.centroids <= 1000, "centroids", self.centroids, "use 1 to 1000")
         require(self.case in ("full", "ward"), "case", self.case, "use full or ward")
         require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "use 1 or more; 0 finds it")
+        fits = self.case == "ward" or not self.num_clusters
+        require(fits, "num_clusters", self.num_clusters, "has no effect under case full; use case ward, or 0")
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send nothing: a client needs its own images only."""

@@ -378,6 +378,19 @@ def test_flt_averages_over_related_clients_with_the_models_of_the_absent():
     assert_allclose(mixing.weights, [[1 / 3, 2 / 3], [1 / 3, 2 / 3], [0, 1], [0, 0]])
 
 
+@pytest.mark.parametrize("method", [FLT, PCAKMHC])
+def test_a_number_of_clusters_is_refused_where_nothing_is_clustered(method):
+    with pytest.raises(UserError, match="num_clusters = 3: has no effect under case full; use case ward"):
+        method(num_clusters=3)
+    assert method(num_clusters=3, case="ward").num_clusters == 3
+
+
+@pytest.mark.parametrize("name", ["pretrain_epochs", "finetune_epochs"])
+def test_a_negative_number_of_epochs_of_flt_is_refused_by_its_own_name(name):
+    with pytest.raises(UserError, match=rf"^{name} = -1: "):
+        FLT(**{name: -1})
+
+
 def test_flts_ward_clusters_are_those_of_the_rows_of_the_relatedness():
     """Rows 110, 110, 001 have distances 0 and sqrt(3): two clusters are {0, 1} and {2}."""
     related = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], bool)
