@@ -4,7 +4,8 @@ Li et al., "Model-Contrastive Federated Learning", CVPR 2021, Algorithm 1. Legen
 under the model in training, z_glob under the global model, z_prev under the client's last local model. Loss:
 cross-entropy + mu con, con = -log( exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z,
 z_prev) / tau)) ). In the first visit z_prev is the initial model's. Differs: z is the input of the last
-layer, without the authors' projection head.
+layer, without the authors' projection head. z_glob and z_prev are computed once in a visit, so that images
+cannot be augmented.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class MOON(RowUpdates, Algorithm):
     temperature: float = 0.5
 
     paper = "li2021model"
-    needs = Needs(client_state=True, averages=True)
+    needs = Needs(client_state=True, averages=True, stored_images=True)
 
     def __post_init__(self) -> None:
         require(self.mu >= 0, "mu", self.mu, "use 0 or more; 0 is FedAvg")
