@@ -101,6 +101,10 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         require(self.tau in ("shared", "full"), "tau", self.tau, "use shared or full")
         require(self.looks in LOOKS, "looks", self.looks, f"use one of {', '.join(LOOKS)}")
 
+    def ignored_options(self) -> Mapping[str, str]:
+        """`reg` belongs to solver `sinkhorn`."""
+        return {} if self.solver == "sinkhorn" else {"reg": "only solver sinkhorn is regularised"}
+
     def probes(self, server: Server, step: int) -> bool:
         """Compare until every pair has a distance; under `seen` stop only if round 1 had all clients."""
         return "frozen" not in server.algorithm_state

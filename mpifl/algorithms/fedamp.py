@@ -11,6 +11,7 @@ Differs: alpha does not decay over the rounds; distances include batch-norm stat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +68,10 @@ class FedAMP(ComparedUploads, Algorithm):
         require(self.sigma > 0, "sigma", self.sigma, "use a positive scale")
         require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "use a share in [0, 1]")
         require(self.variant in ("paper", "heur"), "variant", self.variant, "use paper or heur")
+
+    def ignored_options(self) -> Mapping[str, str]:
+        """`self_weight` belongs to variant `heur`."""
+        return {} if self.variant == "heur" else {"self_weight": "only variant heur reads it"}
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clients alike."""

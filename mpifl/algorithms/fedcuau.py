@@ -82,6 +82,10 @@ class FedCUAU(OneShotStatistics, Algorithm):
         require(self.mu >= 0, "mu", self.mu, "use 0 or more")
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "use 0 or more passes over the data")
 
+    def ignored_options(self) -> Mapping[str, str]:
+        """`mu` belongs to fedprox."""
+        return {} if self.over == "fedprox" else {"mu": "only fedprox has a proximal term"}
+
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` for more clusters than clients, or a model without the block `over` needs."""
         remedy = f"there are only {problem.num_clients} clients; use fewer clusters"

@@ -14,6 +14,7 @@ mixture of centres; there is no proximal term.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,6 +76,13 @@ class FedSoft(Algorithm):
         require(self.tau is None or self.tau >= 1, "tau", self.tau, "use 1 (count in every round) or more")
         require(self.selected >= 0, "selected", self.selected, "use 0 (all) or a number of clients")
         require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
+
+    def ignored_options(self) -> Mapping[str, str]:
+        """Variant `emdcfl` has neither a proximal term nor a share for zero counts."""
+        if self.variant == "paper":
+            return {}
+        floor = "variant emdcfl counts zero as a thousandth of the samples"
+        return {"lam": "variant emdcfl has no proximal term", "sigma": floor}
 
     @cached_property
     def needs(self) -> Needs:

@@ -23,6 +23,7 @@ it would train is mostly the one it would start from.)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,6 +86,10 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         require(self.mu >= 0, "mu", self.mu, "use 0 or more")
         remedy = f"has no effect under variant {self.variant}; use variant flt"
         require(not self.initial_models or self.variant == "flt", "initial_models", True, remedy)
+
+    def ignored_options(self) -> Mapping[str, str]:
+        """`mu` belongs to variant `emdcfl`."""
+        return {} if self.variant == "emdcfl" else {"mu": "only variant emdcfl has a penalty"}
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` for more centres than clients, or `initial_models` with running statistics."""

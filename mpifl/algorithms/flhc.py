@@ -11,6 +11,7 @@ FedAvg among themselves. The paper's third metric, L1, is left out: it would nee
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,6 +67,10 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
         require(self.linkage in LINKAGES, "linkage", self.linkage, f"use one of {', '.join(LINKAGES)}")
         fits = (self.linkage, self.metric) != ("ward", "cosine")
         require(fits, "linkage", self.linkage, "needs metric euclidean")
+
+    def ignored_options(self) -> Mapping[str, str]:
+        """`num_clusters` replaces `threshold`."""
+        return {"threshold": "num_clusters cuts the hierarchy"} if self.num_clusters else {}
 
     def compares(self, server: Server) -> bool:
         """Compare updates in one round only."""

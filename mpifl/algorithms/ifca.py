@@ -97,6 +97,10 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         require(self.restarts >= 0, "restarts", self.restarts, "use 0 or more sets of models")
         require(0 <= self.least <= 1, "least", self.least, "use a share in [0, 1]")
 
+    def ignored_options(self) -> Mapping[str, str]:
+        """`least` belongs to `restarts`."""
+        return {} if self.restarts else {"least": "without restarts, no set of models is tried"}
+
     @cached_property
     def needs(self) -> Needs:
         """Validation data if models are compared on them; `gradient` ignores several keys of `local`."""

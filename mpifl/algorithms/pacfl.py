@@ -89,6 +89,10 @@ class PACFL(NewClients, PlainVisits, Algorithm):
         known = self.pixels in (None, "raw", "normalised")
         require(known, "pixels", self.pixels, "use raw or normalised, or null for the variant's")
 
+    def ignored_options(self) -> Mapping[str, str]:
+        """`budget` replaces `p`."""
+        return {"p": "budget gives the number of singular vectors"} if self.budget else {}
+
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send nothing: a client needs its own images only."""
         return {}

@@ -215,6 +215,13 @@ class Algorithm(ABC):
             remedy = f"there are only {problem.num_clients} clients; use fewer"
             require(getattr(self, name, 0) <= problem.num_clients, name, getattr(self, name, 0), remedy)
 
+    def ignored_options(self) -> Mapping[str, str]:
+        """Return the options of this method that have no effect beside its others -> why. Default: none.
+
+        A run prints a line for each of them that is not at its default.
+        """
+        return {}
+
     def auxiliary(self) -> Mapping[str, Any] | None:
         """Return name and options of the auxiliary network (`Client.auxiliary`). Default: none."""
         return None

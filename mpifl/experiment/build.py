@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -460,6 +460,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     check_method(config, parts)
     check_local_training(config, parts)
     warn_of_ignored(config)
+    warn_of_ignored_options(config)
     warn_of_ignored_cohort(config)
     warn_of_unused_public(config)
     check_client_sizes(config, parts.federation)
@@ -730,6 +731,15 @@ def warn_of_momentum(config: Config) -> None:
     momenta = {"local": config.local.momentum, **changes}
     if unused := [f"{section}.momentum" for section, momentum in momenta.items() if momentum]:
         warn_once(f"{', '.join(unused)}: without effect under local.optimizer adam; use sgd")
+
+
+def warn_of_ignored_options(config: Config) -> None:
+    """Warn of options of the method that are set but have no effect beside its others."""
+    method: Any = config.algorithm
+    ignored = method.ignored_options()
+    for f in fields(method):
+        if f.name in ignored and getattr(method, f.name) != f.default:
+            warn_once(f"algorithm.{f.name}: without effect: {ignored[f.name]}")
 
 
 def warn_of_ignored_cohort(config: Config) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support import toy
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import main
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader, schema
-from mpifl.experiment.build import warn_of_unused_public
+from mpifl.experiment.build import warn_of_ignored_options, warn_of_unused_public
 from mpifl.experiment.loader import dump, from_tree, load, merged, overrides
 from mpifl.experiment.reference import meanings
 from mpifl.experiment.schema import Config, Seeds
@@ -306,6 +307,49 @@ def test_what_a_method_ignores_of_local_is_said_once(options, line, capsys):
     assert [x for x in capsys.readouterr().err.splitlines() if "effect" in x] == (
         [f"mpifl: {line}"] if line else []
     )
+
+
+WITHOUT_EFFECT = {
+    "{name: fesem, mu: 0.2}": "mu: without effect: only variant emdcfl has a penalty",
+    "{name: fesem, mu: 0.2, variant: emdcfl}": "",
+    "{name: ifca, least: 0.2}": "least: without effect: without restarts, no set of models is tried",
+    "{name: ifca, least: 0.2, restarts: 2}": "",
+    "{name: fedcuau, mu: 0.2}": "mu: without effect: only fedprox has a proximal term",
+    "{name: fedcuau, mu: 0.2, over: fedprox}": "",
+    "{name: flhc, rounds_before: 0, threshold: 2, num_clusters: 2}": (
+        "threshold: without effect: num_clusters cuts the hierarchy"
+    ),
+    "{name: flhc, threshold: 2}": "",
+    "{name: fedsoft, lam: 0.3, variant: emdcfl}": "lam: without effect: variant emdcfl has no proximal term",
+    "{name: fedsoft, lam: 0.3, sigma: 0.1}": "",
+    "{name: pacfl, p: 2, budget: 6}": "p: without effect: budget gives the number of singular vectors",
+    "{name: pacfl, p: 2}": "",
+    "{name: fedamp, self_weight: 0.3}": "self_weight: without effect: only variant heur reads it",
+    "{name: fedamp, self_weight: 0.3, variant: heur}": "",
+    "{name: emdcfl, reg: 0.2}": "reg: without effect: only solver sinkhorn is regularised",
+    "{name: emdcfl, reg: 0.2, solver: sinkhorn}": "",
+    "{name: fedsoft, variant: emdcfl}": "",  # an option at its default may not have been given
+}
+
+
+@pytest.mark.parametrize("method", WITHOUT_EFFECT)
+def test_options_of_a_method_without_effect_are_said(method, capsys):
+    warn_once.cache_clear()
+    warn_of_ignored_options(load(TINY, ["--algorithm", method]))
+    line = WITHOUT_EFFECT[method]
+    assert capsys.readouterr().err.splitlines() == ([f"mpifl: algorithm.{line}"] if line else [])
+
+
+@pytest.mark.parametrize("method", [method for method, line in WITHOUT_EFFECT.items() if line])
+def test_an_option_said_to_have_no_effect_has_none(method, tmp_path):
+    options = yaml.safe_load(method)
+    name, key = options.pop("name"), WITHOUT_EFFECT[method].partition(":")[0]
+    plain = {other: value for other, value in options.items() if other != key}
+    found = []
+    for i, given in enumerate((options, plain)):
+        done = toy.run(CATALOGUE[name](**given), toy.Tiny(), tmp_path / str(i), steps=2)
+        found.append({table: rows.tolist() for table, rows in done.server.tables.items()})
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
