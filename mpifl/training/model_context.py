@@ -157,18 +157,23 @@ class ModelContext:
 
     @contextmanager
     def only(self, part: Part) -> Iterator[None]:
-        """Freeze everything outside `part` in a block; norms whose running means are outside it use them."""
+        """Freeze everything outside `part` in a block; norms whose running means are outside it use them.
+
+        A module with parameters of its own is in evaluation mode, with all below it, if none is trained.
+        """
         module, slices = self.flat.module, self.layout.slices
         # by identity: a tensor that several modules share is in the layout once, under its first name
         tensors = [*module.named_parameters(), *floating_buffers(module)]
         places = {id(t): slices[name].start for name, t in tensors}
-        outside = {i for i, at in places.items() if not any(s.start <= at < s.stop for s in part)}
+        inside = {i for i, at in places.items() if any(s.start <= at < s.stop for s in part)}
+        outside = places.keys() - inside
         frozen: list[nn.Parameter] = []
         for owner in module.modules():
             params = list(owner.parameters(recurse=False))
             frozen += [p for p in params if id(p) in outside and p.requires_grad]
             normed = isinstance(owner, nn.modules.batchnorm._NormBase) and id(owner.running_mean) in outside
-            if normed or (params and outside.issuperset(map(id, params))):
+            held = {id(t) for t in (*owner.parameters(), *owner.buffers())}
+            if normed or (params and held.isdisjoint(inside)):
                 owner.eval()
         for p in frozen:
             p.requires_grad_(False)

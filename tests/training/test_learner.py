@@ -408,6 +408,33 @@ def test_running_means_move_only_where_they_lie_in_the_part(norm, part):
     assert moved.any() == any(s.start <= buffers.start < s.stop for s in part)
 
 
+class Scaled(nn.Module):
+    """A network with batch norm whose outermost module has a parameter of its own, if `scale`."""
+
+    def __init__(self, scale: bool = True) -> None:
+        super().__init__()
+        self.early, self.late = nn.Linear(16, 6), nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU())
+        self.head = nn.Linear(6, 3)
+        self.scale = nn.Parameter(torch.ones(6)) if scale else 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.late(self.early(x.flatten(1)) * self.scale))
+
+
+def test_a_norm_inside_a_part_trains_also_if_a_module_around_it_has_a_frozen_parameter():
+    """A factor of 1 that is not trained changes no other number."""
+    found = []
+    for scale in (True, False):
+        torch.manual_seed(0)
+        learner = Learner(Scaled(scale))
+        slices = learner.layout.slices
+        part = tuple(s for name, s in slices.items() if name.startswith(("late", "head")))
+        trained = learner.sgd(learner.init, SPLIT, LocalConfig(batch_size=5, lr=0.1), KEY, part=part)
+        found.append({name: trained.vector[s] for name, s in slices.items() if name != "scale"})
+        assert (trained.vector != learner.init)[slices["late.1.running_mean"]].all()
+    assert_close(*found)
+
+
 class Sharing(nn.Module):
     """Two blocks with one running scale, and a head."""
 
