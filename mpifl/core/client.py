@@ -135,7 +135,8 @@ class Client(ABC):
         Args:
             start: initial vector [d].
             key: random key that determines the order of the batches.
-            direction: changes the gradient before each step (FedProx: `lambda g, w: g + mu * (w - x)`).
+            direction: changes the gradient before each step (FedProx: `lambda g, w: g + mu * (w - x)`);
+                neither it nor `loss` may train or evaluate this client.
             loss: replaces the loss of the task.
             part: the only part of the vector that is trained; consists of whole tensors.
             split: replaces the training data.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from time import perf_counter
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from mpifl.core.client import Direction, Loss, Trained
+from mpifl.core.client import Direction, Loss, Trained, WeightedLoss
 from mpifl.core.devices import split_on
+from mpifl.core.errors import MethodError
 from mpifl.core.federation import Split
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part
@@ -28,6 +30,7 @@ from .pytorch_backend import NoTraining, PyTorchBackend, mean_gradient, outputs
 from .tasks import Classification
 
 STACK_SIZES = (4, 16, 64, 256)
+T = TypeVar("T")
 STACK_GAIN = 1.1  # least speed-up of a stack over training one client after the other
 
 
@@ -79,6 +82,7 @@ class Learner:
         self.device, self.layout, self.flat = context.device, context.layout, context.flat
         self.init = self.flat.vector.clone() if init is None else init.to(self.device)
         self.auxiliary, self.dry_run = auxiliary, False
+        self._in_step = False  # whether a method's `direction` or `loss` is being called
         self.kernels = KernelBackend(context) if known and self.device.type == "cpu" else None
         self.stacks = CapturedStacks() if graphs == Replayed() else None
         stacked = LockstepBackend(context, self.stacks or train_stack)
@@ -130,7 +134,12 @@ class Learner:
 
         Raises:
             ValueError: the length of `start` differs from that of the model's vector.
+            MethodError: `direction` or `loss` trains or evaluates with this learner.
         """
+        self._check_free("sgd")
+        if type(loss) is not WeightedLoss:  # which the kernels know
+            loss = self._guarded(loss)
+        direction = self._guarded(direction)
         request = Request(start, split, config, key, step, direction, loss, part, kept, stage)
         for backend in self.backends:
             if backend.accepts(request):
@@ -152,6 +161,7 @@ class Learner:
             split: samples on the learner's device.
             batch_size: number of samples that are processed at a time.
         """
+        self._check_free("gradient")
         made = None if self.kernels is None else self.kernels.mean_gradient(vector, split, batch_size)
         return mean_gradient(self.context, vector, split, batch_size) if made is None else made
 
@@ -167,7 +177,30 @@ class Learner:
             train_mode: use dropout and batch norm as in training.
         """
         made = None if self.kernels is None else self.kernels.outputs(vector, x, embedding, train_mode)
-        return outputs(self.context, vector, x, embedding, train_mode) if made is None else made
+        if made is not None:
+            return made
+        self._check_free("logits, or what needs them (loss, losses, embed, evaluate)")
+        return outputs(self.context, vector, x, embedding, train_mode)
+
+    def _guarded(self, function: Callable[..., T] | None) -> Callable[..., T] | None:
+        """Return a method's function of a training step, in which this learner does nothing else."""
+        if function is None:
+            return None
+
+        def guarded(*arguments: Any) -> T:
+            self._in_step = True
+            try:
+                return function(*arguments)
+            finally:
+                self._in_step = False
+
+        return guarded
+
+    def _check_free(self, call: str) -> None:
+        """Raise `MethodError` inside a training step, whose weights and gradient a call would overwrite."""
+        if self._in_step:
+            remedy = "it would overwrite the model in training; compute it before sgd"
+            raise MethodError("client.sgd", f"its direction or loss calls client.{call}", remedy)
 
 
 def pick_stack(learner: Learner, split: Split, config: LocalConfig, most: int) -> int:

@@ -11,7 +11,7 @@ from support import toy
 from torch import nn
 from torch.testing import assert_close
 
-from mpifl.core.errors import UserError
+from mpifl.core.errors import MethodError, UserError
 from mpifl.core.federation import Split
 from mpifl.core.parameters import Layout, flatten
 from mpifl.core.rng import key
@@ -532,3 +532,37 @@ def test_permutations_are_those_of_numpy(monkeypatch):
     monkeypatch.setattr(backend, "_as_numpy", lambda: False)
     assert_array_equal(backend.permutations(entropy, sizes), np.concatenate(expected))
     assert len(backend.permutations(b"", np.zeros(0, np.int64))) == 0
+
+
+CALLS_OF_A_CLIENT = {
+    "logits": lambda learner: learner.outputs(learner.init, SPLIT.x),
+    "gradient": lambda learner: learner.gradient(learner.init, SPLIT),
+    "sgd": lambda learner: learner.sgd(learner.init, SPLIT, LocalConfig(), KEY),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_OF_A_CLIENT)
+@pytest.mark.parametrize("of", ["direction", "loss"])
+def test_a_direction_or_a_loss_that_asks_for_the_model_under_another_vector_is_refused(of, call):
+    """The other vector would take the place of the weights in training, or of their gradient."""
+    learner = Learner(built())
+    other = CALLS_OF_A_CLIENT[call]
+
+    def direction(g, w):
+        other(learner)
+        return g
+
+    def loss(module, x, y, index):
+        other(learner)
+        return F.cross_entropy(module(x), y)
+
+    function = {"direction": direction, "loss": loss}[of]
+    message = r"client.sgd: its direction or loss calls .*; it would overwrite .*; compute it before sgd"
+    config = LocalConfig(batch_size=5, lr=0.1)
+    if call == "logits" and bindings.TRAINING_AVAILABLE:  # the kernels leave the model as it is
+        trained = learner.sgd(learner.init, SPLIT, config, KEY, **{of: function}).vector
+        assert_close(trained, learner.sgd(learner.init, SPLIT, config, KEY).vector)
+        return
+    with pytest.raises(MethodError, match=message):
+        learner.sgd(learner.init, SPLIT, config, KEY, **{of: function})
+    other(learner)  # the refusal ends with the training
