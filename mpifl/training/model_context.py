@@ -119,6 +119,14 @@ class ModelContext:
         require(trains, "part", address, "holds no parameter to train; use one that does, or leave sgd out")
         self._checked.add(address)
 
+    def check_free(self, part: Part | None) -> None:
+        """Raise `UserError` if `requires_grad` freezes all parameters of `part` (None: of the model)."""
+        moving, p = self.moving(part), self.layout.num_parameters
+        for name, at in () if moving.params else self.layout.slices.items():
+            inside = part is None or any(s.start <= at.start < s.stop for s in part)
+            remedy = "the method trains this part of the model, all of which is frozen; free some of it"
+            require(not inside or at.start >= p, "model", f"frozen {name}", remedy)
+
     def moving(self, part: Part | None) -> MovingPart:
         """Return the parameters of `part` (None: of the model) that training updates: those not frozen."""
         address = bounds(part)

@@ -93,8 +93,13 @@ def train_by_steps(
         context: the model; its vector changes.
         request: the request.
         full_batch: creates the object that takes the steps on full batches; None: the loop takes all steps.
+
+    Raises:
+        UserError: there is nothing to train, because all parameters are frozen.
     """
     config, split, part = request.config, request.split, request.part
+    if config.num_steps(len(split), context.drop_single):
+        context.check_free(part)
     module = context.flat.load(request.start, train=True)
     loss = request.loss or loss_of(context.task)
     lr = config.lr_at(request.step)

@@ -566,3 +566,17 @@ def test_a_direction_or_a_loss_that_asks_for_the_model_under_another_vector_is_r
     with pytest.raises(MethodError, match=message):
         learner.sgd(learner.init, SPLIT, config, KEY, **{of: function})
     other(learner)  # the refusal ends with the training
+
+
+@pytest.mark.parametrize("part", ["body", None], ids=str)
+def test_a_training_of_frozen_weights_alone_is_refused(part):
+    """The user's network may freeze the very part that a method trains, such as FedBABU's body."""
+    model = Normed()
+    for p in (model if part is None else model.body).parameters():
+        p.requires_grad_(False)
+    learner = Learner(model)
+    wanted = None if part is None else learner.layout.part(part)
+    message = "model = 'frozen body.1.weight': the method trains this part of the model, all of which is"
+    with pytest.raises(UserError, match=message):
+        learner.sgd(learner.init, SPLIT, LocalConfig(batch_size=5), KEY, part=wanted)
+    assert learner.sgd(learner.init, SPLIT, LocalConfig(epochs=0), KEY, part=wanted).steps == 0
