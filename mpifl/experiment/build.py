@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -735,11 +735,10 @@ def warn_of_momentum(config: Config) -> None:
 
 def warn_of_ignored_options(config: Config) -> None:
     """Warn of options of the method that are set but have no effect beside its others."""
-    method: Any = config.algorithm
-    ignored = method.ignored_options()
-    for f in fields(method):
-        if f.name in ignored and getattr(method, f.name) != f.default:
-            warn_once(f"algorithm.{f.name}: without effect: {ignored[f.name]}")
+    method = config.algorithm
+    for name, why in method.ignored_options().items():
+        if getattr(method, name) != getattr(type(method), name):  # the default
+            warn_once(f"algorithm.{name}: without effect: {why}")
 
 
 def warn_of_ignored_cohort(config: Config) -> None:
