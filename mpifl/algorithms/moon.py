@@ -4,12 +4,12 @@ Li et al., "Model-Contrastive Federated Learning", CVPR 2021, Algorithm 1. Legen
 under the model in training, z_glob under the global model, z_prev under the client's last local model. Loss:
 cross-entropy + mu con, con = -log( exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z,
 z_prev) / tau)) ). In the first visit z_prev is the initial model's. Differs: z is the input of the last
-layer, without the authors' projection head. z_glob and z_prev are computed once in a visit, so that images
-cannot be augmented.
+layer, without the authors' projection head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ class MOON(RowUpdates, Algorithm):
     temperature: float = 0.5
 
     paper = "li2021model"
-    needs = Needs(client_state=True, averages=True, stored_images=True)
+    needs = Needs(client_state=True, averages=True)
 
     def __post_init__(self) -> None:
         require(self.mu >= 0, "mu", self.mu, "use 0 or more; 0 is FedAvg")
@@ -56,10 +56,18 @@ class MOON(RowUpdates, Algorithm):
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train with the contrastive loss; keep the local model for the next visit."""
-        x, w = client.data.train.x, message["model"][0]
-        z_glob, z_prev = (client.embed(v, x).flatten(1) for v in (w, state.get("model", client.init)))
-        loss = contrastive(z_glob, z_prev, self.mu, self.temperature, client.task)
-        trained = client.sgd(w, key, loss=loss)
+        w = message["model"][0]
+        models = w, state.get("model", client.init)
+
+        def embedded(x: torch.Tensor) -> list[torch.Tensor]:
+            return [client.embed(v, x).flatten(1) for v in models]
+
+        stored = [] if client.augments else embedded(client.data.train.x)
+
+        def fixed(x: torch.Tensor, index: torch.Tensor) -> list[torch.Tensor]:
+            return [z[index] for z in stored] or embedded(x)
+
+        trained = client.sgd(w, key, loss=contrastive(fixed, self.mu, self.temperature, client.task))
         metrics = {"train_loss": trained.loss}
         return client.report(model=trained.vector, metrics=metrics), {"model": trained.vector}
 
@@ -68,13 +76,23 @@ class MOON(RowUpdates, Algorithm):
         return Plan([average(notes)])
 
 
-def contrastive(z_glob: torch.Tensor, z_prev: torch.Tensor, mu: float, tau: float, task: Task) -> Loss:
-    """Return the loss, given the fixed embeddings [n, e] of all training samples."""
+def contrastive(
+    fixed: Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]], mu: float, tau: float, task: Task
+) -> Loss:
+    """Return the loss.
+
+    Args:
+        fixed: images of a batch and their indices -> z_glob and z_prev, each [b, e].
+        mu: weight of the contrastive loss.
+        tau: its temperature.
+        task: the task.
+    """
 
     def loss(module: Any, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         z = module.embed(x)
-        near = F.cosine_similarity(z.flatten(1), z_glob[index]) / tau
-        far = F.cosine_similarity(z.flatten(1), z_prev[index]) / tau
+        z_glob, z_prev = fixed(x, index)
+        near = F.cosine_similarity(z.flatten(1), z_glob) / tau
+        far = F.cosine_similarity(z.flatten(1), z_prev) / tau
         return task.loss(module.head(z), y) + mu * F.softplus(far - near).mean()
 
     return loss

@@ -40,8 +40,6 @@ class Needs:
             batches, visits differ, or its equations contain the momentum; `local.keep_optimizer` is refused.
         own_gradients: its steps use gradients that it computes itself (`Client.gradient`), which are float32;
             `local.precision: bfloat16` is refused.
-        stored_images: it reads training images as they are stored before a visit, and compares them with
-            those that are trained on; `local.augment` is refused.
         ignores: keys of `local` that have no effect on its visits -> the keys of the method that are used
             instead, empty for none. A run that sets such a key prints a warning.
         round_number: it depends on rounds: the work of a client depends on the number of the round, or
@@ -80,7 +78,6 @@ class Needs:
     plain_sgd: bool = False
     new_optimizer: bool = False
     own_gradients: bool = False
-    stored_images: bool = False
     ignores: Mapping[str, str] = field(default_factory=dict)
     round_number: bool = False
     server_update: bool = False

@@ -102,6 +102,11 @@ class Client(ABC):
         return found
 
     @property
+    def augments(self) -> bool:
+        """Whether training changes the images of each batch (`local.augment`). Default: False."""
+        return False
+
+    @property
     @abstractmethod
     def auxiliary(self) -> Client:
         """The same client with the auxiliary network in place of the model (`Algorithm.auxiliary`)."""
@@ -136,7 +141,7 @@ class Client(ABC):
             start: initial vector [d].
             key: random key that determines the order of the batches.
             direction: changes the gradient before each step (FedProx: `lambda g, w: g + mu * (w - x)`);
-                neither it nor `loss` may train or evaluate this client.
+                neither it nor `loss` may train this client; both may evaluate it under other vectors.
             loss: replaces the loss of the task.
             part: the only part of the vector that is trained; consists of whole tensors.
             split: replaces the training data.

@@ -535,12 +535,6 @@ def check_local(config: Config, ways: Sequence[LocalConfig]) -> None:
         wrong = next((g for g in given if g[1]), None) if any(way.momentum for way in ways) else None
         if wrong is not None:
             raise UserError(f"{wrong[0]}.momentum", wrong[1], f"{remedy}0")
-    if needs.stored_images and any(way.augment != "none" for way in ways):
-        images = [("local", local.augment)]
-        images += [(f"{SECTION}.{clients}", c.augment or "none") for clients, c in config.per_client.items()]
-        section, augment = next(i for i in images if i[1] != "none")
-        remedy = "this method compares embeddings of trained images with those of stored ones; use none"
-        raise UserError(f"{section}.augment", augment, remedy)
     if local.keep_optimizer:
         remedy = "SGD without momentum has nothing to keep; use local.momentum, or local.optimizer adam"
         require(all(way.remembers for way in ways), "local.keep_optimizer", True, remedy)

@@ -84,6 +84,11 @@ class LocalClient(Client):
             return data
         return LazyClient.reading(lambda name: split_on(data.split(name), device), data.further)
 
+    @property
+    def augments(self) -> bool:
+        """Whether training changes the images of each batch."""
+        return self._config.augment != "none"
+
     def pixels(self, split: str = "train") -> Split:
         """Return a split at this visit with the images in their stored form, in main memory."""
         return self._federation.pixels(self.id, split, self.visit)

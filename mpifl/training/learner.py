@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import copy
+from copy import copy, deepcopy
+from functools import cached_property
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -134,7 +135,7 @@ class Learner:
 
         Raises:
             ValueError: the length of `start` differs from that of the model's vector.
-            MethodError: `direction` or `loss` trains or evaluates with this learner.
+            MethodError: `direction` or `loss` trains with this learner.
         """
         self._check_free("sgd")
         if type(loss) is not WeightedLoss:  # which the kernels know
@@ -179,11 +180,17 @@ class Learner:
         made = None if self.kernels is None else self.kernels.outputs(vector, x, embedding, train_mode)
         if made is not None:
             return made
-        self._check_free("logits, or what needs them (loss, losses, embed, evaluate)")
-        return outputs(self.context, vector, x, embedding, train_mode)
+        if train_mode:
+            self._check_free("embed with train_mode")
+        return outputs(self._aside if self._in_step else self.context, vector, x, embedding, train_mode)
+
+    @cached_property
+    def _aside(self) -> ModelContext:
+        """A copy of the model, on which a method evaluates other vectors during a training step."""
+        return ModelContext(deepcopy(self.flat.module), self.device, self.task, self.context.computes_layers)
 
     def _guarded(self, function: Callable[..., T] | None) -> Callable[..., T] | None:
-        """Return a method's function of a training step, in which this learner does nothing else."""
+        """Return a method's function of a training step, in which this learner does not train."""
         if function is None:
             return None
 

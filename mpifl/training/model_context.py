@@ -68,6 +68,7 @@ class ModelContext:
         momentum: momentum of SGD, or Adam's first moment [p].
         square: Adam's second moment [p].
         untouched: returns whether the module has neither hooks nor methods overridden on an instance.
+        computes_layers: whether kernels compute layers inside PyTorch's loop.
         draws: whether the module draws random numbers.
         drop_single: whether batches of one sample, which batch norm cannot train on, are left out.
 
@@ -90,7 +91,7 @@ class ModelContext:
         self.momentum = torch.zeros_like(self.flat.weights)
         self.square = torch.zeros_like(self.flat.weights)
         self.untouched = Untouched(self.flat.module)
-        self._wide = kernels and self.device.type == "cpu" and has_wide_convolutions(model)
+        self.computes_layers = kernels and self.device.type == "cpu" and has_wide_convolutions(model)
         self.draws = any(is_random(m) for m in model.modules())
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.drop_single = bool(norms)
@@ -106,7 +107,7 @@ class ModelContext:
 
         The kernels have one thread: if PyTorch has more, it computes all layers.
         """
-        return ChannelsLast() if self._wide and torch.get_num_threads() == 1 else nullcontext()
+        return ChannelsLast() if self.computes_layers and torch.get_num_threads() == 1 else nullcontext()
 
     def check(self, part: Part) -> None:
         """Raise `UserError` unless a part consists of whole tensors and contains a parameter."""

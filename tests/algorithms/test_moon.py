@@ -14,6 +14,10 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.moon import MOON, contrastive
+from mpifl.core.rng import key
+from mpifl.training.client import LocalClient
+from mpifl.training.config import LocalConfig
+from mpifl.training.learner import Learner
 from mpifl.training.tasks import Classification
 
 
@@ -35,7 +39,8 @@ def test_the_contrastive_loss_by_hand():
     """
     z_glob, z_prev = torch.tensor([[9.0, 9.0], [0.0, 2.0]]), torch.tensor([[9.0, 9.0], [3.0, 0.0]])
     x, y = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
-    value = contrastive(z_glob, z_prev, 2.0, 0.5, Classification())(Plain(), x, y, torch.tensor([1]))
+    loss = contrastive(lambda _, index: (z_glob[index], z_prev[index]), 2.0, 0.5, Classification())
+    value = loss(Plain(), x, y, torch.tensor([1]))
     assert_allclose(value, float(F.cross_entropy(x, y)) + 2 * math.log(1 + math.exp(2)), rtol=1e-6)
 
 
@@ -68,7 +73,8 @@ def test_a_visit_contrasts_the_global_model_with_the_clients_last_one(state, pre
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mpifl.algorithms.moon.contrastive", spy)
         report, kept = method.local_update(byhand.message(model=[[5.0]]), state, client, byhand.KEY)
-    ((z_glob, z_prev, mu, tau, _),) = asked
+    ((fixed, mu, tau, _),) = asked
+    z_glob, z_prev = fixed(None, torch.arange(10))
     assert_close(z_glob, torch.tensor([[5.0, 0.0]]).expand(10, -1))
     assert_close(z_prev, torch.tensor([[previous, 0.0]]).expand(10, -1))
     assert (mu, tau, client.seen) == (2.0, 0.5, "the loss")
@@ -89,3 +95,20 @@ def test_the_contrast_acts_from_the_second_visit(tmp_path):
         runs = [toy.run(a, toy.Tiny(), tmp_path / f"{steps} {a}", steps) for a in (MOON(mu=5.0), FedAvg())]
         gap = float((runs[0].models() - runs[1].models()).abs().max())
         assert least <= gap <= most
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("augment", ["none", "crop_flip"])
+def test_the_three_embeddings_are_of_one_image(kernels, augment):
+    """In the first step z is z_glob. With a small tau, con = ln(1 + exp((cos(z, z_prev) - 1) / tau)) is 0, and
+    the loss is that of FedAvg; z_glob of other images would have another cosine.
+    """
+    learner = Learner(toy.mlp(8).build(toy.SHAPE, toy.CLASSES), kernels=kernels)
+    config = LocalConfig(steps=1, batch_size=8, lr=0.1, augment=augment)
+    client = LocalClient(1, toy.Tiny(), learner, config)
+    message, address = byhand.message(model=[learner.init.tolist()]), key(3, "visit", 1, 0)
+    losses = [
+        method.local_update(message, state, client, address)[0].metrics["train_loss"]
+        for method, state in ((MOON(temperature=1e-3), {"model": -learner.init}), (FedAvg(), {}))
+    ]
+    assert_allclose(losses[0], losses[1], atol=1e-5)

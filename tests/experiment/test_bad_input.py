@@ -191,14 +191,6 @@ OPTIONS = {
         ["--algorithm", "fedavg", "--data.scenario", "{name: ucfl_c, clients: 8, test_images: 0}"],
         ["data.scenario.test_images = 0: no client has test data; use some"],
     ),
-    "augmented images that are compared with stored ones": (
-        ["--algorithm", "moon", "--local.augment", "crop_flip"],
-        ["local.augment = 'crop_flip': this method compares embeddings", "use none"],
-    ),
-    "augmented images of some clients that are compared with stored ones": (
-        ["--algorithm", "moon", "--per_client", "{0-1: {augment: crop_flip}}"],
-        ["per_client.0-1.augment = 'crop_flip': this method compares embeddings", "use none"],
-    ),
     "another optimiser than it may be": (
         ["--algorithm", "scaffold", "--local.optimizer", "adam"],
         ["local.optimizer = 'adam': this method needs plain SGD"],

@@ -535,7 +535,7 @@ def test_permutations_are_those_of_numpy(monkeypatch):
 
 
 CALLS_OF_A_CLIENT = {
-    "logits": lambda learner: learner.outputs(learner.init, SPLIT.x),
+    "embed": lambda learner: learner.outputs(learner.init, SPLIT.x, embedding=True, train_mode=True),
     "gradient": lambda learner: learner.gradient(learner.init, SPLIT),
     "sgd": lambda learner: learner.sgd(learner.init, SPLIT, LocalConfig(), KEY),
 }
@@ -543,9 +543,11 @@ CALLS_OF_A_CLIENT = {
 
 @pytest.mark.parametrize("call", CALLS_OF_A_CLIENT)
 @pytest.mark.parametrize("of", ["direction", "loss"])
-def test_a_direction_or_a_loss_that_asks_for_the_model_under_another_vector_is_refused(of, call):
-    """The other vector would take the place of the weights in training, or of their gradient."""
-    learner = Learner(built())
+def test_a_direction_or_a_loss_that_trains_its_client_is_refused(of, call):
+    """The other vector would take the place of the weights in training, or of their gradient; embeddings in
+    training mode would restart the draws of dropout.
+    """
+    learner = Learner(Normed())
     other = CALLS_OF_A_CLIENT[call]
 
     def direction(g, w):
@@ -559,13 +561,34 @@ def test_a_direction_or_a_loss_that_asks_for_the_model_under_another_vector_is_r
     function = {"direction": direction, "loss": loss}[of]
     message = r"client.sgd: its direction or loss calls .*; it would overwrite .*; compute it before sgd"
     config = LocalConfig(batch_size=5, lr=0.1)
-    if call == "logits" and bindings.TRAINING_AVAILABLE:  # the kernels leave the model as it is
-        trained = learner.sgd(learner.init, SPLIT, config, KEY, **{of: function}).vector
-        assert_close(trained, learner.sgd(learner.init, SPLIT, config, KEY).vector)
-        return
     with pytest.raises(MethodError, match=message):
         learner.sgd(learner.init, SPLIT, config, KEY, **{of: function})
     other(learner)  # the refusal ends with the training
+
+
+@pytest.mark.parametrize("network", [built, Normed])
+def test_a_loss_and_a_direction_may_evaluate_their_client_under_another_vector(network):
+    """Distillation, with the teacher's logits computed for each batch, or before for all samples; and a
+    direction that looks at the teacher and ignores it.
+    """
+    learner = Learner(network())
+    teacher, config = learner.init + 0.1, LocalConfig(epochs=3, batch_size=5, lr=0.1, momentum=0.5)
+    before = learner.outputs(teacher, SPLIT.x)
+
+    def trained(logits, direction=None):
+        def loss(module, x, y, index):
+            return F.cross_entropy(module(x), y) + (module(x) - logits(x, index)).square().mean()
+
+        return learner.sgd(learner.init, SPLIT, config, KEY, loss=loss, direction=direction).vector
+
+    def direction(g, w):
+        learner.outputs(teacher, SPLIT.x, embedding=True)
+        return g
+
+    expected = trained(lambda x, index: before[index])
+    assert_close(trained(lambda x, index: learner.outputs(teacher, x)), expected, rtol=1e-4, atol=1e-6)
+    assert_close(trained(lambda x, index: before[index], direction), expected, rtol=0, atol=0)
+    assert (expected - learner.init).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("part", ["body", None], ids=str)
