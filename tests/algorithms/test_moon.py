@@ -100,8 +100,8 @@ def test_the_contrast_acts_from_the_second_visit(tmp_path):
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])
 def test_the_three_embeddings_are_of_one_image(kernels, augment):
-    """In the first step z is z_glob. With a small tau, con = ln(1 + exp((cos(z, z_prev) - 1) / tau)) is 0, and
-    the loss is that of FedAvg; z_glob of other images would have another cosine.
+    """In the first step z is z_glob. With a small tau, con = ln(1 + exp((cos(z, z_prev) - 1) / tau)) is 0,
+    and the loss is that of FedAvg; z_glob of other images would have another cosine.
     """
     learner = Learner(toy.mlp(8).build(toy.SHAPE, toy.CLASSES), kernels=kernels)
     config = LocalConfig(steps=1, batch_size=8, lr=0.1, augment=augment)
