@@ -35,7 +35,13 @@ from torch import nn
 
 from mpifl.clustering.distances import closest_pair, matching_distance, pairwise
 from mpifl.clustering.partitions import kmeans
-from mpifl.clustering.server_plans import linked_clients, regrouped, related_plan, related_server
+from mpifl.clustering.server_plans import (
+    check_case,
+    linked_clients,
+    regrouped,
+    related_plan,
+    related_server,
+)
 from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
@@ -100,10 +106,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         require(self.gamma > 0, "gamma", self.gamma, "use a positive distance; 1 in the paper")
         require(0 <= self.centroids <= 1000, "centroids", self.centroids, "use 1 to 1000; 0 for the classes")
         require(self.distance in DISTANCES, "distance", self.distance, "use matching or closest")
-        require(self.case in ("full", "ward"), "case", self.case, "use full or ward")
-        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "use 1 or more; 0 finds it")
-        fits = self.case == "ward" or not self.num_clusters
-        require(fits, "num_clusters", self.num_clusters, "has no effect under case full; use case ward, or 0")
+        check_case(self.case, self.num_clusters)
         names = ("flt_ae", "flt_ae_cifar")
         require(self.autoencoder in names, "autoencoder", self.autoencoder, "use flt_ae or flt_ae_cifar")
         require(self.code >= 1, "code", self.code, "use at least one number")

@@ -23,7 +23,13 @@ import torch
 
 from mpifl.clustering.distances import matching_distance, pairwise
 from mpifl.clustering.partitions import kmeans
-from mpifl.clustering.server_plans import linked_clients, regrouped, related_plan, related_server
+from mpifl.clustering.server_plans import (
+    check_case,
+    linked_clients,
+    regrouped,
+    related_plan,
+    related_server,
+)
 from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
@@ -71,10 +77,7 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
         require(self.threshold > 0, "threshold", self.threshold, "use a positive distance")
         require(self.components >= 1, "components", self.components, "use at least one component")
         require(1 <= self.centroids <= 1000, "centroids", self.centroids, "use 1 to 1000")
-        require(self.case in ("full", "ward"), "case", self.case, "use full or ward")
-        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "use 1 or more; 0 finds it")
-        fits = self.case == "ward" or not self.num_clusters
-        require(fits, "num_clusters", self.num_clusters, "has no effect under case full; use case ward, or 0")
+        check_case(self.case, self.num_clusters)
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send nothing: a client needs its own images only."""

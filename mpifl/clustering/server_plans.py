@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from mpifl.core.errors import require
 from mpifl.core.mixing import Mixing, Plan, by_cluster, carry, own_rows
 from mpifl.core.types import Notes, ProblemInfo, Server
 
@@ -98,6 +99,14 @@ def inherited(labels: np.ndarray, old: np.ndarray, num_old: int) -> np.ndarray:
         out[members] = np.bincount(names).argmax() if len(names) else free
         free += int(not len(names))
     return out
+
+
+def check_case(case: str, num_clusters: int) -> None:
+    """Raise `UserError` for a case that `linked_clients` does not know, or a number that it ignores."""
+    require(case in ("full", "ward"), "case", case, "use full or ward")
+    require(num_clusters >= 0, "num_clusters", num_clusters, "use 1 or more; 0 finds it")
+    remedy = "has no effect under case full; use case ward, or 0"
+    require(case == "ward" or not num_clusters, "num_clusters", num_clusters, remedy)
 
 
 def linked_clients(related: np.ndarray, case: str, num_clusters: int = 0) -> np.ndarray:
