@@ -22,7 +22,7 @@ from mpifl.data.partition.table import FORMATS, check_format, write
 
 from . import prepared_cache as cache
 from .federation import PoolFederation
-from .pool import Pool, check_pool, standardised
+from .pool import Pool, check_pool, sparing_categories, standardised
 from .prepared_cache import Progress
 from .scenario import CLIENT_BYTES, FixedPartition, Scenario, ScenarioSpec, check_drift, check_splits
 from .scenarios import Rotated
@@ -452,10 +452,7 @@ def _to_given(pool: Pool, mean: tuple[float, ...], std: tuple[float, ...]) -> To
     require(pool.kind == FEATURES, "data.source.mean", list(mean), f"samples are {pool.kind}; leave it out")
     remedy = f"give one number, or {pool.shape[-1]}: one for each feature"
     require(len(mean) in (1, pool.shape[-1]), "data.source.mean", list(mean), remedy)
-    values = np.array([mean, std], np.float32)  # [2, 1 or F]
-    if pool.categories:  # a model looks them up by their numbers
-        values = np.where(np.array(pool.categories) > 0, np.array([[0], [1]], np.float32), values)
-    return ToFeatures(*values)
+    return ToFeatures(*sparing_categories(pool, np.array(mean, np.float32), np.array(std, np.float32)))
 
 
 @contextmanager

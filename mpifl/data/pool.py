@@ -287,10 +287,24 @@ def standardised(pool: Pool) -> Pool:
     mean = total / pool.num_train
     std = np.sqrt(np.maximum(square / pool.num_train - mean**2, 0.0))
     mean, std = mean + first, np.where(std > np.finfo(np.float32).tiny, std, 1.0)
-    if pool.categories:
-        are = np.array(pool.categories) > 0
-        mean, std = np.where(are, 0.0, mean), np.where(are, 1.0, std)
+    mean, std = sparing_categories(pool, mean, std)
     return replace(pool, mean=mean.astype(np.float32), std=std.astype(np.float32))
+
+
+def sparing_categories(pool: Pool, mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and deviation of features that leave columns of categories as they are.
+
+    A model looks categories up by their numbers.
+
+    Args:
+        pool: the samples.
+        mean: mean of each feature [F], or one for all [1].
+        std: standard deviation, like `mean`.
+    """
+    if not pool.categories:
+        return mean, std
+    are = np.array(pool.categories) > 0
+    return np.where(are, 0.0, mean), np.where(are, 1.0, std)
 
 
 def _with_statistics_of_pixels(pool: Pool) -> Pool:
