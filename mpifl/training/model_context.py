@@ -181,8 +181,7 @@ class ModelContext:
             params = list(owner.parameters(recurse=False))
             frozen += [p for p in params if id(p) in outside and p.requires_grad]
             normed = isinstance(owner, nn.modules.batchnorm._NormBase) and id(owner.running_mean) in outside
-            held = {id(t) for t in (*owner.parameters(), *owner.buffers())}
-            if normed or (params and held.isdisjoint(inside)):
+            if normed or (params and inside.isdisjoint(map(id, (*owner.parameters(), *owner.buffers())))):
                 owner.eval()
         for p in frozen:
             p.requires_grad_(False)
