@@ -98,7 +98,7 @@ def pool_of(
     Raises:
         UserError: samples, labels and names do not fit together.
     """
-    check_test_share(test_share, test is not None)
+    refuse_unused_share(test_share, test is not None)
     parts = [train] if test is None else [train, test]
     for x, y in parts:
         require(len(x) == len(y), name, len(y), f"labels for {len(x)} samples: give one for each")
@@ -128,7 +128,7 @@ def pool_of(
     return Pool(x, y, n, width, origin, origin_names, class_names, vocabulary)
 
 
-def check_test_share(share: float, has_test: bool) -> None:
+def refuse_unused_share(share: float, has_test: bool) -> None:
     """Refuse a share for testing that is set, and not 0, for a source with a test part."""
     remedy = "has no effect: the source has a test part; leave it out"
     require(not has_test or share in (0.0, TEST_SHARE), "data.source.test_share", share, remedy)

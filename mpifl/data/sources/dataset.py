@@ -17,7 +17,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.imports import imported_from, load_object, root_of
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
-from mpifl.data.sources.arrays import AS_FEATURES, KINDS, any_labels_of, inputs_of, pool_of
+from mpifl.data.sources.arrays import AS_FEATURES, KINDS, TEST_SHARE, any_labels_of, inputs_of, pool_of
 from mpifl.data.sources.base import Source, in_one_line
 
 
@@ -50,7 +50,7 @@ class Dataset(Source):
     reads: tuple[str, ...] = ()
     inputs: str | None = None
     vocabulary: int = 0
-    test_share: float = 0.2
+    test_share: float = TEST_SHARE
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,12 +18,13 @@ from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.arrays import (
+    TEST_SHARE,
     any_labels_of,
-    check_test_share,
     inputs_of,
     numbered,
     pool_of,
     refuse_pictures,
+    refuse_unused_share,
     tokens_of,
     vocabulary_of,
     with_test,
@@ -70,7 +71,7 @@ class HuggingFace(Source):
     side: int | None = None
     length: int = 128
     vocabulary: int = 10_000
-    test_share: float = 0.2
+    test_share: float = TEST_SHARE
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,7 +109,7 @@ class HuggingFace(Source):
         whole = np.arange(sum(sizes)), sizes[0]
         order, count = whole if len(sizes) > 1 else with_test(y, self.test_share)
         if _is_image(schema.field(held).type):
-            check_test_share(self.test_share, len(sizes) > 1)
+            refuse_unused_share(self.test_share, len(sizes) > 1)
             images = self._pictures([column[0] for column in columns.values()], order, scratch, top)
             origin = None if origin is None else origin[order]
             width = len(names) or (int(y.max()) + 1 if y.ndim == 1 else y.shape[1])

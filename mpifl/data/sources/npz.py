@@ -16,7 +16,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.federation import FEATURES
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
-from mpifl.data.sources.arrays import AS_FEATURES, any_labels_of, inputs_of, pool_of
+from mpifl.data.sources.arrays import AS_FEATURES, TEST_SHARE, any_labels_of, inputs_of, pool_of
 from mpifl.data.sources.arrays import KINDS as INPUT_KINDS
 from mpifl.data.sources.base import Source, broken, check_unpacked, place_of, reading
 
@@ -61,7 +61,7 @@ class Npz(Source):
     path: str = "data.npz"
     inputs: str | None = None
     vocabulary: int = 0
-    test_share: float = 0.2
+    test_share: float = TEST_SHARE
 
     def __post_init__(self) -> None:
         super().__post_init__()

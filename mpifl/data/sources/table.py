@@ -11,7 +11,7 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
-from mpifl.data.sources.arrays import numbered, pool_of
+from mpifl.data.sources.arrays import TEST_SHARE, numbered, pool_of
 from mpifl.data.sources.base import Source, place_of, reading
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Table(Source):
     group: str | None = None
     part: str | None = None
     standardise_target: bool = True
-    test_share: float = 0.2
+    test_share: float = TEST_SHARE
 
     def __post_init__(self) -> None:
         super().__post_init__()
