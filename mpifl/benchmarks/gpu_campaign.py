@@ -53,6 +53,7 @@ TESTS = (
     "tests/mpi/test_gpu.py",
 )
 WAYS = {  # way of training on a GPU -> options
+    "default": [],
     "one by one": ["--system.stack", "1", "--system.cuda_graphs", "false"],
     "graphs": ["--system.stack", "1", "--system.cuda_graphs", "true"],
     "stacked": ["--system.stack", "0"],
@@ -62,7 +63,7 @@ WAYS = {  # way of training on a GPU -> options
     "bfloat16": ["--system.stack", "1", "--local.precision", "bfloat16"],
 }
 SMALL = ("W1", "W2", "W3")  # workloads whose networks can be stacked
-WAYS_OF_SMALL = ("one by one", "graphs", "stacked", "stacked graphs", "stacked, free", "bfloat16")
+WAYS_OF_SMALL = ("default", "one by one", "graphs", "stacked", "stacked graphs", "stacked, free", "bfloat16")
 WAYS_OF_LARGE = ("one by one", "graphs", "tf32 graphs", "bfloat16")
 NOT_COUNTED = ("bfloat16",)  # for the goals: the loop uses PyTorch's defaults, float32 and TF32
 TINY = ["--rounds", "2", "--evaluation.every", "1"]
