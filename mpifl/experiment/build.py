@@ -157,6 +157,7 @@ def take_resources(config: Config, transport: Transport) -> Resources:
         fault = error
     if device != CPU:
         torch.cuda.set_device(device)  # otherwise page-locked memory and MPI open a context on another GPU
+        torch.cuda.reset_peak_memory_stats(device)  # of earlier runs in this process
     if system.deterministic:
         use_deterministic_algorithms(torch.device(device))
     if "ready" not in transport.started:  # only the first of several runs in a process starts anything

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -58,16 +58,22 @@ def captured(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
     """
     if device.type != "cuda":
         return None
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
+    aside = _stream(device)
+    aside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(aside):
         for _ in range(WARM_UP):
             step()
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream(device).wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=aside):
         step()
     return graph
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all captures on a device: cuBLAS keeps 65 MiB of workspace for each stream."""
+    return torch.cuda.Stream(device)
 
 
 def _learning_rate(device: torch.device) -> torch.Tensor:
