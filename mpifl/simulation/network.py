@@ -190,6 +190,13 @@ class System(Network):
         """Computing times T_min + Exp(mu)."""
         return ShiftedExponential(self.min_s, self.mean_s)
 
+    @property
+    def decides(self) -> Mapping[str, tuple[str, ...]]:
+        """The rates, by the keys that are not those of the preset."""
+        keys = {"download_s": ("uplink_bytes_s", "downlink_bytes_s"), "rho": ("uplink_bytes_s",)}
+        preset = type(self)()
+        return {name: rates for name, rates in keys.items() if getattr(self, name) != getattr(preset, name)}
+
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
         """Return rates at which a model takes T_dl to download and rho T_dl to upload."""
         down = model_bytes / self.download_s

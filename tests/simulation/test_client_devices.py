@@ -238,6 +238,10 @@ STEPS = ["--algorithm", "fedasync", "--policy", "{name: client_decides}"]
             "network.uplink_bytes_s = 1000.0: has no effect: every class has uplink_bytes_s; leave one of",
         ),
         (
+            ["--devices", OWN_LINKS, "--network", "{name: wired, rho: 4}"],
+            "network.rho = 4.0: has no effect: every class has uplink_bytes_s; leave one of",
+        ),
+        (
             ["--devices", HALF_OWN, "--availability", "{on_s: 10, off_s: 5}"],
             "availability = .*: has no effect: every class has availability; leave one of them out",
         ),
