@@ -218,6 +218,37 @@ def test_numbers_that_float32_would_make_equal_are_refused(tmp_path, role):
     load("table", tmp_path, path="t.csv", **options | {role: ("fixed",)})
 
 
+@pytest.mark.parametrize("source", ["npz", "leaf", "huggingface"])
+@pytest.mark.parametrize("coarse", ["samples", "labels"])
+def test_sources_of_arrays_refuse_numbers_that_float32_would_make_equal(tmp_path, source, coarse):
+    hour = 1_763_000_000 + 90.0 * np.arange(40)
+    noise = 0.3 + 1e-16 * np.arange(40)  # a constant, but for rounding
+    x, y = np.stack([noise, RNG.random(40), RNG.random(40)], axis=1), np.arange(40) / 40
+    if coarse == "samples":
+        x[:, 2] = hour
+    else:
+        y = hour
+
+    def write(folder: Path, x: np.ndarray, y: np.ndarray) -> None:
+        folder.mkdir()
+        if source == "npz":
+            np.savez(folder / "a.npz", x_train=x, y_train=y)
+        elif source == "leaf":
+            write_leaf(folder / "a", {"u": (x.tolist(), y.tolist())})
+        else:
+            save_split(folder / "a", {"x": x.tolist(), "label": y.tolist()}, {})
+
+    options = {"path": "a.npz" if source == "npz" else "a"}
+    options |= {"inputs": "x"} if source == "huggingface" else {}
+    write(tmp_path / "good", x - x.mean(0), y - y.mean(0))
+    assert load(source, tmp_path / "good", **options).inputs.dtype == np.float32
+    write(tmp_path / "bad", x, y)
+    column = "column 2" if coarse == "samples" else "column 0"
+    says = rf"= '{column}': its values would be rounded by up to 64, to float32, .* subtract a constant near"
+    with pytest.raises(UserError, match=says):
+        load(source, tmp_path / "bad", **options)
+
+
 def test_features_of_a_table_are_standardised(tmp_path):
     a_table(80).to_csv(tmp_path / "t.csv", index=False)
     options = {"path": "t.csv", "target": ("price",), "client": "who", "group": "site"}

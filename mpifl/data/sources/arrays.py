@@ -20,6 +20,8 @@ PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".gif", ".tif", ".
 WORD = re.compile(r"\w+|[^\w\s]")
 TEST_SHARE = 0.2  # default of sources
 BINS = 8  # ranges of a number to predict, by which the test part is stratified
+ROUNDING = 0.01  # of the deviation of a column: numbers of float32 may be rounded by this share of it
+NOISE = 1e-12  # of the largest value of a column: smaller deviations are those of rounded float64 numbers
 
 
 def inputs_of(array: np.ndarray, name: str, kind: str | None = None, otherwise: str = "") -> np.ndarray:
@@ -42,7 +44,7 @@ def inputs_of(array: np.ndarray, name: str, kind: str | None = None, otherwise: 
     if kind == FEATURES:
         remedy = "features must be numbers, [n, ...]"
         require((real or whole) and array.ndim >= 2, name, f"{array.dtype} {list(array.shape)}", remedy)
-        return array if array.dtype in (np.float16, np.float32) else array.astype(np.float32)
+        return array if array.dtype in (np.float16, np.float32) else as_float32(array, name)
     if kind == TOKENS:
         remedy = "tokens must be whole numbers, [n, T]"
         require(whole and array.ndim == 2, name, f"{array.dtype} {list(array.shape)}", remedy)
@@ -63,7 +65,7 @@ def any_labels_of(array: np.ndarray, name: str) -> np.ndarray:
     """
     array = np.asarray(array)
     if np.issubdtype(array.dtype, np.floating) and array.ndim in (1, 2):
-        return array.reshape(len(array), -1).astype(np.float32)
+        return as_float32(array.reshape(len(array), -1), name)
     if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind in "iub":
         one_hot = len(array) > 1 and bool(((array == 1).sum(1) == 1).all() and (array == 0).sum(1).min() > 0)
         one_hot = one_hot and bool(((array == 0) | (array == 1)).all())
@@ -71,6 +73,33 @@ def any_labels_of(array: np.ndarray, name: str) -> np.ndarray:
         require(not one_hot, name, array.shape, remedy)
         return array.astype(np.int64) if array.dtype.kind == "u" and array.dtype.itemsize > 1 else array
     return labels_of(array.astype(np.uint8) if array.dtype == np.bool_ else array, name)
+
+
+def as_float32(values: np.ndarray, name: str, column: str = "") -> np.ndarray:
+    """Return numbers [n, ...] as float32.
+
+    Args:
+        values: numbers of any type.
+        name: where they come from, for error messages.
+        column: name of their column; empty: columns are numbered.
+
+    Raises:
+        UserError: float32 does not hold the differences between the numbers of a column.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = values.astype(np.float32)
+        if np.can_cast(values.dtype, np.float32) or not len(values):
+            return narrow
+        lost, spread = np.abs(values - narrow).max(0), values.std(0, dtype=np.float64)
+        coarse = (lost > ROUNDING * spread) & (spread > NOISE * np.abs(values).max(0))
+    if coarse.any():
+        at = tuple(map(int, np.argwhere(coarse)[0]))
+        remedy = (
+            f"its values would be rounded by up to {lost[at]:.3g}, to float32, and their deviation is "
+            f"{spread[at]:.3g}: subtract a constant near {values.mean(0)[at]:.6g}"
+        )
+        raise UserError(name, column or f"column {', '.join(map(str, at))}", remedy)
+    return narrow
 
 
 def pool_of(

@@ -151,7 +151,7 @@ class HuggingFace(Source):
                 target[: len(row)] = row[: out.shape[1]]
             return out, int(out.max()) + 1
         try:
-            x = np.asarray(rows, np.float32)
+            x = np.asarray(rows, np.float64)
         except (ValueError, TypeError) as error:
             remedy = (
                 f"samples must be pictures, texts, or lists of numbers of one shape ({type(error).__name__})"

@@ -14,6 +14,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.progress import each
 from mpifl.data.pool import Pool
 from mpifl.data.sources.arrays import (
+    as_float32,
     characters_of,
     inputs_of,
     numbered,
@@ -99,7 +100,7 @@ class Leaf(Source):
             field = min(TWEET, len(first) - 1)
             return self._words([str(x[field]) for x in xs], count)
         try:
-            numbers = np.asarray(xs, np.float32)
+            numbers = np.asarray(xs, np.float64)
         except (ValueError, TypeError) as error:
             remedy = "samples must be texts, or lists of numbers of one length"
             raise UserError(f"{name}: x", type(first).__name__, remedy) from error
@@ -138,7 +139,7 @@ def _labels(ys: list[Any], alphabet: str, name: str) -> tuple[np.ndarray, tuple[
     if all(isinstance(y, int) and not isinstance(y, bool) for y in ys):
         return np.array(ys, np.int64), ()
     if all(isinstance(y, (int, float)) for y in ys):
-        return np.array(ys, np.float32)[:, None], ()
+        return as_float32(np.array(ys, np.float64)[:, None], f"{name}: y"), ()
     if any(isinstance(y, (list, dict)) for y in ys):
         raise UserError(f"{name}: y", type(ys[0]).__name__, "labels must be numbers or texts")
     return numbered([str(y) for y in ys])

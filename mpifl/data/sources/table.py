@@ -11,7 +11,7 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
-from mpifl.data.sources.arrays import TEST_SHARE, numbered, pool_of
+from mpifl.data.sources.arrays import TEST_SHARE, as_float32, numbered, pool_of
 from mpifl.data.sources.base import Source, place_of, reading
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 LABELS = ("classes", "numbers", "multi_hot")
 NAMES = ("numbers", "string", "boolean", "categorical", "mixed-integer", "integer")
 """Kinds of columns, as pandas calls them: numbers, and what is numbered by name."""
-ROUNDING = 0.01  # of the deviation of a column: numbers of float32 may be rounded by this share of it
 FEW_ROWS = 10  # with fewer rows per class, whole numbers are probably no classes
 
 
@@ -143,7 +142,7 @@ class Table(Source):
         """Return a column as numbers [n], and the number of its categories, 0 for none."""
         column = self._column(frame, name, "features")
         if column.dtype.kind in "iuf" and name not in self.categories:
-            return _as_float32(column.to_numpy(np.float64), name, "features"), 0
+            return as_float32(column.to_numpy(np.float64), "data.source.features", name), 0
         _check_names(column, name, "features")
         number, values = numbered(column.tolist())
         return number, len(values)
@@ -162,7 +161,8 @@ class Table(Source):
         values = [column.to_numpy(np.float64) for column in columns]
         if kind == "numbers":
             pairs = zip(values, self.target, strict=True)
-            return np.stack([_as_float32(v, name, "target") for v, name in pairs], axis=1), self.target
+            numbers = [as_float32(v, "data.source.target", name) for v, name in pairs]
+            return np.stack(numbers, axis=1), self.target
         y = np.stack(values, axis=1)
         good = bool(np.isin(y, (0, 1)).all()) and len(self.target) > 1
         require(good, "data.source.labels", kind, "needs two columns or more that hold 0 and 1 alone")
@@ -215,20 +215,6 @@ class Table(Source):
             same = list(frames[-1].columns) == list(frames[0].columns)
             require(same, str(path), list(frames[-1].columns)[:4], f"other columns than {paths[0]} has")
         return _joined(frames)
-
-
-def _as_float32(values: np.ndarray, name: str, role: str) -> np.ndarray:
-    """Return a column of numbers as float32; refuse one whose differences would be lost."""
-    narrow = values.astype(np.float32)
-    lost, spread = float(np.abs(values - narrow).max()), float(values.std())
-    coarse = lost > ROUNDING * spread and bool(values.min() < values.max())
-    remedy = (
-        f"its values would be rounded by up to {lost:.3g}, to float32, and their deviation is {spread:.3g}"
-    )
-    require(
-        not coarse, f"data.source.{role}", name, f"{remedy}: subtract a constant near {values.mean():.6g}"
-    )
-    return narrow
 
 
 def _check_names(column: pd.Series, name: str, role: str) -> None:
