@@ -35,7 +35,7 @@ class FedBuff(PlainVisits, Algorithm):
     """One model, changed by a buffer of updates.
 
     Attributes:
-        server_lr: eta_g, step of the server along the mean update.
+        server_lr: eta_g, step of the server along the mean update; also of running statistics.
         staleness_a: a in s(x) = (1 + x)^-a; 0 ignores staleness.
         normalise: divisor of the sum of updates: `size` (of the buffer) or `weights` (sum of staleness
             weights).

@@ -35,7 +35,7 @@ class SCAFFOLD(Algorithm):
     """Two tables, `model` and `control`; each client keeps its own control.
 
     Attributes:
-        server_lr: eta_g, step of the server along the mean update.
+        server_lr: eta_g, step of the server along the mean update; also of running statistics.
     """
 
     server_lr: float = 1.0
