@@ -379,11 +379,17 @@ class _Work:
             def lock() -> bool:
                 own = hashlib.sha256(case.training.encode()).hexdigest()[:16]
                 names = [*([f"training-{own}"] if case.training else []), case.slug]
-                (self.folder / LOCKS).mkdir(exist_ok=True)
-                files = ((self.folder / LOCKS / name).open("w") for name in names)
-                return all(try_lock(held.enter_context(file)) for file in files)
+                return all(try_lock(held.enter_context(self._lock_file(name))) for name in names)
 
             yield on_server(transport, lock)
+
+    def _lock_file(self, name: str) -> TextIO:
+        """Open a file to lock. A process that completes the sweep may remove their folder at any time."""
+        folder = self.folder / LOCKS
+        while True:
+            folder.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):
+                return (folder / name).open("w")
 
     def _run(self, case: Case, transport: Transport, quiet: bool, threads: int, **options: Any) -> None:
         state, twin = on_server(transport, lambda: self._state(case))

@@ -417,6 +417,22 @@ def test_a_case_that_another_process_runs_is_left_to_it(tmp_path, capsys):
     assert not lock.parent.exists()
 
 
+def test_locks_that_another_process_removes_at_its_end_are_made_again(tmp_path, monkeypatch):
+    mkdir, removed = Path.mkdir, []
+
+    def make(folder, *args, **options):
+        mkdir(folder, *args, **options)
+        if folder.name == LOCKS and not removed:  # between the creation of the folder and of a file in it
+            shutil.rmtree(folder)
+            removed.append(folder)
+
+    monkeypatch.setattr(Path, "mkdir", make)
+    place = ["--output.folder", str(tmp_path), "--vary", "{seed: [0]}", "--rounds", "1"]
+    folder = sweep(TINY, place, Single(), True)
+    assert removed
+    assert len(list(folder.glob("*/summary.json"))) == 1
+
+
 def test_a_case_that_another_process_gave_up_is_run_in_the_end(tmp_path, monkeypatch):
     """It ran the first of two cases and was killed while this one ran the second."""
     real, folder = running.run, tmp_path / "tiny-x"
