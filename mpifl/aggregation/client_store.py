@@ -14,6 +14,7 @@ import shutil
 import socket
 import tempfile
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -84,7 +85,7 @@ class ClientStore:
     def __init__(self, token: str, folder: str | None = None, kept: Path | None = None) -> None:
         self.folder, self.kept = (Path(folder) if folder else scratch_root()) / f"mpifl-{token}", kept
         self._place = str(self.folder)  # a path is joined for each visit
-        self._lock = self._create()
+        self._release = weakref.finalize(self, os.close, self._create())
         remove_dead(self.folder.parent, self.folder)
         run, _, launch = token.rpartition("-")
         for old in self.folder.parent.glob(f"mpifl-{run}-*") if run else ():
@@ -181,5 +182,4 @@ class ClientStore:
         """Remove the folder and release its lock."""
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):
-            os.close(self._lock)
-            self._lock = -1
+            self._release()

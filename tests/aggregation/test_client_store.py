@@ -114,7 +114,7 @@ def test_what_a_killed_job_left_goes_when_the_next_one_starts(tmp_path):
     dead, young, elsewhere, alive = (ClientStore(f"{c * 16}-{c * 8}", str(tmp_path)) for c in "abcd")
     dead.save("state", 0, 1, one(1.0))
     for store in (dead, young, elsewhere):
-        os.close(store._lock)  # as when the process ends
+        store._release()  # as when the process ends
     (elsewhere.folder / OWNER).write_text("another-host")
     for store in (dead, elsewhere, alive):
         os.utime(store.folder / OWNER, (time.time() - 120.0,) * 2)
@@ -140,3 +140,16 @@ def test_a_full_disk_leaves_no_half_of_a_state_and_names_the_folder(store):
     with full(4096), pytest.raises(UserError, match=r"system.scratch.*more room"):
         store.save("state", 0, 2, {"head": torch.zeros(10000)})
     assert [path.name for path in store.folder.glob("state*")] == ["state-0-1"]
+
+
+def test_a_store_that_is_dropped_without_being_closed_keeps_no_file_open(tmp_path):
+    def open_files() -> list[str]:
+        return [
+            link for fd in Path("/proc/self/fd").iterdir() if (link := os.path.realpath(fd)).endswith(OWNER)
+        ]
+
+    store = ClientStore("token", str(tmp_path))
+    owner = os.path.realpath(store.folder / OWNER)
+    assert owner in open_files()
+    del store
+    assert owner not in open_files()
