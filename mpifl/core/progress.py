@@ -39,6 +39,8 @@ class Stage:
         main: whether it is most of the work of one unit of the enclosing stage, so that half of it counts as
             half of such a unit.
         ends_at_once: whether a request to stop may interrupt it, because none of its work is saved.
+        alike: whether its units take about the same time, so that those that are done tell how long the
+            present one takes.
         start: `time.monotonic()` when it began.
     """
 
@@ -50,6 +52,7 @@ class Stage:
     first: int = 0
     main: bool = False
     ends_at_once: bool = False
+    alike: bool = True
     start: float = field(default_factory=lambda: time.monotonic())
 
     @property
@@ -93,9 +96,10 @@ def doing(
     first: int = 0,
     main: bool = False,
     ends_at_once: bool = False,
+    alike: bool = True,
 ) -> Iterator[Stage]:
     """Announce that the block is a stage; see `Stage`. Stages may nest."""
-    stage = Stage(what, total, unit, count, first, first, main, ends_at_once)
+    stage = Stage(what, total, unit, count, first, first, main, ends_at_once, alike)
     _stages.append(stage)
     try:
         yield stage

@@ -330,16 +330,18 @@ class _Work:
         """Run the cases one after the other, each on all ranks; write table and figure after each."""
         display, every = Progress(title=self.folder.name, quiet=self.quiet), len(self.mine)
         answers = transport.is_server and not self.quiet
-        with Signals(answers=answers) as signals, display as progress, doing("case", every) as stage:
+        counted = doing("case", every, alike=False)
+        with Signals(answers=answers) as signals, display as progress, counted as stage:
             for number, case in enumerate(self.mine, 1):
-                stage.done = number - 1
                 progress.say(f"case {number}/{every}: {case.title}")
                 try:
-                    self.run_case(case, transport, self.quiet)
+                    trained = self.run_case(case, transport, self.quiet)
                 except Stopped as end:
                     raise Stopped(end.step, str(self.folder), end.written) from None
                 except StoppedEarly:
                     raise StoppedEarly(f"mpifl resume {self.folder}") from None
+                stage.done = number
+                stage.first += not trained  # it tells nothing of the time that a case takes
                 if transport.is_server:
                     self.found.write()
                 stop = number < len(self.mine) and on_server(transport, lambda: signals.stop)
@@ -348,10 +350,11 @@ class _Work:
 
     def run_case(
         self, case: Case, transport: Transport, quiet: bool, threads: int = 0, **options: Any
-    ) -> None:
+    ) -> bool:
         """Run a case unless it is complete; if possible, retime a complete case with the same training.
 
-        A case is skipped if another process is running it or the same training.
+        A case is skipped if another process is running it or the same training. Returns whether it was
+        trained.
 
         Args:
             case: a case of the sweep.
@@ -363,9 +366,10 @@ class _Work:
         """
         with self._alone_with(case, transport) as mine:
             if mine:
-                self._run(case, transport, quiet, threads, **options)
-            elif transport.is_server and not is_complete(case, self.folder):
+                return self._run(case, transport, quiet, threads, **options)
+            if transport.is_server and not is_complete(case, self.folder):
                 print(f"{case.title}: another process runs it", flush=True)
+            return False
 
     @contextmanager
     def _alone_with(self, case: Case, transport: Transport) -> Iterator[bool]:
@@ -391,7 +395,7 @@ class _Work:
             with suppress(FileNotFoundError):
                 return (folder / name).open("w")
 
-    def _run(self, case: Case, transport: Transport, quiet: bool, threads: int, **options: Any) -> None:
+    def _run(self, case: Case, transport: Transport, quiet: bool, threads: int, **options: Any) -> bool:
         state, twin = on_server(transport, lambda: self._state(case))
         config = case.placed(self.folder)
         config = replace(config, system=replace(config.system, threads=config.system.threads or threads))
@@ -405,6 +409,7 @@ class _Work:
             started = case.folder(self.folder) if state == "started" else None
             with _named(case), _cycles_collected():
                 run(config, transport, quiet, started, **options)
+        return twin is None and state != "complete"
 
     def _state(self, case: Case) -> tuple[str, Path | None]:
         """Return whether a case is complete, started or new, and the run to retime for it, if any.

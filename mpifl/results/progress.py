@@ -54,18 +54,22 @@ class Estimate:
             now: the value of `time.monotonic`.
             found: the stages, outermost first.
         """
-        shares = []
-        part = 0.0
+        part, rest, answer = 0.0, None, None
         for stage in reversed(found):
             number, before = self._parts.get(id(stage), (stage.number, 0.0))
             if number == stage.number:  # evaluation, after training, must not lower the part that is done
                 part = max(part, before)
             self._parts[id(stage)] = stage.number, part
-            shares.append((stage, stage.share(part)))
-            part = shares[-1][1] if stage.main else 0.0
+            share, spent, seconds = stage.share(part), now - stage.start, None
+            if not stage.alike and rest is not None:  # the present unit by its own pace, the next by the mean
+                mean = (spent + rest) / (stage.number - stage.first + 1)
+                seconds = rest + max(0, stage.total - stage.number - 1) * mean
+            elif share > 0:
+                seconds = spent * (1 / share - 1)
+            answer = answer if seconds is None else (seconds, stage)
+            part, rest = (share, seconds) if stage.main else (0.0, None)
         self._parts = {id(stage): self._parts[id(stage)] for stage in found}
-        known = ((stage, share) for stage, share in reversed(shares) if share > 0)
-        return next((((now - stage.start) * (1 / share - 1), stage) for stage, share in known), None)
+        return answer
 
 
 _shown: list[Progress] = []  # outermost first; only the last one shows anything

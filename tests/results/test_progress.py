@@ -110,6 +110,20 @@ def test_a_sweep_estimates_all_of_its_cases(clock):
             assert inner.line() == "case 2/4, round 6/10: 10 s so far, about 50 s left"
 
 
+def test_a_case_that_takes_longer_than_those_before_counts_by_its_own_pace(clock):
+    """One case took 20 s and one was skipped; a tenth of the third took 40 s."""
+    with Progress(0, "sweep", clock=clock, quiet=True), doing("case", 4, alike=False) as cases:
+        clock.now += 20
+        cases.done, cases.first = 2, 1
+        with Progress(10, "w1", clock=clock, quiet=True) as inner, doing(ROUND, 10, main=True) as rounds:
+            clock.now += 10
+            assert inner.line() == "case 3/4, round 1/10: 10 s so far, about 60 s left"
+            clock.now += 30
+            rounds.done = 1
+            left = "9 min 30 s"  # 360 s of this case, and (20 + 400) / 2 s of the next
+            assert inner.line() == f"case 3/4, round 2/10: 40 s so far, about {left} left"
+
+
 def test_a_display_within_another_silences_it(clock, capsys):
     with Progress(0, "sweep", clock=clock, silence=9.0) as outer:
         with Progress(0, "w1", clock=clock, silence=1000.0):
