@@ -186,13 +186,14 @@ class _KrumRule(DistanceRule):
         """Return how many of `members` are selected; None for n - f."""
 
     def check_options(self, uploads: int) -> None:
-        """Refuse more attackers than Krum withstands, or a selection of more uploads than a step has."""
+        """Refuse more attackers than Krum withstands, or a selection of more uploads than can be honest."""
         most = max((uploads - 3) // 2, 0)
         way = f"use at most {most}" if uploads >= 3 else LARGER
         remedy = f"Krum withstands f among 2 f + 3 uploads, and a step has {uploads}; {way}"
         require(self.f <= most, "f", self.f, remedy)
-        count, remedy = self.count(uploads), f"a step has {uploads} uploads; use at most that"
-        require(count is None or count <= uploads, "select", count, remedy)
+        count, most = self.count(uploads), uploads - self.f
+        remedy = f"a step has {uploads} uploads, and {self.f} may be attackers'; use at most {most}"
+        require(count is None or count <= most, "select", count, remedy)
 
     def too_small(self, members: int) -> bool:
         """Return whether there are fewer than 2 f + 3 members."""
@@ -232,7 +233,7 @@ class MultiKrum(_KrumRule):
 
     Attributes:
         f: number of attackers that a group withstands.
-        select: number of uploads whose mean is taken; null takes n - f.
+        select: number of uploads whose mean is taken, at most n - f of a group; null takes n - f.
     """
 
     select: int | None = None
@@ -258,14 +259,14 @@ def selected(squares: np.ndarray, f: int, select: int | None) -> np.ndarray:
     Args:
         squares: squared distances, float64 [n, n], n >= 3.
         f: number of attackers; reduced if n < 2 f + 3.
-        select: number of members to select; None for n - f.
+        select: number of members to select, at most n - f; None for n - f.
     """
     n = len(squares)
     f = min(f, (n - 3) // 2)
     apart = squares + np.diag(np.full(n, np.inf))
     nearest = np.sort(apart, axis=1)[:, : n - f - 2]
     scores = nearest.sum(1)
-    count = n - f if select is None else min(select, n)
+    count = n - f if select is None else min(select, n - f)
     return np.sort(np.argsort(scores, kind="stable")[:count])
 
 

@@ -70,6 +70,13 @@ def test_krum_by_hand():
     assert_allclose(Krum(f=0).weights(apart(x[:2]), np.array([0.3, 0.7])), [0.5, 0.5])
 
 
+def test_multi_krum_never_selects_more_than_can_be_honest():
+    """Points 0 to 4 and 90 with f = 1, of which 6 were to be selected: the last one stays out."""
+    x = np.array([[0.0], [1.0], [2.0], [3.0], [4.0], [90.0]])
+    assert_allclose(MultiKrum(f=1, select=6).weights(apart(x), np.full(6, 1 / 6)), [*[0.2] * 5, 0])
+    assert_allclose(MultiKrum(f=1, select=6).weights(apart(x[1:]), np.full(5, 0.2)), [*[0.25] * 4, 0])
+
+
 def test_norm_bound_by_hand():
     """Norms 1, 2, 8: the median is 2, so the third counts a quarter; a bound of 4 makes it a half."""
     squares, w = np.array([1.0, 4.0, 64.0]), np.array([0.5, 0.25, 0.25])
@@ -183,6 +190,7 @@ def test_zeros_of_either_sign_are_one_zero():
         (lambda: Krum(f=4).check(10), "use at most 3"),
         (lambda: MultiKrum(f=0, select=0), "select = 0: use 1 or more, or null"),
         (lambda: MultiKrum(f=0, select=11).check(10), "select = 11: a step has 10 uploads"),
+        (lambda: MultiKrum(f=2, select=9).check(10), "select = 9: a step has 10 uploads, and 2 may be"),
         (lambda: NormBound(0.0), "bound = 0.0: use a norm above 0, or null"),
         (lambda: GeometricMedian(steps=0), "steps = 0: use 1 or more steps"),
         (lambda: GeometricMedian(smoothing=0.0), "smoothing = 0.0: use a distance above 0"),
