@@ -88,8 +88,8 @@ class RobustMixer:
         statistics: names of uploads that do not represent parameters (`Rule.applies`).
 
     Attributes:
-        num_too_small: number of rows in the last call of `mix` whose groups were too small for the rule; on
-            rank 0.
+        num_too_small: number of rows in the last call of `mix` whose groups were too small for the rule,
+            without those of statistics; on rank 0.
     """
 
     def __init__(
@@ -161,7 +161,8 @@ class RobustMixer:
             raise MethodError("aggregate", what, "leave out Needs(averages=True), or robust")
         max_abs, owners = upload_info(mixing.of)
         groups = tuple(np.flatnonzero(mixing.weights[k]) for k in rows)
-        self.num_too_small += sum(self.rule.too_small(len(g)) for g in groups)
+        if mixing.of not in self.statistics:
+            self.num_too_small += sum(self.rule.too_small(len(g)) for g in groups)
         centres = np.zeros(len(rows), bool)
         if isinstance(self.rule, DistanceRule) and self.rule.from_row:
             centres = np.isclose(mixing.row_sums()[rows], 1.0, atol=1e-9)

@@ -84,6 +84,7 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
     needs = Needs(averages=True)
     gram = "update"
     row_distance = "update"
+    statistics = ("update",)  # kept one by one, to compare absent clients with
 
     def __post_init__(self) -> None:
         require(self.eps1 >= 0, "eps1", self.eps1, "use 0 or more; 0 never splits")

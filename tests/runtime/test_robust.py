@@ -39,6 +39,20 @@ def test_a_bound_that_nothing_reaches_leaves_every_method_as_it_is(name, tmp_pat
         assert_array_equal(robust.server.tables[table], rows)
 
 
+@pytest.mark.parametrize("rule", [NormBound(1e9), NormBound(1e-6), Krum(f=0), Median()], ids=str)
+def test_updates_that_cfl_keeps_for_absent_clients_are_no_means(rule, tmp_path):
+    """A split among four of six clients: the rule moves the models, and each kept update stays as it came."""
+    changes = {"cohort_size": 4, "steps": 2, "robust": rule}
+    run = toy.run(METHODS["cfl"], toy.Tiny(), tmp_path, **changes)
+    kept = run.server.algorithm_state["cached_norm"]
+    assert len(kept) > 2, "nobody was absent at a split"
+    assert_close(run.server.tables["update"].norm(dim=1).numpy(), kept.astype(np.float32))
+    too_small = run.server_step.train_metrics["robust_too_small"]
+    assert too_small == sum(0 < n < 3 for n in (run.plans[-1].mixings[0].weights > 0).sum(1)) * (
+        not isinstance(rule, NormBound)
+    )
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_methods_that_do_not_average_refuse_a_rule(name):
     check_robust(NoRule(), METHODS[name])
