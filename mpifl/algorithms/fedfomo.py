@@ -110,7 +110,9 @@ class FedFomo(Algorithm):
         new = {"model": trained.vector}
         if self.variant == "ucfl":
             new["before"] = state.get("model", client.init)
-        return client.report(notes, {"train_loss": trained.loss}, model=trained.vector), new
+        metrics = {"train_loss": trained.loss}
+        based = {} if "model" in message.vectors else {"model": client.init}  # the row that the server has
+        return client.report(notes, metrics, based_on=based, model=trained.vector), new
 
     def mixed(self, message: Message, state: State, client: Client) -> tuple[Vector, dict[str, np.ndarray]]:
         """Return the client's mixture w of its own model and those it reads, and their gains as a note."""

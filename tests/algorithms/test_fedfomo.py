@@ -16,6 +16,9 @@ from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
 from mpifl.core.types import Message
 from mpifl.experiment.traffic_forecast import forecast
+from mpifl.simulation.attacks import Scale
+from mpifl.traffic.compression import TopK
+from mpifl.traffic.payload import Payload
 
 
 def test_weights_by_hand():
@@ -46,6 +49,22 @@ def test_a_client_whom_no_model_helps_keeps_its_own():
     report, new = FedFomo().local_update(byhand.message(model=[[0.0], [8.0]]), state, client, byhand.KEY)
     assert_allclose(report.notes["gain"], [0, 0])
     assert_close(new["model"], torch.tensor([4.5]))
+
+
+def test_the_first_upload_is_a_change_of_the_initial_model(tmp_path):
+    """Nothing is downloaded in round 1, and the server has the initial model: 3 times the change is sent."""
+    federation = toy.Tiny()
+    federation.attackers = np.array([2])
+    changes = {"steps": 1, "evaluate": False}
+    honest = toy.run(CATALOGUE["fedfomo"](), toy.Tiny(), tmp_path / "a", **changes)
+    attack = Scale(clients=(2,), factor=3)
+    lying = toy.run(CATALOGUE["fedfomo"](), federation, tmp_path / "b", attack=attack, **changes)
+    start, trained = (run.tables["model"][2] for run in honest.servers)
+    assert_close(lying.server.tables["model"][2], start + 3 * (trained - start))
+    payload = Payload(compression=TopK(share=0.05))
+    coded = toy.run(CATALOGUE["fedfomo"](), toy.Tiny(), tmp_path / "c", payload=payload, **changes)
+    changed = (coded.server.tables["model"] != start).sum(1)
+    assert_array_equal(changed, np.full(6, round(0.05 * len(start))))
 
 
 def test_affinity_grows_by_raw_gains():
