@@ -588,11 +588,15 @@ def absent_clients(config: Config, federation: Federation) -> tuple[int, ...]:
     """Return the clients that take part only from round `newcomers.joins` on, ascending.
 
     Raises:
-        UserError: `newcomers.groups` names groups that do not exist, or all groups.
+        UserError: `newcomers.groups` names groups that do not exist, or all groups; or `newcomers.share` is
+            too small for one client.
     """
-    late = config.newcomers
+    late, num_clients = config.newcomers, federation.num_clients
     if not late.groups:
-        return newcomers(late.share, federation.num_clients, key(config.seed.system))
+        absent = newcomers(late.share, num_clients, key(config.seed.system))
+        remedy = f"has no effect: it makes none of {num_clients} clients newcomers; use a larger share, or 0"
+        require(bool(absent) or not late.share, "newcomers.share", late.share, remedy)
+        return absent
     groups = np.zeros(0) if federation.groups is None else federation.groups
     known = np.unique(groups).tolist()
     remedy = f"name some, not all, of the groups {known}"

@@ -282,6 +282,10 @@ OPTIONS = {
         [*FLT, "--algorithm.loss", "bce", "--algorithm.autoencoder", "flt_ae_cifar"],
         ["algorithm.loss = 'bce'", "flt_ae_cifar", "use mse"],
     ),
+    "newcomers that are nobody": (
+        ["--newcomers", "{share: 0.05, joins: 3}"],
+        ["newcomers.share = 0.05", "makes none of 8 clients newcomers"],
+    ),
     "too few for a step while newcomers are absent": (
         ["--algorithm", "fedsoft", "--newcomers", "{share: 0.9, joins: 3}"],
         [
