@@ -264,4 +264,4 @@ def _new_id(run: Run, config: Config) -> str:
     """Return the id of the new folder: the run's id and the name of the network."""
     old_id = run.folder.name.removeprefix(f"{config.name}-")
     network = loader.to_tree(config)["network"]["name"]
-    return folders.unused_id(run.folder.parent, config.name, f"{old_id}-{network}")
+    return folders.unused_id(Path(config.output.folder), config.name, f"{old_id}-{network}")

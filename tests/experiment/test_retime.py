@@ -100,6 +100,12 @@ def test_a_copy_has_the_files_of_its_run_and_a_place_and_label_of_its_own(which,
     assert kept["output"]["label"] == "slow"
 
 
+def test_a_second_copy_in_another_folder_has_a_number(runs, tmp_path):
+    options = [*SLOW, "--output.folder", str(tmp_path)]
+    names = [retime(str(runs / "tiny-plain"), options).name for _ in range(2)]
+    assert names == ["tiny-plain-wireless-slow", "tiny-plain-wireless-slow~1"]
+
+
 def test_seconds_of_samples_that_change_from_visit_to_visit_are_not_computed(tmp_path):
     """A run folder has the samples of one visit of each client."""
     ccfl = (
