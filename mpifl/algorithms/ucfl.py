@@ -91,6 +91,11 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
         remedy = "replaces stream_cost; use one of the two"
         require(self.tradeoff is None or not self.stream_cost, "tradeoff", self.tradeoff, remedy)
 
+    @property
+    def traffic_depends_on(self) -> str:
+        """The number of streams, if it is chosen by the statistics and every client moves all of them."""
+        return "how many streams the statistics give" if self.parallel and self.streams == -1 else ""
+
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` for more streams than users, or a `tradeoff` that does not work."""
         remedy = f"there are only {problem.num_clients} clients; use fewer streams"

@@ -137,13 +137,10 @@ class Algorithm(ABC):
         paper: its source, a key of `algorithms/papers.bib` or a BibTeX entry; empty for none.
         statistics: names of uploads that are named like a table but are not parameters of a model. They are
             neither attacked nor compressed, and are still averaged under distance-based robust rules.
-        traffic_depends_on: what determines its traffic but is known only from training; empty if the traffic
-            is known in advance.
     """
 
     paper: ClassVar[str] = ""
     statistics: ClassVar[tuple[str, ...]] = ()
-    traffic_depends_on: ClassVar[str] = ""
 
     @cached_property
     def needs(self) -> Needs:
@@ -152,6 +149,14 @@ class Algorithm(ABC):
         Override it by a class attribute, `needs = Needs(...)`, or a `cached_property` if fields change it.
         """
         return Needs()
+
+    @property
+    def traffic_depends_on(self) -> str:
+        """What determines its traffic but is known only from a run. Default: nothing, an empty text.
+
+        Override it by a class attribute, `traffic_depends_on = "..."`, or a `property` if fields change it.
+        """
+        return ""
 
     @property
     def capabilities(self) -> frozenset[type[Capability]]:

@@ -74,6 +74,14 @@ def test_second_looks_are_foretold(looks, participation, tmp_path):
     assert said.total == sent_by(method, tmp_path, participation=participation)
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+def test_streams_of_a_number_that_the_statistics_give_are_foretold_if_a_client_moves_one(parallel, tmp_path):
+    method = CATALOGUE["ucfl"](streams=-1, parallel=parallel, noise_batch=4.0)
+    said, found = forecast_of(method), sent_by(method, tmp_path)
+    assert said.total == (None if parallel else found)
+    assert said.why == ("how many streams the statistics give" if parallel else "")
+
+
 def test_steps_of_one_batch_are_foretold_too():
     one, whole = (foretold("cflgp", {"num_clusters": 2, "protocol": p}) for p in ("gradient", "gap"))
     assert (one.per_round, one.fingerprints) == (whole.per_round, whole.fingerprints)
