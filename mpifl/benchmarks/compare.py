@@ -16,6 +16,7 @@ from mpifl.core.progress import doing, each
 from mpifl.data import prepare
 from mpifl.experiment import loader
 from mpifl.experiment.build import device_of
+from mpifl.experiment.schema import Config
 from mpifl.results.seed_groups import flat
 
 from .turns import KEEP_FREED, Job, scratch_folder
@@ -111,6 +112,24 @@ def check_options(options: Sequence[str]) -> None:
     for key, value in flat(loader.overrides(options)):
         fits = key in known or key.split(".")[0] in (*OF_LOOPS, OF_MPIFL)
         require(fits, key, value, f"the plain loops beside mpifl do not know it; use {', '.join(known)}")
+
+
+def check_rounds(config: Config, options: Sequence[str], chosen: Sequence[str]) -> None:
+    """Check that a configuration has rounds that can be measured, and that no option sets what it chooses.
+
+    Args:
+        config: The configuration, with the options.
+        options: Command-line options that override the configuration.
+        chosen: Keys that the measurement sets.
+
+    Raises:
+        UserError: The run is asynchronous, or an option is one of these keys.
+    """
+    remedy = "only synchronous rounds are measured; use policy rounds"
+    require(config.policy.synchronous, "policy.name", loader.to_tree(config)["policy"]["name"], remedy)
+    for key, value in flat(loader.overrides(options)):
+        own = any(f"{key}.".startswith(f"{name}.") for name in chosen)
+        require(not own, key, value, "the measurement chooses it; leave it out")
 
 
 def take_turns(jobs: dict[str, Job], seconds: float, turns: int) -> dict[str, list[Figures]]:

@@ -12,7 +12,7 @@ from mpifl.core.progress import each
 from mpifl.data import prepare
 from mpifl.experiment import loader
 
-from .compare import ratios, spread
+from .compare import check_rounds, ratios, spread
 from .turns import Job, scratch_folder
 
 MANY, FEW = 1_000_000, 10_000
@@ -28,6 +28,7 @@ def compare_populations(ranks: int, turns: int | None, options: Sequence[str]) -
         options: Command-line options that override the configuration.
     """
     config = loader.load(CONFIG, list(options))
+    check_rounds(config, options, ("rounds", "data.scenario.clients"))
     prepare(config.data, config.seed.data, download=False)
     taken: dict[int, list[dict[str, Any]]] = {MANY: [], FEW: []}
     with scratch_folder() as place:

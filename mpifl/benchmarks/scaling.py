@@ -39,6 +39,7 @@ from mpifl.experiment.time_forecast import RANK_S, ranks_seconds
 from mpifl.models import build_model
 from mpifl.simulation.sampling import cohort_size
 
+from .compare import check_rounds
 from .turns import Job, scratch_folder
 from .workloads import WORKLOADS
 
@@ -127,6 +128,7 @@ def measure_scaling(name: str, most: int | None, turns: int | None, options: Seq
     """
     load = os.getloadavg()[0]  # before any job starts
     config = loader.load(WORKLOADS[name].config, list(options))
+    check_rounds(config, options, ("rounds",))
     prepare(config.data, config.seed.data, download=False)
     federation = open_federation(config.data, config.seed.data, build=False)
     m = cohort_size(config.participation, config.cohort_size, federation.num_clients)

@@ -36,6 +36,7 @@ from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.training.client import LocalClient
 
 from . import job
+from .compare import check_rounds
 from .many_ranks import measure_many_ranks
 from .turns import Job, scratch_folder
 
@@ -64,6 +65,7 @@ def measure_server(
         sizes: clients of a round, ascending.
     """
     config = loader.load(CONFIG, list(options))
+    check_rounds(config, options, ("rounds", "algorithm", "cohort_size", "participation"))
     prepare(config.data, config.seed.data, download=False)
     out: dict[str, Any] = {"ranks": ranks, "sizes": [*sizes], "methods": {}}
     with scratch_folder() as place:

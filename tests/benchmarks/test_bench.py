@@ -13,15 +13,16 @@ import pytest
 from conftest import mpi_environment
 
 from mpifl import cli
-from mpifl.benchmarks import command, compare, forecast, turns
+from mpifl.benchmarks import command, compare, forecast, population, scaling, server, turns
 from mpifl.benchmarks import job as one
-from mpifl.benchmarks.workloads import WORKLOADS, Workload
+from mpifl.benchmarks.workloads import OTHERS, WORKLOADS, Workload
 from mpifl.comm.transport import Single
 from mpifl.core import progress
 from mpifl.core.errors import UserError
 from mpifl.data import prepare
 from mpifl.experiment.loader import load
 
+SYNCHRONOUS = [name for name in OTHERS if name != "plan"]
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 
 
@@ -168,6 +169,24 @@ def test_what_the_loops_do_not_know_is_refused(monkeypatch, options):
     monkeypatch.setattr(compare, "Job", None)
     with pytest.raises(UserError, match="the plain loops beside mpifl"):
         compare.compare(Workload(TINY, "tiny"), 3, 1, options, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        *((name, "--policy every_arrival", "only synchronous rounds") for name in SYNCHRONOUS),
+        *((name, "--rounds 3", "rounds = 3: the measurement") for name in SYNCHRONOUS),
+        ("population", "--data.scenario.clients 7", r"data\.scenario\.clients = 7: the measurement"),
+        ("server", "--cohort_size 7", "cohort_size = 7: the measurement"),
+        ("server", "--algorithm fedprox", "algorithm = 'fedprox': the measurement"),
+        ("server", "--algorithm.name fedprox", r"algorithm\.name = 'fedprox': the measurement"),
+    ],
+)
+def test_what_a_measurement_chooses_or_cannot_measure_is_refused(monkeypatch, name, options, message):
+    for module in (population, scaling, server):
+        monkeypatch.setattr(module, "Job", None)
+    with pytest.raises(UserError, match=message):
+        command.bench([name], options.split(), None, None, None)
 
 
 @pytest.mark.parametrize(
