@@ -47,7 +47,7 @@ def measure_forecasts(turns: int | None, options: Sequence[str]) -> dict[str, An
 
 def _turn(words: Sequence[str]) -> dict[str, float]:
     """Return the processor seconds of one run: `foretold`, and `taken`, start-up and shutdown included."""
-    page, _ = _mpifl(["plan", *words])
+    page, _ = _mpifl(["plan", *words, "--quiet"])
     said = re.search(r"; ([\d.]+) s of processors", page)
     if said is None:
         remedy = (

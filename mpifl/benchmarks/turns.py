@@ -34,6 +34,7 @@ ONE_MACHINE = {  # Open MPI: allow more ranks than cores, bind none, yield while
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 START_SECONDS = 600
+REFUSED = "mpifl.core.errors.UserError: "  # begins the last line of a traceback of bad input
 
 
 class Connection:
@@ -148,7 +149,8 @@ class Job:
 
     def _error(self) -> UserError:
         text = self.log.read_text().strip().splitlines()
-        return UserError("bench", self.name, "the job ended: " + " / ".join(text[-8:]))
+        refused = [line.partition(REFUSED)[2] for line in text if line.startswith(REFUSED)]
+        return UserError("bench", self.name, "the job ended: " + " / ".join(refused[:1] or text[-8:]))
 
     def _receive(self) -> dict[str, Any]:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -265,6 +266,15 @@ def test_ranks_that_take_turns_may_stand_still(monkeypatch):
 def test_a_job_that_cannot_start_says_why(tmp_path):
     with pytest.raises(UserError, match="no-such-module"):
         turns.Job("x", [sys.executable, "-m", "no-such-module"], {}, tmp_path)
+
+
+def test_a_job_that_is_refused_says_why_not_how_its_launcher_ended(tmp_path):
+    words = ["mpifl.benchmarks.job", "SOCKET", TINY, "--cohort_size", "99"]
+    ended = "; echo; echo prterun has exited"
+    command_line = ["sh", "-c", shlex.join([sys.executable, "-m", *words]) + ended]
+    with pytest.raises(UserError, match="the job ended: cohort_size = 99: there are 8 clients") as error:
+        turns.Job("x", command_line, {}, tmp_path)
+    assert "prterun" not in str(error.value)
 
 
 @pytest.mark.nightly
