@@ -172,10 +172,10 @@ def check_links(links: Sequence[Link], hosts: Sequence[str]) -> Check:
 
 def _check_folder(path: Path, what: str) -> Check:
     """Check free space of a folder, and measure its write speed."""
-    while not path.exists():
-        path = path.parent
-    free = shutil.disk_usage(path).free
     try:
+        while not path.exists():
+            path = path.parent
+        free = shutil.disk_usage(path).free
         with tempfile.NamedTemporaryFile(dir=path) as file:
             start = time.perf_counter()
             file.write(bytes(1 << 25))

@@ -78,6 +78,12 @@ def test_one_process_is_examined(tmp_path, monkeypatch):
     assert "ok   collectives" in said[0]
 
 
+def test_a_run_folder_that_cannot_be_reached_is_told_in_the_table(tmp_path):
+    said = []
+    assert not doctor.doctor(Single(), str(tmp_path / ("x" * 300) / "runs"), said.append)
+    assert "runs: File name too long" in said[0]
+
+
 @pytest.mark.nightly
 def test_three_ranks_are_examined(mpirun, tmp_path):
     env = toy.PYTHONPATH | {"MPIFL_DATA": ""}
