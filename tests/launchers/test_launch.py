@@ -272,6 +272,31 @@ def test_a_workstation_has_a_worker_for_each_core(threads, workstation):
     assert done.stdout == f"-n {len(os.sched_getaffinity(0)) + 1} {mpifl} run a b.yaml\n", done.stderr
 
 
+@pytest.mark.parametrize("times", ["", "quickstart", "configs/quickstart.yaml", "2.5", "-1", "08"])
+def test_a_workstation_needs_a_number_of_restarts(times, workstation):
+    done = launch(str(workstation), "--restart", times, "a.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    said = f"workstation: --restart {times}: give the most restarts, as in --restart 3\n"
+    assert done.stderr == said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["slurm", "a.yaml"], "not inside a Slurm job: sbatch"),
+        (["lsf", "a.yaml"], "not inside an LSF job: bsub"),
+        (["pbs"], "usage: qsub -v CONFIG="),
+        (["docs", "sevre"], "docs: launch/docs [build|serve]"),
+    ],
+)
+def test_a_script_that_is_called_in_another_way_says_how(words, message, stubs):
+    """Before anything is installed."""
+    jobs = ("SLURM_NTASKS", "LSB_DJOB_NUMPROC", "CONFIG")
+    done = launch(*words, env={k: v for k, v in stubs.items() if k not in jobs})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)
+
+
 def test_an_installation_is_made_anew_when_any_of_its_sources_changes(tmp_path):
     """A pull that changes a file in C must not leave the old library in use."""
     kernels = ROOT / "mpifl" / "kernels"
