@@ -297,6 +297,13 @@ def test_a_script_that_is_called_in_another_way_says_how(words, message, stubs):
     assert done.stderr.startswith(message)
 
 
+def test_throughput_refuses_bad_input_as_a_command_does():
+    words = [sys.executable, LAUNCH / "throughput", "--rouns", "3"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert done.stderr.startswith("mpifl: rouns = 3: unknown key; did you mean")
+
+
 def test_an_installation_is_made_anew_when_any_of_its_sources_changes(tmp_path):
     """A pull that changes a file in C must not leave the old library in use."""
     kernels = ROOT / "mpifl" / "kernels"
