@@ -76,7 +76,7 @@ from mpifl.training.tasks import Classification
 from . import loader
 from .context import Decisions, Parts, RunContext
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
-from .schema import Config, StartConfig, SystemConfig, check_local
+from .schema import Config, Newcomers, StartConfig, SystemConfig, check_local
 from .shown_cache import ShownCache
 from .starting_model import FILE, check_base, check_network, read_model
 
@@ -471,6 +471,8 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     n = parts.problem.num_clients
     num_sampled = cohort_size(config.participation, config.cohort_size, n)
     absent = absent_clients(config, parts.federation)
+    if not absent and config.newcomers != Newcomers():
+        warn_once("newcomers.joins: without effect: no client is a newcomer; give share or groups")
     check_cohort(config, num_sampled, n, len(absent))
     check_noise(config, num_sampled, n)
     for k in range(min(n, 10)):  # find durations that are far too long before anything is trained

@@ -372,6 +372,14 @@ def test_a_cohort_that_a_policy_does_not_draw_is_said(options, line, capsys):
     assert said == ([f"mpifl: {line} are under way at a time"] if line else [])
 
 
+@pytest.mark.parametrize(("newcomers", "said"), [("{joins: 3}", True), ("{share: 0.4, joins: 3}", False)])
+def test_a_round_in_which_nobody_joins_is_said(newcomers, said, capsys):
+    warn_once.cache_clear()
+    assert main(["plan", TINY, "--newcomers", newcomers]) == 0
+    line = "mpifl: newcomers.joins: without effect: no client is a newcomer; give share or groups"
+    assert (line in capsys.readouterr().err.splitlines()) == said
+
+
 @pytest.mark.parametrize(
     ("options", "sets", "why"),
     [
