@@ -138,18 +138,19 @@ def test_a_gpu_without_a_worker_is_seen():
     assert placement.hints([*places, rank(gpus="ab", gpu="a")]) == []
 
 
-def test_a_rank_makes_its_gpu_the_current_one(monkeypatch):
+def test_a_rank_makes_its_gpu_the_current_one_and_counts_its_peak_anew(monkeypatch):
     """Page-locked memory and MPI would open a context on the first GPU otherwise."""
-    chosen = []
+    chosen, counted = [], []
     for name, answer in {"is_available": lambda: True, "device_count": lambda: 2}.items():
         monkeypatch.setattr(torch.cuda, name, answer)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", counted.append)
     transport = Single()
     transport.device_rank = 3
     monkeypatch.setattr(experiment, "place", lambda transport, device, own: {})
     config = Config(FedAvg(), LeNet5(), system=SystemConfig(deterministic=False))
     assert experiment.take_resources(config, transport).device == "cuda:1"
-    assert chosen == ["cuda:1"]
+    assert chosen == counted == ["cuda:1"]
 
 
 def on_gpus(*aware: bool) -> list[dict]:
