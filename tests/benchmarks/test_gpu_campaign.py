@@ -147,6 +147,6 @@ def test_the_whole_campaign_is_rehearsed(tmp_path, capsys):
     assert steps["memory"]["equal"]
     assert steps["digests"]["in_turn"]
     assert "system.mpi_memory = 'device'" in steps["memory"]["device"]["refused"]
-    ways = {"one by one", "stacked", "stacked, free", *(["bfloat16"] if has_bfloat16(CPU) else [])}
+    ways = {"default", "one by one", "stacked", "stacked, free", *(["bfloat16"] if has_bfloat16(CPU) else [])}
     assert set(steps["W3"]["times_the_loop"]) == ways
     assert set(steps["sharing"]["without MPS"]) == {"1", "2"}
