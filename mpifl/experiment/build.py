@@ -279,6 +279,8 @@ def public_sets(
     if algorithm.auxiliary() is None or not is_server:
         return ()
     if sets := federation.public():
+        if data.public != DataConfig().public:
+            warn_once("data.public: without effect: the server pre-trains on its sets of data.scenario")
         return sets
     assert isinstance(federation, PoolFederation)
     return (open_public(data, federation),)
@@ -463,7 +465,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     warn_of_ignored(config)
     warn_of_ignored_options(config)
     warn_of_ignored_cohort(config)
-    warn_of_unused_public(config, parts.federation)
+    warn_of_unused_public(config)
     check_client_sizes(config, parts.federation)
     warn_of_same_starts(config, parts.problem)
     warn_of_statistics_of_all(config, parts.problem)
@@ -755,14 +757,12 @@ def warn_of_ignored_cohort(config: Config) -> None:
         warn_once(f"{name}: without effect: {config.policy.under_way} are under way at a time")
 
 
-def warn_of_unused_public(config: Config, federation: Federation) -> None:
+def warn_of_unused_public(config: Config) -> None:
     """Warn of `data.public` where the server pre-trains nothing on these images."""
-    if config.data.public == DataConfig().public:
-        return
-    if config.algorithm.auxiliary() is None or uses(config.algorithm, ServerEvaluation):
+    given = config.data.public != DataConfig().public
+    pre_trains = config.algorithm.auxiliary() is not None and not uses(config.algorithm, ServerEvaluation)
+    if given and not pre_trains:
         warn_once("data.public: without effect: the method has no network that the server pre-trains")
-    elif federation.public():
-        warn_once("data.public: without effect: the server pre-trains on its sets of data.scenario")
 
 
 def check_outputs(config: Config, federation: Federation) -> None:

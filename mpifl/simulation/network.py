@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import inf
 from typing import Literal
@@ -194,8 +194,8 @@ class System(Network):
     def decides(self) -> Mapping[str, tuple[str, ...]]:
         """The rates, by the keys that are not those of the preset."""
         keys = {"download_s": ("uplink_bytes_s", "downlink_bytes_s"), "rho": ("uplink_bytes_s",)}
-        preset = type(self)()
-        return {name: rates for name, rates in keys.items() if getattr(self, name) != getattr(preset, name)}
+        preset = {field.name: field.default for field in fields(self)}  # type: ignore[arg-type]
+        return {name: rates for name, rates in keys.items() if getattr(self, name) != preset[name]}
 
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
         """Return rates at which a model takes T_dl to download and rho T_dl to upload."""

@@ -15,7 +15,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import main
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader, schema
-from mpifl.experiment.build import warn_of_ignored_options, warn_of_unused_public
+from mpifl.experiment.build import public_sets, warn_of_ignored_options, warn_of_unused_public
 from mpifl.experiment.loader import dump, from_tree, load, merged, overrides
 from mpifl.experiment.reference import meanings
 from mpifl.experiment.schema import Config, Seeds
@@ -381,23 +381,30 @@ def test_a_round_in_which_nobody_joins_is_said(newcomers, said, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "sets", "why"),
+    ("options", "said"),
     [
-        (["--data.public", "digits"], (), "the method has no network that the server pre-trains"),
-        (["--data.public", "photos"], (), ""),  # the default
-        (["--algorithm", "flt", "--data.public", "digits"], (), ""),
-        (
-            ["--algorithm", "flt", "--data.public", "digits"],
-            (toy.draw("test", 0, 4, 0),),
-            "the server pre-trains on its sets of data.scenario",
-        ),
+        (["--data.public", "digits"], True),
+        (["--data.public", "photos"], False),  # the default
+        (["--algorithm", "flt", "--data.public", "digits"], False),
     ],
 )
-def test_images_of_the_server_that_nothing_is_trained_on_are_said(options, sets, why, capsys):
+def test_images_of_the_server_that_nothing_is_trained_on_are_said(options, said, capsys):
     warn_once.cache_clear()
-    warn_of_unused_public(load(TINY, options), SimpleNamespace(public=lambda: sets))
-    said = [line for line in capsys.readouterr().err.splitlines() if "data.public" in line]
-    assert said == ([f"mpifl: data.public: without effect: {why}"] if why else [])
+    warn_of_unused_public(load(TINY, options))
+    line = "mpifl: data.public: without effect: the method has no network that the server pre-trains"
+    assert (line in capsys.readouterr().err.splitlines()) == said
+
+
+@pytest.mark.parametrize(("public", "said"), [("digits", True), ("photos", False)])
+def test_images_of_the_server_beside_sets_of_its_own_are_said(public, said, capsys):
+    warn_once.cache_clear()
+    config = load(TINY, ["--algorithm", "flt", "--data.public", public])
+    sets = (toy.draw("test", 0, 4, 0),)
+    found = public_sets(config.algorithm, config.data, SimpleNamespace(public=lambda: sets), is_server=True)
+    assert found is sets
+    lines = [line for line in capsys.readouterr().err.splitlines() if "data.public" in line]
+    line = "mpifl: data.public: without effect: the server pre-trains on its sets of data.scenario"
+    assert lines == ([line] if said else [])
 
 
 @pytest.mark.parametrize(
