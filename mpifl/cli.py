@@ -120,10 +120,19 @@ def leave_alone(transport: Transport, folder: Path, refuse: Callable[[], None]) 
 FROM_START = {**FLAG, "help": "begin again where no checkpoint was written, and drop the results"}
 
 
+ONLY = {
+    "metavar": "KEY=LABEL,...",
+    "action": "append",
+    "help": "of a sweep, only these values of a varied key",
+}
+CASE = {
+    "metavar": "i/N",
+    "help": "of a sweep, only the i-th of N parts: processes with one output.id share a sweep",
+}
 JOBS = {"metavar": "COUNT", "help": "cases of a sweep that run at a time, each on a group of mpirun's ranks"}
 
 
-@command(RUN=RUN, bind_report=BIND, from_start=FROM_START, jobs=JOBS)
+@command(RUN=RUN, bind_report=BIND, from_start=FROM_START, only=ONLY, case=CASE, jobs=JOBS)
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Resume a run from its last checkpoint, on any number of ranks, or the unfinished cases of a sweep."""
     from mpifl.comm.transport import on_server
@@ -131,15 +140,21 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.experiment.loader import load_everywhere, merged, overrides, read
     from mpifl.experiment.run import run as run_experiment
     from mpifl.experiment.sweep import resume_sweep
+    from mpifl.experiment.sweep_cases import Part
     from mpifl.experiment.sweep_results import is_sweep
     from mpifl.results.run_folder import is_complete, refuse_more_rounds
 
     folder, jobs = Path(args.RUN), count("--jobs", args.jobs)
     if on_server(transport, lambda: is_sweep(folder)):
         refuse_options(args)
-        resume_sweep(folder, transport, args.quiet, jobs)
+        require(not args.bind_report, "--bind-report", True, "is for a run, not for a sweep; leave it out")
+        why = "a case of a sweep that has no checkpoint begins again without it; leave it out"
+        require(not args.from_start, "--from-start", True, why)
+        resume_sweep(folder, transport, args.quiet, Part.of(args.only or (), args.case), jobs)
         return
     require(jobs == 1, "--jobs", jobs, f"{folder} is one run, which takes all ranks; leave it out")
+    for option, value in (("--only", " ".join(args.only or ())), ("--case", args.case)):
+        require(not value, option, value, f"{folder} is one run, not a sweep; leave it out")
     complete = on_server(transport, lambda: is_complete(folder))
     on_server(transport, lambda: refuse_place(folder, overrides(args.options)))
     if complete:
@@ -195,8 +210,6 @@ def titles_of_cases(folder: Path) -> dict[str, str]:
     return plain
 
 
-ONLY = {"metavar": "KEY=LABEL,...", "action": "append", "help": "only these values of a varied key"}
-CASE = {"metavar": "i/N", "help": "only the i-th of N parts: processes with one output.id share a sweep"}
 LIST = {**FLAG, "help": "list the cases, and run none"}
 
 

@@ -181,12 +181,15 @@ class Stopped(Exception):
         step: server steps taken.
         folder: the run folder.
         written: the last step whose state could be written; 0 if there is none. None: it is `step`.
+        command: the command that continues the run; `mpifl resume` by default.
     """
 
-    def __init__(self, step: int, folder: str, written: int | None = None) -> None:
+    def __init__(
+        self, step: int, folder: str, written: int | None = None, command: str | None = None
+    ) -> None:
         self.step, self.folder, self.written = step, folder, written
         state = (
             "state written" if written is None else f"the last state that was written is of step {written}"
         )
-        more = " --from-start" if written == 0 else ""
-        super().__init__(f"stopped after step {step}, {state}; go on with: mpifl resume {folder}{more}")
+        command = command or f"mpifl resume {folder}{' --from-start' if written == 0 else ''}"
+        super().__init__(f"stopped after step {step}, {state}; go on with: {command}")

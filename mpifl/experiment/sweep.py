@@ -93,38 +93,50 @@ def sweep(
     def begin() -> tuple[dict[str, Any], Path]:
         own = with_configurations(tree())
         every = cases(own)
-        part.check(own["vary"])
-        mine = part.chosen(every)
-        require(bool(mine), "--case", "/".join(map(str, part.share)), "has no case left")
-        check_jobs(jobs, transport, mine)
+        check_jobs(jobs, transport, _mine(part, own, every))
         return own, _folder(own, every)
 
     own, folder = on_server(transport, begin)
-    work = _Work(folder, part.chosen(cases(own)), quiet or not transport.is_server)
+    work = _Work(folder, part.chosen(cases(own)), quiet or not transport.is_server, part)
     return work.run(transport, jobs)
 
 
-def resume_sweep(folder: Path, transport: Transport, quiet: bool = False, jobs: int = 1) -> Path | None:
+def resume_sweep(
+    folder: Path, transport: Transport, quiet: bool = False, part: Part = ALL, jobs: int = 1
+) -> Path | None:
     """Run the cases of a sweep that are not complete; a case with a checkpoint continues from it.
 
     Args:
         folder: the sweep's folder. Files that mpifl 0.1 named `study` are renamed.
         transport: connects the ranks; every rank calls.
         quiet: whether to print nothing.
+        part: the cases that this process runs.
         jobs: number of cases that run at the same time, each on a group of the ranks.
 
     Returns:
         The sweep's folder on rank 0, None on the others.
+
+    Raises:
+        UserError: the sweep has no such case, or there are too few ranks. Otherwise as in `sweep`.
+        Stopped: a signal ended the sweep.
     """
 
     def begin() -> dict[str, Any]:
         tree = started_with(folder)
-        every = cases(tree)
-        check_jobs(jobs, transport, every)
+        check_jobs(jobs, transport, _mine(part, tree, cases(tree)))
         return tree
 
     tree = on_server(transport, begin)
-    return _Work(folder, cases(tree), quiet or not transport.is_server).run(transport, jobs)
+    mine = part.chosen(cases(tree))
+    return _Work(folder, mine, quiet or not transport.is_server, part).run(transport, jobs)
+
+
+def _mine(part: Part, tree: Mapping[str, Any], every: Sequence[Case]) -> list[Case]:
+    """Return the cases of a part; raise `UserError` if it names what the sweep does not have, or has none."""
+    part.check(tree["vary"])
+    mine = part.chosen(every)
+    require(bool(mine), "--case", "/".join(map(str, part.share)), "has no case left")
+    return mine
 
 
 def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
@@ -269,16 +281,23 @@ class _Work:
         folder: the sweep's folder.
         mine: the cases to run.
         quiet: whether to print nothing.
+        part: what `mine` is of the sweep.
     """
 
     folder: Path
     mine: Sequence[Case]
     quiet: bool
+    part: Part
 
     @cached_property
     def found(self) -> Found:
         """The tables and the figure."""
         return Found(self.folder)
+
+    @property
+    def command(self) -> str:
+        """The command that continues these cases."""
+        return " ".join(filter(None, ("mpifl resume", str(self.folder), self.part.options)))
 
     @cached_property
     def twins(self) -> dict[str, list[Case]]:
@@ -337,16 +356,16 @@ class _Work:
                 try:
                     trained = self.run_case(case, transport, self.quiet)
                 except Stopped as end:
-                    raise Stopped(end.step, str(self.folder), end.written) from None
+                    raise Stopped(end.step, str(self.folder), end.written, self.command) from None
                 except StoppedEarly:
-                    raise StoppedEarly(f"mpifl resume {self.folder}") from None
+                    raise StoppedEarly(self.command) from None
                 stage.done = number
                 stage.first += not trained  # it tells nothing of the time that a case takes
                 if transport.is_server:
                     self.found.write()
                 stop = number < len(self.mine) and on_server(transport, lambda: signals.stop)
                 if stop:  # the request came after the case's last step
-                    raise Stopped(case.config.rounds, str(self.folder))
+                    raise Stopped(case.config.rounds, str(self.folder), command=self.command)
 
     def run_case(
         self, case: Case, transport: Transport, quiet: bool, threads: int = 0, **options: Any
@@ -495,7 +514,7 @@ class _SideBySide:
             self.claims.remove()
             self.work.found.write()
         if isinstance(first, _Stop):
-            raise SweepStopped(first, self.work.folder)
+            raise SweepStopped(first, self.work.command)
         if first is not None:
             raise first
 
@@ -572,11 +591,11 @@ class _Stop:
 class SweepStopped(Stopped):
     """A sweep ended early on request, after the state of its running cases was written."""
 
-    def __init__(self, stop: _Stop, folder: Path) -> None:
+    def __init__(self, stop: _Stop, command: str) -> None:
         state = f"the state of {stop.cases} cases is written"
         if stop.unwritten:
             state += f", but for the last steps of {stop.unwritten}"
-        Exception.__init__(self, f"stopped; {state}; go on with: mpifl resume {folder}")
+        Exception.__init__(self, f"stopped; {state}; go on with: {command}")
 
 
 class Claims:

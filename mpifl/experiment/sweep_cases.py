@@ -16,6 +16,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from mpifl.core.case_names import folder_name, labels_of, slug_of, title_of
@@ -385,6 +386,13 @@ class Part:
         number, count = (int(match[1]), int(match[2])) if match else (0, 0)
         require(1 <= number <= count, "--case", share, "use i/N with i from 1 to N, as in 2/8")
         return cls(chosen, (number, count))
+
+    @property
+    def options(self) -> str:
+        """The command-line options that describe this part; empty for a whole sweep."""
+        texts = [f"--only {quote(f'{key}={text}')}" for key, names in self.only.items() for text in names]
+        number, count = self.share
+        return " ".join([*texts, *([f"--case {number}/{count}"] if count > 1 else [])])
 
     def check(self, vary: Mapping[str, Any]) -> None:
         """Raise `UserError` if `only` names a key or label that the sweep does not have."""

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import weakref
@@ -293,6 +294,49 @@ def test_a_sweep_that_is_stopped_after_a_cases_last_step_ends_before_the_next_ca
     assert (tmp_path / "tiny-x" / "tiny-0" / "summary.json").exists()
     assert not (tmp_path / "tiny-x" / "tiny-1").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_part_of_a_sweep_that_is_stopped_names_a_command_that_goes_on_with_that_part(tmp_path, monkeypatch):
+    """Seed 0 is not asked for. The label has a space."""
+
+    def late(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args)
+
+    real = running.finish
+    vary = "{algorithm: {my own: fedavg, theirs: local}, seed: [0, 1, 2]}"
+    part = Part.of(only=["algorithm=my own", "seed=1,2"])
+    place = ["--output.folder", str(tmp_path), "--output.id", "x", "--vary", vary]
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "finish", late)
+        with pytest.raises(Stopped) as stop:
+            sweep(TINY, place, Single(), True, part)
+    folder = tmp_path / "tiny-x"
+    command = shlex.split(str(stop.value).partition("go on with: mpifl ")[2])
+    assert command == ["resume", str(folder), "--only", "algorithm=my own", "--only", "seed=1,2"]
+    assert main([*command, "-q"]) == 0
+    assert sorted(path.parent.name for path in folder.glob("*/summary.json")) == [
+        "tiny-my_own-1",
+        "tiny-my_own-2",
+    ]
+
+
+def test_options_of_resume_that_a_run_or_a_sweep_does_not_have_are_refused(tmp_path, capsys):
+    place = ["-q", "--output.folder", str(tmp_path), "--output.id"]
+    assert main(["run", TINY, *place, "run"]) == 0
+    assert main(["sweep", TINY, *place, "sweep", "--vary", "{seed: [0, 1]}", "--only", "seed=0"]) == 0
+    capsys.readouterr()
+    for folder, option, said in (
+        ("run", ["--only", "seed=1"], "--only = 'seed=1': .* is one run, not a sweep"),
+        ("run", ["--case", "1/2"], "--case = '1/2': .* is one run, not a sweep"),
+        ("sweep", ["--only", "seed=2"], "--only = 'seed=2': no such label"),
+        ("sweep", ["--case", "3/4"], "--case = '3/4': has no case left"),
+        ("sweep", ["--from-start"], "--from-start = True: a case of a sweep"),
+        ("sweep", ["--bind-report"], "--bind-report = True: is for a run"),
+    ):
+        assert main(["resume", str(tmp_path / f"tiny-{folder}"), *option]) == 2
+        assert re.search(said, capsys.readouterr().err), option
+    assert not (tmp_path / "tiny-sweep" / "tiny-1").exists()
 
 
 def found_in(folder: Path) -> list[dict[str, str]]:
