@@ -56,6 +56,27 @@ def test_missing_command_is_told():
     assert (done.returncode, "COMMAND... is missing" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("-H", "-H: its value is missing"),
+        ("up two", "up two: what is two?"),
+        ("up 2 --rat 100mbit", "what is --rat?"),
+        ("run -n 2 --rate 100mbit -- true", "--rate 100mbit: only where hosts are made, not with run"),
+        ("down -n 2", "-n 2: has no effect with down"),
+        ("exec", "exec : which host?"),
+        ("cut 98", "cut 98: which host?"),
+        ("heal", "heal : which host?"),
+    ],
+)
+def test_bad_words_are_told_in_one_line(words, told):
+    before = namespaces()
+    done = cluster(*words.split())
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert told in done.stderr
+    assert namespaces() == before
+
+
 PING = """
 from time import perf_counter
 from mpi4py import MPI
