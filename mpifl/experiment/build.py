@@ -15,6 +15,7 @@ import torch
 
 from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
+from mpifl.aggregation.collective_choice import ByBytes
 from mpifl.aggregation.robust_rules import Rule
 from mpifl.aggregation.secure_sum import MaskedSums, SecureRounds
 from mpifl.comm.mpi_startup import DEVICE
@@ -466,6 +467,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     warn_of_ignored_options(config)
     warn_of_ignored_cohort(config)
     warn_of_unused_public(config)
+    warn_of_unused_collective(config)
     check_client_sizes(config, parts.federation)
     warn_of_same_starts(config, parts.problem)
     warn_of_statistics_of_all(config, parts.problem)
@@ -763,6 +765,19 @@ def warn_of_unused_public(config: Config) -> None:
     pre_trains = config.algorithm.auxiliary() is not None and not uses(config.algorithm, ServerEvaluation)
     if given and not pre_trains:
         warn_once("data.public: without effect: the method has no network that the server pre-trains")
+
+
+def warn_of_unused_collective(config: Config) -> None:
+    """Warn of a collective, or of costs to choose one by, where none is called or chosen."""
+    system, unused = config.system, []
+    named, by_costs = system.collective != "auto", not isinstance(system.cost, ByBytes)
+    if not config.policy.synchronous:
+        why = "under this policy the server mixes alone"
+        unused = ["system.collective"] * named + ["system.cost"] * by_costs
+    elif named and by_costs:
+        why, unused = "system.collective names the collective; use auto", ["system.cost"]
+    if unused:
+        warn_once(f"{', '.join(unused)}: without effect: {why}")
 
 
 def check_outputs(config: Config, federation: Federation) -> None:

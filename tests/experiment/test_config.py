@@ -15,7 +15,12 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import main
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader, schema
-from mpifl.experiment.build import public_sets, warn_of_ignored_options, warn_of_unused_public
+from mpifl.experiment.build import (
+    public_sets,
+    warn_of_ignored_options,
+    warn_of_unused_collective,
+    warn_of_unused_public,
+)
 from mpifl.experiment.loader import dump, from_tree, load, merged, overrides
 from mpifl.experiment.reference import meanings
 from mpifl.experiment.schema import Config, Seeds
@@ -393,6 +398,32 @@ def test_images_of_the_server_that_nothing_is_trained_on_are_said(options, said,
     warn_of_unused_public(load(TINY, options))
     line = "mpifl: data.public: without effect: the method has no network that the server pre-trains"
     assert (line in capsys.readouterr().err.splitlines()) == said
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        ([], ""),
+        (["--system.collective", "gather"], ""),
+        (["--system.cost", "measured"], ""),
+        (
+            ["--system.cost", "measured", "--system.collective", "gather"],
+            "system.cost: without effect: system.collective names the collective; use auto",
+        ),
+        (
+            ["--system.cost", "measured", "--policy", "every_arrival", "--algorithm", "fedasync"],
+            "system.cost: without effect: under this policy the server mixes alone",
+        ),
+        (
+            ["--system.collective", "gather", "--policy", "buffer", "--algorithm", "fedbuff"],
+            "system.collective: without effect: under this policy the server mixes alone",
+        ),
+    ],
+)
+def test_a_collective_that_is_not_called_is_said(options, warning, capsys):
+    warn_once.cache_clear()
+    warn_of_unused_collective(load(TINY, options))
+    assert capsys.readouterr().err == (f"mpifl: {warning}\n" if warning else "")
 
 
 @pytest.mark.parametrize(("public", "said"), [("digits", True), ("photos", False)])
