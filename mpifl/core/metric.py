@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from .errors import require
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,19 @@ METRICS: dict[str, Metric] = {
 """Those of the tasks that travel with mpifl; a user's task has its own."""
 
 ACCURACY = METRICS["accuracy"]
+
+
+def with_figures(figures: Mapping[str, Any], *columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures that clients reported, and then further columns of `metrics.csv`.
+
+    Raises:
+        UserError: a figure has the name of one of these columns.
+    """
+    others = {name: value for some in columns for name, value in some.items()}
+    taken = next((name for name in figures if name in others), None)
+    remedy = "is a column of metrics.csv already; give the figure another name"
+    require(taken is None, "client.report(metrics=...)", taken, remedy)
+    return {**figures, **others}
 
 
 def metric_of_column(name: str) -> Metric | None:

@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import nn
 
-from .errors import UserError
+from .errors import Missing, UserError, nearest
 
 Part = tuple[slice, ...]
 
@@ -131,6 +131,7 @@ class Layout:
 
         Raises:
             UserError: all tensors of the part are frozen.
+            Missing: there is no part of that name.
         """
         found = self._names_of(name, self.names)
         if not found and self._names_of(name, self.frozen):
@@ -145,7 +146,7 @@ class Layout:
         normed = {n.rpartition(".")[0] for n in names if n.endswith(".running_mean")}
         in_norm = {n for n in names if n.rpartition(".")[0] in normed}
         inside = {n: self.slices[n] for n in names if n in self.slices}
-        return {
+        parts = {
             "all": set(names),
             "parameters": {n for n, s in inside.items() if s.stop <= self.num_parameters},
             "buffers": {n for n, s in inside.items() if s.start >= self.num_parameters},
@@ -157,7 +158,10 @@ class Layout:
             "norm": in_norm,
             "encoder": {n for n in names if n.startswith("encoder.")},
             "unnormed": set(names) - in_norm,
-        }[part]
+        }
+        if part not in parts:
+            raise Missing(f"no part {part!r} of the layout", nearest(part, [*parts]))
+        return parts[part]
 
     def module_parts(self) -> dict[str, Part]:
         """Return the parameters of each module of the body, by its name there, and of `head`; no buffers."""

@@ -25,7 +25,7 @@ from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.federation import DataInfo
 from mpifl.core.files import write_atomically
-from mpifl.core.metric import ACCURACY, METRICS
+from mpifl.core.metric import ACCURACY, METRICS, with_figures
 from mpifl.core.parameters import take
 from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
@@ -367,13 +367,13 @@ def columns(
         running: running figures of the run; the clusters' scores are added.
     """
     secure = server_step.config.secure
-    return {
-        **record.train,
-        **figures(context, record, server_step.visits, running),
-        **distances(context, record, server_step.client_products),
-        **privacy_spent(context.accountant, server_step, engine.num_uploads, record.step),
-        **({} if secure is None else secure.figures()),
-    }
+    return with_figures(
+        record.train,
+        figures(context, record, server_step.visits, running),
+        distances(context, record, server_step.client_products),
+        privacy_spent(context.accountant, server_step, engine.num_uploads, record.step),
+        {} if secure is None else secure.figures(),
+    )
 
 
 def figures(

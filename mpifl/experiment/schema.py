@@ -15,7 +15,7 @@ from mpifl.aggregation.collective_choice import COSTS, ByBytes
 from mpifl.aggregation.robust_rules import RULES, DistanceRule, NoRule, Rule, name_of
 from mpifl.aggregation.secure_sum import SECURE, MaskedSums, SecureConfig
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.core.algorithm import Algorithm
+from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import (
     NewClients,
     OneShotStatistics,
@@ -24,7 +24,7 @@ from mpifl.core.capabilities import (
     hooks_of,
     uses,
 )
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import MethodError, UserError, require
 from mpifl.core.task import Task
 from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig
@@ -416,6 +416,14 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
 }
 
 
+def check_needs(algorithm: Algorithm) -> None:
+    """Raise `MethodError` if `needs` of a method of one's own is something else."""
+    needs: Any = algorithm.needs
+    if not isinstance(needs, Needs):
+        what, name = f"is a {type(needs).__name__}", f"{type(algorithm).__name__}.needs"
+        raise MethodError(name, what, "assign Needs(...), which mpifl.core.method has")
+
+
 def check_sections(config: Config) -> None:
     """Check the sections against each other, as far as this needs neither data nor a model.
 
@@ -423,6 +431,7 @@ def check_sections(config: Config) -> None:
         UserError: sections do not fit together; names a key, its value and a remedy.
     """
     policy, clock, computing = config.policy, config.clock, config.network.computing
+    check_needs(config.algorithm)
     check_entries(config.output.callbacks)
     load_metrics(config.evaluation.metrics, [metric.name for metric in config.task.scored])
     policy.check(config.algorithm)

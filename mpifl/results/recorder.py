@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from mpifl.core.errors import require
 from mpifl.core.federation import SPLITS, Federation
-from mpifl.core.metric import ACCURACY, Metric
+from mpifl.core.metric import ACCURACY, Metric, with_figures
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
 from mpifl.core.task import SUMS, Task
@@ -414,7 +414,8 @@ class Recorder:
                 determines the samples on which the client is evaluated. None for no visits.
 
         Raises:
-            UserError: a user's metric has the name of a figure of the method.
+            UserError: a user's metric has the name of a figure of the method, or that has the name of a
+                column.
         """
         targets = self.federation.targets
         aimed = None if targets is None else np.isin(clients, targets)
@@ -446,7 +447,8 @@ class Recorder:
         self._placed = np.ones(len(labels), bool) if placed is None else placed
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}
         self._check_own(train)
-        row = {"round": step, "seconds": round(seconds, 3), **virtual, **self.last, **train, **traffic}
+        first = {"round": step, "seconds": round(seconds, 3), **virtual, **self.last}
+        row = {**first, **with_figures(train, first, traffic)}
         self.metrics.append(row)
         self.timing += [{"round": step, "rank": r, **phases} for r, phases in enumerate(timing) if phases]
         single = {name: v for name, v in scores.items() if not name.startswith(SUMS)}

@@ -23,6 +23,7 @@ from mpifl.comm.transport import RankLost
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import message_on
 from mpifl.core.errors import require
+from mpifl.core.metric import with_figures
 from mpifl.core.mixing import Plan
 from mpifl.core.progress import ROUND, Stage, doing
 from mpifl.core.rng import Key
@@ -435,8 +436,9 @@ class AsynchronousEngine(Engine):
             pool.poll()  # workers train on while rank 0 writes
         train: dict[str, float] = {}
         if scores is not None:
-            train = {**self._mean_metrics(), **self._received_metrics(server, pool), **self.stats.metrics()}
-            train |= {} if self.robust is None else self.robust.figures
+            robust = {} if self.robust is None else self.robust.figures
+            received = self._received_metrics(server, pool)
+            train = with_figures(self._mean_metrics(), received, self.stats.metrics(), robust)
         observe(
             Record(
                 step=server.version,

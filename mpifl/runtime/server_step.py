@@ -32,6 +32,7 @@ from mpifl.core.capabilities import (
     uses,
 )
 from mpifl.core.errors import MethodError, UserError, require
+from mpifl.core.metric import with_figures
 from mpifl.core.mixing import Plan, sample_weights
 from mpifl.core.parameters import take, width
 from mpifl.core.progress import doing
@@ -281,7 +282,7 @@ class ServerStep:
         if result is None:
             return None, None
         if self.robust is not None:
-            self.train_metrics |= self.robust.figures
+            self.train_metrics = with_figures(self.train_metrics, self.robust.figures)
         took_part = result.notes.client[result.notes.fresh]
         self.visits[took_part] += 1
         self.count_taken(took_part)

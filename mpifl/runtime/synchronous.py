@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.capabilities import SecondLook, uses
+from mpifl.core.metric import with_figures
 from mpifl.core.progress import ROUND, doing
 from mpifl.core.types import Reads, Server
 from mpifl.simulation.durations import VisitDuration
@@ -245,8 +246,10 @@ class SynchronousEngine(Engine):
                 accepted=[*zip(self._trained.tolist(), visits.tolist(), strict=True)],
                 evaluated_clients=self.evaluation.clients,
                 scores=scores,
-                train=self.server_step.train_metrics
-                | (self._round_plan.metrics if self._round_plan is not None else {}),
+                train=with_figures(
+                    self.server_step.train_metrics,
+                    self._round_plan.metrics if self._round_plan is not None else {},
+                ),
                 seconds=perf_counter() - self._start,
                 timing=timing or [],
                 virtual_seconds=self.virtual if self.duration is not None else None,

@@ -13,7 +13,7 @@ from torch import nn
 
 from mpifl.core.client import Direction, Loss, Trained, WeightedLoss
 from mpifl.core.devices import split_on
-from mpifl.core.errors import MethodError
+from mpifl.core.errors import MethodError, UserError
 from mpifl.core.federation import Split
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part
@@ -134,13 +134,14 @@ class Learner:
         """Train from `start` [d] on `split`; see `Request` for the arguments.
 
         Raises:
-            ValueError: the length of `start` differs from that of the model's vector.
+            UserError: `start` is no vector [d], or `direction` does not return a gradient.
             MethodError: `direction` or `loss` trains with this learner.
         """
         self._check_free("sgd")
-        if type(loss) is not WeightedLoss:  # which the kernels know
+        self._check_vector(start)
+        if loss is not None and type(loss) is not WeightedLoss:  # which the kernels know
             loss = self._guarded(loss)
-        direction = self._guarded(direction)
+        direction = None if direction is None else _checked(self._guarded(direction))
         request = Request(start, split, config, key, step, direction, loss, part, kept, stage)
         for backend in self.backends:
             if backend.accepts(request):
@@ -163,6 +164,7 @@ class Learner:
             batch_size: number of samples that are processed at a time.
         """
         self._check_free("gradient")
+        self._check_vector(vector)
         made = None if self.kernels is None else self.kernels.mean_gradient(vector, split, batch_size)
         return mean_gradient(self.context, vector, split, batch_size) if made is None else made
 
@@ -177,6 +179,7 @@ class Learner:
             embedding: return the embeddings [n, e] instead.
             train_mode: use dropout and batch norm as in training.
         """
+        self._check_vector(vector)
         made = None if self.kernels is None else self.kernels.outputs(vector, x, embedding, train_mode)
         if made is not None:
             return made
@@ -189,10 +192,8 @@ class Learner:
         """A copy of the model, on which a method evaluates other vectors during a training step."""
         return ModelContext(deepcopy(self.flat.module), self.device, self.task, self.context.computes_layers)
 
-    def _guarded(self, function: Callable[..., T] | None) -> Callable[..., T] | None:
+    def _guarded(self, function: Callable[..., T]) -> Callable[..., T]:
         """Return a method's function of a training step, in which this learner does not train."""
-        if function is None:
-            return None
 
         def guarded(*arguments: Any) -> T:
             self._in_step = True
@@ -203,11 +204,35 @@ class Learner:
 
         return guarded
 
+    def _check_vector(self, vector: Any) -> None:
+        """Raise `UserError` unless `vector` is a model [d]."""
+        size = self.layout.size
+        if not isinstance(vector, torch.Tensor) or vector.shape != (size,):
+            raise UserError("vector", _shape(vector), f"a model is a tensor [{size}], as message['model'][0]")
+
     def _check_free(self, call: str) -> None:
         """Raise `MethodError` inside a training step, whose weights and gradient a call would overwrite."""
         if self._in_step:
             remedy = "it would overwrite the model in training; compute it before sgd"
             raise MethodError("client.sgd", f"its direction or loss calls client.{call}", remedy)
+
+
+def _shape(value: Any) -> list[int] | str:
+    """Return the shape of a tensor; of anything else, the name of its type."""
+    return list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _checked(direction: Direction) -> Direction:
+    """Return a `direction` that raises `UserError` where it returns no gradient."""
+
+    def checked(g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        changed: Any = direction(g, w)
+        if not isinstance(changed, torch.Tensor) or changed.shape != g.shape:
+            remedy = f"return the changed gradient, a tensor {list(g.shape)} as the one it is given"
+            raise UserError("direction", _shape(changed), remedy)
+        return changed
+
+    return checked
 
 
 def pick_stack(learner: Learner, split: Split, config: LocalConfig, most: int) -> int:

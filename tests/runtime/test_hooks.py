@@ -13,10 +13,13 @@ import torch
 from numpy.testing import assert_allclose
 from support import toy
 from support.fake_device import DEVICE, on_device
+from support.runs import CONFIG
 
 from mpifl.algorithms.fedavg import FedAvg
+from mpifl.cli import main
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import ComparedUploads, Look, OneShotStatistics, RememberedUploads, SecondLook
+from mpifl.core.client import Client, Direction
 from mpifl.core.errors import CodeFailed, MethodError, NotFinite, UserError
 from mpifl.core.mixing import (
     Mixing,
@@ -30,12 +33,14 @@ from mpifl.core.mixing import (
     rows,
     sample_weights,
 )
-from mpifl.core.types import Notes, Report, Server
-from mpifl.experiment.schema import EvaluationConfig
+from mpifl.core.rng import key
+from mpifl.core.types import Message, Notes, Report, Server
+from mpifl.experiment.schema import EvaluationConfig, check_needs
 from mpifl.simulation.policies import Buffer, EveryArrival, Policy
 from mpifl.traffic.payload import Payload
 
 NEVER = EvaluationConfig(every=0)
+KEY = key(0)
 CHOICE: dict[str, Callable[..., Any]] = {}  # hook -> what it does in the test at hand
 
 
@@ -185,6 +190,12 @@ def test_values_too_large_for_the_payload_are_not_finite(tmp_path):
 
 # -- what local_update returns beside uploads ----------------------------------------------------------------
 
+
+def _sgd(message: Message, client: Client, direction: Direction) -> Report:
+    """Return the report of a training with a `direction`."""
+    return client.report(model=client.sgd(message["model"][0], KEY, direction=direction).vector)
+
+
 RETURNED = {
     "report alone": (lambda m, s, c: c.report(model=m["model"][0]), "return"),
     "nothing": (lambda m, s, c: None, "None"),
@@ -198,6 +209,14 @@ RETURNED = {
     "ragged notes": (lambda m, s, c: (c.report({"a": np.ones(c.id)}, model=m["model"][0]), {}), "shape"),
     "no such table": (lambda m, s, c: (c.report(model=m["head"][0]), {}), "'head'"),
     "no auxiliary": (lambda m, s, c: (c.auxiliary.report(), {}), "auxiliary"),
+    "a table for a model": (lambda m, s, c: (c.report(model=c.sgd(m["model"], KEY).vector), {}), "vector = "),
+    "a loss of no model": (
+        lambda m, s, c: (c.report(model=c.loss(m["model"][0][:5])), {}),
+        r"vector = \[5\]",
+    ),
+    "no direction": (lambda m, s, c: (_sgd(m, c, lambda g, w: None), {}), "direction = 'NoneType'"),
+    "direction of one": (lambda m, s, c: (_sgd(m, c, lambda g, w: g.sum()), {}), r"direction = \[\]"),
+    "no such part": (lambda m, s, c: (c.layout.part("hed"), {}), "no part 'hed' .*'head'"),
 }
 
 
@@ -394,6 +413,50 @@ def test_the_first_server_is_checked(kind, tmp_path):
         toy.run(Mine(), toy.Tiny(), tmp_path, evaluate=False)
 
 
+def test_needs_of_another_type_are_refused():
+    with pytest.raises(MethodError, match=r"Mine.needs: is a str; assign Needs\(\.\.\.\)"):
+        check_needs(declaring(Mine, FedAvg, needs="rounds"))
+
+
+METRIC = """
+from mpifl.algorithms.fedasync import FedAsync
+from mpifl.algorithms.fedavg import FedAvg
+
+class Reports:
+    def local_update(self, message, state, client, key):
+        report, state = super().local_update(message, state, client, key)
+        return client.report(report.notes, {"NAME": 1.0}, **report.vectors), state
+
+class InRounds(Reports, FedAvg):
+    pass
+
+class Late(Reports, FedAsync):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("loss", "both"),
+        ("round", "both"),
+        ("accuracy_mean", "both"),
+        ("arrivals", "Late"),
+        ("own", "neither"),
+    ],
+)
+def test_a_metric_does_not_replace_a_column(name, taken, tmp_path, capsys):
+    """A loss of training called `loss` stood in `metrics.csv` in place of that of the evaluation."""
+    (tmp_path / "m.py").write_text(METRIC.replace("NAME", name))
+    for method, policy in (("InRounds", "rounds"), ("Late", "every_arrival")):
+        options = ["--algorithm.name", f"{tmp_path / 'm.py'}:{method}", "--policy", policy, "--rounds", "2"]
+        code = main(["run", str(CONFIG), *options, "-q", "--output.folder", str(tmp_path / method)])
+        refused = taken in ("both", method)
+        assert code == (2 if refused else 0)
+        said = f"client.report(metrics=...) = {name!r}: is a column of metrics.csv already"
+        assert (said in capsys.readouterr().err) == refused
+
+
 UPDATES = {
     "undeclared": (
         lambda old, new: replace(new, tables={"model": new.tables["model"] / 2}),
@@ -418,6 +481,7 @@ SCORES = {
     "number": lambda m, s, c, split: 0.5,
     "no loss": lambda m, s, c, split: {"accuracy": 0.5},
     "words": lambda m, s, c, split: {"accuracy": "good", "loss": 1.0},
+    "of no model": lambda m, s, c, split: c.evaluate(m["model"][0][:3], split),
     "not identical": lambda m, s, c, split: {"accuracy": 0.5, "loss": 1.0, f"of {c.id}": 1.0},
 }
 

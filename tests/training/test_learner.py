@@ -483,7 +483,7 @@ def test_batch_norm_that_averages_over_all_batches_of_a_rank_is_refused():
 def test_a_start_of_another_length_is_refused(start, kernels):
     """One number would be copied to all places of the vector."""
     learner = Learner(built(), kernels=kernels)
-    with pytest.raises(ValueError, match=str(learner.layout.size)):
+    with pytest.raises(UserError, match=str(learner.layout.size)):
         learner.sgd(start, SPLIT, CONFIGS["plain"], KEY)
 
 
