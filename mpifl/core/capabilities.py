@@ -6,7 +6,7 @@ A method declares a capability by inheriting from it, which brings the hooks of 
 
 | capability | phase | hooks |
 |---|---|---|
-| `OneShotStatistics` | before training | `shows`, `initial_clients`, `fingerprint`, `initial_plan` |
+| `OneShotStatistics` | before training | `shows`, `fingerprint`, `initial_plan` |
 | `NewClients` | first visit of a client | `new_clients`, `assign_new_clients` |
 | `RememberedUploads` | gathering | none |
 | `ComparedUploads` | before `aggregate` | `compares`, `measures` |
@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from .client import Client, Peer
+from .errors import Missing
 from .mixing import Plan
 from .rng import Key
 from .types import Notes, ProblemInfo, Report, Server, Vector
@@ -60,10 +61,6 @@ class OneShotStatistics(Capability, ABC):
         """Return the rows [r, width] that all download for their statistics. Default: theta0, as `init`."""
         return {"init": problem.init(0)[None]}
 
-    def initial_clients(self, problem: ProblemInfo, present: np.ndarray, key: Key) -> np.ndarray:
-        """Return which of the clients `present` send statistics before training. Default: all."""
-        return present
-
     @abstractmethod
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return the statistics of a client, which downloaded `shown`."""
@@ -76,11 +73,18 @@ class OneShotStatistics(Capability, ABC):
 class NewClients(OneShotStatistics):
     """Clients without statistics send them when they first take part. PACFL, FedClust, FLT, FlexCFL."""
 
+    def initial_clients(self, problem: ProblemInfo, present: np.ndarray, key: Key) -> np.ndarray:
+        """Return which of the clients `present` send statistics before training. Default: all."""
+        return present
+
     def new_clients(self, server: Server, cohort: np.ndarray) -> np.ndarray:
         """Return which clients of a cohort send statistics now.
 
         Default: those who are not in `algorithm_state["known"]`, bool [N].
         """
+        if "known" not in server.algorithm_state:
+            remedy = "return it from setup: bool [N], which clients have sent their statistics"
+            raise Missing("no algorithm_state 'known'", remedy)
         return np.asarray(cohort[~server.algorithm_state["known"][cohort]])
 
     @abstractmethod

@@ -458,17 +458,16 @@ class _Observer:
     def __call__(self, record: Record) -> None:
         if record.scores is None:
             return
-        algorithm = self.context.config.algorithm
         self.recorder.record_evaluation(
             record.step,
             record.seconds,
             scores=record.scores,
             clients=record.evaluated_clients,
-            labels=algorithm.labels(record.server),
+            labels=self.step.hooks.labels(record.server),
             train=record.train,
             traffic={},
             timing=record.timing,
-            placed=algorithm.placed(record.server, self.step.visits > 0),
+            placed=self.step.hooks.placed(record.server, self.step.visits > 0),
         )
         self.seconds.append(self.step.meter() - self.step.evaluations[-1][1])
 

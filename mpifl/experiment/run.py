@@ -42,7 +42,7 @@ from mpifl.results.supervision import Signals, Watchdog
 from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.recovery import regroup
 from mpifl.runtime.run_state import Saved
-from mpifl.runtime.server_step import ClientProducts, ServerStep
+from mpifl.runtime.server_step import ServerStep
 from mpifl.traffic.accountant import Accountant
 from mpifl.training.batched import stackable
 
@@ -281,7 +281,7 @@ def observer(
 
     It writes the scores, shows the progress and calls the callbacks.
     """
-    ledger, algorithm = server_step.ledger, context.config.algorithm
+    ledger, hooks = server_step.ledger, server_step.hooks
 
     def moved() -> dict[str, int]:
         return {way: ledger.total(way) for way in ("up", "down")}
@@ -294,12 +294,12 @@ def observer(
             record.seconds,
             scores={**record.scores, **each},
             clients=record.evaluated_clients,
-            labels=algorithm.labels(record.server),
+            labels=hooks.labels(record.server),
             train=columns(context, record, server_step, engine, recorder.running),
             traffic={f"federation_bytes_{way}": total for way, total in moved().items()},
             timing=timing,
             virtual_seconds=record.virtual_seconds,
-            placed=algorithm.placed(record.server, server_step.taken > 0),
+            placed=hooks.placed(record.server, server_step.taken > 0),
             visits=server_step.visits,
         )
 
@@ -370,7 +370,7 @@ def columns(
     return with_figures(
         record.train,
         figures(context, record, server_step.visits, running),
-        distances(context, record, server_step.client_products),
+        distances(context, record, server_step),
         privacy_spent(context.accountant, server_step, engine.num_uploads, record.step),
         {} if secure is None else secure.figures(),
     )
@@ -438,18 +438,19 @@ def cluster_scores(context: RunContext, record: Record) -> list[float]:
     return [evaluate(w, split)[name] for w, split in zip(rows, group_test_sets, strict=True)]
 
 
-def distances(context: RunContext, record: Record, products: ClientProducts | None) -> dict[str, float]:
+def distances(context: RunContext, record: Record, server_step: ServerStep) -> dict[str, float]:
     """Return the columns of `evaluation.distances`; on rank 0.
 
     Args:
         context: context of the run.
         record: record of a step with scores.
-        products: products of the models that clients uploaded in the step; None if they were not measured.
+        server_step: has the products of the models that clients uploaded in the step, if they were measured.
     """
+    products = server_step.client_products
     if products is None or not context.config.evaluation.distances:
         return {}
     clients, groups = products.clients, context.federation.groups
-    labels = context.config.algorithm.labels(record.server)[clients]
+    labels = server_step.hooks.labels(record.server)[clients]
     groups = None if groups is None else groups[clients]
     kinds = ("client_distance", products.parameters), ("head_distance", products.head)
     return {k: v for name, x in kinds for k, v in client_distances(x, labels, groups, name).items()}

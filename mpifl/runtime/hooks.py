@@ -109,7 +109,7 @@ class ServerHooks:
     def initial_clients(self, present: np.ndarray) -> np.ndarray:
         """Return which of the clients `present` send one-shot statistics before training."""
         with self._call("initial_clients") as call:
-            chosen = hooks_of(self.algorithm, OneShotStatistics).initial_clients(
+            chosen = hooks_of(self.algorithm, NewClients).initial_clients(
                 self.problem, present, self.seed.of("founders")
             )
             _check_clients(call, chosen, present)
@@ -128,6 +128,26 @@ class ServerHooks:
             server = self.algorithm.setup(self.problem, fingerprints, self.seed.of("setup"))
             self._check_server(call, server)
         return server
+
+    def labels(self, server: Server) -> np.ndarray:
+        """Return the estimated cluster of each client [N]."""
+        with self._call("labels", step=server.version) as call:
+            found = self.algorithm.labels(server)
+            self._check_of_all(call, found, "iu", "an integer")
+        return found
+
+    def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
+        """Return which clients have a known cluster, bool [N]; `visited` says which have made a visit."""
+        with self._call("placed", step=server.version) as call:
+            found = self.algorithm.placed(server, visited)
+            self._check_of_all(call, found, "b", "a bool")
+        return found
+
+    def _check_of_all(self, call: HookCall, found: Any, kinds: str, what: str) -> None:
+        """Raise `MethodError` unless `found` is an array [N] of one of these kinds of numbers."""
+        n = self.problem.num_clients
+        if not isinstance(found, np.ndarray) or found.dtype.kind not in kinds or found.shape != (n,):
+            raise call.error(f"returned {_kind(found)}", f"return {what} for each of the {n} clients, [{n}]")
 
     def appraise(self, old: Server | None, new: Server) -> Server:
         """Return `new` with what the server finds out about its own rows."""
@@ -459,9 +479,11 @@ def _checked_note(call: HookCall, name: str, value: Any) -> Any:
 
 
 def _check_look(call: HookCall, look: Any) -> None:
-    """Raise `MethodError` unless `look` is a `Look`, the result of a probe."""
+    """Raise `MethodError` unless `look` is a `Look` of numbers, the result of a probe."""
     if not isinstance(look, Look):
         raise call.error(f"returned {_kind(look)}", "return Look(notes={...}, findings={...})")
+    for name, value in (*look.notes.items(), *look.findings.items()):
+        _checked_note(call, name, value)
 
 
 def _check_scores(call: HookCall, scores: Any, metric: str) -> None:

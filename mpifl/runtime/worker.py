@@ -29,7 +29,7 @@ from mpifl.core.devices import (
     to_main_memory,
     upload_budget,
 )
-from mpifl.core.errors import MethodError
+from mpifl.core.errors import MethodError, UserError
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
@@ -584,7 +584,10 @@ class CountedPeer(Peer):
         self.id, self._me, self._them, self._exchanges, self._payload = them.id, me, them, exchanges, payload
         self.wanted = wanted
 
-    def _count(self, kind: str, direction: str, client: int, tensor: torch.Tensor) -> None:
+    def _count(self, kind: str, direction: str, client: int, tensor: Any) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            remedy = "peers exchange tensors; small numbers travel as notes: Look(notes={...})"
+            raise UserError(kind, type(tensor).__name__, remedy)
         numbers, messages = self._exchanges.get((kind, direction, client), (0, 0))
         self._exchanges[kind, direction, client] = (numbers + tensor.numel(), messages + 1)
 

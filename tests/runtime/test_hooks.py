@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,14 @@ from support.runs import CONFIG
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.cli import main
 from mpifl.core.algorithm import Algorithm, Needs
-from mpifl.core.capabilities import ComparedUploads, Look, OneShotStatistics, RememberedUploads, SecondLook
+from mpifl.core.capabilities import (
+    ComparedUploads,
+    Look,
+    NewClients,
+    OneShotStatistics,
+    RememberedUploads,
+    SecondLook,
+)
 from mpifl.core.client import Client, Direction
 from mpifl.core.errors import CodeFailed, MethodError, NotFinite, UserError
 from mpifl.core.mixing import (
@@ -588,6 +596,72 @@ def test_a_server_or_report_is_no_look(report, tmp_path):
 
     with pytest.raises(MethodError, match=r"Looking.probe: client 0"):
         toy.run(Looking(), toy.Tiny(), tmp_path, evaluate=False)
+
+
+@pytest.mark.parametrize("look", [Look({"a": "b"}), Look(findings={"a": object()})])
+def test_what_a_look_finds_are_numbers(look, tmp_path):
+    class Looking(SecondLook, Mine):
+        def probe(self, client, own, peers, key):
+            return look
+
+    with pytest.raises(MethodError, match=r"Looking.probe: client 0, visit 0: note 'a' is "):
+        toy.run(Looking(), toy.Tiny(), tmp_path, evaluate=False)
+
+
+def test_initial_clients_of_a_method_that_nobody_can_join_later_are_refused(tmp_path):
+    """All clients send their statistics before training there, whatever the hook returns."""
+
+    class Choosy(OneShotStatistics, Mine):
+        def fingerprint(self, client, shown, key):
+            return client.report({"n": 1})
+
+        def initial_clients(self, problem, present, key):
+            return present[:1]
+
+    with pytest.raises(MethodError, match=r"Choosy.initial_clients: would never be called; .*NewClients"):
+        toy.run(Choosy(), toy.Tiny(), tmp_path, evaluate=False)
+
+
+@pytest.mark.parametrize("asked", [(b"x", None), (torch.ones(2), lambda client, x: 1.0)])
+def test_peers_exchange_tensors(asked, tmp_path):
+    class Looking(SecondLook, Mine):
+        def probe(self, client, own, peers, key):
+            peers[0].ask(*asked)
+            return Look()
+
+    with pytest.raises(MethodError, match=r"Looking.probe: client 0, visit 0: .*peers exchange tensors"):
+        toy.run(Looking(), toy.Tiny(), tmp_path, evaluate=False)
+
+
+def test_the_default_of_new_clients_names_what_it_reads(tmp_path):
+    class Joining(NewClients, Mine):
+        def fingerprint(self, client, shown, key):
+            return client.report({"n": 1})
+
+        def assign_new_clients(self, server, fingerprints):
+            return Plan([])
+
+    with pytest.raises(MethodError, match=r"Joining.new_clients: .*no algorithm_state 'known'; return it"):
+        toy.run(Joining(), toy.Tiny(), tmp_path, evaluate=False)
+
+
+FIGURES = {
+    "labels": (lambda s: np.zeros(2, int), "an integer"),
+    "labels of words": (lambda s: ["a"] * 8, "an integer"),
+    "labels of floats": (lambda s: np.zeros(8), "an integer"),
+    "placed": (lambda s, visited: visited[:3], "a bool"),
+}
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_clusters_are_checked_before_they_are_judged(kind, tmp_path, monkeypatch, capsys):
+    found, word = FIGURES[kind]
+    hook = kind.split()[0]
+    monkeypatch.setattr(FedAvg, hook, lambda self, *arguments: found(*arguments))
+    assert main(["run", str(CONFIG), "-q", "--rounds", "1", "--output.folder", str(tmp_path)]) == 2
+    assert re.search(
+        rf"FedAvg.{hook}: step 1: returned .*; return {word} for each of the", capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("pairs", [None, np.ones((6, 6)), np.ones((5, 6), bool)])
