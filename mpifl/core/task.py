@@ -106,8 +106,7 @@ class Task(ABC):
         A class that overrides `loss`, but neither `sums` nor `figures`, has its own loss in place of theirs.
         """
         found = self.sums(output, labels)
-        here = {n: v.detach().cpu() if isinstance(v, torch.Tensor) else v for n, v in found.items()}
-        sums = {name: np.asarray(value, np.float64) for name, value in here.items()}
+        sums = {name: np.asarray(_on_cpu(value), np.float64) for name, value in found.items()}
         scores = self.figures(sums)
         if not self._sums_its_loss:
             like = labels.to(output.dtype) if labels.is_floating_point() else labels  # `mix` gives float64
@@ -155,6 +154,34 @@ class Task(ABC):
         remedy = f"labels of this source are {info.labels}; use {SUITABLE[info.labels]}, or another source"
         require(fits, "task.name", self.name, remedy)
 
+    def check_results(self, output: torch.Tensor, labels: torch.Tensor) -> None:
+        """Raise `UserError` unless the task makes a loss and all scores of a model's output [n, ...]."""
+
+        def good(fits: bool, hook: str, found: Any, remedy: str) -> None:
+            kind = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            require(fits, "task.name", self.name, f"{hook} gives {kind}; {remedy}")
+
+        losses: Any = self.losses(output, labels)
+        fits = isinstance(losses, torch.Tensor) and losses.shape == labels.shape[:1]
+        good(fits, "losses", losses, f"give one for each of {len(labels)} samples, [{len(labels)}]")
+        if type(self).__module__.startswith("mpifl."):
+            return
+        with torch.enable_grad():
+            loss: Any = self.loss(output.detach().requires_grad_(), labels)
+        fits = isinstance(loss, torch.Tensor) and not loss.shape and loss.requires_grad
+        good(
+            fits, "loss", loss, "give a number with a gradient: a tensor [] that is computed from the output"
+        )
+        sums: Any = self.sums(output, labels)
+        remedy = "give a mapping from names to sums, which are numbers or arrays of numbers"
+        good(isinstance(sums, Mapping) and all(map(_numbers, sums.values())), "sums", sums, remedy)
+        figures: Any = self.figures(
+            {name: np.asarray(_on_cpu(value), np.float64) for name, value in sums.items()}
+        )
+        wanted = [*(metric.name for metric in self.scored), "loss"]
+        fits = isinstance(figures, Mapping) and all(_numbers(figures.get(name, "")) for name in wanted)
+        good(fits, "figures", figures, f"give a mapping with numbers {', '.join(wanted)}")
+
     @property
     def name(self) -> str:
         """Its name in section `task` of a configuration."""
@@ -162,7 +189,12 @@ class Task(ABC):
         return called or getattr(type(self), "imported_as", type(self).__name__)
 
     def check_metrics(self) -> None:
-        """Raise `UserError` if the option `metrics` names an unknown metric, or one metric twice."""
+        """Raise `UserError` unless `known` names metrics, and `metrics` some of them, each of them once."""
+        described: Any = self.known
+        good = isinstance(described, Mapping) and bool(described) and "loss" not in described
+        good = good and all(isinstance(m, Metric) and m.name == name for name, m in described.items())
+        remedy = "its `known` maps the name of each metric, not `loss`, to a Metric of that name"
+        require(good, "name", self.name, remedy)
         names = getattr(self, "metrics", ())
         known = ", ".join(self.known)
         require(set(names) <= set(self.known), "metrics", list(names), f"use some of {known}")
@@ -172,7 +204,17 @@ class Task(ABC):
         self.check_metrics()
         known = self._declares("loss", ("total_loss",)) or self._declares("losses", ("total_loss",))
         remedy = "a total_loss of its own would differ from the loss that is trained; define losses, or loss"
-        require(known, "task.name", self.name, remedy)
+        require(known, "name", self.name, remedy)
+
+
+def _on_cpu(value: Any) -> Any:
+    """Return a value, a tensor in main memory and without its gradient."""
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+
+def _numbers(value: Any) -> bool:
+    """Return whether a value is a number or an array of numbers."""
+    return np.asarray(_on_cpu(value)).dtype.kind in "biuf"
 
 
 SUITABLE = {

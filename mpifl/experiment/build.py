@@ -23,13 +23,14 @@ from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import NewClients, RememberedUploads, ServerEvaluation, hooks_of, uses
 from mpifl.core.devices import use_deterministic_algorithms
-from mpifl.core.errors import UserError, require, within_memory
+from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond, within_memory
 from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation, Split
 from mpifl.core.imports import code_of
 from mpifl.core.parameters import Layout, flatten, put, take
 from mpifl.core.process import FreedMemory, age
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import key
+from mpifl.core.task import Task
 from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
 from mpifl.models import (
@@ -789,6 +790,7 @@ def check_outputs(config: Config, federation: Federation) -> None:
             output = module.eval()(few.x[:2])
         require(isinstance(output, torch.Tensor), "model.name", name, returned(output))
         check_adapted(module, few.x[:2])
+        check_task(config.task, output, few.y[:2])
         return
     try:
         with torch.no_grad():
@@ -799,13 +801,27 @@ def check_outputs(config: Config, federation: Federation) -> None:
     require(isinstance(output, torch.Tensor), "model.name", name, returned(output))
     check_adapted(module, few.x[:2])
     try:
-        losses = config.task.losses(output, few.y[:2])
-        fits = losses.shape == few.y[:2].shape[:1]
+        config.task.losses(output, few.y[:2])
     except (RuntimeError, ValueError, IndexError) as error:
         remedy = f"its loss does not take outputs {list(output.shape)} and labels {list(few.y[:2].shape)}"
         raise UserError("task.name", config.task.name, f"{remedy} ({error}); use another model") from error
-    remedy = f"gives losses {list(losses.shape)} for {len(few.y[:2])} samples; give one for each, [n]"
-    require(fits, "task.name", config.task.name, remedy)
+    check_task(config.task, output, few.y[:2])
+
+
+def check_task(task: Task, output: torch.Tensor, labels: torch.Tensor) -> None:
+    """Raise an error unless the task makes a loss and all scores of a model's output.
+
+    Raises:
+        UserError: it makes something else.
+        CodeFailed: its own code raised an exception.
+    """
+    try:
+        task.check_results(output, labels)
+    except UserError:
+        raise
+    except Exception as error:
+        text = f"task {task.name}: {type(error).__name__}: {error}"
+        raise CodeFailed(text, trace_beyond(error, str(Path(__file__).parents[1]))) from error
 
 
 # -- server step and engine ----------------------------------------------------------------------------------

@@ -16,12 +16,13 @@ from sklearn import metrics as sk
 from support import toy
 from torch import nn
 
-from mpifl.core.errors import UserError
+from mpifl.core.errors import CodeFailed, UserError
 from mpifl.core.federation import ClientData, DataInfo, Split
 from mpifl.core.metric import METRICS, metric_of_column
 from mpifl.core.parameters import flatten
 from mpifl.core.rng import key
 from mpifl.core.task import SUMS
+from mpifl.experiment.build import check_task
 from mpifl.models import MODELS
 from mpifl.results.metrics import pooled, spread
 from mpifl.training.client import LocalClient
@@ -148,7 +149,7 @@ class Total(Classification):
 
 
 def test_a_task_whose_total_loss_is_another_loss_is_refused():
-    with pytest.raises(UserError, match=r"task.name = 'Total': a total_loss of its own"):
+    with pytest.raises(UserError, match=r"^name = 'Total': a total_loss of its own"):
         Total()
 
 
@@ -334,6 +335,40 @@ class Pinball(Regression):
     def losses(self, output, labels):
         gap = labels - output
         return torch.maximum(self.quantile * gap, (self.quantile - 1) * gap).mean(1)
+
+
+WRONG = {  # what a task of a user makes instead
+    "losses": (lambda self, output, labels: None, "losses gives NoneType; give one for each of"),
+    "losses of all": (lambda self, output, labels: output.mean(), r"losses gives \[\]; give one for each of"),
+    "losses without a gradient": (
+        lambda self, output, labels: labels.sum(1),
+        r"loss gives \[\]; .* gradient",
+    ),
+    "loss": (lambda self, output, labels: output.sum(0), r"loss gives \[2\]; give a number with a gradient"),
+    "sums": (lambda self, output, labels: {"n": "a"}, "sums gives dict; give a mapping"),
+    "figures": (lambda self, sums: {"mse": 1.0}, "figures gives dict; .* numbers mse, mae, r2, loss"),
+    "figures of nothing": (lambda self, sums: None, "figures gives NoneType"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_a_task_makes_is_checked_before_a_run(kind):
+    made, message = WRONG[kind]
+    wrong = type("Wrong", (Pinball,), {kind.split()[0]: made})()
+    with pytest.raises(UserError, match=f"task.name = 'Wrong': {message}"):
+        check_task(wrong, *drawn(Regression()))
+
+
+def test_an_exception_of_a_tasks_own_code_names_the_task():
+    wrong = type("Wrong", (Pinball,), {"figures": lambda self, sums: 1 / 0})()
+    with pytest.raises(CodeFailed, match="task Wrong: ZeroDivisionError"):
+        check_task(wrong, *drawn(Regression()))
+
+
+@pytest.mark.parametrize("known", [{}, {"loss": METRICS["mse"]}, {"mse": "mse"}, {"mse": METRICS["mae"]}])
+def test_metrics_of_a_task_of_ones_own_are_metrics(known):
+    with pytest.raises(UserError, match="name = 'Wrong': its `known` maps the name of each metric"):
+        type("Wrong", (Pinball,), {"known": known})()
 
 
 def test_a_task_of_ones_own():
