@@ -106,7 +106,7 @@ class Task(ABC):
         A class that overrides `loss`, but neither `sums` nor `figures`, has its own loss in place of theirs.
         """
         found = self.sums(output, labels)
-        sums = {name: np.asarray(_on_cpu(value), np.float64) for name, value in found.items()}
+        sums = _in_float64(found)
         scores = self.figures(sums)
         if not self._sums_its_loss:
             like = labels.to(output.dtype) if labels.is_floating_point() else labels  # `mix` gives float64
@@ -164,20 +164,19 @@ class Task(ABC):
         losses: Any = self.losses(output, labels)
         fits = isinstance(losses, torch.Tensor) and losses.shape == labels.shape[:1]
         good(fits, "losses", losses, f"give one for each of {len(labels)} samples, [{len(labels)}]")
-        if type(self).__module__.startswith("mpifl."):
+        if type(self).__module__.startswith("mpifl.") or not len(
+            labels
+        ):  # figures of nothing are never asked
             return
         with torch.enable_grad():
             loss: Any = self.loss(output.detach().requires_grad_(), labels)
         fits = isinstance(loss, torch.Tensor) and not loss.shape and loss.requires_grad
-        good(
-            fits, "loss", loss, "give a number with a gradient: a tensor [] that is computed from the output"
-        )
+        remedy = "give a number with a gradient: a tensor [] that is computed from the output"
+        good(fits, "loss", loss, remedy)
         sums: Any = self.sums(output, labels)
         remedy = "give a mapping from names to sums, which are numbers or arrays of numbers"
         good(isinstance(sums, Mapping) and all(map(_numbers, sums.values())), "sums", sums, remedy)
-        figures: Any = self.figures(
-            {name: np.asarray(_on_cpu(value), np.float64) for name, value in sums.items()}
-        )
+        figures: Any = self.figures(_in_float64(sums))
         wanted = [*(metric.name for metric in self.scored), "loss"]
         fits = isinstance(figures, Mapping) and all(_numbers(figures.get(name, "")) for name in wanted)
         good(fits, "figures", figures, f"give a mapping with numbers {', '.join(wanted)}")
@@ -207,8 +206,13 @@ class Task(ABC):
         require(known, "name", self.name, remedy)
 
 
+def _in_float64(sums: Sums) -> dict[str, np.ndarray]:
+    """Return sums as float64 arrays."""
+    return {name: np.asarray(_on_cpu(value), np.float64) for name, value in sums.items()}
+
+
 def _on_cpu(value: Any) -> Any:
-    """Return a value, a tensor in main memory and without its gradient."""
+    """Return a tensor in main memory and without its gradient; any other value as it is."""
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value
 
 

@@ -359,6 +359,13 @@ def test_what_a_task_makes_is_checked_before_a_run(kind):
         check_task(wrong, *drawn(Regression()))
 
 
+def test_a_task_is_not_tried_on_a_client_without_samples():
+    """Its figures would divide by 0."""
+    wrong = type("Whole", (Pinball,), {"figures": lambda self, sums: {"mse": 1 / float(sums["n"])}})()
+    output, labels = drawn(Regression())
+    check_task(wrong, output[:0], labels[:0])
+
+
 def test_an_exception_of_a_tasks_own_code_names_the_task():
     wrong = type("Wrong", (Pinball,), {"figures": lambda self, sums: 1 / 0})()
     with pytest.raises(CodeFailed, match="task Wrong: ZeroDivisionError"):
