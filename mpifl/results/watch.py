@@ -25,6 +25,7 @@ from mpifl.core.errors import UserError
 from mpifl.core.textfiles import yaml_file
 
 from .progress import FILE, in_words
+from .tables import first_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -113,12 +114,14 @@ class SeenCases:
         is_sweep: whether it is the folder of a sweep.
         cases: title of each run -> its state.
         quiet: whether no process of this machine has a case, and nothing was written for `QUIET_SECONDS`.
+        sweeps: folders of sweeps in the folder, whose runs are not among `cases`.
     """
 
     folder: str
     is_sweep: bool
     cases: Mapping[str, Seen]
     quiet: bool = False
+    sweeps: Sequence[str] = ()
 
     @property
     def over(self) -> bool:
@@ -134,9 +137,11 @@ class SeenCases:
 
     @property
     def text(self) -> str:
-        """The number of runs in each state, and how to resume a sweep that has ended early."""
+        """The number of runs in each state, what is not shown, and how to resume a sweep that ended early."""
         counts = Counter(case.state for case in self.cases.values())
         text = ", ".join(f"{n} {state}" for state, n in counts.items()) or "no run yet"
+        if self.sweeps:
+            text += f"; sweeps are not shown here, name one of them: {first_of(self.sweeps)}"
         return f"{text}; mpifl resume {self.folder} goes on" if self.is_sweep and self._left else text
 
 
@@ -271,13 +276,19 @@ def look_at_cases(
     last = max((case.written or 0.0 for case in cases.values()), default=0.0)
     quiet = (time.time() if now is None else now) > last + QUIET_SECONDS
     quiet = quiet and not any(map(held, (folder / LOCKS).glob("*")))
-    return SeenCases(str(folder), sweep is not None, cases, quiet)
+    inside = [] if sweep else [str(path) for path in _sweeps(folder)]
+    return SeenCases(str(folder), sweep is not None, cases, quiet, inside)
 
 
 def _runs(folder: Path) -> list[Path]:
     """Return the run folders in a folder, oldest first."""
     found = [path for path in folder.glob("*") if (path / "run.json").is_file()] if folder.is_dir() else []
     return sorted(found, key=lambda path: ((path / "run.json").stat().st_mtime, path.name))
+
+
+def _sweeps(folder: Path) -> list[Path]:
+    """Return the folders of sweeps in a folder."""
+    return sorted(file.parent for file in folder.glob("*/sweep.yaml"))
 
 
 def newest(folder: Path) -> Path | None:
@@ -465,7 +476,7 @@ class Watched:
         home: folder that holds run folders, for an empty name.
 
     Raises:
-        UserError: the name is empty and there is no run.
+        UserError: the name is empty and there is no run, or the folder holds sweeps but no run.
     """
 
     def __init__(
@@ -474,6 +485,11 @@ class Watched:
         found = Path(name) if name else newest(home)
         if found is None:
             raise UserError("RUN", str(home), "holds no run; name the folder of one")
+        if not (found / "run.json").is_file() and not holds_runs(found) and (inside := _sweeps(found)):
+            remedy = (
+                f"holds sweeps, which are followed one at a time: name one of {first_of([*map(str, inside)])}"
+            )
+            raise UserError("RUN", str(found), remedy)
         self.folder, self.titles = found, titles
         self._known: dict[str, Seen] = {}
         self._sweep: tuple[float, Mapping[str, str]] = 0.0, {}  # modification time of its file, titles

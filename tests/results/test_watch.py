@@ -383,6 +383,19 @@ def test_labels_are_shown_as_they_are_and_not_as_markup(tmp_path):
     assert "IFCA [/b]" in shown
 
 
+def test_sweeps_in_a_folder_are_named_and_not_taken_for_a_run_that_has_not_begun(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sweep.yaml").write_text("name: a\nvary: {seed: [0, 1]}\n")
+    with pytest.raises(UserError, match=f"holds sweeps.* one at a time: name one of {tmp_path / 'a'}, "):
+        Watched(str(tmp_path), plain_titles)
+    assert Watched(str(tmp_path / "a"), plain_titles).see().text == "2 waiting"
+    Job(tmp_path / "c").begin()
+    seen = Watched(str(tmp_path), plain_titles).see()
+    assert [*seen.cases] == ["c"]
+    assert f"; sweeps are not shown here, name one of them: {tmp_path / 'a'}, {tmp_path / 'b'}" in seen.text
+
+
 def test_without_a_name_the_newest_run_is_watched(tmp_path):
     for i, name in enumerate(("tiny-a", "tiny-b")):
         job = Job(tmp_path / name)
