@@ -187,6 +187,8 @@ def _commands(groups: Sequence[Group]) -> str:
     """Return the commands that repeat the runs: one for each sweep, and one for each other run."""
     runs = [run for group in groups for run in group.runs]
     commands = [*dict.fromkeys(report_data.command(run, len(runs) > 1) for run in runs)]
+    if len(commands) > 1:  # each ends with an output.id, and runs of one name need different ones
+        commands = [f"{code}-{i}" for i, code in enumerate(commands, 1)]
     out = [
         f'<div class="command"><code>{escape(code)}</code><button type="button">Copy</button></div>'
         for code in commands[:MAX_COMMANDS]

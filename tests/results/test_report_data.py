@@ -417,9 +417,16 @@ def test_the_runs_of_a_sweep_are_repeated_by_one_command(tmp_path):
     (tmp_path / "grid" / "sweep.yaml").write_text("vary: {}")
     said = report_page._commands([Group("g", (*cases, alone))])
     assert re.findall("<code>(.*?)</code>", said) == [
-        f"mpifl sweep {tmp_path}/grid/sweep.yaml --output.id again",
-        f"mpifl run {tmp_path}/c/config.yaml --output.id again",
+        f"mpifl sweep {tmp_path}/grid/sweep.yaml --output.id again-1",
+        f"mpifl run {tmp_path}/c/config.yaml --output.id again-2",
     ]
+
+
+def test_every_command_that_repeats_runs_of_one_name_writes_a_folder_of_its_own(tmp_path):
+    runs = tuple(run_of(tmp_path / f"tiny-{name}") for name in "abcd")
+    said = re.findall("<code>(.*?)</code>", report_page._commands([Group("g", runs)]))
+    ids = [code.partition("--output.id ")[2] for code in said]
+    assert len(ids) == len(set(ids)) == report_page.MAX_COMMANDS
 
 
 def test_a_method_that_sends_nothing_is_reported(tmp_path):
