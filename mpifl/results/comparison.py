@@ -333,11 +333,12 @@ class Comparison:
         for key in self.choices.columns:
             if key not in NAMES:
                 self.column(key)
+        remedy = "has no better and worse values: use another"
+        require(self.choices.metric not in NAMES, "--metric", self.choices.metric, remedy)
         metric = self.column(self.choices.metric)
         own = own_figure(metric.of, [run for group in self.groups for run in group.runs])
         told = f"declare {own[0]}.better = 1 or -1 beside the function and run again" if own else ""
-        remedy = told or "has no better and worse values: use another"
-        require(metric.better != 0, "--metric", self.choices.metric, remedy)
+        require(metric.better != 0, "--metric", self.choices.metric, told or remedy)
         members = [i for problem in self.problems if self._mixes(problem, metric) for i in problem.members]
         mixed = [self.groups[i].name for i in members if i in self.stepped]
         remedy = f"counts steps of the server in {first_of(mixed)}; use mb_to_target or virtual_s_to_target"

@@ -444,6 +444,7 @@ def test_ranks_by_a_figure_of_which_less_is_better():
         ),
         ([group_of("a", BAD)], {"problem": ("dta",)}, "--problem = 'dta': no key of these runs"),
         ([group_of("a", BAD)], {"metric": "round"}, "has no better and worse"),
+        ([group_of("a", BAD)], {"metric": "seeds"}, "--metric = 'seeds': has no better and worse"),
         (
             [group_of("a", BAD)],
             {"columns": ("run", "acuracy")},
