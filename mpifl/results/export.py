@@ -30,6 +30,7 @@ TABLES = ("metrics", "final", "clients")
 FORMATS = (".csv", ".parquet")
 SUMMARY = ("ranks", "clients", "model_parameters", "mpi_bytes", "wall_seconds")  # numbers of summary.json
 HIDDEN = ("name", "output", "system", "vary", "table")  # sections that get no columns
+WHOLE = ("round", "bytes")  # axes of whole numbers
 Row = dict[str, Any]
 
 
@@ -136,7 +137,8 @@ def final_frame(groups: Sequence[Group], target: float | None = None) -> pd.Data
             totals = {name: run.summary[name] for name in SUMMARY if name in run.summary}
             row = {**heads[id(run)], **_metrics(run)[-1], **totals, "target": goal}
             row["reached"] = bool(found["round"].met[j])
-            rows.append(row | {f"{axis}_to_target": float(f.position[j]) for axis, f in found.items()})
+            spent = {axis: float(f.position[j]) for axis, f in found.items()}
+            rows.append(row | {f"{a}_to_target": int(v) if a in WHOLE else v for a, v in spent.items()})
     return _frame(rows)
 
 

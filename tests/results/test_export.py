@@ -100,6 +100,7 @@ def test_final_figures_carry_time_and_event_of_the_target(folder):
     assert never["round_to_target"].tolist() == [2.0] * 3
     both = never["federation_bytes_up"] + never["federation_bytes_down"]
     assert never["bytes_to_target"].tolist() == both.astype(float).tolist()
+    assert {str(never[f"{axis}_to_target"].dtype) for axis in ("round", "bytes")} == {"Int64"}
     assert never["accuracy_mean"].tolist() == [r.series["accuracy_mean"][-1] for g in groups for r in g.runs]
     assert (never["ranks"].tolist(), never["clients"].tolist()) == ([1] * 3, [8] * 3)
 
