@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,7 +139,11 @@ def sweep(
     """
 
     def work(transport: Transport) -> Sweep | None:
-        chosen = {key: [label_of(value) for value in values] for key, values in (only or {}).items()}
+        chosen = {}
+        for key, values in (only or {}).items():
+            listed = isinstance(values, Iterable) and not isinstance(values, str)
+            require(listed, f"only.{key}", values, f"use a list of values: [{values!r}]")
+            chosen[key] = [label_of(value) for value in values]
         part = Part(chosen, Part.of(share=case).share)
         folder = run_sweep(lambda: laid(_asked(config), changes), transport, quiet, part, jobs)
         return None if folder is None else load_sweep(folder)

@@ -145,6 +145,15 @@ def test_files_names_mappings_and_configurations_are_the_same_run(tmp_path):
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize("value", ["12", 12])
+def test_a_single_value_of_only_is_no_list_of_its_digits(value, tmp_path):
+    """Read letter by letter, '12' names the seeds 1 and 2."""
+    output = {"folder": str(tmp_path)}
+    with pytest.raises(mpifl.UserError, match=r"only\.seed = .*12.*: use a list of values: \["):
+        mpifl.sweep(str(CONFIG), vary={"seed": [1, 2, 12]}, output=output, only={"seed": value})
+    assert not [*tmp_path.iterdir()]
+
+
 def test_errors_have_key_value_and_remedy(tmp_path):
     with pytest.raises(mpifl.UserError) as error:
         mpifl.run(str(CONFIG), local={"lr": -0.5})
