@@ -40,17 +40,17 @@ NULLS = ("", "~", "null", "Null", "NULL")  # in YAML
 Section = TypeVar("Section")
 
 
-def load(name: str, options: Sequence[str] = ()) -> Config:
+def load(name: str | Path, options: Sequence[str] = ()) -> Config:
     """Return a configuration whose sections have not been checked against each other.
 
     Args:
-        name: name of a file, see `find`.
+        name: name or path of a file, see `find`.
         options: words of `--key.path value` options.
 
     Raises:
         UserError: a file or a value is invalid; names the key or the file.
     """
-    return from_tree(Config, merged(read(name), overrides(options)))
+    return from_tree(Config, merged(read(str(name)), overrides(options)))
 
 
 def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()) -> Config:

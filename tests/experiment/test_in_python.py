@@ -139,6 +139,7 @@ def test_targets_of_metrics_that_are_no_shares_are_compared(tmp_path):
 def test_files_names_mappings_and_configurations_are_the_same_run(tmp_path):
     output = {"folder": str(tmp_path)}
     ways = [str(CONFIG), CONFIG, mpifl.load_config(str(CONFIG)), loader.read(str(CONFIG))]
+    assert mpifl.load_config(CONFIG) == ways[2]
     digests = {
         mpifl.run(way, output={**output, "id": str(i)}).summary["digest"] for i, way in enumerate(ways)
     }
