@@ -58,8 +58,9 @@ def run(config: Given, *, callbacks: Sequence[Any] = (), quiet: bool = True, **c
     """
 
     def work(transport: Transport) -> Run | None:
+        given = _objects(callbacks)
         tree = on_server(transport, lambda: tree_of(config, changes))
-        folder = run_experiment(loader.from_tree(Config, tree), transport, quiet, callbacks=callbacks)
+        folder = run_experiment(loader.from_tree(Config, tree), transport, quiet, callbacks=given)
         return None if folder is None else reader.load(folder)
 
     return on_all_ranks(_call("mpifl.run", callbacks), work)
@@ -87,17 +88,17 @@ def resume(
     """
 
     def work(transport: Transport) -> Run | None:
-        path = Path(folder)
+        given, path = _objects(callbacks), Path(folder)
         complete = on_server(transport, lambda: is_complete(path))
         on_server(transport, lambda: refuse_place(path, changes))
         if not complete:
             tree = on_server(transport, lambda: tree_of(path / "config.yaml", changes))
-            run_experiment(loader.from_tree(Config, tree), transport, quiet, path, callbacks=callbacks)
+            run_experiment(loader.from_tree(Config, tree), transport, quiet, path, callbacks=given)
         else:
             on_server(transport, lambda: refuse_more_rounds(path, changes.get("rounds")))
             if changes:
                 on_server(transport, lambda: refuse_changes(path, tree_of(path / "config.yaml", changes)))
-            on_server(transport, lambda: end_late(path, callbacks), everywhere=False)
+            on_server(transport, lambda: end_late(path, given), everywhere=False)
         return reader.load(path) if transport.is_server else None
 
     return on_all_ranks(_call("mpifl.resume", callbacks), work)
@@ -105,7 +106,23 @@ def resume(
 
 def _call(name: str, callbacks: Sequence[Any]) -> str:
     """Return a description of a call that must be the same on all ranks."""
-    return f"{name} with {len(callbacks)} callbacks" if callbacks else name
+    count = len(callbacks) if _is_list(callbacks) else 0  # others are refused
+    return f"{name} with {count} callbacks" if count else name
+
+
+def _objects(callbacks: Sequence[Any] | None) -> Sequence[Any]:
+    """Return callbacks given as arguments; raise `UserError` if they are no list of objects."""
+    if callbacks is None:
+        return ()
+    require(_is_list(callbacks), "callbacks", callbacks, "give a list of objects, as in [Watch()]")
+    names = [callback for callback in callbacks if isinstance(callback, str)]
+    remedy = "names belong into the configuration: output={'callbacks': [...]}; give objects here"
+    require(not names, "callbacks", names, remedy)
+    return callbacks
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def sweep(

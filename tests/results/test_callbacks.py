@@ -193,6 +193,16 @@ def test_what_cannot_be_called_is_refused_before_a_folder_is_made(tmp_path, entr
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    "given", [Keeps(), "tensorboard", ["tensorboard"], {"name": "wandb"}, iter([Keeps()])]
+)
+def test_callbacks_that_are_no_list_of_objects_are_refused_before_a_folder_is_made(tmp_path, given):
+    for call in (mpifl.run, mpifl.resume):
+        with pytest.raises(mpifl.UserError, match=r"^callbacks = .*: .*objects"):
+            call(str(CONFIG), output={"folder": str(tmp_path)}, callbacks=given)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_tracker_without_its_library_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("mpifl.results.trackers.find_spec", lambda name: None)
