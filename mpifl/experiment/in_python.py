@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,10 +158,14 @@ def sweep(
 
     def work(transport: Transport) -> Sweep | None:
         chosen = {}
+        keyed = only is None or isinstance(only, Mapping)
+        require(keyed, "only", only, "use a mapping of varied keys to lists of values")
         for key, values in (only or {}).items():
             listed = isinstance(values, Iterable) and not isinstance(values, str)
             require(listed, f"only.{key}", values, f"use a list of values: [{values!r}]")
             chosen[key] = [label_of(value) for value in values]
+        require(_is_whole(jobs), "jobs", jobs, "use the number of cases that run at a time")
+        require(case is None or isinstance(case, str), "case", case, "use a text i/N, as in '2/8'")
         part = Part(chosen, Part.of(share=case).share)
         folder = run_sweep(lambda: laid(_asked(config), changes), transport, quiet, part, jobs)
         return None if folder is None else load_sweep(folder)
@@ -210,15 +215,16 @@ def compare(
     Raises:
         UserError: a folder is no finished run, or an argument does not fit these runs.
     """
-    require(0.5 < confidence < 1, "confidence", confidence, "use a share in (0.5, 1), as in 0.95")
-    require(target is None or isfinite(target), "target", target, "use a value of the runs' metric")
+    share = _is_number(confidence) and 0.5 < confidence < 1
+    require(share, "confidence", confidence, "use a share in (0.5, 1), as in 0.95")
+    _check_target(target)
+    columns, problem = _texts("columns", columns), _texts("problem", problem)
+    require(isinstance(metric, str), "metric", metric, "name a figure, as in 'accuracy'")
     remedy = f"use one of {', '.join(comparison.KNOWN_TESTS)}; or None"
     require(test is None or test in comparison.KNOWN_TESTS, "test", test, remedy)
     remedy = f"use one of {', '.join(comparison.KNOWN_INTERVALS)}"
     require(interval in comparison.KNOWN_INTERVALS, "interval", interval, remedy)
-    choices = comparison.Choices(
-        target, test, interval, confidence, metric, problem=tuple(problem), columns=tuple(columns)
-    )
+    choices = comparison.Choices(target, test, interval, confidence, metric, problem=problem, columns=columns)
     import pandas as pd
 
     found = comparison.compare(_names(runs), choices, finished_only)
@@ -247,9 +253,32 @@ def table(
     """
     require(of in export.TABLES, "of", of, f"use one of {', '.join(export.TABLES)}")
     require(target is None or of == "final", "target", target, "has no effect: use of='final'")
+    _check_target(target)
     groups = gather(_names(runs), finished_only)
     say_missing(_names(runs))
     return export.final_frame(groups, target) if of == "final" else export.frame(groups, of)
+
+
+def _check_target(target: float | None) -> None:
+    known = target is None or (_is_number(target) and isfinite(target))
+    require(known, "target", target, "use a value of the runs' metric")
+
+
+def _texts(key: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Return an argument that is a list of texts; raise `UserError` for others."""
+    listed = isinstance(given, Iterable) and not isinstance(given, str)
+    names = tuple(given) if listed else ()
+    texts = listed and all(isinstance(name, str) for name in names)
+    require(texts, key, given, "give a list of names")
+    return names
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _names(runs: Sequence[str | Path | Run | Sweep]) -> list[str]:
@@ -280,8 +309,8 @@ def client_data(
     whole = loader.from_tree(Config, tree_of(given, changes))
     found = open_data(whole, prepares=True)
     known = f"clients are numbered from 0 to {found.num_clients - 1}"
-    require(0 <= client < found.num_clients, "client", client, known)
-    require(visit >= 0, "visit", visit, "visits are numbered from 0")
+    require(_is_whole(client) and 0 <= client < found.num_clients, "client", client, known)
+    require(_is_whole(visit) and visit >= 0, "visit", visit, "visits are numbered from 0")
     data = found.client(client, visit)
     parts = {"train": data.train, "val": data.val, "test": data.test, **data.extra}
     if stored:

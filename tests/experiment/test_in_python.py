@@ -29,6 +29,12 @@ def learners():
     return sum(isinstance(thing, Learner) for thing in gc.get_objects())
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Return a finished run."""
+    return mpifl.run(str(CONFIG), output={"folder": str(tmp_path_factory.mktemp("finished"))})
+
+
 @pytest.mark.nightly
 def test_runs_of_one_process_leave_no_handlers_threads_models_or_open_files(tmp_path, capsys):
     before = handlers(), learners(), threading.active_count()
@@ -144,6 +150,32 @@ def test_files_names_mappings_and_configurations_are_the_same_run(tmp_path):
         mpifl.run(way, output={**output, "id": str(i)}).summary["digest"] for i, way in enumerate(ways)
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong"),
+    [
+        *((mpifl.compare, {"confidence": x}) for x in ("0.9", True)),
+        *((mpifl.compare, {"target": x}) for x in ("0.9", True)),
+        *((mpifl.compare, {"columns": x}) for x in ("accuracy", [3])),
+        (mpifl.compare, {"problem": "data"}),
+        (mpifl.compare, {"metric": None}),
+        *((mpifl.table, {"target": x, "of": "final"}) for x in ("0.9", float("nan"))),
+        *((mpifl.client_data, {"client": x}) for x in (1.5, "1", True, None)),
+        *((mpifl.client_data, {"visit": x, "client": 1}) for x in (1.5, "1")),
+        *((mpifl.sweep, {"jobs": x}) for x in (1.5, "1")),
+        *((mpifl.sweep, {"case": x}) for x in ((1, 2), 1)),
+        (mpifl.sweep, {"only": ["seed"]}),
+    ],
+)
+def test_arguments_of_other_types_are_refused_by_their_names(call, wrong, finished, tmp_path):
+    given = (finished,) if call in (mpifl.compare, mpifl.table) else (str(CONFIG),)
+    place = {"vary": {"seed": [0]}, "output": {"folder": str(tmp_path)}} if call is mpifl.sweep else {}
+    with pytest.raises(mpifl.UserError) as error:
+        call(*given, **wrong, **place)
+    key, value = next(iter(wrong.items()))
+    assert (error.value.key, str(error.value.value)) == (key, str(value))
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("value", ["12", 12])
