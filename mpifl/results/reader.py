@@ -29,6 +29,7 @@ from mpifl.core.textfiles import csv_file, json_file, yaml_file
 
 from .identity import Origin
 from .logging import warn_once
+from .progress import FILE
 from .run_folder import FORMAT
 
 if TYPE_CHECKING:
@@ -411,6 +412,15 @@ def _existing(path: Path) -> Path:
     return old if old.exists() and not path.exists() else path
 
 
+def _ended_early(folder: Path) -> bool:
+    """Return whether `progress.json` says that a run was stopped or failed."""
+    try:
+        said = json.loads((folder / FILE).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(said, dict) and bool(said.get("end"))
+
+
 def is_unfinished(path: Path) -> bool:
     """Return whether a folder holds an unfinished run."""
     return (path / "config.yaml").is_file() and not (path / "summary.json").is_file()
@@ -430,10 +440,11 @@ def load(folder: str | Path) -> Run:
     )
     if is_unfinished(path):
         last = max(p.stat().st_mtime for p in path.iterdir())
-        recent = time.time() - last < RECENT_SECONDS
+        recent = time.time() - last < RECENT_SECONDS and not _ended_early(path)
         state = "is still being written" if recent else "was never finished"
+        wait = "wait for its end, " if recent else ""
         others = "or name other runs (compare, report and export leave it out with --finished)"
-        remedy = f"{state}: it has no summary.json; wait for its end, resume it, {others}"
+        remedy = f"{state}: it has no summary.json; {wait}resume it, {others}"
         raise UserError("RUN", str(folder), remedy)
     summary = json_file(path / "summary.json", "RUN")
     config = yaml_file(path / "config.yaml", "RUN")

@@ -423,6 +423,9 @@ def damaged(folder: Path, place: Path, how: str) -> Path:
     elif how == "growing":
         (copy / "summary.json").unlink()
         (copy / "metrics.csv").touch()  # a moment ago, however slow the machine is
+    elif how == "failed":
+        (copy / "summary.json").unlink()
+        (copy / "progress.json").write_text('{"end": "failed"}')  # a moment ago
     elif how == "old":
         summary = json.loads((copy / "summary.json").read_text())
         (copy / "summary.json").write_text(json.dumps({**summary, "format": 99}))
@@ -439,7 +442,8 @@ def damaged(folder: Path, place: Path, how: str) -> Path:
     ("how", "message"),
     [
         ("unfinished", "was never finished: it has no summary.json"),
-        ("growing", "is still being written: it has no summary.json"),
+        ("growing", "is still being written: it has no summary.json; wait for its end, resume it, or name"),
+        ("failed", "was never finished: it has no summary.json; resume it, or name other runs"),
         ("old", "has format 99 of another version of mpifl"),
         ("torn", "is not JSON"),
         ("no metrics", "is incomplete: it has no metrics.csv"),
