@@ -129,7 +129,7 @@ class Observed:
     ) -> None:
         if not self.any or error is None:
             return
-        self.callbacks.stop(str(error))
+        self.callbacks.stop(str(error) or type(error).__name__)
         if self.context.transport.is_server:
             (self.folder / OPEN).unlink(missing_ok=True)
         if isinstance(error, Stopped):  # raised on every rank

@@ -212,6 +212,17 @@ def test_a_tracker_without_its_library_names_the_extra(monkeypatch, tmp_path):
         mpifl.run(str(CONFIG), output={"folder": str(tmp_path), "callbacks": ["mlflow"]})
 
 
+def test_an_end_without_a_text_of_its_own_is_told_by_its_name(tmp_path):
+    class Interrupts(Keeps):
+        def on_round(self, done):
+            raise KeyboardInterrupt
+
+    watcher = Interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        mpifl.run(str(CONFIG), output={"folder": str(tmp_path)}, callbacks=[watcher])
+    assert watcher.told[-1] == ("on_stop", "KeyboardInterrupt")
+
+
 def test_an_error_while_stopping_is_a_warning_and_the_others_are_told(capsys):
     broken, other = Keeps("on_stop"), Keeps()
     Callbacks([("mine", broken), ("other", other)]).stop("why")
