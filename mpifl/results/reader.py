@@ -314,6 +314,7 @@ class Run:
             label or self.own_label or self.method,
             ax,
             style,
+            stepped="asynchronous" in self.summary,
         )
 
     # -- arrays ----------------------------------------------------------------------------------------------

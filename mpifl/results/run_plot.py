@@ -19,9 +19,18 @@ AGAINST = {  # axis -> its title
 
 
 def plot(
-    metrics: DataFrame, metric: str, against: str, label: str, ax: Axes | None, style: dict[str, Any]
+    metrics: DataFrame,
+    metric: str,
+    against: str,
+    label: str,
+    ax: Axes | None,
+    style: dict[str, Any],
+    stepped: bool = False,
 ) -> Axes:
-    """Draw a column of `metrics.csv` and return the axes; see `Run.plot`."""
+    """Draw a column of `metrics.csv` and return the axes; see `Run.plot`.
+
+    `stepped` says whether rounds are steps of an asynchronous server.
+    """
     require(metric in metrics, "metric", metric, nearest(metric, list(metrics)))
     require(against in AGAINST, "against", against, f"use one of {', '.join(AGAINST)}")
     there = against != "seconds" or "virtual_seconds" in metrics
@@ -37,7 +46,7 @@ def plot(
 
         ax = pyplot.subplots(figsize=(4.5, 3.0), layout="constrained")[1]
     ax.plot(x, metrics[metric], **{"label": label, "lw": 1.5, **style})
-    ax.set_xlabel(AGAINST[against])
+    ax.set_xlabel("server steps" if stepped and against == "rounds" else AGAINST[against])
     ax.set_ylabel(metric.replace("_", " "))
     ax.grid(alpha=0.25)
     ax.legend(frameon=False, fontsize=8)

@@ -142,3 +142,10 @@ def test_curves_have_the_values_of_the_table(tmp_path):
         run.plot("accuracy_men")
     with pytest.raises(mpifl.UserError, match="use one of rounds, bytes"):
         run.plot(against="steps")
+
+
+def test_rounds_of_an_asynchronous_run_are_called_steps_of_the_server(tmp_path):
+    output = {"folder": str(tmp_path)}
+    run = mpifl.run(str(CONFIG), policy="every_arrival", rounds=3, output=output)
+    assert run.plot().get_xlabel() == "server steps"
+    assert run.plot(against="bytes").get_xlabel() == "MB sent, up and down"
