@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
@@ -423,8 +423,20 @@ class Comparison:
         for i, tree in enumerate(trees):
             found.setdefault(json.dumps(tree, sort_keys=True, default=str), []).append(i)
         firsts = [trees[members[0]] for members in found.values()]
-        names = titles(firsts, [""] * len(firsts))
+        names = self._shared_labels(found.values()) or titles(firsts, [""] * len(firsts))
         return tuple(Problem(n, tuple(m)) for n, m in zip(names, found.values(), strict=True))
+
+    def _shared_labels(self, sets: Collection[Sequence[int]]) -> list[str]:
+        """Return, for each set of groups, what their users' labels have in common.
+
+        A sweep labels its cases by the labels of all varied values, such as `ours, digits`. The result is
+        empty unless it gives each of two or more sets a name of its own.
+        """
+        out = []
+        for members in sets:
+            parts = [(self.groups[i].runs[0].own_label or "").split(", ") for i in members]
+            out.append(", ".join(part for part in parts[0] if all(part in other for other in parts)))
+        return out if len(out) > 1 and all(out) and len(set(out)) == len(out) else []
 
     def problem_of(self, group: int) -> Problem:
         """Return the problem of a group."""
@@ -547,7 +559,11 @@ class Comparison:
             if missing:
                 raise UserError("--ranks", name, f"has no runs in {missing[0]}{self._hint()}")
         require(len(found) > 2, "--ranks", [n for n, _ in found], "use three methods; --test compares two")
-        return tuple((name, tuple(places[w] for w in range(many))) for name, places in found)
+        own = self._shared_labels([[*places.values()] for _, places in found])
+        return tuple(
+            (own[i] if own else name, tuple(places[w] for w in range(many)))
+            for i, (name, places) in enumerate(found)
+        )
 
     def _placed(self, labels: bool) -> list[tuple[str, dict[int, int]]]:
         """Return each method's name and its group in each problem.

@@ -386,6 +386,24 @@ def test_ranks_over_worlds_by_hand():
     assert three.ranking.p == pytest.approx(stats.friedmanchisquare([9, 9, 9], [8, 7, 5], [7, 8, 5]).pvalue)
 
 
+def test_methods_and_problems_of_a_sweep_are_ranked_under_the_labels_of_their_values():
+    """Each case has one label, of its method and its problem; where one case has none, settings are names."""
+    label = {"m0": "ours, two", "m1": "theirs", "m2": "FedAvg", "w0": "digits", "w1": "letters, 26"}
+    groups = [
+        group_of(m, [x, x], w, output={"label": f"{label[m]}, {label[w]}"})
+        for w in ("w0", "w1")
+        for m, x in (("m0", 0.9), ("m1", 0.8), ("m2", 0.7))
+    ]
+    found = compared(*groups, ranks=True)
+    assert [name for name, _ in found.methods] == ["ours, two", "theirs", "FedAvg"]
+    assert [groups for _, groups in found.methods] == [(0, 3), (1, 4), (2, 5)]
+    assert rank_table(found).columns == ("method", "average rank", "digits", "letters, 26")
+    groups[0] = group_of("m0", [0.9, 0.9], "w0")
+    found = compared(*groups, ranks=True)
+    assert [name for name, _ in found.methods] == ["m0", "m1", "m2"]
+    assert [problem.name for problem in found.problems] == ["w0", "w1"]
+
+
 @pytest.mark.parametrize(("thirds", "mark"), [(8, ""), (0, BEST)])
 def test_no_method_is_marked_where_friedmans_test_finds_no_difference(thirds, mark):
     """15 methods, 14 problems; m0 ranks third or second, the others are level: 8.36 to 8.43.
