@@ -134,7 +134,8 @@ def as_markdown(table: Table) -> str:
     head = [title.replace("|", "\\|") for title in table.columns]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     lines += [[*map(text, row)] for row in table.rows]
-    notes = [f"\n{note.replace(' ~ ', ' ≈ ')}" for note in table.notes]
+    marked = [note.replace("* best:", "**bold**: best:").replace(" ~ ", " ≈ ") for note in table.notes]
+    notes = [f"\n{note}" for note in marked]
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), *notes, ""])
 
 
@@ -188,7 +189,7 @@ def as_latex(table: Table, column_pt: float = COLUMN_PT) -> str:
 
     wide = width_pt(table)
     size = next((name for name, scale in SIZES if wide * scale <= column_pt), SIZES[-1][0])
-    notes = [f"% {note}" for note in table.notes]
+    notes = [f"% {note.replace('* best:', 'bold: best:')}" for note in table.notes]
     notes += [
         "% needs \\usepackage{booktabs}",
         *([] if wide * SIZES[-1][1] <= column_pt else [f"% {too_wide(table, column_pt)}"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -79,6 +80,13 @@ def test_marks_in_every_form():
     assert r"x|y & 8.00 $\pm$ 1.50 & $>$ 40 \\" in latex
     assert latex.startswith("% target: 50 %\n")
     assert lint(latex) == 2
+
+
+def test_notes_explain_the_marks_of_their_form():
+    """In Markdown, a note that begins with `* ` is an entry of a list, and its star is gone."""
+    table = replace(MARKED, notes=("* best: every other is worse; ~ not distinguishable",))
+    assert as_markdown(table).endswith("\n**bold**: best: every other is worse; ≈ not distinguishable\n")
+    assert as_latex(table).startswith("% bold: best: every other is worse; ~ not distinguishable\n")
 
 
 def test_infinity_is_a_figure_and_no_part_of_a_word():
