@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,8 @@ def model_of(
     require(one, "Run.model", {"client": client, "cluster": cluster}, "give client=, or cluster=")
     if client is not None:
         most = int(summary["clients"]) - 1
-        require(0 <= client <= most, "client", client, f"use one of 0 to {most}")
+        whole = isinstance(client, Integral) and not isinstance(client, bool)
+        require(whole and 0 <= client <= most, "client", client, f"use one of 0 to {most}")
         vector = _of_client(folder, summary, client)
     else:
         assert cluster is not None

@@ -149,3 +149,10 @@ def test_rounds_of_an_asynchronous_run_are_called_steps_of_the_server(tmp_path):
     run = mpifl.run(str(CONFIG), policy="every_arrival", rounds=3, output=output)
     assert run.plot().get_xlabel() == "server steps"
     assert run.plot(against="bytes").get_xlabel() == "MB sent, up and down"
+
+
+@pytest.mark.parametrize("client", [1.5, "1", True, 8])
+def test_what_is_no_number_of_a_client_is_refused(client, tmp_path):
+    run = mpifl.run(str(CONFIG), output={"folder": str(tmp_path)})
+    with pytest.raises(mpifl.UserError, match=r"client = .*: use one of 0 to 7"):
+        run.model(client=client)
