@@ -55,7 +55,11 @@ def main() -> None:
         end_at((signal.SIGINT,), INTERRUPTED, "interrupted")
     from .cli import main as command_line
 
-    sys.exit(command_line(sys.argv[1:]))
+    code = command_line(sys.argv[1:])
+    if name in RUNS:  # Python restores the defaults before it has ended: a late signal would replace the code
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

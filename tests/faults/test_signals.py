@@ -142,6 +142,32 @@ def test_a_signal_during_the_start_ends_a_command_with_one_line(tmp_path, comman
     assert not [*tmp_path.iterdir()]
 
 
+LATE = """
+import os, signal, sys
+from mpifl.__main__ import main
+
+class Late:  # Python takes its handlers away, then everything that modules hold
+    def __del__(self, kill=os.kill, own=os.getpid(), number=signal.{}):
+        kill(own, number)
+
+sys.late = Late()
+main()
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGUSR2", "SIGTERM"])
+def test_a_signal_after_the_last_line_leaves_the_exit_code(tmp_path, number):
+    words = ["run", str(deaths.CONFIG), "--output.folder", str(tmp_path), "--output.id", "x", "--rounds", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", LATE.format(number), *words],
+        capture_output=True,
+        text=True,
+        env=toy.PYTHONPATH,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "tiny-x" / "summary.json").exists()
+
+
 def test_ranks_that_are_stopped_during_the_start_end_the_job_with_the_code_that_asks_for_more(
     training, tmp_path
 ):
