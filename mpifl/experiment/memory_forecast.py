@@ -19,6 +19,7 @@ from mpifl.data import PoolFederation
 from mpifl.results.metrics import import_scipy_optimize
 from mpifl.results.trackers import TRACKERS
 from mpifl.runtime.server_step import MODEL_BLOCK
+from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.traffic.ledger import count_numbers
 
 from .context import RunContext
@@ -84,6 +85,8 @@ class StateMemory:
         algorithm_state: state of the method at the server.
         fingerprints: one-shot statistics of all clients.
         gram: products of all pairs of clients' statistics.
+        viewed: tables of which a visit downloads a single row; without a copy, it keeps the whole table.
+        copied: rows that are copied for the download of one visit.
     """
 
     central: int
@@ -93,6 +96,8 @@ class StateMemory:
     algorithm_state: int
     fingerprints: int
     gram: int
+    viewed: int = 0
+    copied: int = 0
 
     @classmethod
     def of(
@@ -117,17 +122,23 @@ class StateMemory:
         tables = {name: table_bytes(table, name in mixed) for name, table in server.tables.items()}
         compares = upload_named(algorithm, OneShotStatistics, "statistics_gram")
         arrays = {id(array): np.asarray(array).nbytes for array in server.algorithm_state.values()}
+        reads = algorithm.reads(server, 0)
+        single = {name for name, rows in reads.items() if not isinstance(rows, np.ndarray) and len(rows) == 1}
+        copies = {name: 1 if isinstance(reads[name], np.ndarray) else len(reads[name]) for name in reads}
         return cls(
             central=sum(size for name, size in tables.items() if name not in sharded),
             sharded=sum(size for name, size in tables.items() if name in sharded),
-            read=sum(
-                len(rows) * server.tables[name].shape[1] * FLOAT_BYTES
-                for name, rows in algorithm.reads(server, 0).items()
-            ),
+            read=sum(len(rows) * server.tables[name].shape[1] * FLOAT_BYTES for name, rows in reads.items()),
             upload=sum(count_numbers(v) for v in report.vectors.values()) * FLOAT_BYTES,
             algorithm_state=sum(arrays.values()),
             fingerprints=fingerprints,
             gram=8 * len(server.assign) ** 2 if compares else 0,
+            viewed=sum(tables[name] for name in single),
+            copied=sum(
+                rows * server.tables[name].shape[1] * FLOAT_BYTES
+                for name, rows in copies.items()
+                if name not in single
+            ),
         )
 
 
@@ -144,10 +155,12 @@ def peak_memory(
     """
     workers = max(1, num_ranks - 1)
     visited = _visited_share(context, workers)
-    uploads = max(state.upload * -(-context.decisions.num_sampled // workers), state.fingerprints // workers)
+    one_by_one = num_ranks == 1 and isinstance(context.config.policy, AsynchronousPolicy)
+    trained = 0 if one_by_one else -(-context.decisions.num_sampled // workers)  # see `_under_way`
+    uploads = max(state.upload * trained, state.fingerprints // workers)
     # old and new rows; a copy of both at the start or at the end
     serving = measured.recording + 4 * state.central + state.sharded + state.algorithm_state + state.gram
-    serving += measured.setup
+    serving += measured.setup + _under_way(state, context, num_ranks)
     # sharded rows are held twice; a message is copied when it is read and when it arrives
     rows = state.central + 2 * state.read + int(2 * max(visited, 1 / workers) * state.sharded)
     working = measured.training + rows + uploads + _sample_bytes(context, visited) + measured.statistics
@@ -158,6 +171,22 @@ def peak_memory(
         return everywhere + serving + working, everywhere + serving + working
     serving += measured.statistics  # the set-up was measured after them, with the same libraries
     return everywhere + MPI_BYTES + serving, everywhere + MPI_BYTES + working + block // workers
+
+
+def _under_way(state: StateMemory, context: RunContext, num_ranks: int) -> int:
+    """Return what an asynchronous run keeps at rank 0 for visits under way: uploads and older rows.
+
+    Workers train all visits under way ahead of time, so their uploads may all wait for their turn, beside
+    those that the next step takes. One process trains a visit when its upload is due.
+    """
+    policy, num_sampled = context.config.policy, context.decisions.num_sampled
+    if not isinstance(policy, AsynchronousPolicy):
+        return 0
+    visits = policy.concurrency(context.problem.num_clients, num_sampled)
+    taken = policy.uploads_per_step(num_sampled)
+    older = min(context.config.rounds, -(-visits // taken)) - 1  # each step starts as many visits as it takes
+    uploads = taken if num_ranks == 1 else visits + (taken - 1) * policy.refills
+    return uploads * state.upload + older * state.viewed + visits * state.copied
 
 
 def table_bytes(table: torch.Tensor, mixed: bool) -> int:

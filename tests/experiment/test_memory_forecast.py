@@ -6,13 +6,17 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from support import toy
 
 from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.types import Report, Server
 from mpifl.experiment.memory_forecast import MeasuredMemory, StateMemory, peak_memory
 from mpifl.experiment.schema import OutputConfig
+from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, Synchronous, Waves
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 UNITS = {"MB": 1e6, "GB": 1e9}
@@ -126,3 +130,36 @@ def test_the_plan_counts_the_models_of_the_clients_that_are_kept(ranks):
     peaks = [peak_memory(nothing, state, context, ranks) for context in (plain, keeping)]
     server, worker = (kept - left_out for left_out, kept in zip(*peaks, strict=True))
     assert (server, worker) == (2 * table, 2 * table if ranks == 1 else table // 2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "alone", "several"),
+    [
+        (Synchronous(), 1000, 0),  # the cohort is trained by the only process
+        (EveryArrival(), 100 + 9 * 7 + 10 * 3, 1000 + 9 * 7 + 10 * 3),
+        (Buffer(size=4), 400 + 2 * 7 + 10 * 3, 1300 + 2 * 7 + 10 * 3),
+        (Waves(size=4), 400 + 2 * 7 + 10 * 3, 1000 + 2 * 7 + 10 * 3),
+        (Barrier(), 1000 + 10 * 3, 1000 + 10 * 3),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_plan_counts_uploads_and_older_rows_of_visits_under_way(policy, alone, several):
+    """Ten visits under way: uploads of 100 bytes that wait, 7 for each older table, 3 that each visit keeps.
+
+    Over ranks the uploads of all ten may wait, beside those of the next step if others start at once.
+    """
+    nothing = MeasuredMemory(0, 0, 0)
+    states = [StateMemory(0, 0, 0, 100, 0, 0, 0, 7, 3), StateMemory(0, 0, 0, 0, 0, 0, 0)]
+    config = toy.config_of(CATALOGUE["fedavg"](), policy=policy, rounds=50, cohort_size=10)
+    context = toy.context_of(config, toy.Tiny(12))
+    for ranks, expected in ((1, alone), (3, several)):
+        counted, rest = (peak_memory(nothing, state, context, ranks)[0] for state in states)
+        assert counted - rest == expected
+
+
+def test_a_visit_keeps_the_table_of_a_single_row_and_copies_of_several():
+    """Three rows of five numbers: FedAvg reads one, IFCA all."""
+    server, report = Server({"model": torch.zeros(3, 5)}, np.zeros(4, np.int64)), Report({}, {})
+    for name, viewed, copied in (("fedavg", 60, 0), ("ifca", 0, 60)):
+        state = StateMemory.of(CATALOGUE[name](), server, report, 0, {"model"}, set())
+        assert (state.viewed, state.copied) == (viewed, copied)
