@@ -272,6 +272,30 @@ def test_the_methods_that_pages_show_are_those_that_run():
     assert f"```python\n{whole}{method}```" in page
 
 
+def test_the_refusal_that_the_page_on_sweeps_shows_is_that_of_its_sweep(tmp_path, capsys, monkeypatch):
+    page = (ROOT / "docs" / "sweeps.md").read_text()
+    (tree,) = re.findall(r"^```yaml\n(base: .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (line,) = re.findall(r"^    (mpifl: .*)$", page, re.MULTILINE)
+    (tmp_path / "which.yaml").write_text(tree.replace("quickstart.yaml", "quickstart"))
+    monkeypatch.chdir(tmp_path)
+    key, value = re.match(r"mpifl: (\S+) = (\S+):", line).groups()
+    command = [
+        "sweep",
+        "which.yaml",
+        "-q",
+        "--output.id",
+        "x",
+        "--rounds",
+        "1",
+        "--model",
+        "{name: mlp, hidden: [4]}",
+    ]
+    assert cli.main([*command, "--case", "1/12"]) == 0
+    capsys.readouterr()
+    assert cli.main([*command, f"--{key}", value]) == 2
+    assert capsys.readouterr().err == f"{line}\n"
+
+
 def test_the_citation_is_of_this_version():
     assert f"\nversion: {mpifl.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
