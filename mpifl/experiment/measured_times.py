@@ -48,6 +48,7 @@ from mpifl.runtime.protocol import GatheredReports
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ServerStep, StepResult
 from mpifl.runtime.synchronous import SynchronousEngine
+from mpifl.simulation.clock import VirtualTime, WallTime
 from mpifl.simulation.policies import Buffer, ClockParts
 from mpifl.simulation.round_rules import RoundPlan
 from mpifl.training.backend import Backend, Request, VisitRequests, sizes_of, train_visits
@@ -584,7 +585,10 @@ def _arrivals(
     steps *= repeats
     evaluated = _judged(context)
     evaluation = replace(context.config.evaluation, every=0, at_start=False, clients=len(evaluated))
-    parts = ClockParts(context.config.clock, context.duration, context.federation, m, context.system_key, 0)
+    timed = context.config.clock
+    if isinstance(timed, WallTime):  # which may hold clients back; the forecast adds that
+        timed = VirtualTime()
+    parts = ClockParts(timed, context.duration, context.federation, m, context.system_key, 0)
     small = replace(
         context,
         config=replace(context.config, rounds=steps, evaluation=evaluation),

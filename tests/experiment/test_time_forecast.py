@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -485,6 +486,17 @@ def test_what_rank_0_does_once_a_round_is_not_counted_for_each_client(tmp_path, 
     dry = without_training(run)
     found = measure(run, forecast(dry).server, 0.0)
     assert found.book_once > 5 * found.book
+
+
+def test_visits_are_measured_without_holding_clients_back(tmp_path, flat_plane):
+    """Visits are due five seconds of the wall after their start, three at a time: 20 s for a dozen."""
+    policy, delay = POLICIES["every_arrival"](), DELAYS["constant"](5.0)
+    given = {"policy": policy, "cohort_size": 3, "clock": WallTime(1.0), "delay": delay}
+    run = context("fedasync", 6, output=OutputConfig(folder=str(tmp_path)), **given)
+    dry, start = without_training(run), perf_counter()
+    found = measure(run, forecast(dry).server, 0.0)
+    assert found.num_visits >= 6
+    assert perf_counter() - start < 10.0
 
 
 @pytest.mark.parametrize("name", MEASURED)
