@@ -46,7 +46,8 @@ Bytes = tuple[int, int]  # down, up
 FLOAT_BYTES = 4
 STEPS_BYTES = 8  # step counter of an optimiser
 
-GROUPS = "who is in which cluster, and who drops out, so that no masked upload comes"
+CLUSTERS = "who is in which cluster"
+DROP_OUTS = "who drops out, so that no masked upload comes"
 COHORTS = "how many clients each Poisson sample holds"
 NEWCOMERS = "who is drawn when newcomers join"
 DIFFERENT = "some clients sent other than planned: they dropped out, or notes differ in length"
@@ -133,8 +134,9 @@ def forecast(context: RunContext) -> TrafficForecast:
         why = NEWCOMERS
     elif context.sampler.poisson:
         why = COHORTS
-    elif isinstance(secure, MaskedSums) and (secure.dropout or max(map(len, server.tables.values())) > 1):
-        why = GROUPS
+    elif isinstance(secure, MaskedSums):
+        several = max(map(len, server.tables.values())) > 1
+        why = ", and ".join([CLUSTERS] * several + [DROP_OUTS] * bool(secure.dropout)) or why
     if why:
         return TrafficForecast(
             server, report, fingerprints, per_round, None, why, kept=kept, setup_memory=grown

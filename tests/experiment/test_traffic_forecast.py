@@ -11,6 +11,8 @@ from support.cases import OPTIONS
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.secure_sum import MaskedSums, SecureConfig
+from mpifl.algorithms.fedavg import FedAvg
+from mpifl.algorithms.ifca import IFCA
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import RowUpdates
@@ -132,6 +134,19 @@ class Telling(RowUpdates, Algorithm):
     def aggregate(self, server, notes):
         """Average the models."""
         return Plan([average(notes)])
+
+
+@pytest.mark.parametrize(
+    ("method", "dropout", "why"),
+    [
+        (FedAvg(), 0.0, ""),
+        (FedAvg(), 0.2, "who drops out, so that no masked upload comes"),
+        (IFCA(2), 0.0, "who is in which cluster"),
+        (IFCA(2), 0.2, "who is in which cluster, and who drops out, so that no masked upload comes"),
+    ],
+)
+def test_what_the_bytes_of_masked_uploads_depend_on(method, dropout, why):
+    assert forecast_of(method, secure_aggregation=MaskedSums(dropout=dropout)).why == why
 
 
 @pytest.mark.parametrize("secure", [MaskedSums(), SecureConfig()], ids=["masked", "in the clear"])
