@@ -208,7 +208,9 @@ class Learner:
         """Raise `UserError` unless `vector` is a model [d]."""
         size = self.layout.size
         if not isinstance(vector, torch.Tensor) or vector.shape != (size,):
-            raise UserError("vector", _shape(vector), f"a model is a tensor [{size}], as message['model'][0]")
+            raise UserError(
+                "vector", _shape(vector), f"a model is a tensor of {size} numbers, as message['model'][0]"
+            )
 
     def _check_free(self, call: str) -> None:
         """Raise `MethodError` inside a training step, whose weights and gradient a call would overwrite."""
