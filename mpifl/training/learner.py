@@ -230,7 +230,7 @@ def _checked(direction: Direction) -> Direction:
     def checked(g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         changed: Any = direction(g, w)
         if not isinstance(changed, torch.Tensor) or changed.shape != g.shape:
-            remedy = f"return the changed gradient, a tensor {list(g.shape)} as the one it is given"
+            remedy = f"return the changed gradient, {len(g)} numbers as the tensor that it is given"
             raise UserError("direction", _shape(changed), remedy)
         return changed
 
