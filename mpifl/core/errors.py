@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 # phrases in errors of PyTorch and NumPy about tensors and arrays that are too large
@@ -164,6 +165,11 @@ def require(condition: bool, key: str, value: Any, remedy: str) -> None:
     """Raise `UserError(key, value, remedy)` unless `condition` holds."""
     if not condition:
         raise UserError(key, value, remedy)
+
+
+def is_whole(value: object) -> bool:
+    """Return whether a value is an integer, of Python or NumPy; a bool is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def nearest(word: str, known: list[str]) -> str:

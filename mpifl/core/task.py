@@ -19,6 +19,7 @@ import torch
 from .errors import require
 from .federation import DataInfo
 from .metric import Metric
+from .types import shape_or_type
 
 SUMS = "sums."  # prefix of the names of sums among scores; they give the metrics of all samples together
 
@@ -158,8 +159,7 @@ class Task(ABC):
         """Raise `UserError` unless the task makes a loss and all scores of a model's output [n, ...]."""
 
         def good(fits: bool, hook: str, found: Any, remedy: str) -> None:
-            kind = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-            require(fits, "task.name", self.name, f"{hook} gives {kind}; {remedy}")
+            require(fits, "task.name", self.name, f"{hook} gives {shape_or_type(found)}; {remedy}")
 
         losses: Any = self.losses(output, labels)
         fits = isinstance(losses, torch.Tensor) and losses.shape == labels.shape[:1]

@@ -326,6 +326,15 @@ def json_file(path: Path, key: str, escapes: bool = False) -> Any:
         raise UserError(key, str(path), f"is not JSON: {error}") from error
 
 
+def json_mapping(path: Path) -> dict[str, Any]:
+    """Return the mapping of a JSON file; empty if it holds none, or cannot be read."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def csv_file(path: Path, key: str, columns: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield (place, row) for each row of a CSV file; a place is "FILE line NUMBER".
 

@@ -75,6 +75,11 @@ ASKED_FOR = {  # notes that the engine adds -> how to ask for them
 }
 
 
+def shape_or_type(value: Any) -> list[int] | str:
+    """Return the shape of a tensor; of anything else, the name of its type."""
+    return list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
 @dataclass(frozen=True)
 class Message:
     """What a client downloads.

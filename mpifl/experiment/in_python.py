@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.case_names import label_of
-from mpifl.core.errors import require
+from mpifl.core.errors import is_whole, require
 from mpifl.core.old_keys import renamed
 from mpifl.data import PoolFederation
 from mpifl.results import comparison, export, reader
@@ -164,7 +164,7 @@ def sweep(
             listed = isinstance(values, Iterable) and not isinstance(values, str)
             require(listed, f"only.{key}", values, f"use a list of values: [{values!r}]")
             chosen[key] = [label_of(value) for value in values]
-        require(_is_whole(jobs), "jobs", jobs, "use the number of cases that run at a time")
+        require(is_whole(jobs), "jobs", jobs, "use the number of cases that run at a time")
         require(case is None or isinstance(case, str), "case", case, "use a text i/N, as in '2/8'")
         part = Part(chosen, Part.of(share=case).share)
         folder = run_sweep(lambda: laid(_asked(config), changes), transport, quiet, part, jobs)
@@ -277,10 +277,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
 def _names(runs: Sequence[str | Path | Run | Sweep]) -> list[str]:
     """Return the folders of runs and sweeps."""
     return [str(run.folder if isinstance(run, (Run, Sweep)) else run) for run in runs]
@@ -309,8 +305,8 @@ def client_data(
     whole = loader.from_tree(Config, tree_of(given, changes))
     found = open_data(whole, prepares=True)
     known = f"clients are numbered from 0 to {found.num_clients - 1}"
-    require(_is_whole(client) and 0 <= client < found.num_clients, "client", client, known)
-    require(_is_whole(visit) and visit >= 0, "visit", visit, "visits are numbered from 0")
+    require(is_whole(client) and 0 <= client < found.num_clients, "client", client, known)
+    require(is_whole(visit) and visit >= 0, "visit", visit, "visits are numbered from 0")
     data = found.client(client, visit)
     parts = {"train": data.train, "val": data.val, "test": data.test, **data.extra}
     if stored:

@@ -14,6 +14,7 @@ from torch import nn
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.parameters import Layout
+from mpifl.core.textfiles import json_mapping
 
 KEY = "model.weights"
 TABLE, ASSIGN = "model", "assign"  # tensors in the `model.safetensors` of a run folder
@@ -101,7 +102,7 @@ def load_weights(net: nn.Module, path: str, *, body: str, head: str) -> None:
 
 def _of_run(net: nn.Module, path: str, tables: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors of the one model that all clients of a run use."""
-    summary = _summary(Path(path).expanduser())
+    summary = json_mapping(Path(path).expanduser().parent / "summary.json")
     require(not uploads_none(summary), KEY, path, ALONE)
     remedy = f"is the file of a run, and holds no table {TABLE!r} of whole models: use one of another method"
     require(TABLE in tables, KEY, path, remedy)
@@ -162,15 +163,6 @@ def uses_rows(summary: Mapping[str, Any], num_rows: int) -> bool:
         num_rows: number of rows of the table.
     """
     return summary.get("client_models", "rows") == "rows" or num_rows == 1
-
-
-def _summary(file: Path) -> Mapping[str, Any]:
-    """Return the `summary.json` beside a file; empty if there is none, or it cannot be read."""
-    try:
-        found = json.loads((file.parent / "summary.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _refuse_misfit(path: str, what: str, names: list[str], also: str = "") -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from mpifl.core import old_keys
 from mpifl.core.errors import UserError, require, shortened
 from mpifl.core.metric import ACCURACY, Metric
-from mpifl.core.textfiles import csv_file, json_file, yaml_file
+from mpifl.core.textfiles import csv_file, json_file, json_mapping, yaml_file
 
 from .identity import Origin
 from .logging import warn_once
@@ -413,15 +413,6 @@ def _existing(path: Path) -> Path:
     return old if old.exists() and not path.exists() else path
 
 
-def _ended_early(folder: Path) -> bool:
-    """Return whether `progress.json` says that a run was stopped or failed."""
-    try:
-        said = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(said, dict) and bool(said.get("end"))
-
-
 def is_unfinished(path: Path) -> bool:
     """Return whether a folder holds an unfinished run."""
     return (path / "config.yaml").is_file() and not (path / "summary.json").is_file()
@@ -441,7 +432,8 @@ def load(folder: str | Path) -> Run:
     )
     if is_unfinished(path):
         last = max(p.stat().st_mtime for p in path.iterdir())
-        recent = time.time() - last < RECENT_SECONDS and not _ended_early(path)
+        ended = json_mapping(path / FILE).get("end")  # it was stopped, or failed
+        recent = time.time() - last < RECENT_SECONDS and not ended
         state = "is still being written" if recent else "was never finished"
         wait = "wait for its end, " if recent else ""
         others = "or name other runs (compare, report and export leave it out with --finished)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.errors import UserError, is_whole, nearest, require
 from mpifl.core.federation import DataInfo
 from mpifl.core.imports import load_object
 from mpifl.core.parameters import FlatModel, Layout
@@ -52,8 +51,7 @@ def model_of(
     require(one, "Run.model", {"client": client, "cluster": cluster}, "give client=, or cluster=")
     if client is not None:
         most = int(summary["clients"]) - 1
-        whole = isinstance(client, Integral) and not isinstance(client, bool)
-        require(whole and 0 <= client <= most, "client", client, f"use one of 0 to {most}")
+        require(is_whole(client) and 0 <= client <= most, "client", client, f"use one of 0 to {most}")
         vector = _of_client(folder, summary, client)
     else:
         assert cluster is not None

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mpifl.core.case_names import LOCKS, folder_name, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError
-from mpifl.core.textfiles import yaml_file
+from mpifl.core.textfiles import json_mapping, yaml_file
 
 from .progress import FILE, in_words
 from .tables import first_of
@@ -163,11 +163,11 @@ def look(
         sweep: folder of the sweep to which the run belongs; None for none.
     """
     now = time.time() if now is None else now
-    config, about = _yaml(folder / "config.yaml"), _json(folder / "run.json")
+    config, about = _yaml(folder / "config.yaml"), json_mapping(folder / "run.json")
     if not about or not config:
         text = "there is no such folder yet" if not folder.is_dir() else "the run has not begun to write"
         return Seen(str(folder), WAITING, f"{text}{_others(folder)}")
-    beat = _json(folder / FILE)
+    beat = json_mapping(folder / FILE)
     metric, curves = _curves(folder / "metrics.csv")
     steps = [int(s) for s in curves.get("round", ()) if s is not None]
     checkpoints = [p.name.partition("-")[2] for p in folder.glob("checkpoints/step-*")]
@@ -397,14 +397,6 @@ def _tail(path: Path) -> list[str]:
         return path.read_text(errors="replace").splitlines()[-LOG_LINES:]
     except OSError:
         return []
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _yaml(path: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from mpifl.core.parameters import Part
 from mpifl.core.progress import Stage
 from mpifl.core.rng import Key, key
 from mpifl.core.task import Task
+from mpifl.core.types import shape_or_type
 
 from .backend import Backend, Request
 from .batched import LockstepBackend, LockstepRunner, sample_weights, stackable, train_stack
@@ -208,20 +209,14 @@ class Learner:
         """Raise `UserError` unless `vector` is a model [d]."""
         size = self.layout.size
         if not isinstance(vector, torch.Tensor) or vector.shape != (size,):
-            raise UserError(
-                "vector", _shape(vector), f"a model is a tensor of {size} numbers, as message['model'][0]"
-            )
+            remedy = f"a model is a tensor of {size} numbers, as message['model'][0]"
+            raise UserError("vector", shape_or_type(vector), remedy)
 
     def _check_free(self, call: str) -> None:
         """Raise `MethodError` inside a training step, whose weights and gradient a call would overwrite."""
         if self._in_step:
             remedy = "it would overwrite the model in training; compute it before sgd"
             raise MethodError("client.sgd", f"its direction or loss calls client.{call}", remedy)
-
-
-def _shape(value: Any) -> list[int] | str:
-    """Return the shape of a tensor; of anything else, the name of its type."""
-    return list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _checked(direction: Direction) -> Direction:
@@ -231,7 +226,7 @@ def _checked(direction: Direction) -> Direction:
         changed: Any = direction(g, w)
         if not isinstance(changed, torch.Tensor) or changed.shape != g.shape:
             remedy = f"return the changed gradient, {len(g)} numbers as the tensor that it is given"
-            raise UserError("direction", _shape(changed), remedy)
+            raise UserError("direction", shape_or_type(changed), remedy)
         return changed
 
     return checked

@@ -588,24 +588,22 @@ def test_a_carry_without_uploads_is_carried_out_by_events_too(tmp_path):
     assert_allclose(done.server.tables["model"], done.servers[0].tables["model"] / 2)
 
 
+def looking(probe: Callable[..., Any]) -> Algorithm:
+    """Return a method whose clients look at each other: `probe` gets their peers."""
+    hook = {"probe": lambda self, client, own, peers, key: probe(peers)}
+    return type("Looking", (SecondLook, Mine), hook)()
+
+
 @pytest.mark.parametrize("report", [Report(0, 1), Server({}, np.zeros(1))])
 def test_a_server_or_report_is_no_look(report, tmp_path):
-    class Looking(SecondLook, Mine):
-        def probe(self, client, own, peers, key):
-            return report
-
     with pytest.raises(MethodError, match=r"Looking.probe: client 0"):
-        toy.run(Looking(), toy.Tiny(), tmp_path, evaluate=False)
+        toy.run(looking(lambda peers: report), toy.Tiny(), tmp_path, evaluate=False)
 
 
 @pytest.mark.parametrize("look", [Look({"a": "b"}), Look(findings={"a": object()})])
 def test_what_a_look_finds_are_numbers(look, tmp_path):
-    class Looking(SecondLook, Mine):
-        def probe(self, client, own, peers, key):
-            return look
-
     with pytest.raises(MethodError, match=r"Looking.probe: client 0, visit 0: note 'a' is "):
-        toy.run(Looking(), toy.Tiny(), tmp_path, evaluate=False)
+        toy.run(looking(lambda peers: look), toy.Tiny(), tmp_path, evaluate=False)
 
 
 def test_initial_clients_of_a_method_that_nobody_can_join_later_are_refused(tmp_path):
@@ -624,13 +622,8 @@ def test_initial_clients_of_a_method_that_nobody_can_join_later_are_refused(tmp_
 
 @pytest.mark.parametrize("asked", [(b"x", None), (torch.ones(2), lambda client, x: 1.0)])
 def test_peers_exchange_tensors(asked, tmp_path):
-    class Looking(SecondLook, Mine):
-        def probe(self, client, own, peers, key):
-            peers[0].ask(*asked)
-            return Look()
-
     with pytest.raises(MethodError, match=r"Looking.probe: client 0, visit 0: .*peers exchange tensors"):
-        toy.run(Looking(), toy.Tiny(), tmp_path, evaluate=False)
+        toy.run(looking(lambda peers: peers[0].ask(*asked)), toy.Tiny(), tmp_path, evaluate=False)
 
 
 def test_the_default_of_new_clients_names_what_it_reads(tmp_path):
