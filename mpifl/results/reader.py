@@ -427,9 +427,10 @@ def load(folder: str | Path) -> Run:
     """
     path = Path(folder)
     require(path.is_dir(), "RUN", str(folder), "there is no such folder")
-    require(
-        (path / "config.yaml").is_file(), "RUN", str(folder), "is not a run folder: it has no config.yaml"
-    )
+    remedy = "is not a run folder: it has no config.yaml"
+    if (path / "sweep.yaml").is_file():
+        remedy = "is the folder of a sweep; name one of its run folders, or read it with mpifl.load_sweep"
+    require((path / "config.yaml").is_file(), "RUN", str(folder), remedy)
     if is_unfinished(path):
         last = max(p.stat().st_mtime for p in path.iterdir())
         ended = json_mapping(path / FILE).get("end")  # it was stopped, or failed

@@ -704,6 +704,8 @@ def test_a_sweep_in_python_has_runs_by_their_labels_and_a_table(tmp_path):
     assert (len(found.table), len(whole.table), len(mpifl.load_sweep(whole.folder).runs)) == (2, 4, 4)
     one = mpifl.sweep(TINY, vary={"seed": [0]}, output=place | {"id": "y"}, rounds=1)
     assert [*one.runs] == ["0"], "one key, one label"
+    with pytest.raises(UserError, match=r"is the folder of a sweep; .* mpifl\.load_sweep"):
+        mpifl.load(one.folder)
 
 
 def test_a_folder_without_a_sweep_is_refused(tmp_path):
