@@ -61,8 +61,8 @@ class OwnMetric:
         """
         if not len(labels):
             return float("nan")
-        try:
-            value = self.function(logits.detach().to(CPU), labels.to(CPU))
+        try:  # with copies: the labels are those that later evaluations read, too
+            value = self.function(logits.detach().to(CPU, copy=True), labels.to(CPU, copy=True))
         except Exception as error:
             text = f"metric {self.path}, client {client}: {type(error).__name__}: {error}"
             raise CodeFailed(text, trace_beyond(error, str(Path(__file__).parents[1]))) from error

@@ -35,6 +35,27 @@ def test_values_of_one_client_by_hand():
     assert math.isnan(top2(LOGITS[:0], LABELS[:0], 0))
 
 
+WRITING = """
+def first(logits, labels):
+    logits.zero_()
+    labels.fill_(-1)
+    return 0.0
+
+def second(logits, labels):
+    return (logits.argmax(1) == labels).float().mean()
+"""
+
+
+def test_a_metric_that_writes_into_its_arguments_changes_no_other_figure(tmp_path):
+    """The labels are those that the next evaluation of the client reads, too."""
+    (tmp_path / "mine.py").write_text(WRITING)
+    evaluation = {"metrics": [f"{tmp_path / 'mine.py'}:{name}" for name in ("first", "second")], "every": 1}
+    own = mpifl.run(str(CONFIG), evaluation=evaluation, output={"folder": str(tmp_path), "id": "own"})
+    plain = mpifl.run(str(CONFIG), evaluation={"every": 1}, output={"folder": str(tmp_path), "id": "plain"})
+    assert own.metrics["accuracy_mean"].tolist() == plain.metrics["accuracy_mean"].tolist()
+    assert own.metrics["second_mean"].tolist() == pytest.approx(plain.metrics["accuracy_mean"].tolist())
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedem", "fedavg_ft"], ids=["one model", "mixture", "tuned"])
 def test_a_copy_of_the_accuracy_has_its_values_in_all_tables(tmp_path, algorithm):
     evaluation = {"metrics": [f"{FILE}:{name}" for name in OWN], "train": True, "by": ["group"], "every": 1}
