@@ -159,10 +159,24 @@ class ModelContext:
 
     def seed(self, key: Key) -> None:
         """Seed the device's default generator, which the module draws from."""
-        generator = torch.default_generator
+        self._generator.manual_seed(key.seed)
+
+    @contextmanager
+    def seeded(self, key: Key) -> Iterator[None]:
+        """Seed the device's default generator for a block, and restore its state afterwards."""
+        before = self._generator.get_state()
+        self.seed(key)
+        try:
+            yield
+        finally:
+            self._generator.set_state(before)
+
+    @property
+    def _generator(self) -> torch.Generator:
+        """The device's default generator."""
         if self.device.type == "cuda":
-            generator = torch.cuda.default_generators[self.device.index or 0]
-        generator.manual_seed(key.seed)
+            return torch.cuda.default_generators[self.device.index or 0]
+        return torch.default_generator
 
     @contextmanager
     def only(self, part: Part) -> Iterator[None]:

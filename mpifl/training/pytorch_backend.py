@@ -142,11 +142,12 @@ def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, bat
     module = flat.load(vector, train=False)
     flat.grad.zero_()
     count, size = max(task.count(split.y), 1), batch_size if task.has_total else max(len(split), 1)
-    for index in torch.arange(len(split), device=context.device).split(size):
-        with context.kernels():
-            output, y = module(split.x[index]), split.y[index]
-            loss = task.total_loss(output, y) / count if task.has_total else task.loss(output, y)
-        loss.backward()
+    with context.seeded(key(0, "gradient")):
+        for index in torch.arange(len(split), device=context.device).split(size):
+            with context.kernels():
+                output, y = module(split.x[index]), split.y[index]
+                loss = task.total_loss(output, y) / count if task.has_total else task.loss(output, y)
+            loss.backward()
     flat.check_buffers()
     return flat.grad.clone()
 
@@ -157,17 +158,16 @@ def outputs(
 ) -> torch.Tensor:
     """Return the outputs [n, ...] or embeddings [n, ...] of samples [n, ...] under `vector` [d].
 
-    Under `train_mode` dropout makes the same draws in every call, so that they do not depend on what the rank
-    did before. With batch norm, a last batch of one sample, which has no statistics, joins the one before it.
+    The module draws the same random numbers in every call, so that they do not depend on what the rank did
+    before: dropout under `train_mode`, and a network of a user perhaps always. With batch norm, a last batch
+    of one sample, which has no statistics, joins the one before it.
 
     Raises:
         UserError: there is only one sample, with batch norm and `train_mode`.
     """
     module = context.flat.load(vector, train=train_mode)
-    if train_mode and context.draws:
-        context.seed(key(0, "outputs"))
     function = module.embed if embedding else module
-    with context.kernels():
+    with context.kernels(), context.seeded(key(0, "outputs")):
         found = [function(batch.to(context.device)) for batch in _batches_of(context, x, train_mode)]  # type: ignore[operator]  # every model has embed
     context.flat.check_buffers()
     return torch.cat(found)

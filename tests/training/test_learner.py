@@ -277,6 +277,33 @@ def test_embeddings_under_dropout_do_not_depend_on_what_was_drawn_before():
     assert not torch.equal(found[0], learner.outputs(learner.init, x, embedding=True))
 
 
+class Noisy(nn.Module):
+    """Draws in training and in evaluation, by functions: no module says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 4)
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x.flatten(1), 0.5, training=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(x))
+
+
+@pytest.mark.parametrize("train_mode", [False, True])
+def test_what_a_network_draws_in_an_evaluation_does_not_depend_on_what_was_drawn_before(train_mode):
+    """Nor does what is drawn after it depend on the evaluation."""
+    learner, found = Learner(Noisy()), []
+    for _ in range(2):
+        before = torch.random.get_rng_state()
+        outputs = learner.outputs(learner.init, SPLIT.x, train_mode=train_mode)
+        found.append((outputs, learner.gradient(learner.init, SPLIT, 256)))
+        assert_array_equal(torch.random.get_rng_state(), before)
+        torch.rand(7)
+    assert_close(found[0], found[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("samples", "sizes"), [(130, [64, 64, 2]), (129, [64, 65]), (64, [64])])
 def test_batch_statistics_are_those_of_64_samples(samples, sizes):
     """As in EMD-CFL's repository; a last batch of one sample has none and joins the one before."""
