@@ -7,6 +7,7 @@ visit)`; `of` appends to the path, `numpy` and `torch` open a fresh generator at
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,17 +56,29 @@ class Key:
         """Return a torch generator on `device` that starts at this address."""
         return torch.Generator(device).manual_seed(self.seed)
 
+    def seed_others(self) -> None:
+        """Seed the global generators of NumPy and of Python, from which users' code may draw."""
+        np.random.seed(self.entropy >> 96)
+        random.seed(self.seed)
+
     @contextmanager
     def seeded(self) -> Iterator[None]:
-        """Seed PyTorch's global generator for a block that draws from it, and restore its state afterwards.
+        """Seed the global generators for a block that draws from them, and restore their states afterwards.
 
-        Without a GPU only the CPU generator is seeded: `torch.manual_seed` formats a stack trace for each
-        kind of accelerator, which takes longer than drawing a small network's weights.
+        Weights are drawn from PyTorch's; users' code may also draw from those of NumPy and of Python. Without
+        a GPU only the CPU generator is seeded: `torch.manual_seed` formats a stack trace for each kind of
+        accelerator, which takes longer than drawing a small network's weights.
         """
+        others = np.random.get_state(), random.getstate()
         with torch.random.fork_rng(devices=[]):
             seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
             seed(self.seed)
-            yield
+            self.seed_others()
+            try:
+                yield
+            finally:
+                np.random.set_state(others[0])
+                random.setstate(others[1])
 
 
 def key(seed: int, *address: int | str) -> Key:

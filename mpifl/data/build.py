@@ -99,7 +99,7 @@ def open_federation(
     with _under("data.scenario"):
         _check_fits(config, pool)
         with doing("composing the scenario"):
-            spec = config.scenario.compose(pool, key(seed, "data"))
+            spec = _composed(config.scenario, pool, seed)
         known = {"samples": cache.content(place, "images", "labels", "origin")}
         known["normalisation"] = _normalisation(config, spec, pool)
         name = type(config.scenario).__name__
@@ -143,7 +143,7 @@ def export_partition(config: DataConfig, seed: int, path: Path, key_of_path: str
     check_format(path, key_of_path, FORMATS[:2])
     _, pool = _prepared_pool(config, lambda line: None, True, True)
     with _under("data.scenario"):
-        spec = config.scenario.compose(pool, key(seed, "data"))
+        spec = _composed(config.scenario, pool, seed)
         name = type(config.scenario).__name__
         table = exported(spec, pool, config.source.name, {"scenario": name, "seed": seed})
     write(table, path, key_of_path)
@@ -174,6 +174,19 @@ def open_public(config: DataConfig, like: PoolFederation) -> Split:
     if x.shape[-2:] != (height, width):
         x = torch.nn.functional.interpolate(x, (height, width), mode="bilinear", antialias=True)
     return Split(x.contiguous(), torch.from_numpy(np.array(labels)))
+
+
+def _composed(scenario: Scenario, pool: Pool, seed: int) -> ScenarioSpec:
+    """Return the specification of a scenario, which may draw from the global generators if it is a user's."""
+    address = key(seed, "data")
+    with address.of("composed").seeded():
+        spec = scenario.compose(pool, address)
+
+    def splits() -> Mapping[str, Csr]:
+        with address.of("splits").seeded():
+            return spec.splits()
+
+    return replace(spec, splits=splits)
 
 
 def _check_fits(config: DataConfig, pool: Pool) -> None:

@@ -24,6 +24,7 @@ from .precision import set_tf32
 from .tasks import Classification
 
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)  # modules that draw random numbers
+KNOWN = ("torch", "torchvision", "mpifl")  # packages whose modules draw from PyTorch's generators alone
 RANDOM_NAMES = ("StochasticDepth",)  # the same in torchvision, which is not imported here
 
 
@@ -70,6 +71,7 @@ class ModelContext:
         untouched: returns whether the module has neither hooks nor methods overridden on an instance.
         computes_layers: whether kernels compute layers inside PyTorch's loop.
         draws: whether the module draws random numbers.
+        foreign: whether a part of the module is a user's, which may also draw by means of NumPy and Python.
         drop_single: whether batches of one sample, which batch norm cannot train on, are left out.
 
     Raises:
@@ -93,6 +95,7 @@ class ModelContext:
         self.untouched = Untouched(self.flat.module)
         self.computes_layers = kernels and self.device.type == "cpu" and has_wide_convolutions(model)
         self.draws = any(is_random(m) for m in model.modules())
+        self.foreign = any(type(m).__module__.partition(".")[0] not in KNOWN for m in model.modules())
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.drop_single = bool(norms)
         # without momentum the weight of a batch depends on how many this rank has seen, of any client
@@ -158,12 +161,14 @@ class ModelContext:
             yield from torch.from_numpy(order).to(self.device).split(config.batch_size)
 
     def seed(self, key: Key) -> None:
-        """Seed the device's default generator, which the module draws from."""
+        """Seed the generators that the module draws from: the device's, and others if it is a user's."""
         self._generator.manual_seed(key.seed)
+        if self.foreign:
+            key.seed_others()
 
     @contextmanager
     def seeded(self, key: Key) -> Iterator[None]:
-        """Seed the device's default generator for a block, and restore its state afterwards."""
+        """Seed as `seed` does for a block, and restore the state of the device's generator afterwards."""
         before = self._generator.get_state()
         self.seed(key)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
@@ -76,11 +77,16 @@ def test_a_block_draws_from_its_key_and_leaves_the_global_generator_as_it_was(gp
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
     torch.manual_seed(3)
     before, k = torch.random.get_rng_state(), key(7, "init", 2)
+    others = np.random.get_state()[1].copy(), random.getstate()
     with k.seeded():
-        drawn = torch.rand(4)
+        drawn, more = torch.rand(4), (np.random.rand(), random.random())
     with pytest.raises(ZeroDivisionError), k.seeded():
         raise ZeroDivisionError
     assert_array_equal(torch.random.get_rng_state(), before)
+    assert_array_equal(np.random.get_state()[1], others[0])
+    assert random.getstate() == others[1]
+    with k.seeded():
+        assert (np.random.rand(), random.random()) == more
     torch.manual_seed(k.seed)
     assert_array_equal(drawn, torch.rand(4))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import multiprocessing
+import random
 import sys
 
 import numpy as np
@@ -405,6 +406,31 @@ def test_a_users_scenario_that_contradicts_itself_is_refused(cache, mistake, say
     assert (
         open_federation(dataclasses.replace(config, scenario=Mistaken()), 0).sizes.tolist() == [[2, 1, 1]] * 3
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnGlobally(Scenario):
+    """Groups and samples from the generators that belong to nobody."""
+
+    def compose(self, pool, key):
+        groups = np.array([random.randint(0, 99) for _ in range(6)])
+        return ScenarioSpec(self._splits, groups)
+
+    def _splits(self):
+        samples = np.random.permutation(1797)[:18].reshape(6, 3)
+        return {name: from_lists([*samples[:, [i]]]) for i, name in enumerate(("train", "val", "test"))}
+
+
+def test_a_users_scenario_that_draws_from_global_generators_is_the_same_on_every_rank(tmp_path):
+    """Ranks had groups of their own, and with other files the clients other samples."""
+    held = []
+    for folder in ("one", "other"):
+        federation = open_federation(DataConfig(cache=str(tmp_path / folder), scenario=DrawnGlobally()), 0)
+        held.append((federation.groups.tolist(), [digest_of(federation, k, 0) for k in range(6)]))
+        np.random.rand(), random.random()
+    assert held[0] == held[1]
+    other = open_federation(DataConfig(cache=str(tmp_path / "one"), scenario=DrawnGlobally()), 1)
+    assert other.groups.tolist() != held[0][0]
 
 
 class Miscounted(Partition):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -302,6 +304,23 @@ def test_what_a_network_draws_in_an_evaluation_does_not_depend_on_what_was_drawn
         assert_array_equal(torch.random.get_rng_state(), before)
         torch.rand(7)
     assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+class Jittering(Noisy):
+    """Draws from the generators of NumPy and of Python."""
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1) + np.random.rand() + random.random()
+
+
+def test_what_a_network_draws_from_numpy_and_python_is_addressed_by_the_key_too():
+    learner, found = Learner(Jittering()), []
+    for k in (KEY, KEY, KEY.of("x")):
+        trained = learner.sgd(learner.init, SPLIT, LocalConfig(batch_size=64, lr=0.1), k).vector
+        found.append((trained, learner.outputs(learner.init, SPLIT.x)))
+        np.random.rand(7), random.random()
+    assert_close(found[0], found[1], rtol=0, atol=0)
+    assert (found[2][0] - found[0][0]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize(("samples", "sizes"), [(130, [64, 64, 2]), (129, [64, 65]), (64, [64])])
