@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.core.errors import UserError, require, within_memory
+from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond, within_memory
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, TOKENS, Split
 from mpifl.core.process import check_memory
 from mpifl.core.progress import doing, each
@@ -24,7 +24,15 @@ from . import prepared_cache as cache
 from .federation import PoolFederation
 from .pool import Pool, check_pool, sparing_categories, standardised
 from .prepared_cache import Progress
-from .scenario import CLIENT_BYTES, FixedPartition, Scenario, ScenarioSpec, check_drift, check_splits
+from .scenario import (
+    CLIENT_BYTES,
+    FixedPartition,
+    Scenario,
+    ScenarioSpec,
+    check_drift,
+    check_spec,
+    check_splits,
+)
 from .scenarios import Rotated
 from .scenarios.partition_file import exported
 from .sources import MEASURED, NORMALISATIONS, Digits, Photos, Source, in_one_line, normalisation
@@ -177,16 +185,36 @@ def open_public(config: DataConfig, like: PoolFederation) -> Split:
 
 
 def _composed(scenario: Scenario, pool: Pool, seed: int) -> ScenarioSpec:
-    """Return the specification of a scenario, which may draw from the global generators if it is a user's."""
-    address = key(seed, "data")
-    with address.of("composed").seeded():
+    """Return the specification of a scenario, which may draw from the global generators if it is a user's.
+
+    Raises:
+        UserError: something else is returned, or the specification has fields that nothing can use.
+        CodeFailed: the user's own code raised an exception.
+    """
+    address, name = key(seed, "data"), type(scenario).__name__
+    with address.of("composed").seeded(), _of_users(scenario, "compose"):
         spec = scenario.compose(pool, address)
+    check_spec(spec, pool, name)
+    known = f"known: {', '.join(NORMALISATIONS)}"
+    require(spec.normalise is None or spec.normalise in NORMALISATIONS, "normalise", spec.normalise, known)
 
     def splits() -> Mapping[str, Csr]:
-        with address.of("splits").seeded():
+        with address.of("splits").seeded(), _of_users(scenario, "splits"):
             return spec.splits()
 
     return replace(spec, splits=splits)
+
+
+@contextmanager
+def _of_users(scenario: Scenario, what: str) -> Iterator[None]:
+    """Raise `CodeFailed` for an exception of a user's scenario; its traceback starts at the user's code."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or type(scenario).__module__.startswith("mpifl."):
+            raise
+        text = f"scenario {type(scenario).__name__}.{what}: {type(error).__name__}: {error}"
+        raise CodeFailed(text, trace_beyond(error, str(Path(__file__).parents[1]))) from error
 
 
 def _check_fits(config: DataConfig, pool: Pool) -> None:

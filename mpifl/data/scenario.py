@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -213,9 +214,17 @@ def check_splits(spec: ScenarioSpec, splits: Mapping[str, Csr], pool: Pool, name
         pool: the samples.
         name: the scenario, for error messages.
     """
+    given = splits.values() if isinstance(splits, Mapping) else ()
+    remedy = f"its splits are a {type(splits).__name__}; return a mapping of names to partitions"
+    require(isinstance(splits, Mapping), "name", name, remedy)
+    wrong = next((type(csr).__name__ for csr in given if not isinstance(csr, Csr)), None)
+    remedy = f"a split is a {wrong}; make a Csr of it: from_lists, from_owner (mpifl.data.partition.csr)"
+    require(wrong is None, "name", name, remedy)
     known = list(dict.fromkeys([*SPLITS, *spec.split_ops]))
     remedy = f"give {', '.join(known)}; further ones need an entry in split_ops"
     require({*splits} == {*known}, "name", name, f"its splits are {', '.join(splits)}: {remedy}")
+    for split, csr in splits.items():
+        _check_rows(csr, split, name)
     counts = [len(csr.sizes) for csr in splits.values()]
     remedy = f"its splits have rows for {', '.join(map(str, counts))} clients: give each client one in all"
     require(len(set(counts)) == 1, "name", name, remedy)
@@ -227,6 +236,61 @@ def check_splits(spec: ScenarioSpec, splits: Mapping[str, Csr], pool: Pool, name
             remedy = f"names sample {least if least < 0 else most} in {split}"
             inside = least >= 0 and most < len(pool.labels)
             require(inside, "name", name, f"{remedy}: the source has 0 to {len(pool.labels) - 1}")
+
+
+def _check_rows(csr: Csr, split: str, name: str) -> None:
+    """Refuse arrays of a split that are no partition."""
+    offsets, index, row = csr.offsets, csr.index, csr.row
+    whole = isinstance(offsets, np.ndarray) and offsets.dtype == np.int64 and offsets.shape > (1,)
+    most = int(offsets[-1]) if index is None and whole else np.size(index)
+    rising = whole and bool((np.diff(offsets) >= 0).all()) and 0 <= offsets[0] <= offsets[-1] <= most
+    remedy = f"offsets of {split} must be an int64 array [clients + 1] that rises up to {most}, its samples"
+    require(rising, "name", name, f"{remedy}; see from_lists in mpifl.data.partition.csr")
+    for what, array in (("index", index), ("row", row)):
+        remedy = f"{what} of {split} must be an array of whole numbers, one after the other"
+        require(array is None or _whole(array), "name", name, remedy)
+    remedy = f"row of {split} must lie between 0 and {len(offsets) - 2}, the last row"
+    inside = row is None or (len(row) > 0 and 0 <= row.min() <= row.max() < len(offsets) - 1)
+    require(inside, "name", name, remedy)
+
+
+def _whole(array: object) -> bool:
+    """Return whether something is an array [n] of whole numbers."""
+    return isinstance(array, np.ndarray) and array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+
+
+def check_spec(spec: ScenarioSpec, pool: Pool, name: str) -> None:
+    """Refuse a specification whose fields have other types, or values that nothing can use.
+
+    Args:
+        spec: what `compose` returned.
+        pool: the samples.
+        name: the scenario, for error messages.
+    """
+    what = f"compose returns a {type(spec).__name__}; return a ScenarioSpec"
+    require(isinstance(spec, ScenarioSpec), "name", name, what)
+    what = f"splits is a {type(spec.splits).__name__}; give a function that returns it, as lambda: splits"
+    require(callable(spec.splits), "name", name, what)
+    named_ops = {"ops": spec.ops, **{f"split_ops[{split!r}]": ops for split, ops in spec.split_ops.items()}}
+    for field_name, ops in named_ops.items():
+        what = f"{field_name} must be a tuple of operations, objects of classes derived from Op"
+        good = isinstance(ops, (tuple, list)) and all(isinstance(op, Op) for op in ops)
+        require(good, "name", name, f"{what} (mpifl.data.transforms)")
+    for field_name in ("groups", "blocks"):
+        held = getattr(spec, field_name)
+        what = f"{field_name} must be an array [clients] of whole numbers from 0"
+        require(held is None or (_whole(held) and not (held < 0).any()), "name", name, what)
+    for field_name in ("public", "group_test_sets"):
+        for held in getattr(spec, field_name):
+            what = f"{field_name} must hold arrays of samples of the source, 0 to {len(pool.labels) - 1}"
+            inside = _whole(held) and ((held >= 0) & (held < len(pool.labels))).all()
+            require(bool(inside), "name", name, what)
+    what = f"targets is {spec.targets}, a group without clients; give one that groups holds, or None"
+    aimed = spec.targets is None or (spec.groups is not None and spec.targets in spec.groups)
+    require(aimed, "name", name, what)
+    size = spec.resize
+    require(size is None or isinstance(size, Integral), "resize", size, "give a whole number of pixels")
+    check_side("resize", size)
 
 
 def check_drift(spec: ScenarioSpec, drift: Partition, name: str) -> None:

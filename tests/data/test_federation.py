@@ -14,11 +14,11 @@ import torch
 from support.own_scenarios import FurtherScenario, TurningScenario
 from torch.testing import assert_close
 
-from mpifl.core.errors import UserError
+from mpifl.core.errors import CodeFailed, UserError
 from mpifl.core.rng import Key, key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, label_distance, open_federation
 from mpifl.data.build import open_public
-from mpifl.data.partition.csr import everyone, from_lists
+from mpifl.data.partition.csr import Csr, everyone, from_lists
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import FixedPartition, Partition, SampleIndex, Scenario, ScenarioSpec
 from mpifl.data.transforms import PermuteLabels, Rotate, ToTensor
@@ -406,6 +406,102 @@ def test_a_users_scenario_that_contradicts_itself_is_refused(cache, mistake, say
     assert (
         open_federation(dataclasses.replace(config, scenario=Mistaken()), 0).sizes.tolist() == [[2, 1, 1]] * 3
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Typed(Scenario):
+    """Two clients of one sample each, with one value of a type or range that nothing can use."""
+
+    where: str = ""
+
+    def compose(self, pool, key):
+        wrong = {
+            "none": None,
+            "list": [0, 1],
+            "negative": np.array([0, -1]),
+            "floats": np.array([0.0, 1.0]),
+            "rows": np.zeros((2, 2), int),
+            "function": (lambda x, y, group: (x, y),),
+            "far": (np.array([1797]),),
+        }
+        field, _, value = self.where.partition(" ")
+        if field == "compose":
+            return wrong[value]
+        held = {"offsets": np.arange(3), "index": np.arange(2), "row": None}
+        other = {"small": held["offsets"].astype(np.int32), "falling": np.array([0, 2, 1])}
+        other |= {"beyond": np.arange(1, 4), "empty": np.zeros(1, np.int64), "floats": np.arange(2.0)}
+        if field in held:
+            held[field] = other.get(value, wrong.get(value))
+        rows = Csr(**held)
+        splits = {"train": rows, "val": rows, "test": rows}
+        if field == "splits":
+            splits = {"list": [rows] * 3, "values": {name: [[0], [1]] for name in splits}}[value]
+        if field in ("ops", "groups", "blocks", "public", "group_test_sets"):
+            return ScenarioSpec(lambda: splits, **{field: wrong[value]})
+        more = {"normalise": "by hand", "resize": 7.5 if value else 0, "targets": 3}
+        return ScenarioSpec(lambda: splits, **{k: v for k, v in more.items() if k == field})
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("compose none", "compose returns a NoneType; return a ScenarioSpec"),
+        ("splits list", "its splits are a list; return a mapping"),
+        ("splits values", "a split is a list; make a Csr of it"),
+        ("offsets small", "offsets of train must be an int64 array"),
+        ("offsets falling", "offsets of train must be .* rises up to 2"),
+        ("offsets beyond", "offsets of train must be .* rises up to 2"),
+        ("offsets empty", "offsets of train must be"),
+        ("offsets list", "offsets of train must be"),
+        ("index floats", "index of train must be an array of whole numbers"),
+        ("index list", "index of train must be an array of whole numbers"),
+        ("row negative", "row of train must lie between 0 and 1"),
+        ("groups list", "groups must be an array .* of whole numbers from 0"),
+        ("groups negative", "groups must be an array .* of whole numbers from 0"),
+        ("groups floats", "groups must be an array .* of whole numbers from 0"),
+        ("blocks rows", "blocks must be an array .* of whole numbers from 0"),
+        ("ops function", "ops must be a tuple of operations"),
+        ("public far", "public must hold arrays of samples of the source, 0 to 1796"),
+        ("group_test_sets far", "group_test_sets must hold arrays"),
+        ("targets", "targets is 3, a group without clients"),
+    ],
+)
+def test_what_a_users_scenario_returns_is_checked_by_type_and_range(cache, where, says):
+    """Group -1 was turned as the last one; most of the others ended in a traceback."""
+    with pytest.raises(UserError, match=f"data.scenario.name = 'Typed': {says}"):
+        open_federation(DataConfig(cache=str(cache), scenario=Typed(where)), 0)
+    assert open_federation(DataConfig(cache=str(cache), scenario=Typed()), 0).num_clients == 2
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("normalise", "data.scenario.normalise = 'by hand': known: standard"),
+        ("resize", "data.scenario.resize = 0: a side in pixels"),
+        ("resize float", "data.scenario.resize = 7.5: give a whole number"),
+    ],
+)
+def test_a_users_scenario_names_a_known_normalisation_and_a_size(cache, where, says):
+    with pytest.raises(UserError, match=says):
+        open_federation(DataConfig(cache=str(cache), scenario=Typed(where)), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failing(Scenario):
+    """Raises an error where it is told to."""
+
+    where: str
+
+    def compose(self, pool, key):
+        return ScenarioSpec(lambda: {}[self.where]) if self.where == "splits" else {}[self.where]
+
+
+@pytest.mark.parametrize("where", ["compose", "splits"])
+def test_an_error_in_a_users_scenario_is_shown_from_its_own_code_on(cache, where):
+    with pytest.raises(CodeFailed, match=f"scenario Failing.{where}: KeyError") as error:
+        open_federation(DataConfig(cache=str(cache), scenario=Failing(where)), 0)
+    assert "test_federation.py" in error.value.trace
+    assert "data/build.py" not in error.value.trace
 
 
 @dataclasses.dataclass(frozen=True)
