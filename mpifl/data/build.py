@@ -30,6 +30,7 @@ from .scenario import (
     Scenario,
     ScenarioSpec,
     check_drift,
+    check_ops,
     check_spec,
     check_splits,
 )
@@ -197,6 +198,9 @@ def _composed(scenario: Scenario, pool: Pool, seed: int) -> ScenarioSpec:
     check_spec(spec, pool, name)
     known = f"known: {', '.join(NORMALISATIONS)}"
     require(spec.normalise is None or spec.normalise in NORMALISATIONS, "normalise", spec.normalise, known)
+    if not _is_ours(scenario):
+        with _of_users(scenario, "ops"):
+            check_ops(spec, pool, name)
 
     def splits() -> Mapping[str, Csr]:
         with address.of("splits").seeded(), _of_users(scenario, "splits"):
@@ -205,13 +209,18 @@ def _composed(scenario: Scenario, pool: Pool, seed: int) -> ScenarioSpec:
     return replace(spec, splits=splits)
 
 
+def _is_ours(scenario: Scenario) -> bool:
+    """Return whether a scenario comes with mpifl."""
+    return type(scenario).__module__.startswith("mpifl.")
+
+
 @contextmanager
 def _of_users(scenario: Scenario, what: str) -> Iterator[None]:
     """Raise `CodeFailed` for an exception of a user's scenario; its traceback starts at the user's code."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or type(scenario).__module__.startswith("mpifl."):
+        if isinstance(error, UserError) or _is_ours(scenario):
             raise
         text = f"scenario {type(scenario).__name__}.{what}: {type(error).__name__}: {error}"
         raise CodeFailed(text, trace_beyond(error, str(Path(__file__).parents[1]))) from error

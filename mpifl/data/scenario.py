@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.federation import SPLITS
+from mpifl.core.federation import CLASSES, SPLITS
 from mpifl.core.process import check_memory
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr
@@ -22,6 +22,7 @@ from .transforms import Op
 
 LONGEST_SIDE = 10_000  # pixels of an image
 TEST_SHARE = 0.2  # of a client's samples, if it is tested on samples of its own
+TRIED_GROUPS = 10  # groups on whose samples a user's operations are tried
 CLIENT_BYTES = 50  # approximate memory of a registered client at rank 0 (docs/performance.md)
 
 
@@ -291,6 +292,55 @@ def check_spec(spec: ScenarioSpec, pool: Pool, name: str) -> None:
     size = spec.resize
     require(size is None or isinstance(size, Integral), "resize", size, "give a whole number of pixels")
     check_side("resize", size)
+
+
+def check_ops(spec: ScenarioSpec, pool: Pool, name: str) -> None:
+    """Refuse operations of a user's scenario that break the rules of `Op`, by trying them on a few samples.
+
+    Args:
+        spec: the specification.
+        pool: the samples; one of each class is tried, or the first two.
+        name: the scenario, for error messages.
+    """
+    few = np.unique(pool.labels[pool.train], return_index=True)[1] if pool.label_kind == CLASSES else slice(2)
+    for ops in (spec.ops, *spec.split_ops.values()):
+        for group in (0,) if spec.op_groups is None else np.unique(spec.op_groups)[:TRIED_GROUPS].tolist():
+            x, y = np.array(pool.inputs[few]), np.array(pool.labels[few])
+            for op in ops:
+                x, y = _tried(op, x, y, group, pool, name)
+
+
+def _tried(
+    op: Op, x: np.ndarray, y: np.ndarray, group: int, pool: Pool, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what an operation makes of samples of a group, after checking it."""
+    at = f"its operation {type(op).__name__}, for group {group},"
+    try:
+        made, again = (op(x.copy(), y.copy(), np.full(len(y), group)) for _ in range(2))
+    except (LookupError, ValueError, TypeError) as error:
+        if not type(op).__module__.startswith("mpifl."):
+            raise
+        remedy = (
+            f"{at} fails ({type(error).__name__}: {error}); does it have an entry for each group and label?"
+        )
+        raise UserError("name", name, remedy) from error
+    pair = isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, np.ndarray) for part in made)
+    require(pair, "name", name, f"{at} returns no pair of arrays; return (x, y)")
+    for what, given, found in (("samples", x, made[0]), ("labels", y, made[1])):
+        remedy = f"{at} returns {found.dtype} {what} for {given.dtype} ones; keep the type"
+        require(found.dtype.kind == given.dtype.kind, "name", name, remedy)
+    remedy = (
+        f"{at} returns {len(made[0])} samples and {len(made[1])} labels for {len(y)}; return one for each"
+    )
+    require(len(made[0]) == len(made[1]) == len(y), "name", name, remedy)
+    if pool.label_kind == CLASSES:
+        low, high = int(made[1].min()), int(made[1].max())
+        remedy = f"{at} returns labels from {low} to {high}; classes are 0 to {pool.num_classes - 1}"
+        require(low >= 0 and high < pool.num_classes, "name", name, remedy)
+    same = all(np.array_equal(one, other) for one, other in zip(made, again, strict=True))
+    remedy = f"{at} returns other numbers when it is called again; they must depend on its arguments alone"
+    require(same, "name", name, remedy)
+    return made
 
 
 def check_drift(spec: ScenarioSpec, drift: Partition, name: str) -> None:

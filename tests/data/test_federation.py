@@ -21,7 +21,7 @@ from mpifl.data.build import open_public
 from mpifl.data.partition.csr import Csr, everyone, from_lists
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import FixedPartition, Partition, SampleIndex, Scenario, ScenarioSpec
-from mpifl.data.transforms import PermuteLabels, Rotate, ToTensor
+from mpifl.data.transforms import Op, PermuteLabels, Rotate, ToTensor
 from mpifl.models import MODELS
 from mpifl.training.client import LocalClient
 from mpifl.training.config import LocalConfig
@@ -484,6 +484,59 @@ def test_what_a_users_scenario_returns_is_checked_by_type_and_range(cache, where
 def test_a_users_scenario_names_a_known_normalisation_and_a_size(cache, where, says):
     with pytest.raises(UserError, match=says):
         open_federation(DataConfig(cache=str(cache), scenario=Typed(where)), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Changing(Op):
+    """An operation that breaks a rule."""
+
+    rule: str
+
+    def __call__(self, x, y, group):
+        made = {
+            "floats": (x / 255.0, y),
+            "labels": (x, y + 5),
+            "fewer": (x[1:], y),
+            "draws": (x + np.random.randint(0, 9, x.shape, np.uint8), y),
+            "alone": x,
+        }
+        return made[self.rule]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operated(Scenario):
+    """Two clients of groups 0 and 1 with one operation."""
+
+    op: Op
+
+    def compose(self, pool, key):
+        rows = Csr(np.arange(3))
+        return ScenarioSpec(
+            lambda: dict.fromkeys(("train", "val", "test"), rows), np.arange(2), ops=(self.op,)
+        )
+
+
+@pytest.mark.parametrize(
+    ("op", "says"),
+    [
+        (Changing("floats"), "Changing, for group 0, returns float64 samples for uint8 ones; keep the type"),
+        (Changing("labels"), "Changing, .* returns labels from 5 to 14; classes are 0 to 9"),
+        (Changing("fewer"), "Changing, .* returns 9 samples and 10 labels for 10"),
+        (Changing("draws"), "Changing, .* returns other numbers when it is called again"),
+        (Changing("alone"), "Changing, .* returns no pair of arrays"),
+        (Rotate((90.0,)), "Rotate, for group 1, fails .*; does it have an entry for each group"),
+    ],
+)
+def test_operations_of_a_users_scenario_are_tried_on_a_few_samples(cache, op, says):
+    """Pixels divided by 255 were divided by 255 again, without a word."""
+    with pytest.raises(UserError, match=f"data.scenario.name = 'Operated': its operation {says}"):
+        open_federation(DataConfig(cache=str(cache), scenario=Operated(op)), 0)
+
+
+def test_an_error_in_an_operation_of_a_user_is_shown_from_its_own_code_on(cache):
+    with pytest.raises(CodeFailed, match=r"scenario Operated.ops: KeyError: 'raises'") as error:
+        open_federation(DataConfig(cache=str(cache), scenario=Operated(Changing("raises"))), 0)
+    assert "data/scenario.py" not in error.value.trace
 
 
 @dataclasses.dataclass(frozen=True)
