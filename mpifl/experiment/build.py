@@ -47,7 +47,7 @@ from mpifl.models import (
     starts_alike,
 )
 from mpifl.models.pretrained import ASSIGN, read_state
-from mpifl.models.user_module import returned
+from mpifl.models.user_module import WRITES, Custom, returned
 from mpifl.results.logging import warn_once
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
@@ -784,28 +784,45 @@ def warn_of_unused_collective(config: Config) -> None:
 def check_outputs(config: Config, federation: Federation) -> None:
     """Raise `UserError` if the model cannot take the samples, or the task cannot take the model's outputs."""
     module, few = build_model(config.model, federation.info), federation.client(0).train
-    name = getattr(type(config.model), "imported_as", type(config.model).__name__)
-    if federation.info.inputs == IMAGES and federation.info.labels == CLASSES:
-        with torch.no_grad():
-            output = module.eval()(few.x[:2])
-        require(isinstance(output, torch.Tensor), "model.name", name, returned(output))
-        check_adapted(module, few.x[:2])
-        check_task(config.task, output, few.y[:2])
-        return
+    rows = [0, min(1, len(few) - 1)]  # twice the only sample: batch norm needs two in training
+    x, y = few.x[rows], few.y[rows]
+    key, name = "model.name", getattr(type(config.model), "imported_as", type(config.model).__name__)
+    if isinstance(config.model, Custom):
+        key, name = "model.path", config.model.path
+    given, shape = x.clone(), list(federation.shape)
     try:
         with torch.no_grad():
-            output = module.eval()(few.x[:2])
+            output = module.eval()(given)
     except Exception as error:
-        remedy = f"does not take samples of shape {list(federation.shape)} ({type(error).__name__}: {error})"
-        raise UserError("model.name", name, f"{remedy}; use another model") from error
-    require(isinstance(output, torch.Tensor), "model.name", name, returned(output))
-    check_adapted(module, few.x[:2])
+        remedy = f"does not take samples of shape {shape} ({type(error).__name__}: {error})"
+        raise UserError(key, name, f"{remedy}; use another model") from error
+    require(isinstance(output, torch.Tensor), key, name, returned(output))
+    require(torch.equal(given, x), key, name, WRITES)
     try:
-        config.task.losses(output, few.y[:2])
-    except (RuntimeError, ValueError, IndexError) as error:
-        remedy = f"its loss does not take outputs {list(output.shape)} and labels {list(few.y[:2].shape)}"
-        raise UserError("task.name", config.task.name, f"{remedy} ({error}); use another model") from error
-    check_task(config.task, output, few.y[:2])
+        trained = check_adapted(module, x)
+    except UserError:
+        raise
+    except Exception as error:
+        remedy = f"its forward fails in training ({type(error).__name__}: {error})"
+        raise UserError(key, name, remedy) from error
+    remedy = f"in training {returned(trained)}"
+    require(isinstance(trained, torch.Tensor), key, name, remedy)
+    made, like = list(trained.shape), list(output.shape)
+    remedy = f"its forward returns {made} in training and {like} in evaluation; return the same shape"
+    require(made == like, key, name, remedy)
+    if type(config.task) is Classification and federation.info.labels == CLASSES:
+        wanted = [len(x), federation.info.num_classes]
+        remedy = f"returns {like} for {len(x)} samples; return {wanted}, one number for each class"
+        require(like == wanted, key, name, remedy)
+    if not (federation.info.inputs == IMAGES and federation.info.labels == CLASSES):
+        try:
+            config.task.losses(output, y)
+        except (RuntimeError, ValueError, IndexError) as error:
+            remedy = f"its loss does not take outputs {like} and labels {list(y.shape)}"
+            raise UserError(
+                "task.name", config.task.name, f"{remedy} ({error}); use another model"
+            ) from error
+    check_task(config.task, output, y)
 
 
 def check_task(task: Task, output: torch.Tensor, labels: torch.Tensor) -> None:

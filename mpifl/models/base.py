@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from mpifl.core.errors import UserError, require, within_memory
+from mpifl.core.errors import UserError, no_memory, require, within_memory
 from mpifl.core.federation import FEATURES, IMAGES, TOKENS, DataInfo
 from mpifl.core.rng import key
 
@@ -146,7 +147,43 @@ def build_model(options: Any, info: DataInfo) -> nn.Module:
         UserError: the model takes other samples, or this machine has no memory for its weights.
     """
     with within_memory("model", options):
-        return _built(options, info)
+        if type(options).__module__.startswith("mpifl."):
+            return _built(options, info)
+        return _built_by_user(options, info)
+
+
+def _built_by_user(options: Any, info: DataInfo) -> nn.Module:
+    """Return the network that a user's own class builds, after checking what it returns."""
+    name = getattr(type(options), "imported_as", type(options).__name__)
+    try:
+        module: Any = _built(options, info)
+    except Exception as error:
+        if isinstance(error, UserError) or no_memory(error):
+            raise
+        for_what = f"samples of shape {list(info.shape)} and {info.num_classes} outputs"
+        remedy = f"cannot be built for {for_what} ({type(error).__name__}: {error})"
+        raise UserError("model.name", name, remedy) from error
+    remedy = f"builds a {type(module).__name__}; return a torch.nn.Module"
+    require(isinstance(module, nn.Module), "model.name", name, remedy)
+    need_float32(module, "model.name", name)
+    need_initialised(module, "model.name", name)
+    checked: nn.Module = module
+    return checked
+
+
+def need_float32(module: nn.Module, key: str, value: str) -> None:
+    """Raise `UserError` unless all parameters of a network are float32, as the flat vector is."""
+    for name, p in module.named_parameters():
+        given = str(p.dtype).removeprefix("torch.")
+        remedy = f"{name} is {given}, and models are trained in float32: call .float() on the network"
+        require(p.dtype == torch.float32, key, value, f"{remedy}, and leave out .double() of its inputs")
+
+
+def need_initialised(module: nn.Module, key: str, value: str) -> None:
+    """Raise `UserError` if parameters or buffers of a network wait for its first samples."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        remedy = f"{name} belongs to a lazy layer that no samples have reached; use one with all sizes given"
+        require(not is_lazy(tensor), key, value, remedy)
 
 
 def _built(options: Any, info: DataInfo) -> nn.Module:

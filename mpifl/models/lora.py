@@ -207,8 +207,10 @@ def merged_state(net: nn.Module) -> dict[str, torch.Tensor]:
     return state
 
 
-def check_adapted(net: nn.Module, x: torch.Tensor) -> None:
+def check_adapted(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Check on samples that a model's forward pass in training uses every adapter and moves nothing frozen.
+
+    Returns the output of this pass.
 
     Args:
         net: a model with adapters; if the check fails, its frozen buffers may have changed.
@@ -225,7 +227,7 @@ def check_adapted(net: nn.Module, x: torch.Tensor) -> None:
     frozen = frozen_names(net)
     before = {name: buffer.clone() for name, buffer in net.named_buffers() if name in frozen}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        net.train()(x)
+        output: torch.Tensor = net.train()(x)
     for hook in hooks:
         hook.remove()
     for name, module in adapters.items():
@@ -235,6 +237,7 @@ def check_adapted(net: nn.Module, x: torch.Tensor) -> None:
         same = torch.equal(net.get_buffer(name), buffer)
         remedy = "changes in training, which a frozen buffer must not; name its module in model.lora.train"
         require(same, "model.lora", name, remedy)
+    return output
 
 
 def count_whole(net: nn.Module) -> int:

@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.imports import load_object
 
-from .base import Net, Shape, ShapeModel
+from .base import Net, Shape, ShapeModel, need_float32, need_initialised
+
+WRITES = "its forward writes into the samples that it is given; write x = 2 * x instead of x.mul_(2)"
 
 
 class Embedder(nn.Module):
@@ -60,11 +63,14 @@ class Custom(ShapeModel):
             require(_has(module, name), "model.block", name, "the network has no such module")
         method = self.embed or "forward"
         require(hasattr(module, method), "model.embed", method, "the network has no such method")
+        need_float32(module, "model.path", self.path)
         probe = torch.linspace(-1, 1, 2 * prod(shape)).reshape(2, *shape)
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if not is_lazy(buffer)}
         module.eval()
-        fails = f"does not take samples of shape {list(shape)}"
-        expected = _tried(module, probe, "model.path", self.path, fails)
+        fails, given = f"does not take samples of shape {list(shape)}", probe.clone()
+        expected = _tried(module, given, "model.path", self.path, fails)
+        require(torch.equal(given, probe), "model.path", self.path, WRITES)
+        need_initialised(module, "model.path", self.path)
         require(isinstance(expected, torch.Tensor), "model.path", self.path, returned(expected))
         module.set_submodule(self.head, nn.Identity())
         fails = f"its `{method}` fails where `{self.head}` is left out"
@@ -74,7 +80,11 @@ class Custom(ShapeModel):
         net = Net(Embedder(module, method), head, [f"net.{name}" for name in self.block])
         remedy = "the network is not its last layer applied to its embedding; name the method that embeds"
         logits = _tried(head, embedding.flatten(1), "model.embed", self.embed, remedy)
-        require(_same(expected, logits), "model.embed", self.embed, remedy)
+        if not _same(expected, logits):
+            drawn = "its forward draws in evaluation, too; write F.dropout(x, training=self.training)"
+            again = _tried(getattr(module, method), probe, "model.embed", self.embed, fails)
+            require(_same(again, embedding), "model.path", self.path, drawn)
+            raise UserError("model.embed", self.embed, remedy)
         for name, buffer in module.named_buffers():  # some count samples, in evaluation too
             if name in buffers:
                 buffer.copy_(buffers[name])

@@ -587,6 +587,90 @@ def test_a_network_that_returns_a_tuple_is_refused(model, refused, tmp_path):
     assert "its forward returns a tuple; return one tensor of outputs, [n, classes]" in line
 
 
+WRONG = """
+import torch
+from dataclasses import dataclass
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes, wrong):
+        super().__init__()
+        self.fc = nn.Linear(64, num_classes - (wrong == "few"))
+        self.wrong = wrong
+        if wrong == "lazy":
+            self.more = nn.LazyLinear(3)
+
+    def forward(self, x):
+        if self.wrong == "writes":
+            x.clamp_(min=0)
+        if self.wrong == "fails" and self.training:
+            raise RuntimeError("of mine")
+        out = self.fc(x.flatten(1)[:, 1:] if self.wrong == "shape" else x.flatten(1))
+        if self.wrong == "tuple" and self.training:
+            return out, out
+        return out[:, None] if self.wrong == "axis" and self.training else out
+
+@dataclass(frozen=True)
+class Own:
+    wrong: str = ""
+
+    def build(self, shape, num_classes):
+        if self.wrong == "raises":
+            raise RuntimeError("of mine")
+        net = Net(num_classes, self.wrong)
+        return net.double() if self.wrong == "double" else None if self.wrong == "none" else net
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("few", "returns [2, 9] for 2 samples; return [2, 10], one number for each class"),
+        ("lazy", "more.weight belongs to a lazy layer that no samples have reached"),
+        ("writes", "its forward writes into the samples that it is given"),
+        ("fails", "its forward fails in training (RuntimeError: of mine)"),
+        ("shape", "does not take samples of shape [1, 8, 8] (RuntimeError: mat1 and mat2"),
+        ("tuple", "in training its forward returns a tuple; return one tensor"),
+        ("axis", "its forward returns [2, 1, 10] in training and [2, 10] in evaluation"),
+        ("raises", "cannot be built for samples of shape [1, 8, 8] and 10 outputs (RuntimeError: of mine)"),
+        ("double", "fc.weight is float64, and models are trained in float32"),
+        ("none", "builds a NoneType; return a torch.nn.Module"),
+    ],
+)
+def test_a_network_of_ones_own_is_tried_on_samples_before_a_run(wrong, says, refused, tmp_path):
+    """Clamped samples were those that later evaluations read; the others ended in a traceback."""
+    (tmp_path / "net.py").write_text(WRONG)
+    line = refused("run", str(CONFIG), "--model", f"{{name: 'net.py:Own', wrong: {wrong}}}")
+    assert f"model.name = 'net.py:Own': {says}" in line
+
+
+LONELY = """
+from dataclasses import dataclass
+import numpy as np
+from mpifl.data.partition.csr import from_lists
+from mpifl.data.scenario import Scenario, ScenarioSpec
+
+@dataclass(frozen=True)
+class Lonely(Scenario):
+    def compose(self, pool, key):
+        rows = {"train": [[0], range(1, 40)], "val": [[], []], "test": [[1500], [1501]]}
+        held = {name: from_lists([np.array([*r], int) for r in some]) for name, some in rows.items()}
+        return ScenarioSpec(lambda: held)
+"""
+NORMED = PAIR.replace("self.fc = ", "self.norm = nn.BatchNorm1d(64)\n        self.fc = ").replace(
+    "return self.fc(x.flatten(1)), x", "return self.fc(self.norm(x.flatten(1)))"
+)
+
+
+def test_a_first_client_of_one_sample_does_not_end_a_run_with_batch_norm(tmp_path, monkeypatch):
+    """The trial of the network in training took that sample alone, of which there are no statistics."""
+    (tmp_path / "lonely.py").write_text(LONELY)
+    (tmp_path / "net.py").write_text(NORMED)
+    monkeypatch.chdir(tmp_path)
+    options = ["--data.scenario", "lonely.py:Lonely", "--model", "net.py:Own", "--rounds", "1"]
+    assert main(["run", str(CONFIG), *options, "--output.folder", str(tmp_path)]) == 0
+
+
 @pytest.mark.parametrize(
     ("policy", "steps", "taken"),
     [

@@ -69,6 +69,41 @@ class Fixed(nn.Module):
         return self.fc(x.flatten(1))
 
 
+class Halving(Good):
+    def forward(self, x):
+        return super().forward(x.mul_(0.5))
+
+
+class Dropping(Good):
+    def forward(self, x):
+        return self.classifier(nn.functional.dropout(self.features(x)))
+
+
+class Double(Good):
+    def __init__(self, shape, num_classes):
+        super().__init__(shape, num_classes)
+        self.double()
+
+    def forward(self, x):
+        return super().forward(x.double())
+
+
+class Lazy(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.LazyConv2d(2, 3), nn.LazyBatchNorm2d(), nn.Flatten())
+        self.fc = nn.LazyLinear(num_classes)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+
+class LeftOver(Lazy):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.more = nn.LazyLinear(2)
+
+
 def number(num_classes):
     return num_classes
 
@@ -130,6 +165,12 @@ def test_checks_of_a_network_leave_its_buffers_as_they_were(place):
     assert net.body.net.seen.tolist() == [4, 4, 4]
 
 
+def test_lazy_layers_take_their_sizes_from_the_samples(place):
+    net = build(place, "Lazy", head="fc")
+    assert net(torch.rand(3, 1, 4, 4)).shape == (3, 10)
+    assert net.head.in_features == 8
+
+
 @pytest.mark.parametrize(
     ("name", "options", "key", "words"),
     [
@@ -145,6 +186,10 @@ def test_checks_of_a_network_leave_its_buffers_as_they_were(place):
         ("Good", {"head": "features.1"}, "model.head", "6 logits"),
         ("Fixed", {"head": "fc", "num_classes": 3}, "model.head", "10 logits, but the data has 3"),
         ("Fixed", {"head": "fc", "shape": (1, 5, 5)}, "model.path", "does not take samples"),
+        ("Halving", {"head": "classifier.1"}, "model.path", r"writes into the samples .* x = 2 \* x"),
+        ("Dropping", {"head": "classifier.1"}, "model.path", "draws in evaluation, too"),
+        ("Double", {"head": "classifier.1"}, "model.path", r"features.1.weight is float64, .*\.float\(\)"),
+        ("LeftOver", {"head": "fc"}, "model.path", "more.weight belongs to a lazy layer"),
         ("number", {"head": "fc"}, "model.path", "torch.nn.Module"),
         ("failing", {"head": "fc"}, "model.path", "no luck"),
         ("Nothing", {"head": "fc"}, "model.path", "has no 'Nothing'"),
