@@ -22,11 +22,13 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import yaml
 
 from mpifl.comm.transport import Transport, on_server
+from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.imports import load_object
 from mpifl.core.old_keys import OLD_KEYS, renamed, without_new
 from mpifl.core.textfiles import MAX_DEPTH, plain, spelling, yaml_file, yaml_of
 from mpifl.core.units import quantity, unit_of
+from mpifl.models import ModelOptions
 from mpifl.results.logging import warn_once
 
 from .schema import CHOICES, Config, Seeds, check_sections
@@ -355,6 +357,7 @@ def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
         require(isinstance(cls, type) and dataclasses.is_dataclass(cls), f"{path}.name", name, remedy)
         missing = ", ".join(f"`{hook}`" for hook in sorted(getattr(cls, "__abstractmethods__", ())))
         require(not missing, f"{path}.name", name, f"does not define {missing}, which it needs; add it")
+        _check_kind(cls, _kind(catalogue), f"{path}.name", name)
     elif name in catalogue:
         cls = catalogue[name]
     else:
@@ -371,6 +374,15 @@ def _kind(catalogue: Mapping[str, type]) -> type:
     """Return the first common base class of a catalogue; object if there is no other."""
     first, *others = catalogue.values()
     return next(cls for cls in first.__mro__ if cls is not ABC and all(issubclass(o, cls) for o in others))
+
+
+def _check_kind(cls: type, kind: type, key: str, name: str) -> None:
+    """Raise `UserError` for a user's class that is not derived from `kind` and lacks something of it."""
+    needed = ["build"] if kind is ModelOptions else [name for name in dir(kind) if not name.startswith("_")]
+    lacking = [] if issubclass(cls, kind) else [name for name in needed if not hasattr(cls, name)]
+    some = ", ".join(f"`{name}`" for name in lacking[:3]) + ", ..." * (len(lacking) > 3)
+    place = "mpifl" if kind is Algorithm else kind.__module__
+    require(not lacking, key, name, f"is not a subclass of {place}.{kind.__name__}, and has no {some}")
 
 
 def converted(hint: Any, value: Any, path: str) -> Any:

@@ -587,6 +587,26 @@ def test_a_network_that_returns_a_tuple_is_refused(model, refused, tmp_path):
     assert "its forward returns a tuple; return one tensor of outputs, [n, classes]" in line
 
 
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("algorithm", "mpifl.Algorithm, and has no `aggregate`"),
+        ("model", "mpifl.models.base.ModelOptions, and has no `build`"),
+        ("task", "mpifl.core.task.Task, and has no `"),
+        ("policy", "mpifl.simulation.policies.Policy, and has no `"),
+        ("delay", "mpifl.simulation.delays.Delay, and has no `"),
+        ("data.source", "mpifl.data.sources.base.Source, and has no `"),
+        ("data.scenario", "mpifl.data.scenario.Scenario, and has no `by_class`, `compose`, `files`, ..."),
+    ],
+)
+def test_a_class_of_another_kind_is_refused(section, says, refused, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Mine:\n    a: int = 0\n"
+    )
+    line = refused("run", str(CONFIG), f"--{section}.name", "mine.py:Mine")
+    assert f"{section}.name = 'mine.py:Mine': is not a subclass of {says}" in line
+
+
 WRONG = """
 import torch
 from dataclasses import dataclass
