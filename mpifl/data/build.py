@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond, within_memory
+from mpifl.core.errors import CodeFailed, UserError, no_memory, require, trace_beyond, within_memory
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, TOKENS, Split
 from mpifl.core.process import check_memory
 from mpifl.core.progress import doing, each
@@ -209,20 +209,21 @@ def _composed(scenario: Scenario, pool: Pool, seed: int) -> ScenarioSpec:
     return replace(spec, splits=splits)
 
 
-def _is_ours(scenario: Scenario) -> bool:
-    """Return whether a scenario comes with mpifl."""
-    return type(scenario).__module__.startswith("mpifl.")
+def _is_ours(options: Source | Scenario) -> bool:
+    """Return whether a source or scenario comes with mpifl."""
+    return type(options).__module__.startswith("mpifl.")
 
 
 @contextmanager
-def _of_users(scenario: Scenario, what: str) -> Iterator[None]:
-    """Raise `CodeFailed` for an exception of a user's scenario; its traceback starts at the user's code."""
+def _of_users(options: Source | Scenario, what: str) -> Iterator[None]:
+    """Raise `CodeFailed` for an exception of a user's class; its traceback starts at the user's code."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or _is_ours(scenario):
+        if isinstance(error, UserError) or no_memory(error) or _is_ours(options):
             raise
-        text = f"scenario {type(scenario).__name__}.{what}: {type(error).__name__}: {error}"
+        kind = "source" if isinstance(options, Source) else "scenario"
+        text = f"{kind} {type(options).__name__}.{what}: {type(error).__name__}: {error}"
         raise CodeFailed(text, trace_beyond(error, str(Path(__file__).parents[1]))) from error
 
 
@@ -357,7 +358,7 @@ def _pool_digest(config: DataConfig, states: list[FileState]) -> str:
 
 def _write_pool(config: DataConfig, to: Path, say: Progress) -> Mapping[str, Any]:
     say(f"preparing {config.source.name}" + (f" from {config.folder}" if config.source.needs_root else ""))
-    with doing(f"reading {config.source.name}"):
+    with doing(f"reading {config.source.name}"), _of_users(config.source, "load"):
         pool = config.source.load(config.folder or Path(), to)
     check_pool(pool, "data.source")
     if pool.kind != IMAGES or config.source.published is None:

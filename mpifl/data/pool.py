@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from numbers import Integral
 
 import numpy as np
 
@@ -191,6 +192,14 @@ def count_classes(labels: np.ndarray, name: str) -> int:
 
 def check_pool(pool: Pool, name: str) -> None:
     """Raise `UserError` unless a source's pool is valid; its labels and tokens later serve as indices."""
+    require(isinstance(pool, Pool), name, type(pool).__name__, "a source must load a Pool (mpifl.data.pool)")
+    for part in ("inputs", "labels"):
+        held = getattr(pool, part)
+        remedy = f"{part} must be an array; make one by np.asarray"
+        require(isinstance(held, np.ndarray) and held.ndim > 0, name, type(held).__name__, remedy)
+    for part in ("num_train", "num_classes"):
+        count = getattr(pool, part)
+        require(isinstance(count, Integral), name, count, f"{part} must be a whole number")
     inputs, n = pool.inputs, len(pool.labels)
     require(n == len(inputs), name, n, f"labels for {len(inputs)} samples: give one for each")
     require(0 < pool.num_train <= n, name, pool.num_train, f"training samples of {n}: give some")

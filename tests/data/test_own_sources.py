@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from mpifl.core.errors import UserError
+from mpifl.core.errors import CodeFailed, UserError
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 from mpifl.data.pool import Pool, standardised
+from mpifl.data.sources.base import Source
 from mpifl.data.sources.huggingface import decoded
 from mpifl.experiment.data_preview import look
 from mpifl.experiment.loader import from_tree
@@ -182,3 +185,64 @@ def test_forgotten_domains_are_hinted_at(pets):
         opened(pets, "folder", path="deep")
     with pytest.raises(UserError, match=r"domains = True: .*<class>/\*.jpg: set domains: false"):
         opened(pets, "folder", path="pets", domains=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loading(Source):
+    """Twelve grey images of three classes, or what `wrong` says."""
+
+    name: ClassVar[str] = "loading"
+    needs_root: ClassVar[bool] = False
+
+    wrong: str = ""
+
+    def files(self, root):
+        return []
+
+    def load(self, root, scratch):
+        images, labels, count, classes = np.zeros((12, 1, 4, 4), np.uint8), np.arange(12) % 3, 9, 3
+        if self.wrong == "raises":
+            raise RuntimeError("of mine")
+        if self.wrong == "nothing":
+            return None
+        if self.wrong == "list":
+            labels = labels.tolist()
+        count = 9.0 if self.wrong == "count" else count
+        return Pool(images, labels, count, 3.0 if self.wrong == "classes" else classes)
+
+
+def load_of(tmp_path, wrong=""):
+    scenario = SCENARIOS["iid"](clients=2)
+    return open_federation(DataConfig(cache=str(tmp_path), source=Loading(wrong=wrong), scenario=scenario), 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("nothing", "'NoneType': a source must load a Pool"),
+        ("list", "'list': labels must be an array"),
+        ("count", "9.0: num_train must be a whole number"),
+        ("classes", "3.0: num_classes must be a whole number"),
+    ],
+)
+def test_what_a_users_source_loads_is_checked_by_type(tmp_path, wrong, says):
+    with pytest.raises(UserError, match=f"data.source = {says}"):
+        load_of(tmp_path, wrong)
+    assert load_of(tmp_path).num_classes == 3
+
+
+def test_an_error_in_a_users_source_is_shown_from_its_own_code_on(tmp_path):
+    with pytest.raises(CodeFailed, match=r"source Loading\.load: RuntimeError: of mine") as error:
+        load_of(tmp_path, "raises")
+    assert "data/build.py" not in error.value.trace
+
+
+@pytest.mark.parametrize(("train", "part"), [(0, "training"), (4, "test")])
+def test_a_dataset_without_items_says_which_part_has_none(tmp_path, train, part):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n\ndef Mine(train):\n"
+        f"    return [(np.zeros((4, 4), np.uint8), 0)] * ({train} if train else 0)\n"
+    )
+    source = SOURCES["dataset"](path=f"{tmp_path / 'mine.py'}:Mine")
+    with pytest.raises(UserError, match=f"data.source.path = .*: has no items in its {part} part"):
+        open_federation(DataConfig(cache=str(tmp_path), source=source), 0)

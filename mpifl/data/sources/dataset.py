@@ -103,7 +103,7 @@ class Dataset(Source):
         names: tuple[str, ...] = ()
         for train in (True, False)[: 1 + ("train" in takes)]:
             items = self._made(factory, takes, str(root), train)
-            parts.append(self._read(items))
+            parts.append(self._read(items, test=not train))
             names = names or _names(items)
         test = parts[1] if len(parts) == 2 else None
         key = "data.source.path"
@@ -121,10 +121,13 @@ class Dataset(Source):
             remedy = f"cannot be made from {', '.join(given) or 'nothing'} ({in_one_line(error)})"
             raise UserError("data.source.path", self.path, remedy) from error
 
-    def _read(self, items: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, items: Any, test: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples and labels of all items."""
         try:
-            pairs = [items[i] for i in range(len(items))]
+            count = len(items)
+            part = "test" if test else "training"
+            require(count > 0, "data.source.path", self.path, f"has no items in its {part} part; give some")
+            pairs = [items[i] for i in range(count)]
             images = np.stack([pixels_of(image) for image, _ in pairs])
             labels = np.array([label_of(label) for _, label in pairs])
         except UserError:
