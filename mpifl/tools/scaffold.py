@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 
 from mpifl.core.errors import UserError, nearest, require
@@ -61,7 +64,8 @@ def init(kind: str, name: str, folder: Path) -> str:
         folder: where the file is written.
 
     Raises:
-        UserError: there is no such kind, the name cannot be that of a class, or the file exists.
+        UserError: there is no such kind, the name cannot be that of a class, it means something else in the
+            file or to Python, or the file exists.
     """
     if kind not in TEMPLATES:
         raise UserError("init", kind, nearest(kind, [*TEMPLATES]))
@@ -73,6 +77,12 @@ def init(kind: str, name: str, folder: Path) -> str:
     path = folder / f"{word}{Path(template.file).suffix}"
     require(not path.exists(), "NAME", name, f"{path} exists; use another name, or remove it")
     text = files("mpifl.tools").joinpath("templates", template.file).read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        remedy = f"{cls} has another meaning in that file; use another name"
+        require(not iskeyword(cls) and cls not in names, "NAME", name, remedy)
+        remedy = f"a file {path.name} would hide the module {word} from scripts beside it; use another name"
+        require(find_spec(word) is None, "NAME", name, remedy)
     text = text.replace(f"my_{kind}", word).replace(f"My{kind.capitalize()}", cls)
     write_atomically(path, text)
     commands = [c.format(file=path.name, name=cls) for c in (template.command, template.further) if c]

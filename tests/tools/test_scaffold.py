@@ -58,6 +58,10 @@ def test_nothing_is_overwritten_and_bad_names_are_refused(here):
         ("model", "MyModel", "exists; use another name"),
         ("modell", "", "did you mean 'model'?"),
         ("data", "../data", "use letters, digits and underscores"),
+        ("model", "none", "None has another meaning in that file"),
+        ("method", "plan", "Plan has another meaning in that file"),
+        ("scenario", "Rotate", "Rotate has another meaning in that file"),
+        ("model", "Torch", r"a file torch.py would hide the module torch"),
         ("data", "2fast", "use letters, digits and underscores"),
     ]:
         with pytest.raises(UserError, match=re.escape(part)):
