@@ -113,8 +113,9 @@ def open_federation(
         known["normalisation"] = _normalisation(config, spec, pool)
         name = type(config.scenario).__name__
         if spec.drift is not None:
+            with _of_users(config.scenario, "drift"):
+                check_drift(spec, spec.drift, pool, name)
             check_memory("clients", len(spec.drift.sizes), CLIENT_BYTES)
-            check_drift(spec, spec.drift, name)
             to_tensor = _to_tensor(config, spec, pool)
             return PoolFederation(pool, spec, spec.drift, to_tensor, known, cache_bytes)
         code = cache.code_digest(type(config.scenario))

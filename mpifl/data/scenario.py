@@ -243,7 +243,7 @@ def _check_rows(csr: Csr, split: str, name: str) -> None:
     """Refuse arrays of a split that are no partition."""
     offsets, index, row = csr.offsets, csr.index, csr.row
     whole = isinstance(offsets, np.ndarray) and offsets.dtype == np.int64 and offsets.shape > (1,)
-    most = int(offsets[-1]) if index is None and whole else np.size(index)
+    most = index.size if isinstance(index, np.ndarray) else int(offsets[-1]) if whole else 0
     rising = whole and bool((np.diff(offsets) >= 0).all()) and 0 <= offsets[0] <= offsets[-1] <= most
     remedy = f"offsets of {split} must be an int64 array [clients + 1] that rises up to {most}, its samples"
     require(rising, "name", name, f"{remedy}; see from_lists in mpifl.data.partition.csr")
@@ -343,22 +343,46 @@ def _tried(
     return made
 
 
-def check_drift(spec: ScenarioSpec, drift: Partition, name: str) -> None:
-    """Refuse a drift that contradicts the specification, or miscounts samples of its first or last client.
+def check_drift(spec: ScenarioSpec, drift: Partition, pool: Pool, name: str) -> None:
+    """Refuse a drift that contradicts the specification, the pool or itself for its first or last client.
 
     Args:
         spec: the specification.
         drift: its drift.
+        pool: the samples.
         name: the scenario, for error messages.
     """
+    remedy = f"drift is a {type(drift).__name__}; give an object of a class derived from Partition"
+    require(isinstance(drift, Partition), "name", name, remedy)
+    sizes = getattr(drift, "sizes", None)
+    remedy = f"its drift needs `sizes`, an array of whole numbers [clients, {len(SPLITS)}]"
+    table = isinstance(sizes, np.ndarray) and sizes.ndim == 2 and np.issubdtype(sizes.dtype, np.integer)
+    require(table and drift.sizes.size > 0 and drift.sizes.shape[1] == len(SPLITS), "name", name, remedy)
     count = len(drift.sizes)
     _check_groups(spec, count, name)
     for k in range(0, count, max(1, count - 1)):
         for split, said in zip(SPLITS, drift.sizes[k].tolist(), strict=True):
-            found = drift.of(k, split, 0).index
-            holds = found.stop - found.start if isinstance(found, slice) else len(found)
+            holds = _drawn(drift, k, split, 0, pool, name)
             remedy = f"sizes counts {said} samples of client {k} in {split}, and `of` returns {holds}"
             require(said == holds, "name", name, f"{remedy}: count those of the first visit")
+            _drawn(drift, k, split, 1, pool, name)
+
+
+def _drawn(drift: Partition, k: int, split: str, visit: int, pool: Pool, name: str) -> int:
+    """Return how many samples a client has at a visit, after checking them."""
+    at = f"`of` of client {k} in {split} at visit {visit}"
+    one, other = drift.of(k, split, visit), drift.of(k, split, visit)
+    remedy = f"{at} returns a {type(one).__name__}; return a SampleIndex"
+    require(isinstance(one, SampleIndex), "name", name, remedy)
+    if isinstance(one.index, slice):
+        return len(range(*one.index.indices(len(pool.labels))))
+    remedy = f"{at} must give whole numbers from 0 to {len(pool.labels) - 1}, an array or a slice"
+    inside = _whole(one.index) and ((one.index >= 0) & (one.index < len(pool.labels))).all()
+    require(bool(inside), "name", name, remedy)
+    remedy = f"{at} returns other samples when it is called again; draw from the key that compose gets"
+    same = isinstance(other.index, np.ndarray) and np.array_equal(one.index, other.index)
+    require(same, "name", name, remedy)
+    return len(one.index)
 
 
 def _check_groups(spec: ScenarioSpec, count: int, name: str) -> None:

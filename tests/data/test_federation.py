@@ -623,6 +623,52 @@ def test_a_drift_that_miscounts_is_refused(cache, options, says):
     assert open_federation(dataclasses.replace(config, scenario=MiscountedScenario()), 0).num_clients == 2
 
 
+class Wandering(Partition):
+    """One client of three samples in each split, with one mistake."""
+
+    def __init__(self, mistake):
+        self.mistake = mistake
+        self.sizes = {"few": np.full((1, 2), 3), "list": [[3, 3, 3]]}.get(mistake, np.full((1, 3), 3))
+
+    def of(self, k, split, visit):
+        found = {
+            "bare": np.arange(3),
+            "floats": SampleIndex(np.arange(3.0), 0),
+            "before": SampleIndex(np.arange(3) - visit, 0),
+            "beyond": SampleIndex(np.arange(3) + 1795 * visit, 0),
+            "draws": SampleIndex(np.random.permutation(1797)[:3], 0),
+        }
+        return found.get(self.mistake, SampleIndex(np.arange(3) + visit, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class WanderingScenario(Scenario):
+    mistake: str = ""
+
+    def compose(self, pool, key):
+        return ScenarioSpec(drift=Wandering if self.mistake == "class" else Wandering(self.mistake))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("class", "drift is a .*; give an object of a class derived from Partition"),
+        ("few", "its drift needs `sizes`"),
+        ("list", "its drift needs `sizes`"),
+        ("bare", "`of` of client 0 in train at visit 0 returns a ndarray; return a SampleIndex"),
+        ("floats", "`of` of client 0 in train at visit 0 must give whole numbers from 0 to 1796"),
+        ("before", "`of` of client 0 in train at visit 1 must give whole numbers from 0 to 1796"),
+        ("beyond", "`of` of client 0 in train at visit 1 must give whole numbers from 0 to 1796"),
+        ("draws", "`of` of client 0 in train at visit 0 returns other samples when it is called again"),
+    ],
+)
+def test_a_drift_that_breaks_a_rule_is_refused(cache, mistake, says):
+    """Sample -1 was the last one of the source; fresh draws gave every rank samples of its own."""
+    with pytest.raises(UserError, match=f"data.scenario.name = 'WanderingScenario': {says}"):
+        open_federation(DataConfig(cache=str(cache), scenario=WanderingScenario(mistake)), 0)
+    assert open_federation(DataConfig(cache=str(cache), scenario=WanderingScenario()), 0).num_clients == 1
+
+
 def test_writers_with_just_enough_samples_are_clients():
     """Three, two and five training samples: with at least three, two clients; with four, one."""
     origin = np.array([0] * 3 + [1] * 2 + [2] * 5 + [0, 1, 2])
