@@ -359,7 +359,8 @@ def _pool_digest(config: DataConfig, states: list[FileState]) -> str:
 
 def _write_pool(config: DataConfig, to: Path, say: Progress) -> Mapping[str, Any]:
     say(f"preparing {config.source.name}" + (f" from {config.folder}" if config.source.needs_root else ""))
-    with doing(f"reading {config.source.name}"), _of_users(config.source, "load"):
+    drawing = key(0, "source").seeded()  # a user's source may draw: the same when it is prepared again
+    with doing(f"reading {config.source.name}"), _of_users(config.source, "load"), drawing:
         pool = config.source.load(config.folder or Path(), to)
     check_pool(pool, "data.source")
     if pool.kind != IMAGES or config.source.published is None:

@@ -17,6 +17,7 @@ import torch
 from mpifl.core.devices import CPU
 from mpifl.core.errors import CodeFailed, MethodError, require, trace_beyond
 from mpifl.core.imports import load_object
+from mpifl.core.rng import key
 
 KEY = "evaluation.metrics"
 TAKEN = {  # names, and beginnings of names, of columns of metrics.csv and clients.csv
@@ -62,7 +63,8 @@ class OwnMetric:
         if not len(labels):
             return float("nan")
         try:  # with copies: the labels are those that later evaluations read, too
-            value = self.function(logits.detach().to(CPU, copy=True), labels.to(CPU, copy=True))
+            with key(0, "metric", client).seeded():  # for one that draws, such as a bootstrap
+                value = self.function(logits.detach().to(CPU, copy=True), labels.to(CPU, copy=True))
         except Exception as error:
             text = f"metric {self.path}, client {client}: {type(error).__name__}: {error}"
             raise CodeFailed(text, trace_beyond(error, str(Path(__file__).parents[1]))) from error

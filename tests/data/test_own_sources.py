@@ -237,6 +237,21 @@ def test_an_error_in_a_users_source_is_shown_from_its_own_code_on(tmp_path):
     assert "data/build.py" not in error.value.trace
 
 
+def test_a_dataset_that_draws_is_the_same_when_it_is_prepared_again(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nimport torch\n\ndef Mine(train):\n"
+        "    return [(np.random.rand(4, 4), int(torch.randint(3, ()))) for _ in range(40)]\n"
+    )
+    source, held = SOURCES["dataset"](path=f"{tmp_path / 'mine.py'}:Mine"), []
+    for folder in ("one", "other"):
+        config = DataConfig(cache=str(tmp_path / folder), source=source, scenario=SCENARIOS["iid"](clients=2))
+        pool = open_federation(config, 0).pool
+        held.append((np.array(pool.inputs), np.array(pool.labels)))
+        np.random.rand(), torch.rand(3)
+    np.testing.assert_array_equal(held[0][0], held[1][0])
+    np.testing.assert_array_equal(held[0][1], held[1][1])
+
+
 @pytest.mark.parametrize(("train", "part"), [(0, "training"), (4, "test")])
 def test_a_dataset_without_items_says_which_part_has_none(tmp_path, train, part):
     (tmp_path / "mine.py").write_text(

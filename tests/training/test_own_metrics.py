@@ -56,6 +56,18 @@ def test_a_metric_that_writes_into_its_arguments_changes_no_other_figure(tmp_pat
     assert own.metrics["second_mean"].tolist() == pytest.approx(plain.metrics["accuracy_mean"].tolist())
 
 
+def test_a_metric_that_draws_has_the_same_value_whatever_was_drawn_before(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import random\nimport numpy as np\nimport torch\n\n"
+        "def drawn(logits, labels):\n    return random.random() + np.random.rand() + torch.rand(())\n"
+    )
+    (drawn,) = load_metrics([f"{tmp_path / 'mine.py'}:drawn"])
+    value = drawn(LOGITS, LABELS, 3)
+    before = torch.random.get_rng_state()
+    assert drawn(LOGITS, LABELS, 3) == value != drawn(LOGITS, LABELS, 4)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedem", "fedavg_ft"], ids=["one model", "mixture", "tuned"])
 def test_a_copy_of_the_accuracy_has_its_values_in_all_tables(tmp_path, algorithm):
     evaluation = {"metrics": [f"{FILE}:{name}" for name in OWN], "train": True, "by": ["group"], "every": 1}
