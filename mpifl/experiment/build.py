@@ -65,7 +65,7 @@ from mpifl.simulation.sampling import cohort_size, newcomers
 from mpifl.simulation.visit_times import visit_duration
 from mpifl.traffic.accountant import Accountant
 from mpifl.traffic.privacy import CentralPrivacy
-from mpifl.training.batched import sample_weights, stackable
+from mpifl.training.batched import draws, sample_weights, stackable
 from mpifl.training.client import LocalClients, public_clients
 from mpifl.training.config import LocalConfig
 from mpifl.training.cuda_graph import Replayed
@@ -661,7 +661,9 @@ def stack_of(config: Config, parts: Parts, num_sampled: int, num_ranks: int) -> 
     stack, local, sizes = config.system.stack, config.local, parts.federation.sizes
     if stack > 1:
         remedy = "a model with dropout, batch norm, buffers, an LSTM or hooks cannot be stacked; use 1"
-        require(stackable(parts.learner.flat.module), "system.stack", stack, remedy)
+        module, few = parts.learner.flat.module, parts.federation.client(0).train.x[:2]
+        fits = stackable(module) and not draws(module, few.to(parts.learner.device))
+        require(fits, "system.stack", stack, remedy)
         remedy = "the loss of a batch under this task is not the mean of its samples' losses; use 1"
         require(sample_weights(parts.learner.task) is not None, "system.stack", stack, remedy)
     elif not stack and config.policy.synchronous and not local.keep_optimizer:

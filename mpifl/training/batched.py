@@ -26,6 +26,7 @@ from torch import nn
 from mpifl.core.client import Trained
 from mpifl.core.module_checks import untouched
 from mpifl.core.parameters import Part, frozen_names
+from mpifl.core.rng import key
 from mpifl.core.task import Task
 
 from .augmentation import AUGMENTATIONS
@@ -47,6 +48,22 @@ def stackable(module: nn.Module) -> bool:
     kept = any(is_random(m) or isinstance(m, STATEFUL) for m in module.modules())
     buffers = {name for name, _ in module.named_buffers()} - frozen_names(module)
     return not kept and not buffers and untouched(module)
+
+
+@torch.no_grad()
+def draws(module: nn.Module, x: torch.Tensor) -> bool:
+    """Return whether a `stackable` module draws in training although no layer says so (`F.dropout`).
+
+    Args:
+        module: the module; it is in training mode afterwards.
+        x: a few samples, on its device.
+    """
+    outputs = []
+    for seed in range(2):
+        with key(seed, "draws").seeded():
+            outputs.append(module.train()(x))
+    one, other = outputs
+    return not torch.allclose(one, other, equal_nan=True)
 
 
 def evenly(labels: torch.Tensor) -> torch.Tensor:

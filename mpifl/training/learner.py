@@ -23,7 +23,7 @@ from mpifl.core.task import Task
 from mpifl.core.types import shape_or_type
 
 from .backend import Backend, Request
-from .batched import LockstepBackend, LockstepRunner, sample_weights, stackable, train_stack
+from .batched import LockstepBackend, LockstepRunner, draws, sample_weights, stackable, train_stack
 from .config import LocalConfig
 from .cuda_graph import CapturedStacks, CudaGraphBackend, Replayed
 from .kernel_backend import KernelBackend
@@ -247,6 +247,8 @@ def pick_stack(learner: Learner, split: Split, config: LocalConfig, most: int) -
     if not stackable(learner.flat.module) or sample_weights(learner.task) is None or most < 2:
         return 1
     start, address, split = learner.init, key(0, "pick"), split_on(split, learner.device)
+    if draws(learner.flat.module, split.x[:2]):
+        return 1
     single = _seconds(lambda: learner.sgd(start, split, config, address), learner.device)
     best, size = single / STACK_GAIN, 1
     for c in sorted({min(c, most) for c in STACK_SIZES}):

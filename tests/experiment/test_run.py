@@ -72,7 +72,25 @@ class Normed:
         return module
 
 
-@pytest.mark.parametrize("model", [MODELS["flt_mlp"](), Normed()], ids=["dropout", "batch norm"])
+class Drawing(nn.Sequential):
+    """A network that draws by a function, which no layer says."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        return super().forward(nn.functional.dropout(x, training=self.training))
+
+
+class Dropped:
+    """A model of this network."""
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        """Return the network."""
+        return Drawing(nn.Flatten(), nn.Linear(16, num_classes))
+
+
+@pytest.mark.parametrize(
+    "model", [MODELS["flt_mlp"](), Normed(), Dropped()], ids=["dropout", "batch norm", "function"]
+)
 def test_a_model_whose_clients_cannot_share_a_step_is_not_stacked(model, tmp_path):
     fedavg, world = CATALOGUE["fedavg"](), toy.Tiny()
     with pytest.raises(UserError, match=r"system\.stack = 2"):
