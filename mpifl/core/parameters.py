@@ -130,13 +130,16 @@ class Layout:
         keep running statistics) and `unnormed` (the rest); `encoder` of an autoencoder.
 
         Raises:
-            UserError: all tensors of the part are frozen.
+            UserError: all tensors of the part are frozen, or the model has no head to split it at.
             Missing: there is no part of that name.
         """
         found = self._names_of(name, self.names)
         if not found and self._names_of(name, self.frozen):
             remedy = "the method works on that part of the model; name its modules in model.lora.train"
             raise UserError("model.lora", f"frozen {name}", remedy)
+        if name in ("head", "body") and not any(n.startswith("head.") for n in (*self.names, *self.frozen)):
+            remedy = "its last layer is needed apart from the rest; build a mpifl.models.Net(body, head)"
+            raise UserError("model.name", "a network without `head`", remedy)
         return _joined(self.slices[n] for n in self.names if n in found)
 
     def _names_of(self, part: str, names: tuple[str, ...]) -> set[str]:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from mpifl.core.errors import UserError
 from mpifl.core.parameters import FlatModel, Layout, flatten, put, take, width, within
 
 
@@ -140,6 +141,15 @@ def test_what_a_model_declares_as_frozen_is_in_no_vector():
     layout = Layout.of(module)
     assert (layout.names, layout.frozen, layout.size) == (("weight", "mean"), ("base",), 6)
     assert flatten(module)[2:].tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_model_without_a_head_cannot_be_split_at_it(part):
+    """FedPer kept an empty head at its clients: it was FedAvg."""
+    layout = Layout.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+    assert layout.part("all") == (slice(0, 10),)
+    with pytest.raises(UserError, match=r"a network without `head`'.*mpifl\.models\.Net"):
+        layout.part(part)
 
 
 def test_a_model_without_buffers_has_an_empty_part():
