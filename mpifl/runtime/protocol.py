@@ -500,7 +500,7 @@ def mean_metrics(tables: Sequence[ReportTable]) -> dict[str, float]:
         tables: tables of all reports of a step.
 
     Returns:
-        Name of a metric -> mean over the clients that report it.
+        Name of a metric -> mean over the clients that report it; NaN if none of them has a sample.
     """
     fresh = sorted((t for t in tables if t.fresh), key=lambda t: int(t.number[0]))
     out = {}
@@ -509,5 +509,5 @@ def mean_metrics(tables: Sequence[ReportTable]) -> dict[str, float]:
         order = _order(having)  # sums must not depend on the number of ranks
         n = _joined([t.num_samples for t in having], order).astype(float)
         values = _joined([t.metrics[name] for t in having], order)
-        out[name] = float(np.average(values, weights=n))
+        out[name] = float(np.average(values, weights=n)) if n.any() else float("nan")
     return out

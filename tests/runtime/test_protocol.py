@@ -52,6 +52,12 @@ def test_reports_of_several_forms_and_ranks_stand_in_the_order_of_their_numbers(
     assert mean_metrics(reports.tables) == {"loss": (20 * 4.0 + 40 * 1.0) / 60}
 
 
+def test_a_step_whose_clients_have_no_samples_has_no_mean():
+    """The data of a client may drift away; `num_samples` of client 0 is 0 here."""
+    tables = report_tables([header(0, 0, metrics={"loss": 0.0})])
+    assert np.isnan(mean_metrics(tables)["loss"])
+
+
 def test_what_probes_exchanged_is_added_over_the_reports_of_a_table():
     place = ("embedding", "up", 1)
     (table,) = report_tables([header(i, i, exchanges={place: (5, 1)}) for i in range(2)])
