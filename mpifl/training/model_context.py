@@ -168,7 +168,13 @@ class ModelContext:
 
     @contextmanager
     def seeded(self, key: Key) -> Iterator[None]:
-        """Seed as `seed` does for a block, and restore the state of the device's generator afterwards."""
+        """Seed as `seed` does for a block, and restore the state of the device's generator afterwards.
+
+        Nothing happens if the module draws no random numbers.
+        """
+        if not (self.draws or self.foreign):
+            yield
+            return
         before = self._generator.get_state()
         self.seed(key)
         try:

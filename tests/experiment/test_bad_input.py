@@ -672,8 +672,10 @@ from mpifl.data.scenario import Scenario, ScenarioSpec
 
 @dataclass(frozen=True)
 class Lonely(Scenario):
+    first: int = 1
+
     def compose(self, pool, key):
-        rows = {"train": [[0], range(1, 40)], "val": [[], []], "test": [[1500], [1501]]}
+        rows = {"train": [range(self.first), range(1, 40)], "val": [[], []], "test": [[1500], [1501]]}
         held = {name: from_lists([np.array([*r], int) for r in some]) for name, some in rows.items()}
         return ScenarioSpec(lambda: held)
 """
@@ -682,12 +684,23 @@ NORMED = PAIR.replace("self.fc = ", "self.norm = nn.BatchNorm1d(64)\n        sel
 )
 
 
-def test_a_first_client_of_one_sample_does_not_end_a_run_with_batch_norm(tmp_path, monkeypatch):
+def test_a_first_client_of_one_sample_does_not_end_a_run_with_batch_norm(refused, tmp_path, monkeypatch):
     """The trial of the network in training took that sample alone, of which there are no statistics."""
     (tmp_path / "lonely.py").write_text(LONELY)
     (tmp_path / "net.py").write_text(NORMED)
     monkeypatch.chdir(tmp_path)
-    options = ["--data.scenario", "lonely.py:Lonely", "--model", "net.py:Own", "--rounds", "1"]
+    options = ["--model", "net.py:Own", "--rounds", "1"]
+    lonely = ["--data.scenario", "lonely.py:Lonely", "--output.folder", str(tmp_path)]
+    assert main(["run", str(CONFIG), *options, *lonely]) == 0
+    none = refused("run", str(CONFIG), *options, "--data.scenario", "{name: 'lonely.py:Lonely', first: 0}")
+    assert "client 0 has no training data" in none
+
+
+def test_a_network_may_have_more_outputs_than_there_are_classes(tmp_path, monkeypatch):
+    """As one does whose last layer is that of other data; the rest are classes that no sample has."""
+    (tmp_path / "net.py").write_text(NORMED.replace("nn.Linear(64, num_classes", "nn.Linear(64, 100"))
+    monkeypatch.chdir(tmp_path)
+    options = ["--model", "net.py:Own", "--rounds", "1"]
     assert main(["run", str(CONFIG), *options, "--output.folder", str(tmp_path)]) == 0
 
 
