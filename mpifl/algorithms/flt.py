@@ -165,7 +165,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         ae = client.auxiliary
         w = self._fit(ae, put(ae.init, self._part(ae), shown["autoencoder"][0]), key, self.finetune_epochs)
         codes = ae.embed(w, ae.data.train.x).cpu().numpy()
-        classes = client.layout.num_outputs
+        classes = client.layout.num_classes
         k = self.centroids or len(torch.unique(client.data.train.y))
         found = kmeans(codes, min(k, len(codes)), seed=KMEANS_SEED).centres
         padded = np.full((self.centroids or classes, self.code), np.nan)

@@ -104,7 +104,7 @@ class PACFL(NewClients, PlainVisits, Algorithm):
         data = client.pixels(split) if raw else getattr(client.data, split)
         require(len(data) > 0, "variant", self.variant, f"client {client.id} has no validation data")
         bases = [self._basis(data, c) for c in torch.unique(data.y).tolist()]
-        classes, D = client.layout.num_outputs, len(bases[0])
+        classes, D = client.layout.num_classes, len(bases[0])
         width = min(self.budget + classes if self.budget else self.p * classes, D * classes)
         U = np.full((D, width), np.nan, np.float32)
         found = np.concatenate(bases, 1)

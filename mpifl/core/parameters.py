@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import nn
 
-from .errors import Missing, UserError, nearest
+from .errors import Missing, UserError, nearest, require
 
 Part = tuple[slice, ...]
 
@@ -109,6 +109,17 @@ class Layout:
         sizes = [int(torch.Size(shape).numel()) for shape in self.shapes]
         ends = list(accumulate(sizes))
         return {name: slice(end - size, end) for name, size, end in zip(self.names, sizes, ends, strict=True)}
+
+    @property
+    def num_classes(self) -> int:
+        """`num_outputs`, for methods that need it.
+
+        Raises:
+            UserError: the model does not say it.
+        """
+        remedy = "it says the number of classes; build a mpifl.models.Net(body, head), head an nn.Linear"
+        require(self.num_outputs > 0, "model.name", "a network without `head.out_features`", remedy)
+        return self.num_outputs
 
     @property
     def size(self) -> int:

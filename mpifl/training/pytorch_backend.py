@@ -163,9 +163,11 @@ def outputs(
     of one sample, which has no statistics, joins the one before it.
 
     Raises:
-        UserError: there is only one sample, with batch norm and `train_mode`.
+        UserError: there is only one sample, with batch norm and `train_mode`; or the module has no embedding.
     """
     module = context.flat.load(vector, train=train_mode)
+    remedy = "its embedding is needed; build a mpifl.models.Net(body, head)"
+    require(not embedding or hasattr(module, "embed"), "model.name", "a network without `embed`", remedy)
     function = module.embed if embedding else module
     with context.kernels(), context.seeded(key(0, "outputs")):
         found = [function(batch.to(context.device)) for batch in _batches_of(context, x, train_mode)]  # type: ignore[operator]  # every model has embed

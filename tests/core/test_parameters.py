@@ -152,6 +152,16 @@ def test_a_model_without_a_head_cannot_be_split_at_it(part):
         layout.part(part)
 
 
+def test_a_model_whose_last_layer_says_no_width_has_no_number_of_classes():
+    """FLT and PACFL took it for a model of 0 classes, and ended in a traceback."""
+    model = nn.Module()
+    model.head = nn.Sequential(nn.Linear(4, 2))
+    with pytest.raises(UserError, match=r"without `head\.out_features`'.*mpifl\.models\.Net"):
+        Layout.of(model).num_classes  # noqa: B018
+    model.head = nn.Linear(4, 2)
+    assert Layout.of(model).num_classes == 2
+
+
 def test_a_model_without_buffers_has_an_empty_part():
     layout = Layout.of(nn.Sequential(nn.Linear(2, 2)))
     assert layout.part("buffers") == ()

@@ -267,6 +267,14 @@ def test_dropout_is_addressed_by_the_key_too():
     assert (one - other).abs().max() > 1e-4
 
 
+def test_a_network_without_an_embedding_is_refused_where_one_is_needed():
+    """MOON ended in a traceback."""
+    learner = Learner(nn.Linear(4, 2), "cpu")
+    with pytest.raises(UserError, match=r"a network without `embed`'.*mpifl\.models\.Net"):
+        learner.outputs(learner.init, torch.zeros(3, 4), embedding=True)
+    assert learner.outputs(learner.init, torch.zeros(3, 4)).shape == (3, 2)
+
+
 def test_embeddings_under_dropout_do_not_depend_on_what_was_drawn_before():
     """In training mode dropout draws; a rank that did other work before must get the same embeddings."""
     learner = Learner(built("flt_mlp"), "cpu", kernels=False)
