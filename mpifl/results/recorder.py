@@ -113,7 +113,8 @@ def metrics_row(
             diverged = _diverged(name.removeprefix(mine), sums, samples)
             there = values[~np.isnan(values) | diverged]
             whats = (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max))
-            row |= {f"{name}_{what}": float(of(there)) if len(there) else np.nan for what, of in whats}
+            with np.errstate(invalid="ignore", over="ignore"):  # of infinite values
+                row |= {f"{name}_{what}": float(of(there)) if len(there) else np.nan for what, of in whats}
             for part, members in _parts(by):
                 row[f"{name}_{part}_mean"] = _weighted_mean(values, members, diverged)
         metric = next((m for m in metrics if m.of(name)), None)

@@ -74,6 +74,15 @@ def test_accuracy_on_all_test_samples_and_by_group_by_hand():
     )
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_metric_of_ones_own_may_be_infinite():
+    """NumPy warned of a subtraction, and named a file of its own."""
+    scores = {"accuracy": np.array([0.5, 1.0]), "loss": np.ones(2), "mine": np.array([1.0, np.inf])}
+    row = metrics_row(scores, np.zeros(2, int), None, own=["mine"])
+    assert (row["mine_mean"], row["mine_min"], row["mine_max"]) == (np.inf, 1.0, np.inf)
+    assert np.isnan(row["mine_std"])
+
+
 def test_each_accuracy_is_weighted_by_the_samples_of_its_own_set_by_hand():
     """Two clients with 10 and 30 test samples, 3 and 1 in `hard`, 1 and 4 in `very_hard`, 8 and 2 in `train`.
 
