@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 # phrases in errors of PyTorch and NumPy about tensors and arrays that are too large
@@ -142,6 +143,12 @@ def trace_beyond(error: BaseException, place: str) -> str:
     return "".join(shown.format(chain=False))
 
 
+def code_failed(what: str, error: Exception) -> CodeFailed:
+    """Return the error for an exception of a user's code, whose traceback starts outside of mpifl."""
+    text = f"{what}: {type(error).__name__}: {error}"
+    return CodeFailed(text, trace_beyond(error, str(Path(__file__).parents[1])))
+
+
 def _written(value: Any) -> str:
     try:
         return repr(value)
@@ -170,6 +177,16 @@ def require(condition: bool, key: str, value: Any, remedy: str) -> None:
 def is_whole(value: object) -> bool:
     """Return whether a value is an integer, of Python or NumPy; a bool is none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_ours(value: object) -> bool:
+    """Return whether the class of an object comes with mpifl, rather than from a user."""
+    return type(value).__module__.startswith("mpifl.")
+
+
+def name_of(value: object) -> str:
+    """Return the import path of an object's class if a user gave one, else the name of the class."""
+    return str(getattr(type(value), "imported_as", type(value).__name__))
 
 
 def nearest(word: str, known: list[str]) -> str:

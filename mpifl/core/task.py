@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from .errors import require
+from .errors import is_ours, name_of, require
 from .federation import DataInfo
 from .metric import Metric
 from .types import shape_or_type
@@ -164,9 +164,7 @@ class Task(ABC):
         losses: Any = self.losses(output, labels)
         fits = isinstance(losses, torch.Tensor) and losses.shape == labels.shape[:1]
         good(fits, "losses", losses, f"give one for each of {len(labels)} samples, [{len(labels)}]")
-        if type(self).__module__.startswith("mpifl.") or not len(
-            labels
-        ):  # figures of nothing are never asked
+        if is_ours(self) or not len(labels):  # figures of nothing are never asked
             return
         with torch.enable_grad():
             loss: Any = self.loss(output.detach().requires_grad_(), labels)
@@ -185,7 +183,7 @@ class Task(ABC):
     def name(self) -> str:
         """Its name in section `task` of a configuration."""
         called: str = vars(type(self)).get("called", "")  # a class derived from it has another name
-        return called or getattr(type(self), "imported_as", type(self).__name__)
+        return called or name_of(self)
 
     def check_metrics(self) -> None:
         """Raise `UserError` unless `known` names metrics, and `metrics` some of them, each of them once."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.core.errors import CodeFailed, UserError, no_memory, require, trace_beyond, within_memory
+from mpifl.core.errors import UserError, code_failed, is_ours, no_memory, require, within_memory
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, TOKENS, Split
 from mpifl.core.process import check_memory
 from mpifl.core.progress import doing, each
@@ -199,7 +199,7 @@ def _composed(scenario: Scenario, pool: Pool, seed: int) -> ScenarioSpec:
     check_spec(spec, pool, name)
     known = f"known: {', '.join(NORMALISATIONS)}"
     require(spec.normalise is None or spec.normalise in NORMALISATIONS, "normalise", spec.normalise, known)
-    if not _is_ours(scenario):
+    if not is_ours(scenario):
         with _of_users(scenario, "ops"):
             check_ops(spec, pool, name)
 
@@ -210,22 +210,16 @@ def _composed(scenario: Scenario, pool: Pool, seed: int) -> ScenarioSpec:
     return replace(spec, splits=splits)
 
 
-def _is_ours(options: Source | Scenario) -> bool:
-    """Return whether a source or scenario comes with mpifl."""
-    return type(options).__module__.startswith("mpifl.")
-
-
 @contextmanager
 def _of_users(options: Source | Scenario, what: str) -> Iterator[None]:
     """Raise `CodeFailed` for an exception of a user's class; its traceback starts at the user's code."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or no_memory(error) or _is_ours(options):
+        if isinstance(error, UserError) or no_memory(error) or is_ours(options):
             raise
         kind = "source" if isinstance(options, Source) else "scenario"
-        text = f"{kind} {type(options).__name__}.{what}: {type(error).__name__}: {error}"
-        raise CodeFailed(text, trace_beyond(error, str(Path(__file__).parents[1]))) from error
+        raise code_failed(f"{kind} {type(options).__name__}.{what}", error) from error
 
 
 def _check_fits(config: DataConfig, pool: Pool) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from numbers import Integral
 
 import numpy as np
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, is_whole, require
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MULTI_HOT, NUMBERS, TOKENS, DataInfo
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import readable
@@ -199,7 +198,7 @@ def check_pool(pool: Pool, name: str) -> None:
         require(isinstance(held, np.ndarray) and held.ndim > 0, name, type(held).__name__, remedy)
     for part in ("num_train", "num_classes"):
         count = getattr(pool, part)
-        require(isinstance(count, Integral), name, count, f"{part} must be a whole number")
+        require(is_whole(count), name, count, f"{part} must be a whole number")
     inputs, n = pool.inputs, len(pool.labels)
     require(n == len(inputs), name, n, f"labels for {len(inputs)} samples: give one for each")
     require(0 < pool.num_train <= n, name, pool.num_train, f"training samples of {n}: give some")

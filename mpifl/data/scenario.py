@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, is_ours, is_whole, require
 from mpifl.core.federation import CLASSES, SPLITS
 from mpifl.core.process import check_memory
 from mpifl.core.rng import Key
@@ -290,7 +289,7 @@ def check_spec(spec: ScenarioSpec, pool: Pool, name: str) -> None:
     aimed = spec.targets is None or (spec.groups is not None and spec.targets in spec.groups)
     require(aimed, "name", name, what)
     size = spec.resize
-    require(size is None or isinstance(size, Integral), "resize", size, "give a whole number of pixels")
+    require(size is None or is_whole(size), "resize", size, "give a whole number of pixels")
     check_side("resize", size)
 
 
@@ -318,7 +317,7 @@ def _tried(
     try:
         made, again = (op(x.copy(), y.copy(), np.full(len(y), group)) for _ in range(2))
     except (LookupError, ValueError, TypeError) as error:
-        if not type(op).__module__.startswith("mpifl."):
+        if not is_ours(op):
             raise
         remedy = (
             f"{at} fails ({type(error).__name__}: {error}); does it have an entry for each group and label?"

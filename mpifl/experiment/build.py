@@ -23,7 +23,7 @@ from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import NewClients, RememberedUploads, ServerEvaluation, hooks_of, uses
 from mpifl.core.devices import use_deterministic_algorithms
-from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond, within_memory
+from mpifl.core.errors import UserError, code_failed, name_of, require, within_memory
 from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation, Split
 from mpifl.core.imports import code_of
 from mpifl.core.parameters import Layout, flatten, put, take
@@ -789,7 +789,7 @@ def check_outputs(config: Config, federation: Federation) -> None:
     few = federation.client(int(np.argmax(federation.sizes[:, 0] > 0))).train  # of the first that has any
     rows = [0, min(1, len(few) - 1)] if len(few) else []  # twice the only one: batch norm needs two
     x, y = few.x[rows], few.y[rows]
-    key, name = "model.name", getattr(type(config.model), "imported_as", type(config.model).__name__)
+    key, name = "model.name", name_of(config.model)
     if isinstance(config.model, Custom):
         key, name = "model.path", config.model.path
     given, shape = x.clone(), list(federation.shape)
@@ -840,8 +840,7 @@ def check_task(task: Task, output: torch.Tensor, labels: torch.Tensor) -> None:
     except UserError:
         raise
     except Exception as error:
-        text = f"task {task.name}: {type(error).__name__}: {error}"
-        raise CodeFailed(text, trace_beyond(error, str(Path(__file__).parents[1]))) from error
+        raise code_failed(f"task {task.name}", error) from error
 
 
 # -- server step and engine ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from mpifl.core.errors import UserError, no_memory, require, within_memory
+from mpifl.core.errors import UserError, is_ours, name_of, no_memory, require, within_memory
 from mpifl.core.federation import FEATURES, IMAGES, TOKENS, DataInfo
 from mpifl.core.rng import key
 
@@ -147,14 +147,14 @@ def build_model(options: Any, info: DataInfo) -> nn.Module:
         UserError: the model takes other samples, or this machine has no memory for its weights.
     """
     with within_memory("model", options):
-        if type(options).__module__.startswith("mpifl."):
+        if is_ours(options):
             return _built(options, info)
         return _built_by_user(options, info)
 
 
 def _built_by_user(options: Any, info: DataInfo) -> nn.Module:
     """Return the network that a user's own class builds, after checking what it returns."""
-    name = getattr(type(options), "imported_as", type(options).__name__)
+    name = name_of(options)
     try:
         module: Any = _built(options, info)
     except Exception as error:
@@ -187,7 +187,7 @@ def need_initialised(module: nn.Module, key: str, value: str) -> None:
 
 
 def _built(options: Any, info: DataInfo) -> nn.Module:
-    name = getattr(type(options), "imported_as", type(options).__name__)
+    name = name_of(options)
     takes = options.takes if isinstance(options, ModelOptions) else (IMAGES, FEATURES)
     remedy = f"takes {' or '.join(takes)}, but the samples of this source are {info.inputs}"
     example = {TOKENS: "an embedding first: lstm or transformer", FEATURES: "mlp", IMAGES: "mlp or emdcnn"}

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from mpifl.core.devices import CPU
-from mpifl.core.errors import CodeFailed, MethodError, require, trace_beyond
+from mpifl.core.errors import MethodError, code_failed, require
 from mpifl.core.imports import load_object
 from mpifl.core.rng import key
 
@@ -66,8 +65,7 @@ class OwnMetric:
             with key(0, "metric", client).seeded():  # for one that draws, such as a bootstrap
                 value = self.function(logits.detach().to(CPU, copy=True), labels.to(CPU, copy=True))
         except Exception as error:
-            text = f"metric {self.path}, client {client}: {type(error).__name__}: {error}"
-            raise CodeFailed(text, trace_beyond(error, str(Path(__file__).parents[1]))) from error
+            raise code_failed(f"metric {self.path}, client {client}", error) from error
         try:
             return float(value)
         except (TypeError, ValueError, RuntimeError) as error:
