@@ -79,6 +79,9 @@ def test_an_option_out_of_range_is_named(scenario, options, key):
         ("digits", "emdcfl_backdoor_cifar", {}, "data.scenario.name"),
         ("digits", "flt2", {"images": 600}, "data.scenario.images"),
         ("digits", "flt4", {"clients": 1000}, "data.scenario.clients"),
+        ("digits", "flt1", {"clients": 10, "order": [0, 1, 2]}, "data.scenario.order"),
+        ("digits", "flt2", {"clients": 10, "order": [*range(1, 11)]}, "data.scenario.order"),
+        ("digits", "flt2", {"clients": 10, "order": [*range(9), 8]}, "data.scenario.order"),
     ],
 )
 def test_options_that_do_not_fit_the_source_are_named(cache, source, scenario, options, key):

@@ -275,6 +275,22 @@ def test_neighbouring_clusters_of_flt2_share_one_class_in_a_ring(num_classes):
             assert own[2] == classes[(i + 1) % len(classes)][0]
 
 
+@pytest.mark.parametrize(
+    ("scenario", "first", "last"), [("flt1", [5, 3], [8, 4]), ("flt2", [5, 3, 7], [8, 4, 5])]
+)
+def test_classes_of_flt_in_the_order_of_the_authors_seed(scenario, first, last):
+    """`np.random.seed(321)` and `choice(10, 10, replace=False)` give 5 3 7 9 6 2 0 1 8 4 in the repository."""
+    order = [int(c) for c in np.random.RandomState(321).choice(10, 10, replace=False)]
+    assert order == [5, 3, 7, 9, 6, 2, 0, 1, 8, 4]
+    labels = np.arange(400) % 10
+    pool = Pool(np.zeros((len(labels), 1, 2, 2), np.uint8), labels, 200, 10)
+    for seed in range(2):
+        spec = SCENARIOS[scenario](clients=5, images=6, order=order).compose(pool, key(seed))
+        assert (spec.facts["classes"][0], spec.facts["classes"][-1]) == (first, last)
+        train = pool.labels[spec.splits()["train"].of(4)]
+        assert sorted(set(train.tolist())) == sorted(last)
+
+
 def test_users_of_ucfl_c_are_tested_with_the_labels_of_their_group(open_small):
     """All see the same 50 test images; user k calls class c what its group does, in training and in test."""
     federation = open_small("cifar10", "ucfl_c", clients=4, test_images=50)
