@@ -279,7 +279,7 @@ def test_neighbouring_clusters_of_flt2_share_one_class_in_a_ring(num_classes):
     ("scenario", "first", "last"), [("flt1", [5, 3], [8, 4]), ("flt2", [5, 3, 7], [8, 4, 5])]
 )
 def test_classes_of_flt_in_the_order_of_the_authors_seed(scenario, first, last):
-    """`np.random.seed(321)` and `choice(10, 10, replace=False)` give 5 3 7 9 6 2 0 1 8 4 in the repository."""
+    """NumPy's seed 321 and `choice(10, 10, replace=False)` give 5 3 7 9 6 2 0 1 8 4 in the repository."""
     order = [int(c) for c in np.random.RandomState(321).choice(10, 10, replace=False)]
     assert order == [5, 3, 7, 9, 6, 2, 0, 1, 8, 4]
     labels = np.arange(400) % 10
