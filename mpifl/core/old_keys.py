@@ -65,6 +65,7 @@ NEW_KEYS: dict[str, Any] = {
     "data.scenario:ucfl_a.test_share": 0.2,
     "data.scenario:ucfl_b.test_share": 0.2,
     "data.scenario:ucfl_batch.test_share": 0.2,
+    "data.scenario:ccfl.others": "all",
     "data.scenario:flt1.order": None,
     "data.scenario:flt2.order": None,
     "data.scenario:emdcfl_mnist.validation": 0.1,

@@ -87,17 +87,53 @@ def test_ccfl_samples_are_turned_as_their_mixture_says(ccfl):
         )  # other pixels hit by chance: 1 in 255
 
 
+PARTS = {"smallest": 100, "largest": 300, "public": 200, "test_images": 80}
+
+
+def _hits(federation, k, split, visit):
+    """Return the share of client `k`'s images that are turned as each of the four clusters'."""
+    x, y = federation.samples(k, split, visit)
+    return np.array([(x[:, 0, i, j] == y).mean() for i, j in [(0, 0), (27, 0), (27, 27), (0, 27)]])
+
+
 def test_ccfl_tests_on_the_main_cluster_alone_where_asked(open_small):
-    options = {"smallest": 100, "largest": 300, "public": 200, "test_images": 80}
     mixed, main = (
-        open_small("fashionmnist", "ccfl", **options, test_on=which) for which in ("mixture", "main")
+        open_small("fashionmnist", "ccfl", **PARTS, test_on=which) for which in ("mixture", "main")
     )
-    corners = [(0, 0), (27, 0), (27, 27), (0, 27)]
     for k, cluster in ((0, 0), (41, 2)):
-        x, y = main.samples(k, "test", 1)
-        hits = np.array([(x[:, 0, i, j] == y).mean() for i, j in corners])
-        np.testing.assert_allclose(hits, np.arange(4) == cluster, atol=0.06)
+        np.testing.assert_allclose(_hits(main, k, "test", 1), np.arange(4) == cluster, atol=0.06)
         np.testing.assert_array_equal(main.samples(k, "train", 1)[0], mixed.samples(k, "train", 1)[0])
+
+
+def test_ccfl_takes_the_rest_of_a_visit_from_one_other_cluster_where_asked(open_small):
+    """Two clusters a visit instead of four; which is the other one changes, and the test images follow it."""
+    one = open_small("fashionmnist", "ccfl", **PARTS, others="one")
+    mixtures = np.array([[one.mixture(k, v) for v in range(5)] for k in range(80)])
+    assert ((mixtures > 0).sum(axis=2) == 2).all()
+    main = mixtures[np.arange(80), :, one.groups]
+    assert 0.39 < main.min() < main.max() < 0.91
+    taken = [(mixtures[np.arange(80), :, (one.groups + shift) % 4] > 0).mean() for shift in (1, 2, 3)]
+    np.testing.assert_allclose(taken, 1 / 3, atol=0.08)
+    for k, visit in ((0, 0), (41, 2)):
+        np.testing.assert_allclose(_hits(one, k, "train", visit), one.mixture(k, visit), atol=0.03)
+        np.testing.assert_allclose(_hits(one, k, "test", visit), one.mixture(k, visit), atol=0.06)
+
+
+@pytest.mark.parametrize("others", ["all", "one"])
+def test_ccfl_tests_on_another_mixture_of_the_same_kind_where_asked(others, open_small):
+    """The visit's own training data, but test images whose shares are drawn anew."""
+    mixed, redrawn = (
+        open_small("fashionmnist", "ccfl", **PARTS, others=others, test_on=which)
+        for which in ("mixture", "redrawn")
+    )
+    own, anew = [], []
+    for k in range(0, 80, 4):
+        np.testing.assert_array_equal(redrawn.samples(k, "train", 1)[0], mixed.samples(k, "train", 1)[0])
+        own.append(mixed.mixture(k, 1)[mixed.groups[k]])
+        anew.append(_hits(redrawn, k, "test", 1)[redrawn.groups[k]])
+    assert 0.36 < min(anew) < 0.55 < 0.75 < max(anew) < 0.94  # a share ~ U[0.4, 0.9], too
+    assert abs(np.corrcoef(own, anew)[0, 1]) < 0.5
+    assert len(redrawn.samples(0, "test", 1)[1]) == 80
 
 
 def test_ccfl_public_sets_are_test_images_no_client_is_tested_on(ccfl):

@@ -21,9 +21,9 @@ class Ccfl(Scenario):
     """CCFL's dynamic mixtures: cluster i is the whole source rotated by i * 360 / K degrees.
 
     At every visit a client gets new data: n ~ U{500..2000} images, a share ~ U[0.4, 0.9] of them from its
-    main cluster, the rest spread at random over the others; its test images follow the same mixture, or all
-    come from the main cluster. Some test images of each cluster are the server's public set D_k, the same
-    images in every cluster, and no client is tested on them.
+    main cluster, the rest spread at random over the others (the paper does not say how); its test images
+    follow the same mixture unless asked otherwise. Some test images of each cluster are the server's public
+    set D_k, the same images in every cluster, and no client is tested on them.
 
     Attributes:
         clusters: number of clusters K.
@@ -32,8 +32,11 @@ class Ccfl(Scenario):
         largest: largest number of images of a visit.
         main_low: smallest share of the main cluster in a visit's images.
         main_high: largest share of the main cluster in a visit's images.
+        others: clusters of a visit's images that are not of the main cluster: `all` spreads them over all
+            others, `one` takes them from one other cluster, drawn at each visit.
         test_images: number of test images of a visit.
-        test_on: clusters of a visit's test images: `mixture` as in training, `main` the main cluster alone.
+        test_on: clusters of a visit's test images: `mixture` as in training, `redrawn` another draw of such
+            a mixture, `main` the main cluster alone.
         public: number of images in each of the server's public sets D_k.
         exam: largest number of test images, outside of D_k, on which a whole cluster's model is evaluated.
         static: whether every visit has the data of the first one.
@@ -48,6 +51,7 @@ class Ccfl(Scenario):
     largest: int = 2000
     main_low: float = 0.4
     main_high: float = 0.9
+    others: str = "all"
     test_images: int = 500
     test_on: str = "mixture"
     public: int = 2000
@@ -71,7 +75,9 @@ class Ccfl(Scenario):
             f"a share in [0, main_high], main_high = {self.main_high} at most 1",
         )
         require(self.test_images >= 0, "test_images", self.test_images, "counts images")
-        require(self.test_on in ("mixture", "main"), "test_on", self.test_on, "use mixture or main")
+        require(self.others in ("all", "one"), "others", self.others, "use all or one")
+        places = ("mixture", "redrawn", "main")
+        require(self.test_on in places, "test_on", self.test_on, f"use {', '.join(places[:-1])} or main")
         require(self.public >= 0, "public", self.public, "counts images")
         require(self.exam >= 0, "exam", self.exam, "counts images")
         check_fraction("validation", self.validation)
@@ -126,13 +132,12 @@ class MixturePartition(Partition):
         """Return client `k`'s samples at `visit`; the group of each is its cluster."""
         visit = 0 if self.options.static else visit
         rng = self.key.of("visit", k, visit, "test" if split == "test" else "train").numpy()
-        total, share = self._total_and_share(k, visit)
+        total = int(self._totals(visit)[k])
         if split == "test":
-            share = share if self.options.test_on == "mixture" else 1.0
-            counts = self._counts(k, visit, self.options.test_images, share)
+            counts = self._test_counts(k, visit)
             index = self.tested[_draw_each(len(self.tested), counts, rng)]
         else:
-            counts = self._counts(k, visit, total, share)
+            counts = self._counts(k, visit, total)
             index = _draw_each(self.num_train, counts, rng)
         group = np.repeat(np.arange(self.options.clusters), counts)
         if split == "test":
@@ -157,8 +162,8 @@ class MixturePartition(Partition):
     def mixture(self, k: int, visit: int) -> np.ndarray:
         """Return the share of each cluster in client `k`'s images at `visit`, float64 [K]."""
         visit = 0 if self.options.static else visit
-        total, share = self._total_and_share(k, visit)
-        return self._counts(k, visit, total, share) / total
+        total = int(self._totals(visit)[k])
+        return self._counts(k, visit, total) / total
 
     @property
     def test_pool(self) -> int:
@@ -169,21 +174,25 @@ class MixturePartition(Partition):
         rng = self.key.of("total", visit).numpy()
         return rng.integers(self.options.smallest, self.options.largest + 1, len(self.groups))
 
-    def _total_and_share(self, k: int, visit: int) -> tuple[int, float]:
-        low, high = self.options.main_low, self.options.main_high
-        return int(self._totals(visit)[k]), float(self.key.of("share", k, visit).numpy().uniform(low, high))
+    def _test_counts(self, k: int, visit: int) -> np.ndarray:
+        """Return how many of client `k`'s test images come from each cluster, int64 [K]."""
+        total = self.options.test_images
+        if self.options.test_on == "main":
+            return total * (np.arange(self.options.clusters) == self.groups[k]).astype(np.int64)
+        return self._counts(k, visit, total, "test " if self.options.test_on == "redrawn" else "")
 
-    def _counts(self, k: int, visit: int, total: int, share: float) -> np.ndarray:
-        """Return how many of `total` images come from each cluster, int64 [K]."""
+    def _counts(self, k: int, visit: int, total: int, draw: str = "") -> np.ndarray:
+        """Return how many of `total` images come from each cluster, int64 [K]; `draw` names the draw."""
         clusters, main = self.options.clusters, int(self.groups[k])
         if clusters == 1:
             return np.array([total])
-        count = round(share * total)
-        others = (
-            self.key.of("others", k, visit)
-            .numpy()
-            .multinomial(total - count, np.full(clusters - 1, 1 / (clusters - 1)))
-        )
+        low, high = self.options.main_low, self.options.main_high
+        count = round(float(self.key.of(f"{draw}share", k, visit).numpy().uniform(low, high)) * total)
+        rng = self.key.of(f"{draw}others", k, visit).numpy()
+        if self.options.others == "one":
+            others = (total - count) * (np.arange(clusters - 1) == rng.integers(clusters - 1))
+        else:
+            others = rng.multinomial(total - count, np.full(clusters - 1, 1 / (clusters - 1)))
         return np.insert(others, main, count)
 
     def _held(self, total: np.ndarray) -> np.ndarray:
