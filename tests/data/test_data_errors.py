@@ -48,6 +48,8 @@ from mpifl.experiment.loader import from_tree
         ("ccfl", {"main_low": 0.95}, "main_low"),
         ("ccfl", {"smallest": 3000}, "smallest"),
         ("ccfl", {"clients": 3}, "clients"),
+        ("ccfl", {"others": "two"}, "others"),
+        ("ccfl", {"test_on": "others"}, "test_on"),
         ("fedcuau", {"alphas": (1.0, 0.0)}, "alphas"),
         ("fedcuau", {"alphas": (1.0, 1.0, 1.0)}, "clients"),
         ("population", {"samples": 0}, "samples"),
