@@ -178,7 +178,7 @@ class MixturePartition(Partition):
         """Return how many of client `k`'s test images come from each cluster, int64 [K]."""
         total = self.options.test_images
         if self.options.test_on == "main":
-            return total * (np.arange(self.options.clusters) == self.groups[k]).astype(np.int64)
+            return np.where(np.arange(self.options.clusters) == self.groups[k], total, 0)
         return self._counts(k, visit, total, "test " if self.options.test_on == "redrawn" else "")
 
     def _counts(self, k: int, visit: int, total: int, draw: str = "") -> np.ndarray:
