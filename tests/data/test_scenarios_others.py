@@ -126,13 +126,17 @@ def test_ccfl_tests_on_another_mixture_of_the_same_kind_where_asked(others, open
         open_small("fashionmnist", "ccfl", **PARTS, others=others, test_on=which)
         for which in ("mixture", "redrawn")
     )
-    own, anew = [], []
+    own, anew, others_kept = [], [], []
     for k in range(0, 80, 4):
         np.testing.assert_array_equal(redrawn.samples(k, "train", 1)[0], mixed.samples(k, "train", 1)[0])
-        own.append(mixed.mixture(k, 1)[mixed.groups[k]])
-        anew.append(_hits(redrawn, k, "test", 1)[redrawn.groups[k]])
+        trained, tested = mixed.mixture(k, 1), _hits(redrawn, k, "test", 1)
+        own.append(trained[mixed.groups[k]])
+        anew.append(tested[redrawn.groups[k]])
+        trained[mixed.groups[k]] = tested[mixed.groups[k]] = 0
+        others_kept.append(trained.argmax() == tested.argmax())
     assert 0.36 < min(anew) < 0.55 < 0.75 < max(anew) < 0.94  # a share ~ U[0.4, 0.9], too
     assert abs(np.corrcoef(own, anew)[0, 1]) < 0.5
+    assert 0 < sum(others_kept) < 14  # a third of 20 by chance
     assert len(redrawn.samples(0, "test", 1)[1]) == 80
 
 
