@@ -169,8 +169,8 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
 
         Before the softmax no share exceeds 1 / (K - 1), however well one cluster fits. After it, with the
         paper's A, the largest possible share is 0.95 for K = 2, 0.51 for 3 (A = 3), 0.42 for 4 (A = 7) and
-        0.27 for 6 (A = 15). The published accuracies of K = 3 and 4 come with an A of 15 and 36, which give
-        0.95, too (papers/ccfl/table1-fashionmnist-readings).
+        0.27 for 6 (A = 15). With an A of 15 and 36, which give 0.95, too, K = 3 and 4 come close to the
+        published accuracies (papers/ccfl/table1-fashionmnist-readings).
         """
         K = scores.shape[1]
         if K == 1:  # the brackets sum to K - 1

@@ -16,13 +16,22 @@ from mpifl.data.scenarios.relations import _orders
 from mpifl.data.scenarios.ucfl import label_permutations
 from mpifl.data.transforms import PermuteLabels, rotated
 
+PARTS = {"smallest": 100, "largest": 300, "public": 200, "test_images": 80}
+
+
+def _hits(federation, k, visit, *splits):
+    """Return the share of client `k`'s images that are turned as each of the four clusters'.
+
+    The first pixel of an upright image is its label: the corner that holds it tells the cluster.
+    """
+    x, y = map(np.concatenate, zip(*(federation.samples(k, split, visit) for split in splits), strict=True))
+    return np.array([(x[:, 0, i, j] == y).mean() for i, j in [(0, 0), (27, 0), (27, 27), (0, 27)]])
+
 
 @pytest.fixture(scope="module")
 def ccfl(open_small):
     """Return a small CCFL federation."""
-    return open_small(
-        "fashionmnist", "ccfl", smallest=100, largest=300, public=200, test_images=80, validation=0.1
-    )
+    return open_small("fashionmnist", "ccfl", **PARTS, validation=0.1)
 
 
 def test_ccfl_draws_new_data_at_every_visit(ccfl):
@@ -76,24 +85,11 @@ def test_ccfl_mixtures_favour_the_main_cluster(ccfl):
 
 
 def test_ccfl_samples_are_turned_as_their_mixture_says(ccfl):
-    """The first pixel of an upright image is its label: the corner that holds it tells the cluster."""
-    corners = [(0, 0), (27, 0), (27, 27), (0, 27)]
     for k, visit in ((0, 0), (41, 2)):
-        parts = [ccfl.samples(k, split, visit) for split in ("train", "val")]
-        x, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-        hits = np.array([(x[:, 0, i, j] == y).mean() for i, j in corners])
+        hits = _hits(ccfl, k, visit, "train", "val")
         np.testing.assert_allclose(
             hits, ccfl.mixture(k, visit), atol=0.03
         )  # other pixels hit by chance: 1 in 255
-
-
-PARTS = {"smallest": 100, "largest": 300, "public": 200, "test_images": 80}
-
-
-def _hits(federation, k, split, visit):
-    """Return the share of client `k`'s images that are turned as each of the four clusters'."""
-    x, y = federation.samples(k, split, visit)
-    return np.array([(x[:, 0, i, j] == y).mean() for i, j in [(0, 0), (27, 0), (27, 27), (0, 27)]])
 
 
 def test_ccfl_tests_on_the_main_cluster_alone_where_asked(open_small):
@@ -101,7 +97,7 @@ def test_ccfl_tests_on_the_main_cluster_alone_where_asked(open_small):
         open_small("fashionmnist", "ccfl", **PARTS, test_on=which) for which in ("mixture", "main")
     )
     for k, cluster in ((0, 0), (41, 2)):
-        np.testing.assert_allclose(_hits(main, k, "test", 1), np.arange(4) == cluster, atol=0.06)
+        np.testing.assert_allclose(_hits(main, k, 1, "test"), np.arange(4) == cluster, atol=0.06)
         np.testing.assert_array_equal(main.samples(k, "train", 1)[0], mixed.samples(k, "train", 1)[0])
 
 
@@ -115,8 +111,8 @@ def test_ccfl_takes_the_rest_of_a_visit_from_one_other_cluster_where_asked(open_
     taken = [(mixtures[np.arange(80), :, (one.groups + shift) % 4] > 0).mean() for shift in (1, 2, 3)]
     np.testing.assert_allclose(taken, 1 / 3, atol=0.08)
     for k, visit in ((0, 0), (41, 2)):
-        np.testing.assert_allclose(_hits(one, k, "train", visit), one.mixture(k, visit), atol=0.03)
-        np.testing.assert_allclose(_hits(one, k, "test", visit), one.mixture(k, visit), atol=0.06)
+        np.testing.assert_allclose(_hits(one, k, visit, "train"), one.mixture(k, visit), atol=0.03)
+        np.testing.assert_allclose(_hits(one, k, visit, "test"), one.mixture(k, visit), atol=0.06)
 
 
 @pytest.mark.parametrize("others", ["all", "one"])
@@ -129,7 +125,7 @@ def test_ccfl_tests_on_another_mixture_of_the_same_kind_where_asked(others, open
     own, anew, others_kept = [], [], []
     for k in range(0, 80, 4):
         np.testing.assert_array_equal(redrawn.samples(k, "train", 1)[0], mixed.samples(k, "train", 1)[0])
-        trained, tested = mixed.mixture(k, 1), _hits(redrawn, k, "test", 1)
+        trained, tested = mixed.mixture(k, 1), _hits(redrawn, k, 1, "test")
         own.append(trained[mixed.groups[k]])
         anew.append(tested[redrawn.groups[k]])
         trained[mixed.groups[k]] = tested[mixed.groups[k]] = 0
@@ -169,9 +165,8 @@ def test_ccfl_exams_are_test_images_that_the_server_does_not_train_with(open_sma
 
 
 def test_ccfl_static_stays_as_it_was(open_small):
-    options = {"smallest": 100, "largest": 300, "public": 200, "test_images": 80}
-    static = open_small("fashionmnist", "ccfl", static=True, **options)
-    moving = open_small("fashionmnist", "ccfl", **options)
+    static = open_small("fashionmnist", "ccfl", static=True, **PARTS)
+    moving = open_small("fashionmnist", "ccfl", **PARTS)
     torch.testing.assert_close(static.client(5, 9).train.x, static.client(5, 0).train.x)
     torch.testing.assert_close(static.client(5, 9).train.x, moving.client(5, 0).train.x)
     np.testing.assert_array_equal(static.mixture(5, 9), moving.mixture(5, 0))

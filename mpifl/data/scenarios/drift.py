@@ -33,7 +33,8 @@ class Ccfl(Scenario):
         main_low: smallest share of the main cluster in a visit's images.
         main_high: largest share of the main cluster in a visit's images.
         others: clusters of a visit's images that are not of the main cluster: `all` spreads them over all
-            others, `one` takes them from one other cluster, drawn at each visit.
+            others, `one` takes them from one other cluster, drawn at each visit; with two clusters these are
+            the same.
         test_images: number of test images of a visit.
         test_on: clusters of a visit's test images: `mixture` as in training, `redrawn` another draw of such
             a mixture, `main` the main cluster alone.
@@ -76,8 +77,8 @@ class Ccfl(Scenario):
         )
         require(self.test_images >= 0, "test_images", self.test_images, "counts images")
         require(self.others in ("all", "one"), "others", self.others, "use all or one")
-        places = ("mixture", "redrawn", "main")
-        require(self.test_on in places, "test_on", self.test_on, f"use {', '.join(places[:-1])} or main")
+        known = self.test_on in ("mixture", "redrawn", "main")
+        require(known, "test_on", self.test_on, "use mixture, redrawn or main")
         require(self.public >= 0, "public", self.public, "counts images")
         require(self.exam >= 0, "exam", self.exam, "counts images")
         check_fraction("validation", self.validation)
@@ -132,16 +133,14 @@ class MixturePartition(Partition):
         """Return client `k`'s samples at `visit`; the group of each is its cluster."""
         visit = 0 if self.options.static else visit
         rng = self.key.of("visit", k, visit, "test" if split == "test" else "train").numpy()
-        total = int(self._totals(visit)[k])
+        clusters = np.arange(self.options.clusters)
         if split == "test":
             counts = self._test_counts(k, visit)
             index = self.tested[_draw_each(len(self.tested), counts, rng)]
-        else:
-            counts = self._counts(k, visit, total)
-            index = _draw_each(self.num_train, counts, rng)
-        group = np.repeat(np.arange(self.options.clusters), counts)
-        if split == "test":
-            return SampleIndex(index, group)
+            return SampleIndex(index, np.repeat(clusters, counts))
+        total = int(self._totals(visit)[k])
+        counts = self._counts(k, visit, total)
+        index, group = _draw_each(self.num_train, counts, rng), np.repeat(clusters, counts)
         mixed, held = rng.permutation(total), int(self._held(np.array(total)))
         chosen = mixed[:held] if split == "val" else mixed[held:]
         return SampleIndex(index[chosen], group[chosen])
