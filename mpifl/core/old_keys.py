@@ -68,6 +68,8 @@ NEW_KEYS: dict[str, Any] = {
     "data.scenario:ccfl.others": "all",
     "data.scenario:flt1.order": None,
     "data.scenario:flt2.order": None,
+    "data.scenario:flt1.drawn": False,
+    "data.scenario:flt2.drawn": False,
     "data.scenario:emdcfl_mnist.validation": 0.1,
     "data.scenario:emdcfl_cifar.validation": 0.1,
     "local.keep_optimizer": False,

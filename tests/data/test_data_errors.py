@@ -41,6 +41,7 @@ from mpifl.experiment.loader import from_tree
         ("emdcfl_backdoor_mnist", {"clients": 20}, "clients"),
         ("emdcfl_backdoor_mnist", {"kept": 0.0}, "kept"),
         ("flt1", {"short": "wrap"}, "short"),
+        ("flt1", {"short": "shards", "drawn": True}, "short"),
         ("flt4", {"classes": 0}, "classes"),
         ("ucfl_a", {"alpha": 0.0}, "alpha"),
         ("ucfl_a", {"points": 3}, "points"),

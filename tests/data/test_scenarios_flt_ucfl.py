@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, open_federation
 from mpifl.data.pool import Pool
@@ -78,6 +79,37 @@ def test_flt2_clusters_overlap_in_one_class_of_the_same_images(open_real, source
         x, y = federation.samples(k)
         images.append(sorted(image.tobytes() for image in x[y == shared]))
     assert images[0] == images[1]
+
+
+@pytest.mark.parametrize(("scenario", "images", "classes"), [("flt1", 600, 2), ("flt2", 900, 3)])
+def test_clients_of_flt_can_draw_their_images_by_themselves(open_real, scenario, images, classes):
+    """300 of each class, none twice within a client; two clients share some 15 of each class."""
+    federation = open_real("mnist", scenario, images=images, drawn=True)
+    assert federation.sizes[:, 0].tolist() == [images] * 100
+    counts, held = histogram(federation), federation.partition
+    rows = [held.of(k, "train", 0).index for k in range(100)]
+    for k, row in enumerate(rows):
+        own = federation.facts["classes"][federation.groups[k]]
+        np.testing.assert_array_equal(counts[k], np.where(np.isin(np.arange(10), own), 300, 0))
+        assert len(np.unique(row)) == images
+    shared = [len(np.intersect1d(rows[i], rows[j])) for i in range(20) for j in range(i)]
+    expected = sum(300 * 300 / MNIST_COUNTS[c] for c in federation.facts["classes"][0])
+    np.testing.assert_allclose(np.mean(shared), expected, rtol=0.05)
+    whole = np.unique(np.concatenate(rows[:20]))
+    left = sum(n * (1 - (1 - 300 / n) ** 20) for n in MNIST_COUNTS[federation.facts["classes"][0]])
+    np.testing.assert_allclose(len(whole), left, rtol=0.02)
+
+
+@pytest.mark.parametrize(("scenario", "images"), [("flt1", 22), ("flt2", 33)])
+def test_a_client_of_flt_cannot_draw_more_images_than_a_class_has(scenario, images):
+    """Ten of each class; the runs of `flt1` end with the class instead."""
+    labels = np.arange(200) % 10
+    pool = Pool(np.zeros((len(labels), 1, 2, 2), np.uint8), labels, 100, 10)
+    with pytest.raises(UserError, match="a client needs 11 images of a class that has 10") as error:
+        SCENARIOS[scenario](clients=5, images=images, drawn=True).compose(pool, key(0))
+    assert error.value.key == "images"
+    fits = SCENARIOS[scenario](clients=5, images=images // 11 * 10, drawn=True).compose(pool, key(0))
+    assert len(fits.splits()["train"].of(0)) == images // 11 * 10
 
 
 def test_flt1_and_2_hold_on_any_files(open_small):

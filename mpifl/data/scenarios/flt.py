@@ -38,6 +38,8 @@ class Flt1(Scenario):
         validation: share of each client's training samples set aside for validation.
         order: all classes in the order in which pairs are taken; null: drawn with the data seed. The
             repository's seed, 321, draws 5 3 7 9 6 2 0 1 8 4.
+        drawn: whether each client draws its images of a class by itself, as in earlier versions of the
+            repository, so that clients may hold the same ones; no client runs short of images then.
     """
 
     tested_on: ClassVar[str] = TESTED_ON
@@ -47,11 +49,14 @@ class Flt1(Scenario):
     short: str = "truncate"
     validation: float = 0.0
     order: Sequence[int] | None = None
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         require(self.clients > 0, "clients", self.clients, "needs at least one client")
         require(self.images is None or self.images > 1, "images", self.images, "at least one of each class")
         require(self.short in SHORT, "short", self.short, f"known: {', '.join(SHORT)}")
+        remedy = "without effect if clients draw their images (drawn: true); leave it out"
+        require(self.short == "truncate" or not self.drawn, "short", self.short, remedy)
         check_fraction("validation", self.validation)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -62,9 +67,13 @@ class Flt1(Scenario):
         groups = grouped(self.clients, len(classes))
         per_class = (pool.num_train // self.clients if self.images is None else self.images) // 2
         require(per_class > 0, "clients", self.clients, "more clients than images of a class; use fewer")
+        if self.drawn:
+            _check_images(2 * per_class, per_class, 1, pool)
 
         def train() -> list[np.ndarray]:
             by_class = _sorted_by_class(pool)
+            if self.drawn:
+                return _draw(by_class, [classes[g] for g in groups], per_class, key)
             size = self.clients // len(classes)
             return [
                 np.concatenate([self._run(by_class[c], k % size, size, per_class, pool) for c in classes[g]])
@@ -97,6 +106,9 @@ class Flt2(Scenario):
         validation: share of each client's training samples set aside for validation.
         order: all classes in the order p; null: drawn with the data seed. The repository's seed, 321, draws
             5 3 7 9 6 2 0 1 8 4.
+        drawn: whether each client draws its images of a class by itself, as in earlier versions of the
+            repository, so that clients may hold the same ones. There a client has 300 (CIFAR-10: 250) images
+            of each class: `images: 900` (750).
     """
 
     tested_on: ClassVar[str] = TESTED_ON
@@ -105,6 +117,7 @@ class Flt2(Scenario):
     images: int | None = None
     validation: float = 0.0
     order: Sequence[int] | None = None
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         require(self.clients > 0, "clients", self.clients, "needs at least one client")
@@ -119,13 +132,13 @@ class Flt2(Scenario):
         classes = [[int(order[(2 * c + j) % (2 * clusters)]) for j in range(3)] for c in range(clusters)]
         groups = grouped(self.clients, clusters)
         per_class = (pool.num_train // self.clients if self.images is None else self.images) // 3
-        rarest = int(np.bincount(pool.labels[: pool.num_train], minlength=pool.num_classes).min())
         size = self.clients // clusters
-        remedy = f"{size} clients need {size * per_class} images of a class that has {rarest}; ask for fewer"
-        require(per_class > 0 and size * per_class <= rarest, "images", per_class * 3, remedy)
+        _check_images(3 * per_class, per_class, 1 if self.drawn else size, pool)
 
         def train() -> list[np.ndarray]:
             by_class = _sorted_by_class(pool)
+            if self.drawn:
+                return _draw(by_class, [classes[g] for g in groups], per_class, key)
             runs = [slice(per_class * (k % size), per_class * (k % size + 1)) for k in range(self.clients)]
             return [
                 np.concatenate([by_class[c][run] for c in classes[g]])
@@ -202,6 +215,24 @@ def _ordered(order: Sequence[int] | None, pool: Pool, key: Key) -> np.ndarray:
     remedy = f"name each of the classes 0 to {pool.num_classes - 1} once, or leave it out"
     require(sorted(order) == list(range(pool.num_classes)), "order", list(order), remedy)
     return np.array(order)
+
+
+def _check_images(images: int, per_class: int, size: int, pool: Pool) -> None:
+    """Refuse `images` of a client if a class has fewer than `size` clients need, `per_class` each."""
+    rarest = int(np.bincount(pool.labels[: pool.num_train], minlength=pool.num_classes).min())
+    clients = "a client needs" if size == 1 else f"{size} clients need"
+    remedy = f"{clients} {size * per_class} images of a class that has {rarest}; ask for fewer"
+    require(per_class > 0 and size * per_class <= rarest, "images", images, remedy)
+
+
+def _draw(
+    by_class: list[np.ndarray], classes: Sequence[Sequence[int]], per_class: int, key: Key
+) -> list[np.ndarray]:
+    """Return each client's images, int64: `per_class` of each of its classes, drawn without the others."""
+    rng = key.of("drawn").numpy()
+    return [
+        np.concatenate([rng.choice(by_class[c], per_class, replace=False) for c in own]) for own in classes
+    ]
 
 
 def _sorted_by_class(pool: Pool) -> list[np.ndarray]:
