@@ -81,8 +81,8 @@ def test_flt2_clusters_overlap_in_one_class_of_the_same_images(open_real, source
     assert images[0] == images[1]
 
 
-@pytest.mark.parametrize(("scenario", "images", "classes"), [("flt1", 600, 2), ("flt2", 900, 3)])
-def test_clients_of_flt_can_draw_their_images_by_themselves(open_real, scenario, images, classes):
+@pytest.mark.parametrize(("scenario", "images"), [("flt1", 600), ("flt2", 900)])
+def test_clients_of_flt_can_draw_their_images_by_themselves(open_real, scenario, images):
     """300 of each class, none twice within a client; two clients share some 15 of each class."""
     federation = open_real("mnist", scenario, images=images, drawn=True)
     assert federation.sizes[:, 0].tolist() == [images] * 100

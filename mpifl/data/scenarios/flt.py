@@ -228,7 +228,7 @@ def _check_images(images: int, per_class: int, size: int, pool: Pool) -> None:
 def _draw(
     by_class: list[np.ndarray], classes: Sequence[Sequence[int]], per_class: int, key: Key
 ) -> list[np.ndarray]:
-    """Return each client's images, int64: `per_class` of each of its classes, drawn without the others."""
+    """Return each client's images, int64: `per_class` of each of its classes, drawn independently."""
     rng = key.of("drawn").numpy()
     return [
         np.concatenate([rng.choice(by_class[c], per_class, replace=False) for c in own]) for own in classes
