@@ -21,6 +21,7 @@ os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # no use on one machine, and its 
 
 import hypothesis
 import pytest
+from support import nightly
 
 # an example takes as long as the machine is busy: that is no failure
 hypothesis.settings.register_profile("mpifl", deadline=None, print_blob=True)
@@ -43,15 +44,23 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --data-root."""
+    """Add --data-root and what chooses nightly tests."""
     parser.addoption("--data-root", help="folder of real data sets (default: MPIFL_DATA)")
+    nightly.options(parser)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that start MPI first, the slowest at their head."""
+@pytest.hookimpl(trylast=True)  # after -m has left out what it leaves out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose among nightly tests; put the files that start MPI first, the slowest at their head."""
+    nightly.select(config, items)
     mpi = {item.path for item in items if "mpirun" in getattr(item, "fixturenames", ())}
     slow = {name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: (item.path not in mpi, slow.get(item.path.name, len(slow))))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a nightly test for which no time is left."""
+    nightly.skip_when_late(item)
 
 
 @pytest.hookimpl(optionalhook=True)
