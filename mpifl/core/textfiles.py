@@ -284,14 +284,29 @@ def yaml_file(path: Path, key: str, written: bool = False) -> Any:
 # -- JSON and CSV --------------------------------------------------------------------------------------------
 
 
+class RepeatedKey(ValueError):
+    """A key stands twice in one object of a JSON text, of which `json` would silently keep the last value."""
+
+
+def _strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; raise `RepeatedKey` for a key that stands twice in it."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        known: set[str] = set()
+        twice = next(name for name, _ in pairs if name in known or known.add(name))  # type: ignore[func-returns-value]
+        raise RepeatedKey(f"the key {readable(twice)!r} appears twice; leave one out")
+    return found
+
+
 def json_of(text: str | bytes) -> Any:
     """Return the value of a JSON text; bytes are UTF-8, with or without a byte order mark.
 
     Raises:
+        RepeatedKey: a key stands twice in one object.
         ValueError: it is not JSON, or one of its strings cannot be written in UTF-8 (`readable`).
     """
     text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-    tree = json.loads(text)
+    tree = json.loads(text, object_pairs_hook=_strict_object)
     if SURROGATE.search(text):  # usually halves of complete pairs
         json.dumps(tree, ensure_ascii=False).encode()
     return tree
@@ -315,11 +330,13 @@ def json_file(path: Path, key: str, escapes: bool = False) -> Any:
         escapes: escape strings that cannot be written in UTF-8 (`readable`), instead of refusing the file.
 
     Raises:
-        UserError: as for `text_of`, or the file is not JSON (`json_of`).
+        UserError: as for `text_of`, or the file is not JSON or has a key twice (`json_of`).
     """
     try:
         text = text_of(path, key)
-        return escaped(json.loads(text)) if escapes else json_of(text)
+        return escaped(json.loads(text, object_pairs_hook=_strict_object)) if escapes else json_of(text)
+    except RepeatedKey as error:
+        raise UserError(key, str(path), str(error)) from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
@@ -329,7 +346,7 @@ def json_file(path: Path, key: str, escapes: bool = False) -> Any:
 def json_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping of a JSON file; empty if it holds none, or cannot be read."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(), object_pairs_hook=_strict_object)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

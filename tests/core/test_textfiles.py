@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mpifl.core.errors import UserError
-from mpifl.core.textfiles import json_file, json_of, plain, spelling, yaml_of
+from mpifl.core.textfiles import RepeatedKey, json_file, json_mapping, json_of, plain, spelling, yaml_of
 
 LONE = {  # texts in which a string holds half of a pair of surrogates
     "high": r'{"a": ["\ud800"]}',
@@ -50,6 +50,23 @@ def test_a_json_file_with_half_a_pair_is_refused_by_its_key(tmp_path):
     file.write_text('{"\\udcff": {"n": 1, "t": "\\ud83d\\ude00", "l": ["x", null, "\\udcff"]}}')
     whole = {"n": 1, "t": "\U0001f600", "l": ["x", None, r"\udcff"]}
     assert json_file(file, "RUN", escapes=True) == {r"\udcff": whole}
+
+
+TWICE = ['{"a": 1, "a": 2}', '[{"b": {"a": [1], "x": 0, "a": [1]}}]', r'{"a": 1, "\u0061": 1}']
+
+
+@pytest.mark.parametrize("text", TWICE)
+def test_a_key_that_stands_twice_in_an_object_of_json_is_refused(tmp_path, text):
+    """As in YAML, at any depth, however it is written, and though both values are equal."""
+    with pytest.raises(RepeatedKey, match="the key 'a' appears twice"):
+        json_of(text)
+    file = tmp_path / "summary.json"
+    file.write_text(text)
+    for escapes in (False, True):
+        with pytest.raises(UserError, match=r"RUN = '.*summary\.json': the key 'a' appears twice"):
+            json_file(file, "RUN", escapes)
+    assert json_mapping(file) == {}
+    assert json_of('[{"a": 1, "b": {"a": 2}}, {"a": 3}]') == [{"a": 1, "b": {"a": 2}}, {"a": 3}]
 
 
 def test_numbers_that_remember_how_they_were_written_are_numbers_all_the_same():

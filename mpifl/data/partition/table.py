@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.textfiles import check_file, json_of
+from mpifl.core.textfiles import RepeatedKey, check_file, json_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -166,6 +166,8 @@ class _reading:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RepeatedKey):
+            raise UserError(self.key, str(self.path), str(error)) from error
         if isinstance(error, Exception) and not isinstance(error, UserError):
             text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             remedy = f"cannot be read as a partition ({text}); give a table of clients and samples"

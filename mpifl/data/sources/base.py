@@ -14,6 +14,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.process import machine_bytes
+from mpifl.core.textfiles import RepeatedKey
 from mpifl.core.torchvision_compat import torchvision
 from mpifl.data.pool import Pool
 
@@ -166,6 +167,8 @@ def reading(path: Path, what: str) -> Iterator[None]:
         yield
     except UserError:
         raise
+    except RepeatedKey as error:
+        raise UserError(str(path), "unreadable", str(error)) from error
     except OSError as error:
         if error.errno is None:  # an error of the format, not of the system
             raise broken(path, f"truncated or not {what} ({in_one_line(error)})") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.progress import each
+from mpifl.core.textfiles import json_of
 from mpifl.data.pool import Pool, images_of, labels_of
 from mpifl.data.sources.base import Source, Statistics, reading
 from mpifl.data.sources.npz import read_npz
@@ -68,7 +68,7 @@ def read_shards(paths: list[Path]) -> Part:
     found: Part = {}
     for path in each(paths, "reading shards", "files"):
         with reading(path, "a LEAF shard"):
-            shard = json.loads(path.read_bytes())
+            shard = json_of(path.read_bytes())
             for name, count in zip(shard["users"], shard["num_samples"], strict=True):
                 where = f"{path}: client {name}"
                 require(name not in found, where, "twice", "a client stands in one shard only; remove one")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -13,7 +12,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.progress import each
-from mpifl.core.textfiles import text_of
+from mpifl.core.textfiles import RepeatedKey, json_of, text_of
 from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
@@ -222,7 +221,7 @@ def _arrow_files(folder: Path) -> list[Path]:
     """Return the Arrow files that a split's state.json names."""
     state = folder / "state.json"
     with reading(state, "the state of a data set"):
-        files = json.loads(text_of(state, "data.source.path"))["_data_files"]
+        files = json_of(text_of(state, "data.source.path"))["_data_files"]
         names = [str(file["filename"]) for file in files]
     inside = all(Path(name).name == name for name in names)
     require(inside, str(state), names[:2], "names files of other folders: save the data set again")
@@ -266,11 +265,13 @@ def _features(top: Path, schema: pa.Schema) -> Mapping[str, Any]:
     """Return the description of the columns by `datasets`, from the schema or dataset_info.json."""
     text = (schema.metadata or {}).get(b"huggingface")
     try:
-        tree = json.loads(text)["info"] if text else {}
+        tree = json_of(text)["info"] if text else {}
         for place in _descriptions(top):
             if not tree.get("features"):
-                tree = json.loads(text_of(place, "data.source.path"))
+                tree = json_of(text_of(place, "data.source.path"))
         features = tree.get("features") or {}
+    except RepeatedKey as error:
+        raise UserError("data.source.path", str(top), str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
     return features if isinstance(features, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.progress import each
+from mpifl.core.textfiles import json_of
 from mpifl.data.pool import Pool
 from mpifl.data.sources.arrays import (
     as_float32,
@@ -117,7 +117,7 @@ def read_users(paths: Sequence[Path]) -> Held:
     found: Held = {}
     for path in each(list(paths), "reading shards", "files"):
         with reading(path, "a LEAF shard"):
-            shard = json.loads(path.read_bytes())
+            shard = json_of(path.read_bytes())
             for user, count in zip(shard["users"], shard["num_samples"], strict=True):
                 data: Mapping[str, Any] = shard["user_data"][user]
                 where = f"{path}: user {user}"
