@@ -1,8 +1,10 @@
 """A model as one flat vector, and the named parts of that vector.
 
-The vector [d] holds the parameters in the order of `named_parameters`, then the floating buffers (running
-means of batch norm). Integer buffers are not part of it. Neither are the buffers that the model
-names in `frozen`, which are the same for all and never sent. A part is a tuple of slices of the vector.
+The vector [d] holds the weights, which are the parameters in the order of `named_parameters`, then the
+statistics, which are the floating buffers that a state dict holds (running means and variances of batch
+norm): they are averaged, and nothing else is done with them. Constants are not part of the vector, so they
+are never sent: buffers that are not persistent, buffers that begin with infinity or NaN (masks of attention),
+integer buffers, and the buffers that the model names in `frozen`. A part is a tuple of slices of the vector.
 """
 
 from __future__ import annotations
@@ -81,6 +83,8 @@ class Layout:
         blocks: module-name prefixes of the cluster block (FedCUAU), head included.
         frozen: names of the tensors that no vector holds, because they never change.
         num_outputs: L, the width of the last layer; 0 where the model has no `head`.
+        tied: names of one parameter that several modules share, for each such parameter; the vector holds it
+            under the first.
     """
 
     names: tuple[str, ...]
@@ -89,6 +93,7 @@ class Layout:
     blocks: tuple[str, ...] = ("head",)
     frozen: tuple[str, ...] = ()
     num_outputs: int = 0
+    tied: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
@@ -101,6 +106,7 @@ class Layout:
             blocks=tuple(getattr(model, "blocks", ("head",))),
             frozen=tuple(sorted(frozen_names(model))),
             num_outputs=getattr(getattr(model, "head", None), "out_features", 0),
+            tied=_tied_names(model),
         )
 
     @cached_property
@@ -141,9 +147,12 @@ class Layout:
         keep running statistics) and `unnormed` (the rest); `encoder` of an autoencoder.
 
         Raises:
-            UserError: all tensors of the part are frozen, or the model has no head to split it at.
+            UserError: all tensors of the part are frozen, the model has no head to split it at, or a tensor
+                belongs both to the part and to the rest.
             Missing: there is no part of that name.
         """
+        if name not in ("all", "parameters", "buffers"):
+            self._need_apart(name)
         found = self._names_of(name, self.names)
         if not found and self._names_of(name, self.frozen):
             remedy = "the method works on that part of the model; name its modules in model.lora.train"
@@ -152,6 +161,17 @@ class Layout:
             remedy = "its last layer is needed apart from the rest; build a mpifl.models.Net(body, head)"
             raise UserError("model.name", "a network without `head`", remedy)
         return _joined(self.slices[n] for n in self.names if n in found)
+
+    def _need_apart(self, part: str) -> None:
+        """Raise `UserError` if a parameter that modules share lies both in a named part and in the rest."""
+        for names in self.tied:
+            inside = sorted(self._names_of(part, names))
+            outside = [n for n in names if n not in inside]
+            if inside and outside:
+                pair = ("head", "body") if part in ("head", "body") else (part, "the rest")
+                shared = f"{pair[0]} and {pair[1]} share weights: {inside[0]} is {outside[0]}"
+                remedy = "the method treats them apart; use a model whose head has weights of its own"
+                raise UserError("model.name", shared, f"{remedy}, or a method for whole models")
 
     def _names_of(self, part: str, names: tuple[str, ...]) -> set[str]:
         """Return those of the names that belong to a named part."""
@@ -192,10 +212,43 @@ def frozen_names(model: nn.Module) -> frozenset[str]:
     return frozenset(getattr(model, "frozen", ()))
 
 
+def _tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Return the names of each parameter that several modules share."""
+    names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    return tuple(tuple(some) for some in names.values() if len(some) > 1)
+
+
+def _persistent_names(model: nn.Module) -> frozenset[str]:
+    """Return the names of the buffers that a state dict holds."""
+    return frozenset(
+        f"{prefix}.{key}" if prefix else key
+        for prefix, owner in model.named_modules()
+        for key in owner._buffers.keys() - owner._non_persistent_buffers_set
+    )
+
+
+def infinite_names(model: nn.Module) -> frozenset[str]:
+    """Return the names of the floating buffers of a state dict that hold infinity or NaN: they never change."""
+    held = _persistent_names(model) - frozen_names(model)
+    return frozenset(
+        name
+        for name, b in model.named_buffers()
+        if name in held and b.is_floating_point() and not bool(torch.isfinite(b).all())
+    )
+
+
+def constant_names(model: nn.Module) -> frozenset[str]:
+    """Return the names of the buffers that belong to no vector: integers, frozen, not persistent, infinite."""
+    held = _persistent_names(model) - frozen_names(model) - infinite_names(model)
+    return frozenset(n for n, b in model.named_buffers() if n not in held or not b.is_floating_point())
+
+
 def floating_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return the named buffers that belong to the vector."""
-    frozen = frozen_names(model)
-    return [(n, b) for n, b in model.named_buffers() if b.is_floating_point() and n not in frozen]
+    """Return the named buffers that belong to the vector: its statistics."""
+    constant = constant_names(model)
+    return [(n, b) for n, b in model.named_buffers() if n not in constant]
 
 
 def flatten(model: nn.Module) -> torch.Tensor:
@@ -207,8 +260,8 @@ def flatten(model: nn.Module) -> torch.Tensor:
 class FlatModel:
     """A module whose parameters, gradients and floating buffers are views into flat buffers.
 
-    Integer buffers, which are not in the vector, are reset to their initial values whenever a vector is
-    loaded: their counts belong to another client.
+    Constants (`constant_names`) are reset to their initial values whenever a vector is loaded: the counts of
+    integer buffers, and what a module writes into buffers that are not persistent, belong to another client.
 
     Attributes:
         module: the module.
@@ -238,25 +291,34 @@ class FlatModel:
         ]
         for place, _, key in places:  # several modules may hold the same one
             place[key] = views.get(id(place[key]), place[key])
-        frozen = frozen_names(module)
         self._buffers = [(*place, b) for place in places if (b := place[0][place[2]]) is not None]
+        constant, infinite = constant_names(module) - frozen_names(module), infinite_names(module)
         self._counters = [
             (b, b.clone())
             for n, b in module.named_buffers()
-            if not b.is_floating_point() and n not in frozen and not n.endswith("num_batches_tracked")
+            if n in constant and n not in infinite and not n.endswith("num_batches_tracked")
         ]  # num_batches_tracked has no effect
+        self._infinite = [(n, b, b._version) for n, b in module.named_buffers() if n in infinite]
 
     def check_buffers(self) -> None:
         """Check that the module writes its buffers in place, where the vector and the next client find them.
 
         Raises:
-            UserError: it has replaced a buffer by another tensor.
+            UserError: it has replaced a buffer by another tensor, or changed one that no vector can hold.
         """
         for place, name, key, buffer in self._buffers:
             if place.get(key) is not buffer:
                 place[key] = buffer
                 remedy = f"its code replaces the buffer; write into it: self.{key}.copy_(...)"
                 raise UserError("model", name, remedy)
+        for name, buffer, version in self._infinite:
+            if buffer._version != version:
+                remedy = (
+                    "begins with infinity or NaN and changes in training, so that no mean of it is defined"
+                )
+                raise UserError(
+                    "model", name, f"{remedy}; start it from a finite number, or persistent=False"
+                )
 
     def load(self, vector: torch.Tensor, train: bool | None = None) -> nn.Module:
         """Copy `vector` [d] into the module and return it, in training mode or not (None: unchanged).

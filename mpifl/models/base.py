@@ -167,6 +167,7 @@ def _built_by_user(options: Any, info: DataInfo) -> nn.Module:
     require(isinstance(module, nn.Module), "model.name", name, remedy)
     need_float32(module, "model.name", name)
     need_initialised(module, "model.name", name)
+    need_apart(module, "model.name", name)
     checked: nn.Module = module
     return checked
 
@@ -177,6 +178,19 @@ def need_float32(module: nn.Module, key: str, value: str) -> None:
         given = str(p.dtype).removeprefix("torch.")
         remedy = f"{name} is {given}, and models are trained in float32: call .float() on the network"
         require(p.dtype == torch.float32, key, value, f"{remedy}, and leave out .double() of its inputs")
+
+
+def need_apart(module: nn.Module, key: str, value: str) -> None:
+    """Raise `UserError` if two parameters of a network are views of the same memory.
+
+    Each of them gets a place of its own in the flat vector; only a parameter that is one object can be shared.
+    """
+    found: dict[int, str] = {}
+    for name, p in module.named_parameters():
+        if p.numel():
+            other = found.setdefault(p.untyped_storage().data_ptr(), name)
+            remedy = f"{name} and {other} are two parameters in the same memory; assign the parameter itself"
+            require(other == name, key, value, f"{remedy}: a.weight = b.weight")
 
 
 def need_initialised(module: nn.Module, key: str, value: str) -> None:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from mpifl.core.errors import UserError, require
 from mpifl.core.imports import load_object
 
-from .base import Net, Shape, ShapeModel, need_float32, need_initialised
+from .base import Net, Shape, ShapeModel, need_apart, need_float32, need_initialised
 
 WRITES = "its forward writes into the samples that it is given; write x = 2 * x instead of x.mul_(2)"
 
@@ -71,6 +71,7 @@ class Custom(ShapeModel):
         expected = _tried(module, given, "model.path", self.path, fails)
         require(torch.equal(given, probe), "model.path", self.path, WRITES)
         need_initialised(module, "model.path", self.path)
+        need_apart(module, "model.path", self.path)
         require(isinstance(expected, torch.Tensor), "model.path", self.path, returned(expected))
         module.set_submodule(self.head, nn.Identity())
         fails = f"its `{method}` fails where `{self.head}` is left out"

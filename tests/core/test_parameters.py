@@ -167,3 +167,85 @@ def test_a_model_without_buffers_has_an_empty_part():
     assert layout.part("buffers") == ()
     assert layout.size == layout.num_parameters == 6
     assert layout.blocks == ("head",)
+
+
+class Constants(nn.Module):
+    """A linear head, and buffers that no training changes beside one that it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("places", torch.ones(3), persistent=False)
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.long))
+        self.register_buffer("phase", torch.ones(1, dtype=torch.complex64))
+
+
+def test_constants_are_in_no_vector_and_a_state_dict_says_which_buffers_travel():
+    """Six weights and the mean of two; a cache, a mask of -inf, a count and complex numbers stay at home."""
+    model = Constants()
+    layout = Layout.of(model)
+    assert layout.names == ("head.weight", "head.bias", "mean")
+    assert (layout.num_parameters, layout.size) == (6, 8)
+    flat = FlatModel(model)
+    assert_close(flat.vector[6:], torch.zeros(2))
+    assert_close(flat.load(torch.ones(8)).mask, torch.tensor([0.0, float("-inf")]))
+
+
+def test_what_a_client_writes_into_a_constant_is_gone_for_the_next_one():
+    flat = FlatModel(Constants())
+    flat.module.places.add_(5.0)
+    flat.module.mean.add_(5.0)
+    flat.module.phase.mul_(2)
+    module = flat.load(torch.arange(8.0))
+    assert_close(module.places, torch.ones(3))
+    assert_close(module.phase, torch.ones(1, dtype=torch.complex64))
+    assert_close(module.mean, torch.tensor([6.0, 7.0]))
+
+
+def test_a_buffer_that_begins_infinite_and_changes_is_named():
+    flat = FlatModel(Constants())
+    flat.load(torch.ones(8))
+    flat.module.mask.zero_()
+    with pytest.raises(UserError, match="'mask'"):
+        flat.load(torch.ones(8))
+
+
+class Tied(nn.Module):
+    """A body and a head that share a weight, under two names."""
+
+    blocks = ("body.last", "head")
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.body = nn.Sequential()
+        self.body.add_module("first", nn.Linear(3, 2, bias=False))
+        self.body.add_module("last", nn.Linear(2, 3))
+        self.head = nn.Linear(3, 2, bias=bias)
+        self.head.weight = self.body.first.weight
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_model_whose_head_is_shared_has_no_parts_at_the_head(bias):
+    """The trunk is the first layer, and the block has its weight, too; of whole models nothing is wrong."""
+    layout = Layout.of(Tied(bias))
+    assert layout.size == 6 + 9 + 2 * bias
+    assert width(layout.part("all")) == layout.size
+    for part in ("head", "body", "block", "trunk"):
+        with pytest.raises(UserError, match="body.first.weight"):
+            layout.part(part)
+
+
+def test_layers_of_one_side_may_share_weights():
+    model = Tied()
+    model.head.weight = nn.Parameter(torch.ones(2, 3))
+    model.body.last = model.body.first
+    layout = Layout.of(model)
+    assert width(layout.part("body")) == 6
+    assert width(layout.part("head")) == 8
+
+
+def test_a_head_without_a_bias_is_a_head():
+    layout = Layout.of(nn.ModuleDict({"body": nn.Linear(2, 3), "head": nn.Linear(3, 2, bias=False)}))
+    assert layout.part("head") == (slice(9, 15),)

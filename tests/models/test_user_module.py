@@ -44,6 +44,15 @@ class Counting(Good):
         return super().forward(x)
 
 
+class Twins(Good):  # PyTorch trains them as one, a flat vector would hold both
+    def __init__(self, shape, num_classes):
+        super().__init__(shape, num_classes)
+        self.twin = nn.Parameter(self.classifier[1].weight.data)
+
+    def forward(self, x):
+        return nn.functional.linear(self.features(x), self.twin)
+
+
 class Softmaxed(Good):
     def forward(self, x):
         return torch.log_softmax(super().forward(x), dim=1)
@@ -190,6 +199,7 @@ def test_lazy_layers_take_their_sizes_from_the_samples(place):
         ("Dropping", {"head": "classifier.1"}, "model.path", "draws in evaluation, too"),
         ("Double", {"head": "classifier.1"}, "model.path", r"features.1.weight is float64, .*\.float\(\)"),
         ("LeftOver", {"head": "fc"}, "model.path", "more.weight belongs to a lazy layer"),
+        ("Twins", {"head": "classifier.1"}, "model.path", "classifier.1.weight and twin are two parameters"),
         ("number", {"head": "fc"}, "model.path", "torch.nn.Module"),
         ("failing", {"head": "fc"}, "model.path", "no luck"),
         ("Nothing", {"head": "fc"}, "model.path", "has no 'Nothing'"),
