@@ -145,13 +145,19 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
         scores = np.stack(
             [loss, np.abs(server.algorithm_state["own"] - loss), notes["row_distance"][0]]
         )  # l, d1, d2
-        u = self.estimate(scores)
+        known = np.isfinite(scores).all(0)  # [K]
+        if not known.any():  # its model has diverged: it moves no cluster
+            return Plan([])
+        u = np.zeros(len(known))
+        u[known] = self.estimate(scores[:, known])
         below = u < u.mean() * (1 - 1e-12)  # rounding alone puts equal shares below their mean
         ratio = np.where(below, 0.0, u / u.max())
         alpha = self.alpha0 * ratio * lateness(server.algorithm_state["changed"] - tau, self.a, self.b)
-        history = np.concatenate([server.algorithm_state["history"], scores[None]])
+        now = np.where(np.isfinite(scores), scores, np.nan)
+        history = np.concatenate([server.algorithm_state["history"], now[None]])
         if self.adjust_from and t >= self.adjust_from:
-            alpha = np.where((scores > np.percentile(history, 70, axis=0)).any(0), 0.0, alpha)
+            usual = np.nanpercentile(history[..., known], 70, axis=0)  # [3, known]
+            alpha[known] = np.where((scores[:, known] > usual).any(0), 0.0, alpha[known])
         all_u, changed = (
             server.algorithm_state["u"].copy(),
             np.where(alpha > 0, t, server.algorithm_state["changed"]),

@@ -49,6 +49,7 @@ from mpifl.core.method import (
     State,
     Vector,
 )
+from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing
 from mpifl.training.evaluation import counter_weight, state_change
 
@@ -217,7 +218,7 @@ def _nearer(state: Mapping[str, np.ndarray], apart: np.ndarray, node: int) -> in
     rows = np.flatnonzero(state["cached"][:, 0] == node)
     length, norms = apart[0], state["cached_norm"][rows]  # row 0 is the zero vector
     cosine = (length**2 + norms**2 - apart[rows] ** 2) / np.maximum(2 * length * norms, 1e-300)
-    return int(state["cached"][rows[cosine.argmax()], 1])
+    return int(state["cached"][rows[least(-cosine)], 1])
 
 
 def _sides(side: np.ndarray) -> list[np.ndarray]:

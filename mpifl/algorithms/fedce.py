@@ -118,7 +118,9 @@ def association(L: np.ndarray, delta: float, running: bool = False) -> tuple[int
     """
     mean = L.mean(1)
     b = int(mean.argmin())
-    growth = np.exp(-delta * np.linalg.norm(L - L[b], axis=1))
+    known = np.isfinite(L).all(1)  # a model that diverged has no association
+    growth = np.zeros(len(L))
+    growth[known] = np.exp(-delta * np.linalg.norm(L[known] - L[b], axis=1))
     growth[b] = 0.0 if running else 1.0
     if running:
         for i in range(len(L)):

@@ -38,6 +38,7 @@ from mpifl.core.method import (
     Server,
     Vector,
 )
+from mpifl.core.metric import least
 from mpifl.core.mixing import by_cluster
 from mpifl.core.parameters import take, width
 from mpifl.training.evaluation import counter_weight
@@ -117,7 +118,7 @@ class FedClust(NewClients, PlainVisits, Algorithm):
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Join the cluster with the nearest mean final layer."""
-        return joined(server, fingerprints.client, fingerprints["row_distance"].argmin(1))
+        return joined(server, fingerprints.client, least(fingerprints["row_distance"]))
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each cluster by samples."""

@@ -32,7 +32,12 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import Mixing, componentwise, sample_weights
-from mpifl.training.evaluation import component_losses, evaluate_mixture, train_components
+from mpifl.training.evaluation import (
+    component_losses,
+    evaluate_mixture,
+    responsibilities,
+    train_components,
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class FedEM(Algorithm):
         """Return q [K, n] and the new pi [K]."""
         pi = state.get("pi", torch.full((self.num_components,), 1 / self.num_components))
         losses = component_losses(client, message["model"])  # [K, n]
-        q = torch.softmax(pi.to(losses).log()[:, None] - losses, 0)  # eq. 10
+        q = responsibilities(pi.to(losses).log()[:, None] - losses)  # eq. 10
         return q, q.mean(1).cpu()  # eq. 11
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:

@@ -169,8 +169,15 @@ class FedFomo(Algorithm):
 
 
 def gains(losses: np.ndarray, distances: np.ndarray) -> np.ndarray:
-    """Return max((L(w_i) - L(w_j)) / ||w_j - w_i||, 0) [M] from losses [1 + M], own first (0 if equal)."""
-    better = np.maximum(losses[0] - losses[1:], 0.0)
+    """Return max((L(w_i) - L(w_j)) / ||w_j - w_i||, 0) [M] from losses [1 + M], own first (0 if equal).
+
+    A model with a loss that is not finite gains nothing. If it is the own one, all others are better by 1: the
+    mixture is then that of the limit of a large loss.
+    """
+    known = np.isfinite(losses)
+    of = np.where(known, losses, 0.0)
+    better = np.maximum(of[0] - of[1:], 0.0) if known[0] else np.ones(len(losses) - 1)
+    better = np.where(known[1:], better, 0.0)
     return np.asarray(np.divide(better, distances, out=np.zeros_like(better), where=distances > 0))
 
 

@@ -32,7 +32,12 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import Mixing, componentwise, sample_weights
-from mpifl.training.evaluation import component_losses, evaluate_mixture, train_components
+from mpifl.training.evaluation import (
+    component_losses,
+    evaluate_mixture,
+    responsibilities,
+    train_components,
+)
 
 FLOOR = 1e-8  # of the label sums
 VARIANTS = ("paper", "emdcfl")
@@ -85,7 +90,7 @@ class FedRC(Algorithm):
         losses = component_losses(client, message["model"])  # [K, n]
         C = F.normalize(message["labels"].clamp_min(FLOOR), p=1, dim=1).to(losses)  # [K, L]
         score = omega.to(losses).log()[:, None] - losses - C[:, client.data.train.y].log()
-        q = torch.softmax(score, 0)
+        q = responsibilities(score)
         return q, q.mean(1).cpu()
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:

@@ -50,6 +50,7 @@ from mpifl.core.method import (
     State,
     Vector,
 )
+from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing, by_cluster, rows
 from mpifl.core.parameters import Layout
 from mpifl.training.corrections import unsquared
@@ -167,7 +168,7 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         if self.variant == "emdcfl" and server.version == 0:
             return np.asarray(server.assign[notes.client])
         if self.variant != "flt":
-            return np.asarray(apart.argmin(1))
+            return np.asarray(least(apart))
         return self._kmeans(server.version, notes["gram"], apart[:, self.num_clusters :])
 
     def _kmeans(self, version: int, gram: np.ndarray, apart: np.ndarray) -> np.ndarray:
@@ -220,7 +221,7 @@ def _means(points: np.ndarray, apart: np.ndarray) -> np.ndarray:
 
     A centre that is nearest to no point moves to the point farthest from its own centre.
     """
-    nearest, far = apart.argmin(1), np.argsort(-apart.min(1), kind="stable")
+    nearest, far = least(apart), np.argsort(-apart.min(1), kind="stable")
     lonely = iter(far)
     groups = [points[nearest == k] for k in range(apart.shape[1])]
     return np.stack([g.mean(0) if len(g) else points[next(lonely)] for g in groups])

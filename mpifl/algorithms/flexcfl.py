@@ -51,6 +51,7 @@ from mpifl.core.method import (
     Vector,
     declared,
 )
+from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing, by_cluster
 from mpifl.training.evaluation import change_on_arrival, counter_weight, state_change
 
@@ -280,4 +281,4 @@ def _nearest(server: Server, notes: Notes) -> np.ndarray:
     arrived = np.sqrt(notes["gram"].diagonal()) if "gram" in notes.columns else notes["norm"]
     dw, apart = arrived[:, None], notes["row_distance"]  # [n, 1], [n, m]
     cosine = (dw**2 + g**2 - apart**2) / np.maximum(2 * dw * g, 1e-300)
-    return np.asarray(np.where(g > 0, cosine, 0.0).argmax(1))
+    return np.asarray(least(-np.where(g > 0, cosine, 0.0)))

@@ -155,6 +155,7 @@ def merge_closest(distances: np.ndarray, threshold: float, linkage: str = "avera
     }
     require(linkage in join, "linkage", linkage, f"give one of {', '.join(join)}")
     d = np.array(distances, np.float64)
+    d[np.isnan(d)] = np.inf  # an unknown distance merges nobody
     np.fill_diagonal(d, np.inf)
     label = np.arange(len(d))
     while True:

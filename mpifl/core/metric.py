@@ -1,10 +1,12 @@
-"""The metrics of tasks: their names in files, their titles, and whether higher or lower is better."""
+"""The metrics of tasks: names in files, titles, whether higher is better; and the best of several values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from .errors import require
 
@@ -65,6 +67,24 @@ METRICS: dict[str, Metric] = {
 """Those of the tasks that travel with mpifl; a user's task has its own."""
 
 ACCURACY = METRICS["accuracy"]
+
+
+def least(values: Any, axis: int = -1) -> Any:
+    """Return the index of the least value along an axis, int64 [...]: the first of equals.
+
+    NaN is never the least: a model whose loss is NaN fits worse than any other, also one with an infinite
+    loss. Where all values are NaN, the index is 0.
+
+    Args:
+        values: losses, distances, or similarities times -1, [...].
+        axis: the axis that disappears.
+    """
+    array = np.asarray(values, np.float64)
+    unknown = np.isnan(array)
+    found = np.where(unknown, np.inf, array).argmin(axis)
+    first_known = unknown.argmin(axis)  # 0 where none is known
+    lowest = np.take_along_axis(array, np.expand_dims(found, axis), axis).squeeze(axis)
+    return np.where(np.isnan(lowest), first_known, found)
 
 
 def with_figures(figures: Mapping[str, Any], *columns: Mapping[str, Any]) -> dict[str, Any]:

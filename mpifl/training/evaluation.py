@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from mpifl.core.client import Client, Trained, WeightedLoss
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
+from mpifl.core.metric import least
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Vector
@@ -58,7 +58,7 @@ def change_on_arrival(change: Vector, sent: Vector, arrived: Vector) -> Vector:
 def best_model(
     client: Client, models: Sequence[Vector] | torch.Tensor, split: Split | None = None, batch: int = 0
 ) -> int:
-    """Return argmin_j F(w_j), the first of equals. IFCA, HypCluster and FeSEM.
+    """Return argmin_j F(w_j), the first of equals, never one with F NaN. IFCA, HypCluster and FeSEM.
 
     Args:
         client: the client.
@@ -67,9 +67,9 @@ def best_model(
         batch: size of consecutive batches; F is the mean of their mean losses. 0: F is the mean over samples.
     """
     if not batch:
-        return int(np.argmin([client.loss(w, split) for w in models]))
+        return int(least([client.loss(w, split) for w in models]))
     losses = (client.losses(w, split).double().split(batch) for w in models)
-    return int(np.argmin([float(torch.stack([part.mean() for part in parts]).mean()) for parts in losses]))
+    return int(least([float(torch.stack([part.mean() for part in parts]).mean()) for parts in losses]))
 
 
 def fitting_model(
@@ -80,8 +80,20 @@ def fitting_model(
 
 
 def component_losses(client: Client, models: torch.Tensor, split: Split | None = None) -> torch.Tensor:
-    """Return the loss [K, n] of each model [K, d] on each sample of `split` (default: training)."""
-    return torch.stack([client.losses(w, split) for w in models])
+    """Return the loss [K, n] of each model [K, d] on each sample of `split` (default: training).
+
+    A loss that is NaN is infinite here: no other model explains a sample worse.
+    """
+    losses = torch.stack([client.losses(w, split) for w in models])
+    return losses.where(~losses.isnan(), torch.inf)
+
+
+def responsibilities(scores: torch.Tensor) -> torch.Tensor:
+    """Return the share [K, n] of each component in each sample, the softmax of `scores` [K, n]. FedEM, FedRC.
+
+    Shares are equal where all scores are minus infinity: the losses of all components are infinite there.
+    """
+    return torch.softmax(scores.where(~scores.isneginf().all(0), 0.0), 0)
 
 
 def train_components(
@@ -116,9 +128,10 @@ def evaluate_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Sp
     """
     if not len(split):
         return client.evaluate(models[0], split)
-    task, outputs = client.task, [client.logits(w, split.x) for w in models]
+    taking_part = [k for k, share in enumerate(pi.tolist()) if share] or [0]  # NaN of a component of share 0
+    task, outputs = client.task, [client.logits(models[k], split.x) for k in taking_part]
     y = split.y.to(outputs[0].device)
-    mixed = task.mix(outputs, pi)
+    mixed = task.mix(outputs, pi[taking_part])
     return {**task.evaluate_mixed(mixed, y), **client.measure(mixed.float(), y)}
 
 

@@ -16,7 +16,13 @@ from mpifl.core.metric import ACCURACY, METRICS, Metric
 from mpifl.core.task import Sums, Task
 
 IGNORED = -100  # label of a token that does not count
+NONE = -1  # prediction of a model that diverged
 LEAST = 1e-300  # smallest probability, so that its logarithm is finite
+
+
+def predictions(output: torch.Tensor) -> torch.Tensor:
+    """Return the class [...] of the largest of the logits [..., L]; NONE, which is wrong, if one is NaN."""
+    return output.argmax(-1).where(~output.isnan().any(-1), NONE)
 
 
 def known(*names: str) -> dict[str, Metric]:
@@ -68,7 +74,7 @@ class Classification(Task):
 
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
         """Return the sums of samples, hits and losses and, per class, of samples, predictions and hits."""
-        predicted = output.argmax(1)
+        predicted = predictions(output)
         hit = predicted == labels
         found: dict[str, torch.Tensor | np.ndarray] = {
             "n": torch.tensor(len(labels)),
@@ -77,11 +83,11 @@ class Classification(Task):
         }
         if "top5" in self.metrics:
             best = output.topk(min(5, output.shape[1]), dim=1).indices
-            found["top5"] = (best == labels[:, None]).any(1).sum().cpu()
+            found["top5"] = ((best == labels[:, None]).any(1) & (predicted >= 0)).sum().cpu()
         if self._by_class:
             classes = output.shape[1]
             found["true"] = torch.bincount(labels, minlength=classes).cpu()
-            found["predicted"] = torch.bincount(predicted, minlength=classes).cpu()
+            found["predicted"] = torch.bincount(predicted[predicted >= 0], minlength=classes).cpu()
             found["right"] = torch.bincount(labels[hit], minlength=classes).cpu()
         return found
 
@@ -100,7 +106,7 @@ class Classification(Task):
         """Return the scores of samples; without sums if accuracy, a mean over samples, is the only metric."""
         loss = float(self.loss(output, labels))
         if self.metrics == ("accuracy",):
-            return {"accuracy": int((output.argmax(1) == labels).sum()) / len(labels), "loss": loss}
+            return {"accuracy": int((predictions(output) == labels).sum()) / len(labels), "loss": loss}
         return {**super().evaluate(output, labels), "loss": loss}
 
     def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
@@ -140,7 +146,8 @@ class MultiLabel(Task):
 
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
         """Return the sums of samples and losses, of samples with all labels right, and counts per label."""
-        applies, predicted = labels > 0.5, output > 0
+        applies = labels > 0.5
+        predicted = torch.where(output.isnan(), ~applies, output > 0)  # NaN predicts what is wrong
         return {
             "n": torch.tensor(len(labels)),
             "loss": self.losses(output, labels.to(output.dtype)).double().sum().cpu(),
@@ -290,7 +297,7 @@ class NextToken(Task):
             own["samples"] = torch.tensor(len(labels))
         return {
             "n": counts.sum().cpu(),
-            "hits": ((output.argmax(-1) == labels) & counts).sum().cpu(),
+            "hits": ((predictions(output) == labels) & counts).sum().cpu(),
             "loss": each.double().sum().cpu(),
             **own,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose, assert_array_equal
@@ -76,3 +77,10 @@ def test_a_client_that_comes_twice_in_a_buffer_grows_by_both_visits():
 
 def test_fedce_with_one_cluster_and_equal_n_is_fedavg(tmp_path):
     agree(Limit("K = 1, equal n", "fedce", {"num_clusters": 1}, {"equal": True}), "fedavg", 1.0, tmp_path)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_model_that_diverged_is_never_the_best(running):
+    b, growth = association(np.array([[np.inf, 1.0], [0.5, 0.5]]), 0.0, running)
+    assert b == 1
+    assert_allclose(growth, [1.0 if running else 0.0, 1.0])

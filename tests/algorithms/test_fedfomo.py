@@ -27,6 +27,12 @@ def test_weights_by_hand():
     assert_allclose(gains(np.array([5.0, 3.0]), np.array([0.0])), [0])
 
 
+def test_a_model_that_diverged_gains_nothing_and_loses_to_all_others():
+    nan = float("nan")
+    assert_allclose(gains(np.array([5.0, nan, 1.0]), np.array([1.0, 4.0])), [0, 1])
+    assert_allclose(gains(np.array([nan, nan, 3.0, 9.0]), np.array([1.0, 4.0, 2.0])), [0, 0.25, 0.5])
+
+
 def test_a_visit_by_hand():
     """On validation data L(w) = (w - 4)^2 / 2, own w = 0: 8. Others: 2 (L = 2), 4 (0), -1 (12.5); distances
     2, 4, 1.

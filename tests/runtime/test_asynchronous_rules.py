@@ -186,6 +186,30 @@ def test_ccfl_refuses_uploads_older_than_the_number_of_clients(lag, refused):
     assert (plan.algorithm_state is None) == refused
 
 
+def test_ccfl_moves_no_cluster_by_a_loss_that_is_nan():
+    """With one of three losses unknown, the shares are those of the other two; with all, nothing happens."""
+    nan = float("nan")
+
+    def state(clusters):
+        return {
+            "u": np.full((3, clusters), 1 / clusters),
+            "changed": np.zeros(clusters),
+            "own": np.full(clusters, 8.0),
+            "history": np.full((1, 3, clusters), 30.0),
+        }
+
+    def plan(losses):
+        clusters = len(losses)
+        notes = notes_of([0], l=[losses], row_distance=[[1.0] * clusters])
+        return CCFL(adjust_from=1).aggregate(server_of(clusters, 9, **state(clusters)), notes)
+
+    fewer, more = plan([10.0, 12.0]), plan([10.0, nan, 12.0])
+    assert_allclose(more.algorithm_state["u"][0, [0, 2]], fewer.algorithm_state["u"][0])
+    assert more.algorithm_state["u"][0, 1] == 0
+    assert_allclose(more.algorithm_state["changed"], [10, 0, 0])
+    assert not plan([nan, nan, nan]).mixings
+
+
 def test_ccfl_leaves_clusters_alone_whose_scores_are_unusual():
     """Ten past losses 1..10 in both clusters: their 70th percentile, this upload's among them, lies below 9.9
     and above 5.

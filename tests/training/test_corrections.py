@@ -13,7 +13,7 @@ from mpifl.core.client import Direction
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
 from mpifl.training.corrections import aligned, proximal, scaled, train_aligned, unsquared
-from mpifl.training.evaluation import best_model, component_losses, evaluate_mixture
+from mpifl.training.evaluation import best_model, component_losses, evaluate_mixture, responsibilities
 
 G, W = torch.tensor([0.5, -1.0, 2.0, 0.25]), torch.tensor([1.0, 2.0, -1.0, 3.0])
 ANCHOR = torch.tensor([0.0, 4.0, 1.0, 1.0])
@@ -113,3 +113,28 @@ def test_losses_of_components_and_the_best_model():
     assert_close(component_losses(client, models), torch.tensor([[1.0, 3.0], [0.5, 1.5], [2.0, 0.0]]))
     client.loss = lambda w, split=None: float(client.losses(w).mean())
     assert best_model(client, models) == 1
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+def test_a_model_whose_loss_is_nan_is_never_the_best():
+    client = byhand.Told([[NAN, 1.0], [0.5, 0.5]])
+    models = torch.tensor([[0.0], [1.0]])
+    client.loss = lambda w, split=None: float(client.losses(w).mean())
+    assert best_model(client, models) == 1
+    assert best_model(client, models, batch=1) == 1
+    assert_close(component_losses(client, models), torch.tensor([[INF, 1.0], [0.5, 0.5]]))
+
+
+def test_a_component_that_explains_nothing_has_no_share():
+    scores = torch.tensor([[-INF, -INF, 0.0], [-1.0, -INF, 0.0]])
+    assert_close(responsibilities(scores), torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.5, 0.5]]))
+
+
+def test_a_component_without_a_share_has_no_say_although_it_diverged():
+    client = byhand.Told([[0.0], [0.0]], [[[NAN, NAN], [NAN, NAN]], [[0.2, 0.8], [0.2, 0.8]]])
+    models = torch.tensor([[0.0], [1.0]])
+    scores = evaluate_mixture(client, models, torch.tensor([0.0, 1.0]), Split())
+    assert scores["loss"] == pytest.approx(-(torch.tensor([0.2, 0.8]).double().log().mean().item()), rel=1e-5)
+    assert evaluate_mixture(client, models, torch.tensor([0.5, 0.5]), Split())["accuracy"] == 0.0

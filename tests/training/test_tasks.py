@@ -252,6 +252,25 @@ def test_accuracy_alone_has_no_sums_and_is_always_scored():
     assert task.evaluate(output, labels)["accuracy"] == ALL.evaluate(output, labels)["accuracy"]
 
 
+@pytest.mark.parametrize("metrics", [("accuracy",), ("accuracy", "top5", "balanced_accuracy", "macro_f1")])
+def test_a_sample_with_nan_among_its_logits_counts_as_wrong(metrics):
+    """All labels are class 0, which torch.argmax and torch.topk say of NaN; one sample of three is right."""
+    output = torch.tensor([[float("nan")] * 6, [5.0] + 4 * [1.0] + [float("nan")], [5.0] + 5 * [1.0]])
+    found = Classification(metrics).evaluate(output, torch.zeros(3, dtype=torch.int64))
+    assert found["accuracy"] == pytest.approx(1 / 3)
+    if "top5" in metrics:
+        assert found["top5"] == found["balanced_accuracy"] == pytest.approx(1 / 3)
+        assert found["macro_f1"] == pytest.approx(2 * 1 / (3 + 1))
+
+
+def test_labels_and_tokens_that_diverged_count_as_wrong():
+    nan = torch.full((2, 3), float("nan"))
+    found = MultiLabel().evaluate(nan, torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert [found[name] for name in ("macro_f1", "micro_f1", "subset_accuracy", "hamming")] == [0.0] * 4
+    tokens = NextToken().evaluate(nan[None], torch.tensor([[0, 0]]))
+    assert tokens["token_accuracy"] == 0.0
+
+
 def test_multi_label_against_scikit_learn():
     output, labels = drawn(MultiLabel())
     found, guess = MultiLabel().evaluate(output, labels), (output > 0).int()
