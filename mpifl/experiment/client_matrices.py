@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from mpifl.algorithms.pacfl import PACFL
 from mpifl.clustering.distances import cosine_matrix, squared_distances
-from mpifl.comm.transport import RankLost
+from mpifl.comm.transport import RankLost, Transport
+from mpifl.core.errors import CodeFailed, UserError, code_failed, require
+from mpifl.core.federation import CLASSES
 from mpifl.core.parameters import take
 from mpifl.core.rng import key
 from mpifl.runtime.recovery import regroup
@@ -18,12 +21,41 @@ from mpifl.runtime.server_step import ServerStep
 from mpifl.training.client import LocalClient
 
 from .context import RunContext
+from .schema import Config
 
 Matrices = dict[str, np.ndarray]  # name -> [N, N]
+Made = TypeVar("Made")
+KEY = "evaluation.matrices"
 
 
-def compare_clients(context: RunContext, server_step: ServerStep) -> Matrices:
-    """Return the matrices of `evaluation.matrices` on rank 0; every rank calls. Repeated if a rank is lost.
+def check_matrices(context: RunContext) -> None:
+    """Compute the part of client 0 before training, so that a run does not fail after it; on rank 0.
+
+    Raises:
+        UserError: PACFL cannot compare this data.
+        CodeFailed: the part of client 0 raised an exception.
+    """
+    matrices, info = context.config.evaluation.matrices, context.federation.info
+    if "angles" in matrices:
+        needs, leave = PACFL.needs, "leave angles out"
+        remedy = (
+            f"angles compare the samples of each class, but labels of this source are {info.labels}; {leave}"
+        )
+        require(info.labels == CLASSES, KEY, list(matrices), remedy)
+        known = " or ".join(needs.inputs)
+        remedy = f"angles compare {known}, and samples of this source are {info.inputs}; {leave}"
+        require(info.inputs in needs.inputs, KEY, list(matrices), remedy)
+    for name in matrices:
+        if name in PARTS:
+            _guarded(lambda name=name: PARTS[name](context, 0))  # type: ignore[misc]
+
+
+def compare_clients(
+    context: RunContext, server_step: ServerStep
+) -> tuple[Matrices, UserError | CodeFailed | None]:
+    """Return the matrices of `evaluation.matrices` on rank 0, and why one is missing, on every rank.
+
+    Every rank calls. Repeated if a rank is lost.
 
     Args:
         context: context of the run.
@@ -35,6 +67,7 @@ def compare_clients(context: RunContext, server_step: ServerStep) -> Matrices:
         "angles": angles,
     }
     found: Matrices = {}
+    fault: UserError | CodeFailed | None = None
     for name in context.config.evaluation.matrices:
         while True:
             try:
@@ -44,7 +77,10 @@ def compare_clients(context: RunContext, server_step: ServerStep) -> Matrices:
                 break
             except RankLost:
                 regroup(server_step)
-    return found
+            except (UserError, CodeFailed) as error:  # on every rank
+                fault = fault or error
+                break
+    return found, fault
 
 
 def parameters(context: RunContext, server_step: ServerStep) -> Matrices:
@@ -60,10 +96,7 @@ def parameters(context: RunContext, server_step: ServerStep) -> Matrices:
 def gradients(context: RunContext, server_step: ServerStep) -> Matrices:
     """Return the cosines of the gradients of the mean training loss at the common initial model."""
     transport, layout = context.transport, context.problem.layout
-    mine = []
-    for k in _mine(context):
-        client = _client(context, k)
-        mine.append(take(client.gradient(client.init), layout.part("parameters")).cpu())
+    mine = _on_all(transport, lambda: [gradient_of(context, k) for k in _mine(context)])
     owners = _owners(context)
     counts = tuple(int(c) for c in np.bincount(owners, minlength=transport.size))
     known = owners if transport.is_server else None
@@ -71,21 +104,72 @@ def gradients(context: RunContext, server_step: ServerStep) -> Matrices:
     return {} if gram is None else {"gradients": cosine_matrix(gram)}
 
 
+def gradient_of(context: RunContext, k: int) -> torch.Tensor:
+    """Return the gradient [number of parameters] of client k's mean training loss at its initial model."""
+    client = _client(context, k)
+    return take(client.gradient(client.init), context.problem.layout.part("parameters")).cpu()
+
+
 def angles(context: RunContext, server_step: ServerStep) -> Matrices:
     """Return PACFL's angles and the smallest principal angles between clients' data, in degrees.
 
     Signatures are those of PACFL at the clients' first visit, with the run's options if the method is PACFL.
     """
-    method = context.config.algorithm
-    method = method if isinstance(method, PACFL) else PACFL()
-    mine = {k: method.fingerprint(_client(context, k), {}, key(0)).notes["basis"] for k in _mine(context)}
+    mine = _on_all(context.transport, lambda: {k: basis_of(context, k) for k in _mine(context)})
     parts = context.transport.gather(mine, "end")
-    if parts is None:
-        return {}
-    everyone = {k: basis for part in parts for k, basis in part.items()}
-    bases = np.stack([everyone[k] for k in range(context.problem.num_clients)])
-    kinds = {"angles": method, "smallest_angles": replace(method, angle="smallest")}
-    return {name: way.angles(bases) for name, way in kinds.items()}
+
+    def compared() -> Matrices:
+        everyone = {k: basis for part in parts or () for k, basis in part.items()}
+        bases = np.stack([everyone[k] for k in range(context.problem.num_clients)])
+        method = pacfl_of(context.config)
+        kinds = {"angles": method, "smallest_angles": replace(method, angle="smallest")}
+        return {name: way.angles(bases) for name, way in kinds.items()}
+
+    return _on_all(context.transport, lambda: {} if parts is None else compared())
+
+
+def basis_of(context: RunContext, k: int) -> np.ndarray:
+    """Return PACFL's signature [D, columns] of client k's data."""
+    found = pacfl_of(context.config).fingerprint(_client(context, k), {}, key(0)).notes["basis"]
+    return np.asarray(found)
+
+
+def pacfl_of(config: Config) -> PACFL:
+    """Return the method that compares clients' data: the run's if it is PACFL, else PACFL's defaults."""
+    return config.algorithm if isinstance(config.algorithm, PACFL) else PACFL()
+
+
+PARTS: dict[str, Callable[[RunContext, int], object]] = {"gradients": gradient_of, "angles": basis_of}
+
+
+def _guarded(work: Callable[[], Made]) -> Made:
+    """Return the result of `work`, its exceptions as those of `evaluation.matrices`."""
+    try:
+        return work()
+    except (RankLost, CodeFailed):
+        raise
+    except UserError as error:
+        raise error.under(KEY) from error
+    except Exception as error:
+        raise code_failed(KEY, error) from error
+
+
+def _on_all(transport: Transport, work: Callable[[], Made]) -> Made:
+    """Return the result of `work` on this rank, after all ranks have theirs; every rank calls.
+
+    Raises:
+        UserError, CodeFailed: on every rank, that of the first rank on which `work` failed.
+    """
+    made, fault = list[Made](), None
+    try:
+        made.append(_guarded(work))
+    except (UserError, CodeFailed) as error:
+        fault = error
+    faults = transport.gather(fault, "end") or []
+    first = transport.bcast(next((f for f in faults if f is not None), None), "end")
+    if first is not None:
+        raise first
+    return made[0]
 
 
 def _owners(context: RunContext) -> np.ndarray:

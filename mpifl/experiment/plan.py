@@ -45,6 +45,7 @@ from mpifl.runtime.server_step import ServerStep
 
 from . import loader
 from .build import build, build_server_step, open_data
+from .client_matrices import check_matrices
 from .context import RunContext
 from .data_preview import named_classes
 from .measured_times import VISITS, MeasuredTimes, measure
@@ -142,6 +143,7 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
         opened = process_time() - start
         context = replace(context, config=config)
     on_server(transport, lambda: check_uploads(context))
+    on_server(transport, lambda: check_matrices(context))
     start = process_time()
     memory = MeasuredMemory.of(context) if transport.is_server else None
     figures = process_time() - start

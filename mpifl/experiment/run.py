@@ -23,6 +23,7 @@ from mpifl.comm.mpi_startup import cuda_aware
 from mpifl.comm.transport import RankLost, Transport, on_server
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ServerEvaluation, uses
+from mpifl.core.errors import CodeFailed, UserError
 from mpifl.core.federation import DataInfo
 from mpifl.core.files import write_atomically
 from mpifl.core.metric import ACCURACY, METRICS, with_figures
@@ -49,7 +50,7 @@ from mpifl.training.batched import stackable
 from . import loader
 from .build import Say, build, build_engine, build_server_step
 from .checkpoints import Checkpoints, locked
-from .client_matrices import compare_clients
+from .client_matrices import check_matrices, compare_clients
 from .context import RunContext
 from .observed import Observed
 from .placement import CPU, Place, place, table, unlike
@@ -100,6 +101,8 @@ def run(
             context = build(config, transport, progress.say)
             if compares_uploads(config):
                 on_server(transport, lambda: check_uploads(context))
+            if config.evaluation.matrices and not resumed:  # a run that has trained writes what it has
+                on_server(transport, lambda: check_matrices(context))
         announce(context, progress.say, bind_report)
         folder = on_server(transport, lambda: resumed or new_folder(config))
         signals.folder = str(folder)
@@ -113,10 +116,13 @@ def run(
         with closing(checkpoints), Observed(context, callbacks, folder, signals) as observed:
             saved = on_server(transport, begin, everywhere=False)
             observed.start(checkpoints.run_id if transport.is_server else "", resumed is not None, saved)
-            train(context, checkpoints, recorder, saved, progress, observed, start - seconds_before(saved))
+            elapsed = start - seconds_before(saved)
+            fault = train(context, checkpoints, recorder, saved, progress, observed, elapsed)
             if transport.is_server:
                 checkpoints.remove()
                 progress.say(f"results: {folder}")
+            if fault is not None:
+                raise fault
             observed.end()
         return Path(folder) if transport.is_server else None
 
@@ -129,7 +135,7 @@ def train(
     progress: Progress,
     observed: Observed,
     start: float,
-) -> None:
+) -> UserError | CodeFailed | None:
     """Take all steps of a run and write its results; every rank calls.
 
     Args:
@@ -140,6 +146,9 @@ def train(
         progress: shows each step.
         observed: calls the callbacks after each step.
         start: start of the run by `perf_counter`, minus the seconds before the checkpoint of a resumed run.
+
+    Returns:
+        The return value of `finish`.
     """
     config, transport, folder = context.config, context.transport, checkpoints.run_folder
     token = on_server(transport, lambda: f"{checkpoints.run_id}-{secrets.token_hex(4)}")
@@ -160,7 +169,8 @@ def train(
                     see = observer(context, server_step, engine, recorder, progress, observed, file)
                 server = engine.run(see, saved)
             with doing("writing results"):
-                finish(context, server_step, engine, recorder, server, start, checkpoints.identity, watchdog)
+                identity = checkpoints.identity
+                return finish(context, server_step, engine, recorder, server, start, identity, watchdog)
 
 
 def open_recorder(context: RunContext, folder: Path) -> Recorder:
@@ -496,7 +506,7 @@ def finish(
     start: float,
     identity: Mapping[str, Any],
     watchdog: Callable[[], Watchdog],
-) -> None:
+) -> UserError | CodeFailed | None:
     """Collect the results from all ranks and write the last files of the run folder; every rank calls.
 
     Args:
@@ -508,14 +518,17 @@ def finish(
         start: start of the run by `perf_counter`, minus the seconds before the checkpoint of a resumed run.
         identity: what decides the last bits of the run's numbers, on rank 0.
         watchdog: returns a watchdog for work that all ranks do together.
+
+    Returns:
+        Why a matrix of `evaluation.matrices` is missing, on every rank; None if none is.
     """
     asynchronous = {} if server is None else engine.summary()
-    found = compare_clients(context, server_step)
+    found, fault = compare_clients(context, server_step)
     own = client_models(context, server_step, server)
     with watchdog():
         tables, places, traffic = collect(context, server_step, server)
     if recorder is None or server is None or places is None or traffic is None:
-        return
+        return fault
     folder, layout = recorder.folder, _layout(context, server_step, places)
     folders.write_json(folder / "environment.json", folders.environment(layout))
     whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
@@ -548,6 +561,7 @@ def finish(
         summary=summary,
         layout=context.problem.layout,
     )
+    return fault
 
 
 def client_models(context: RunContext, server_step: ServerStep, server: Server | None) -> torch.Tensor | None:
