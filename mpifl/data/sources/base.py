@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,14 @@ NORMALISATIONS: dict[str, Statistics | None] = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # torchvision's pretrained weights
 }
 
+
+TRAIN, VAL, TEST = "train", "val", "test"
+PARTS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), VAL),
+    **dict.fromkeys(("test", "testing", "eval"), TEST),
+}  # name of a folder or split, in lower case -> the part that it holds
+VALIDATION = ("drop", "train")  # what a source may do with a validation part beside a test part
 
 MEASURED = "by the training part"  # `standard` where a source of images publishes no statistics
 
@@ -103,6 +111,52 @@ class Source(ABC):
         raise UserError(
             "data.source.name", self.name, "cannot be downloaded; put its files below data.root by hand"
         )
+
+
+def part_of(name: str) -> str:
+    """Return the part that a folder or split holds by its name in any case: train, val, test, or empty."""
+    return PARTS.get(name.strip().lower(), "")
+
+
+def roles_of(names: Iterable[str], validation: str, where: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return which parts train and which test, and lines for the user.
+
+    A validation part is the test part where there is no other.
+
+    Args:
+        names: folders or splits whose names are those of parts.
+        validation: one of `VALIDATION`, for a validation part beside a test part.
+        where: the folder that holds them, for messages.
+
+    Returns:
+        (name -> `TRAIN` or `TEST`, without parts that are left out; lines about these and about a validation
+        part that tests).
+
+    Raises:
+        UserError: there is no training part, or there are two of a kind.
+    """
+    named: dict[str, str] = {}
+    for name in names:
+        other = named.setdefault(part_of(name), name)
+        remedy = f"is the same part as {other}: put both into one, or remove one"
+        require(other == name, where, name, remedy)
+    remedy = "holds no training part: name one of its folders or splits train"
+    require(TRAIN in named, "data.source.path", where, remedy)
+    roles = {named[part]: part for part in (TRAIN, TEST) if part in named}
+    if VAL not in named:
+        remedy = "has no effect: there is no validation part; leave it out"
+        require(validation == VALIDATION[0], "data.source.validation", validation, remedy)
+        return roles, ()
+    name = named[VAL]
+    if TEST not in named:
+        remedy = "has no effect: the validation part is the only one that can test; leave it out"
+        require(validation == VALIDATION[0], "data.source.validation", validation, remedy)
+        return {**roles, name: TEST}, (f"{where}: {name} is the test part, as there is no other",)
+    if validation == TRAIN:
+        return {**roles, name: TRAIN}, ()
+    return roles, (
+        f"{where}: {name} is left out; data.source.validation: train adds it to the training part",
+    )
 
 
 def place_of(path: str, root: Path) -> Path:

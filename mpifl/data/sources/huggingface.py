@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,15 +28,15 @@ from mpifl.data.sources.arrays import (
     vocabulary_of,
     with_test,
 )
-from mpifl.data.sources.base import Source, place_of, reading
-from mpifl.data.sources.folder import FORMATS, PIXELS, check_bits, middle_square
+from mpifl.data.sources.base import TEST, TRAIN, VALIDATION, Source, part_of, place_of, reading, roles_of
+from mpifl.data.sources.folder import FORMATS, PIXELS, middle_square, upright
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 IMAGE_NAMES, LABEL_NAMES = ("image", "img"), ("label", "labels", "fine_label", "target", "class")
 TEXT_NAMES = ("text", "sentence", "content")
-TRAIN, TEST = "train", ("test", "validation")
+GREY = ("1", "L")  # modes of pictures with one channel
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class HuggingFace(Source):
         vocabulary: largest number of tokens for texts: 0 for padding, 1 for unknown words, and the most
             frequent words of the training part.
         test_share: share of every class set aside for testing if there is no test split.
+        validation: use of a split validation beside train and test: `drop` leaves it out, `train` adds it to
+            the training part. Without a split test, validation is the test part.
     """
 
     name: ClassVar[str] = "huggingface"
@@ -71,11 +73,13 @@ class HuggingFace(Source):
     length: int = 128
     vocabulary: int = 10_000
     test_share: float = TEST_SHARE
+    validation: str = "drop"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fraction("test_share", self.test_share)
         require(self.side is None or self.side > 0, "side", self.side, "a side in pixels")
+        require(self.validation in VALIDATION, "validation", self.validation, " or ".join(VALIDATION))
         require(self.length > 0, "length", self.length, "counts tokens")
         require(
             self.vocabulary > 2, "vocabulary", self.vocabulary, "needs room for padding, unknown, and words"
@@ -90,8 +94,8 @@ class HuggingFace(Source):
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the columns."""
         top = place_of(self.path, root)
-        tables = {name: _table(files) for name, files in splits_of(top).items()}
-        require(TRAIN in tables, "data.source.path", str(top), "has no split called train: name its folder")
+        splits, remarks = self._splits(top)
+        tables = {name: _table(files) for name, files in splits.items()}
         schema = tables[TRAIN].schema
         features = _features(top, schema)
         held = _column(self.inputs, (*IMAGE_NAMES, *TEXT_NAMES), "inputs", schema.names)
@@ -109,15 +113,28 @@ class HuggingFace(Source):
         order, count = whole if len(sizes) > 1 else with_test(y, self.test_share)
         if _is_image(schema.field(held).type):
             refuse_unused_share(self.test_share, len(sizes) > 1)
-            images = self._pictures([column[0] for column in columns.values()], order, scratch, top)
+            pictures = [column[0] for column in columns.values()]
+            images, said = self._pictures(pictures, order, scratch, top)
             origin = None if origin is None else origin[order]
             width = len(names) or (int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
-            return Pool(images, y[order], count, width, origin, origin_names, names)
+            pool = Pool(images, y[order], count, width, origin, origin_names, names)
+            return replace(pool, remarks=(*remarks, *said))
         x, vocabulary = self._samples([column[0] for column in columns.values()], held, order[:count])
         n = sizes[0]
         parts = ((x[:n], y[:n]), (x[n:], y[n:]) if len(sizes) > 1 else None)
         share = self.test_share
-        return pool_of(*parts, "data.source.path", names, vocabulary, share, origin, origin_names)
+        pool = pool_of(*parts, "data.source.path", names, vocabulary, share, origin, origin_names)
+        return replace(pool, remarks=(*pool.remarks, *remarks))
+
+    def _splits(self, top: Path) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
+        """Return the files of the training part, those of the test part, and lines about other splits."""
+        found = splits_of(top)
+        known = [name for name in found if part_of(name)]
+        roles, remarks = roles_of(known, self.validation, str(top))
+        splits = {role: [f for n in roles if roles[n] == role for f in found[n]] for role in (TRAIN, TEST)}
+        if others := sorted(set(found) - set(known)):
+            remarks = (*remarks, f"{top}: splits that are no part are left out: {', '.join(others[:3])}")
+        return {role: files for role, files in splits.items() if files}, remarks
 
     def _labels(self, columns: Sequence[Any], feature: Any, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return labels, and the names of classes."""
@@ -160,61 +177,86 @@ class HuggingFace(Source):
             x.reshape(len(x), -1) if x.ndim == 1 else x, f"data.source.inputs: {name}", "features"
         ), 0
 
-    def _pictures(self, columns: Sequence[Any], order: np.ndarray, scratch: Path, top: Path) -> np.ndarray:
-        """Decode the pictures into `scratch`, one at a time; uint8 [n, C, H, W]."""
+    def _pictures(
+        self, columns: Sequence[Any], order: np.ndarray, scratch: Path, top: Path
+    ) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Decode the pictures into `scratch`, one at a time; uint8 [n, C, H, W], and lines for the user.
+
+        C is 1 if all are grey, otherwise 3.
+        """
         ends = np.cumsum([len(column) for column in columns])
-        images: np.ndarray | None = None
-        for target, i in enumerate(each(order.tolist(), "decoding pictures", "pictures")):
+
+        def content(i: int) -> bytes:
             part = int(np.searchsorted(ends, i, side="right"))
             row = columns[part][int(i - (ends[part - 1] if part else 0))].as_py()
-            pixels = self._picture(row, top, int(i))
+            return _content(row, f"{top}: row {i}")
+
+        rows: list[int] = order.tolist()
+        grey = sum(
+            is_grey(content(i), f"{top}: row {i}") for i in each(rows, "looking for colours", "pictures")
+        )
+        colour = grey < len(rows)
+        images: np.ndarray | None = None
+        for target, i in enumerate(each(rows, "decoding pictures", "pictures")):
+            pixels = decoded(content(i), f"{top}: row {i}", self.side, colour)
             if images is None:
                 images = cache.allocate(scratch, "images", (len(order), *pixels.shape))
             remedy = f"a picture of {list(pixels.shape)} among those of {list(images.shape[1:])}: set side"
             require(pixels.shape == images.shape[1:], f"{top}: row {i}", list(pixels.shape), remedy)
             images[target] = pixels
         assert images is not None
-        return images
-
-    def _picture(self, row: Any, top: Path, i: int) -> np.ndarray:
-        """Return one picture, uint8 [C, H, W]."""
-        content = row.get("bytes") if isinstance(row, Mapping) else None
-        remedy = "holds no bytes of a picture: save the data set with its files embedded"
-        require(content is not None, f"{top}: row {i}", None, remedy)
-        assert content is not None
-        return decoded(content, f"{top}: row {i}", self.side)
+        mixed = f"{top}: {grey} of {len(rows)} pictures are grey and read as RGB, as the others are"
+        return images, (mixed,) if colour and grey else ()
 
 
-def decoded(content: bytes, name: str, side: int | None) -> np.ndarray:
-    """Return a decoded picture, uint8 [1 or 3, H, W]; `side` scales it and keeps the middle square."""
+def _content(row: Any, name: str) -> bytes:
+    """Return the bytes of one picture."""
+    content = row.get("bytes") if isinstance(row, Mapping) else None
+    remedy = "holds no bytes of a picture: save the data set with its files embedded"
+    require(content is not None, name, None, remedy)
+    assert content is not None
+    return bytes(content)
+
+
+def is_grey(content: bytes, name: str) -> bool:
+    """Return whether a picture has one channel; reads its header alone."""
+    from PIL import Image
+
+    with reading(Path(name), "a picture"), Image.open(BytesIO(content), formats=FORMATS) as opened:
+        return opened.mode in GREY
+
+
+def decoded(content: bytes, name: str, side: int | None, colour: bool = False) -> np.ndarray:
+    """Return a decoded picture, uint8 [1 or 3, H, W].
+
+    Args:
+        content: the file.
+        name: where it comes from, for error messages.
+        side: scales the shorter side to it, and the middle square is kept; None: no change.
+        colour: whether a grey picture gets three channels, too.
+    """
     from PIL import Image
 
     with reading(Path(name), "a picture"), Image.open(BytesIO(content), formats=FORMATS) as opened:
         size = opened.size
         remedy = f"larger than {PIXELS} pixels; make it smaller"
         require(size[0] * size[1] <= PIXELS, name, size, remedy)
-        check_bits(opened, name)
-        picture = opened.convert("L" if opened.mode in ("1", "L") else "RGB")
+        picture = upright(opened, name)
+        picture = picture.convert("L" if picture.mode in GREY and not colour else "RGB")
     pixels = np.asarray(picture if side is None else middle_square(picture, side), np.uint8)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def splits_of(top: Path) -> dict[str, list[Path]]:
-    """Return the files of the splits train and test of a folder; empty where it holds no data set."""
+    """Return the files of each split of a folder, by its name; empty where the folder holds no data set."""
     if (top / "dataset_dict.json").is_file():
-        found = {p.name: _arrow_files(p) for p in sorted(top.iterdir()) if (p / "state.json").is_file()}
-    elif (top / "state.json").is_file():
-        found = {TRAIN: _arrow_files(top)}
-    else:
-        parquet = [*sorted(top.glob("*.parquet")), *sorted((top / "data").glob("*.parquet"))]
-        found = {}
-        for file in parquet:
-            found.setdefault(file.name.split("-")[0].removesuffix(".parquet"), []).append(file)
-    test = next((name for name in TEST if name in found), None)
-    return {
-        **({TRAIN: found[TRAIN]} if TRAIN in found else {}),
-        **({"test": found[test]} if test else {}),
-    }
+        return {p.name: _arrow_files(p) for p in sorted(top.iterdir()) if (p / "state.json").is_file()}
+    if (top / "state.json").is_file():
+        return {TRAIN: _arrow_files(top)}
+    found: dict[str, list[Path]] = {}
+    for file in (*sorted(top.glob("*.parquet")), *sorted((top / "data").glob("*.parquet"))):
+        found.setdefault(file.name.split("-")[0].removesuffix(".parquet"), []).append(file)
+    return found
 
 
 def _arrow_files(folder: Path) -> list[Path]:
