@@ -5,7 +5,7 @@ This module also computes a client's download from a table, and the distances of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +133,12 @@ class Tables:
                     k for k in fresh if old is not None and k < len(new) and torch.equal(old[k], new[k])
                 }
             self.central[name] = new
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Forget central tables that no client reads; on rank 0."""
+        for name in names:
+            self.central.pop(name, None)
+            self._fresh.pop(name, None)
 
     def missing(self, needed: Mapping[str, set[int]]) -> dict[str, tuple[list[int], int]]:
         """Return the rows that must be broadcast before workers can read `needed`; on rank 0.

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -82,6 +83,7 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
     variant: str = "paper"
 
     paper = "sattler2020clustered"
+    changes = MappingProxyType({"delta": "model"})
     needs = Needs(averages=True)
     gram = "update"
     row_distance = "update"

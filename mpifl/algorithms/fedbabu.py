@@ -8,6 +8,7 @@ the paper averages by samples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +58,11 @@ class FedBABU(RowUpdates, Algorithm):
     def __post_init__(self) -> None:
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "use 0 or more passes over the data")
         require(self.tune_part in PARTS, "tune_part", self.tune_part, f"use one of {', '.join(PARTS)}")
+
+    @property
+    def holds(self) -> Mapping[str, str]:
+        """Table `body` holds the body."""
+        return {"body": "body"}
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""

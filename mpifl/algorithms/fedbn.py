@@ -7,6 +7,7 @@ With a model that has no batch norm this is FedAvg.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,11 @@ class FedBN(RowUpdates, Algorithm):
 
     paper = "li2021fedbn"
     needs = Needs(client_state=True, averages=True)
+
+    @property
+    def holds(self) -> Mapping[str, str]:
+        """Table `shared` holds everything but the norms."""
+        return {"shared": "unnormed"}
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all shared parts alike."""

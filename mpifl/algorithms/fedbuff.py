@@ -9,6 +9,7 @@ choice).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class FedBuff(PlainVisits, Algorithm):
     """One model, changed by a buffer of updates.
 
     Attributes:
-        server_lr: eta_g, step of the server along the mean update; also of running statistics.
+        server_lr: eta_g, step of the server along the mean update; running statistics are averaged.
         staleness_a: a in s(x) = (1 + x)^-a; 0 ignores staleness.
         normalise: divisor of the sum of updates: `size` (of the buffer) or `weights` (sum of staleness
             weights).
@@ -46,6 +47,7 @@ class FedBuff(PlainVisits, Algorithm):
     normalise: str = "size"
 
     paper = "nguyen2022federated"
+    changes = MappingProxyType({"delta": "model"})
     needs = Needs(weighs_staleness=True, averages=True)
 
     def __post_init__(self) -> None:

@@ -86,6 +86,14 @@ class FedCUAU(OneShotStatistics, Algorithm):
         """`mu` belongs to fedprox."""
         return {} if self.over == "fedprox" else {"mu": "only fedprox has a proximal term"}
 
+    @property
+    def holds(self) -> Mapping[str, str]:
+        """The trunk, the copies of the block, and, as `model`, all that is averaged."""
+        whole = self.over in ("fedavg", "fedprox")
+        block = "block" if whole else "stage"
+        copies = {f"copy{j}": block for j in range(self.num_clusters - 1)}
+        return {"trunk": "trunk", "block": block, "model": "all" if whole else "body", **copies}
+
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` for more clusters than clients, or a model without the block `over` needs."""
         remedy = f"there are only {problem.num_clients} clients; use fewer clusters"

@@ -9,6 +9,7 @@ sum p_i ||a_i||_1. x <- x + tau_eff sum p_i d_i. Steps of Adam count as steps of
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ class FedNova(Algorithm):
     """One model for all."""
 
     paper = "wang2020tackling"
+    changes = MappingProxyType({"model": "model"})
     needs = Needs(server_update=True, new_optimizer=True, averages=True)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:

@@ -7,6 +7,7 @@ personalised models (FedCUAU) fine-tune each client's model before they evaluate
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,11 @@ class FedPer(RowUpdates, Algorithm):
 
     def __post_init__(self) -> None:
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "use 0 or more passes over the data")
+
+    @property
+    def holds(self) -> Mapping[str, str]:
+        """Table `body` holds the body."""
+        return {"body": "body"}
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""

@@ -7,6 +7,7 @@ Collins et al., "Exploiting Shared Representations for Personalized Federated Le
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,11 @@ class FedRep(RowUpdates, Algorithm):
 
     def __post_init__(self) -> None:
         require(self.head_epochs >= 0, "head_epochs", self.head_epochs, "use 0 or more passes over the data")
+
+    @property
+    def holds(self) -> Mapping[str, str]:
+        """Table `body` holds the body."""
+        return {"body": "body"}
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""

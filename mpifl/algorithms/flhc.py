@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -56,6 +57,7 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
     linkage: str = "average"
 
     paper = "briggs2020federated"
+    changes = MappingProxyType({"delta": "model"})
     needs = Needs(averages=True)
     gram = "delta"
 

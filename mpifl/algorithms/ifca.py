@@ -142,6 +142,17 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         """Return the data on which models are compared."""
         return client.data.train if self._on == "train" else client.data.val
 
+    @property
+    def changes(self) -> Mapping[str, str]:
+        """Under variant `gradient` all uploads are changes."""
+        names = ("body", "head") if self.share == "body" else ("model",)
+        return {name: name for name in names if self.variant == "gradient"}
+
+    @property
+    def holds(self) -> Mapping[str, str]:
+        """With a shared body, the tables hold the parts of their names."""
+        return {name: name for name in ("body", "head") if self.share == "body"}
+
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models: the first set that spreads the clients, or the best one tried."""
         first = 0

@@ -8,6 +8,7 @@ from the common initial model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,11 @@ class LGFedAvg(RowUpdates, Algorithm):
 
     def __post_init__(self) -> None:
         require(self.shared in PRIVATE, "shared", self.shared, f"use one of {', '.join(PRIVATE)}")
+
+    @property
+    def holds(self) -> Mapping[str, str]:
+        """Table `shared` holds the head or the cluster block."""
+        return {"shared": self.shared}
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all shared parts alike."""

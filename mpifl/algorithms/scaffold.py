@@ -8,6 +8,7 @@ local rate.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -35,12 +36,13 @@ class SCAFFOLD(Algorithm):
     """Two tables, `model` and `control`; each client keeps its own control.
 
     Attributes:
-        server_lr: eta_g, step of the server along the mean update; also of running statistics.
+        server_lr: eta_g, step of the server along the mean update; running statistics are averaged.
     """
 
     server_lr: float = 1.0
 
     paper = "karimireddy2020scaffold"
+    changes = MappingProxyType({"model": "model"})
     needs = Needs(client_state=True, plain_sgd=True, averages=True, every_upload=True)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from .client import Client
 from .errors import MethodError, Missing, require
 from .federation import Split
 from .mixing import Plan
+from .parameters import Layout, VectorParts
 from .rng import Key
 from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
@@ -151,6 +152,25 @@ class Algorithm(ABC):
         return Needs()
 
     @property
+    def holds(self) -> Mapping[str, str]:
+        """Return which part of the model (`Layout.part`) an upload or table holds, by its name.
+
+        Running statistics are found by it in vectors that hold no whole model. Default: none is named.
+        """
+        return {}
+
+    @property
+    def changes(self) -> Mapping[str, str]:
+        """Return upload -> table, for uploads that are changes of the row of the table that a client trained.
+
+        With such an upload the server also gets the running statistics after the training, and averages
+        those: the changes of older rows may add up to a negative variance. Default: none.
+
+        Override it by a class attribute, `changes = {"delta": "model"}`, or a `property` if fields change it.
+        """
+        return {}
+
+    @property
     def traffic_depends_on(self) -> str:
         """What determines its traffic but is known only from a run. Default: nothing, an empty text.
 
@@ -270,6 +290,11 @@ class Algorithm(ABC):
     def mixtures(self, server: Server) -> np.ndarray | None:
         """Return the estimated share [N, K] of each group in each client's data (none by default)."""
         return None
+
+
+def vector_parts(algorithm: Algorithm, layout: Layout) -> VectorParts:
+    """Return what the vectors of a method hold."""
+    return VectorParts(layout, algorithm.holds, algorithm.statistics)
 
 
 def plain_visit(algorithm: Algorithm) -> PlainVisit | None:

@@ -9,7 +9,7 @@ integer buffers, and the buffers that the model names in `frozen`. A part is a t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -48,6 +48,19 @@ def within(part: Part, whole: Part) -> Part:
             if s.start < w.stop and w.start < s.stop
         ]
         start += w.stop - w.start
+    return tuple(out)
+
+
+def beyond(part: Part, whole: Part) -> Part:
+    """Return where a vector holds `part`, slices of another vector that holds only its `whole`."""
+    out, start = [], 0
+    for w in whole:
+        size = w.stop - w.start
+        for s in part:
+            lo, hi = max(s.start, start), min(s.stop, start + size)
+            if lo < hi:
+                out.append(slice(w.start + lo - start, w.start + hi - start))
+        start += size
     return tuple(out)
 
 
@@ -207,6 +220,68 @@ class Layout:
         return {name: _joined(slices) for name, slices in found.items()}
 
 
+class VectorParts:
+    """What the vectors of a run hold, by name and width: weights of the model, statistics, or something else.
+
+    Statistics (running means and variances) are means of what arrives. They are neither compressed nor
+    attacked, no noise is added to them, and no step leads beyond the values that arrived: a variance would
+    become negative.
+
+    Args:
+        layout: layout of the model.
+        holds: vector -> the named part of the model that it holds (`Algorithm.holds`); any other vector holds
+            the whole model, or all parameters, if it is as long.
+        no_weights: names of vectors that hold no weights at all (`Algorithm.statistics`).
+    """
+
+    def __init__(
+        self, layout: Layout, holds: Mapping[str, str] | None = None, no_weights: Collection[str] = ()
+    ) -> None:
+        self.layout, self.no_weights = layout, tuple(no_weights)
+        self._held = {name: layout.part(part) for name, part in (holds or {}).items()}
+        self._statistics: dict[tuple[str, int], Part] = {}
+
+    def held(self, name: str, size: int) -> Part | None:
+        """Return the slices of the model that a vector [size] holds; None if it holds something else."""
+        if name in self.no_weights:
+            return None
+        if name in self._held and width(self._held[name]) == size:
+            return self._held[name]
+        whole = size in (self.layout.size, self.layout.num_parameters)
+        return (slice(0, size),) if whole else None
+
+    def statistics(self, name: str, size: int) -> Part:
+        """Return the slices of a vector [size] that hold statistics."""
+        if name in self.no_weights:
+            return (slice(0, size),)
+        found = self._statistics.get((name, size))
+        if found is None:
+            held, p, d = self.held(name, size), self.layout.num_parameters, self.layout.size
+            buffers: Part = (slice(p, d),) if p < d else ()
+            found = self._statistics[name, size] = () if held is None else within(buffers, held)
+        return found
+
+    def weights(self, name: str, size: int) -> Part:
+        """Return the slices of a vector [size] that hold no statistics."""
+        edges = [0, *(at for s in self.statistics(name, size) for at in (s.start, s.stop)), size]
+        return tuple(slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
+
+    def tensor_at(self, name: str, size: int, place: int) -> str:
+        """Return the name of the model's tensor that holds a number of a vector [size]; empty for none."""
+        held = self.held(name, size)
+        if held is None:
+            return ""
+        at = beyond((slice(place, place + 1),), held)[0].start
+        return next((n for n, s in self.layout.slices.items() if s.start <= at < s.stop), "")
+
+    def first_not_finite(self, name: str, rows: torch.Tensor) -> str:
+        """Return ` (in TENSOR)` for the first number of rows [..., size] that is not finite, else nothing."""
+        size = rows.shape[-1]
+        bad = (~torch.isfinite(rows.reshape(-1, size))).any(0).nonzero()
+        found = self.tensor_at(name, size, int(bad[0])) if len(bad) else ""
+        return f" (in {found})" if found else ""
+
+
 def frozen_names(model: nn.Module) -> frozenset[str]:
     """Return the names of the buffers that a model declares as frozen."""
     return frozenset(getattr(model, "frozen", ()))
@@ -230,7 +305,7 @@ def _persistent_names(model: nn.Module) -> frozenset[str]:
 
 
 def infinite_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the floating buffers of a state dict that hold infinity or NaN: they never change."""
+    """Return the names of the floating buffers of a state dict that begin with infinity or NaN."""
     held = _persistent_names(model) - frozen_names(model)
     return frozenset(
         name
@@ -240,7 +315,7 @@ def infinite_names(model: nn.Module) -> frozenset[str]:
 
 
 def constant_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the buffers that belong to no vector: integers, frozen, not persistent, infinite."""
+    """Return the names of the buffers that belong to no vector: integer, frozen, not persistent, infinite."""
     held = _persistent_names(model) - frozen_names(model) - infinite_names(model)
     return frozenset(n for n, b in model.named_buffers() if n not in held or not b.is_floating_point())
 

@@ -26,6 +26,7 @@ from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, code_failed, name_of, require, within_memory
 from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation, Split
 from mpifl.core.imports import code_of
+from mpifl.core.mixing import statistics_of
 from mpifl.core.parameters import Layout, flatten, put, take
 from mpifl.core.process import FreedMemory, age
 from mpifl.core.progress import VisitCounter
@@ -848,7 +849,9 @@ def check_task(task: Task, output: torch.Tensor, labels: torch.Tensor) -> None:
 
 def _robust_steps(config: Config) -> RobustSteps | None:
     rule = config.robust
-    return RobustSteps(rule, config.algorithm.statistics) if isinstance(rule, Rule) else None
+    method = config.algorithm
+    statistics = (*method.statistics, *map(statistics_of, method.changes))
+    return RobustSteps(rule, statistics) if isinstance(rule, Rule) else None
 
 
 def build_server_step(

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpifl.aggregation.secure_sum import MaskedSums, bytes_of_round
 from mpifl.aggregation.tables import read_rows
-from mpifl.core.algorithm import PlannedRun
+from mpifl.core.algorithm import PlannedRun, vector_parts
 from mpifl.core.capabilities import (
     NewClients,
     OneShotStatistics,
@@ -122,7 +122,8 @@ def forecast(context: RunContext) -> TrafficForecast:
     trained = upload_named(algorithm, RowUpdates, "trained")
     report = protect(report, message, config.privacy, trained, None, key(0))  # adaptive clipping adds a note
     kept = _kept_bytes(context, report, state, len(client.optimizer_memory()))
-    upload = upload_bytes(config.payload, report, message, algorithm.statistics)
+    parts = vector_parts(algorithm, context.problem.layout)
+    upload = upload_bytes(config.payload, report, message, parts)
     per_round = _round_bytes(context, server, upload)
     secure = config.secure_aggregation
     if isinstance(secure, MaskedSums):
@@ -311,7 +312,8 @@ def _secured(
         message: what this client had downloaded.
     """
     payload, m = context.config.payload, context.decisions.num_sampled
-    clear = m * sum(sizes(payload, report, message, context.config.algorithm.statistics).values())
+    parts = vector_parts(context.config.algorithm, context.problem.layout)
+    clear = m * sum(sizes(payload, report, message, parts).values())
     widths = [x.numel() for name, x in report.vectors.items() if name not in report.unsent]
     groups = [bytes_of_round(m, width, secure, payload.header_bytes) for width in widths]
     return _sum([per_round, (0, -clear), *groups])

@@ -183,7 +183,7 @@ def need_float32(module: nn.Module, key: str, value: str) -> None:
 def need_apart(module: nn.Module, key: str, value: str) -> None:
     """Raise `UserError` if two parameters of a network are views of the same memory.
 
-    Each of them gets a place of its own in the flat vector; only a parameter that is one object can be shared.
+    Each of them gets a place of its own in the flat vector; only one and the same parameter can be shared.
     """
     found: dict[int, str] = {}
     for name, p in module.named_parameters():

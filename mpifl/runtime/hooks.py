@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm
+from mpifl.core.algorithm import Algorithm, vector_parts
 from mpifl.core.capabilities import (
     CAPABILITIES,
     ComparedUploads,
@@ -33,7 +33,7 @@ from mpifl.core.devices import CPU
 from mpifl.core.errors import MethodError, NotFinite
 from mpifl.core.federation import Split
 from mpifl.core.mixing import Mixing, Plan
-from mpifl.core.parameters import width
+from mpifl.core.parameters import VectorParts, width
 from mpifl.core.rng import Key
 from mpifl.core.task import SUMS
 from mpifl.core.types import CohortReads, Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
@@ -76,6 +76,7 @@ class ServerHooks:
     def __init__(self, algorithm: Algorithm, problem: ProblemInfo, seed: Key) -> None:
         check_capabilities(algorithm)
         self.algorithm, self.problem, self.seed = algorithm, problem, seed
+        self.parts = vector_parts(algorithm, problem.layout)
         self._reads_own_row = type(algorithm).reads is Algorithm.reads
 
     def _call(self, hook: str, **place: int) -> ServerCall:
@@ -85,7 +86,7 @@ class ServerHooks:
         """Raise `MethodError` for an invalid server; tables that are also in `known` were checked before."""
         if not isinstance(server, Server):
             raise call.error(f"returned {_kind(server)}", "return Server(tables, assign, algorithm_state)")
-        _check_tables(call, server.tables, None if known is None else known.tables)
+        _check_tables(call, server.tables, self.parts, None if known is None else known.tables)
         if known is not None and set(known.tables) - set(server.tables):
             gone = ", ".join(set(known.tables) - set(server.tables))
             raise call.error(f"table {gone!r} is gone", "return all tables: {**server.tables, ...}")
@@ -103,7 +104,7 @@ class ServerHooks:
         """Return the rows that all clients download for their one-shot statistics: name -> [r, width]."""
         with self._call("shows") as call:
             shown = hooks_of(self.algorithm, OneShotStatistics).shows(self.problem, self.shows_key)
-            _check_tables(call, shown)
+            _check_tables(call, shown, self.parts)
         return shown
 
     def initial_clients(self, present: np.ndarray) -> np.ndarray:
@@ -275,7 +276,12 @@ class ClientHooks:
         return ClientCall(self.algorithm, hook, client=task.client, visit=task.visit)
 
     def checked_report(
-        self, hook: str, task: ClientTask, report: Report, max_abs: Mapping[str, Sequence[float]]
+        self,
+        hook: str,
+        task: ClientTask,
+        report: Report,
+        max_abs: Mapping[str, Sequence[float]],
+        parts: VectorParts,
     ) -> Report:
         """Return a report after checking that notes and metrics are numbers and uploads are finite.
 
@@ -284,10 +290,11 @@ class ClientHooks:
             task: the visit.
             report: the report as it arrives at the server.
             max_abs: upload -> largest absolute value of each component.
+            parts: what the vectors hold, to name a tensor that is not finite.
         """
         call = self._call(hook, task)
         report = _checked_numbers(call, report, task.client)
-        _check_finite(call, max_abs)
+        _check_finite(call, report, max_abs, parts)
         return report
 
     def local_update(
@@ -441,13 +448,16 @@ def _problem(x: Any, device: torch.device) -> tuple[str, str] | None:
     return None
 
 
-def _check_finite(call: HookCall, max_abs: Mapping[str, Sequence[float]]) -> None:
+def _check_finite(
+    call: HookCall, report: Report, max_abs: Mapping[str, Sequence[float]], parts: VectorParts
+) -> None:
     """Raise `NotFinite` if the largest absolute value of an upload is not finite."""
     for name, values in max_abs.items():
         if not all(map(math.isfinite, values)):
             rate = call.algorithm.needs.ignores.get("lr") or "local.lr"
             remedy = f"train with a smaller {rate}, or leave such clients out: on_client_error drop"
-            raise call.error(f"upload {name!r} is not finite", remedy, NotFinite)
+            tensor = parts.first_not_finite(name, report.vectors[name])
+            raise call.error(f"upload {name!r} is not finite{tensor}", remedy, NotFinite)
 
 
 def _checked_numbers(call: HookCall, report: Report, client: int) -> Report:
@@ -543,7 +553,9 @@ def _check_clients(call: HookCall, chosen: Any, known: np.ndarray) -> None:
         raise call.error(what, f"return an integer array of clients out of {known.tolist()[:20]}")
 
 
-def _check_tables(call: HookCall, tables: Any, known: Mapping[str, torch.Tensor] | None = None) -> None:
+def _check_tables(
+    call: HookCall, tables: Any, parts: VectorParts, known: Mapping[str, torch.Tensor] | None = None
+) -> None:
     """Raise `MethodError` unless tables hold finite float32 rows [K, width]; skip those in `known`."""
     if not isinstance(tables, Mapping):
         raise call.error(f"returned {_kind(tables)} for tables", "tables map names to rows [K, width]")
@@ -555,7 +567,9 @@ def _check_tables(call: HookCall, tables: Any, known: Mapping[str, torch.Tensor]
             remedy = "a table is float32 [K, width] in main memory, K >= 1"
             raise call.error(f"table {name!r} is {_kind(rows)}", remedy)
         if not bool(torch.isfinite(rows[:1] if rows.stride(0) == 0 else rows).all()):
-            raise call.error(f"table {name!r} is not finite", "something is divided by zero, or diverges")
+            tensor = parts.first_not_finite(name, rows)
+            what = f"table {name!r} is not finite{tensor}"
+            raise call.error(what, "something is divided by zero, or diverges")
 
 
 def _check_assign(call: HookCall, assign: Any, num_clients: int, num_rows: int | None) -> None:

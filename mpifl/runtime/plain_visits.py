@@ -53,6 +53,8 @@ class PlainVisitRunner:
         c = config
         changed = c.payload.compresses or c.payload.dtype != "float32" or c.attack is not None
         kept = (remembered or visit.upload) in self.names and not c.clients.keeps_optimizer
+        # a change of a model with running statistics is reported with them (`Algorithm.changes`)
+        changed |= visit.change and c.problem.layout.num_parameters < c.problem.layout.size
         self.possible = kept and not (changed or c.protection)  # nothing else happens to uploads
 
     def fit(self, batch: TaskBatch) -> bool:

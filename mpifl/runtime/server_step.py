@@ -33,7 +33,7 @@ from mpifl.core.capabilities import (
 )
 from mpifl.core.errors import MethodError, UserError, require
 from mpifl.core.metric import with_figures
-from mpifl.core.mixing import Plan, sample_weights
+from mpifl.core.mixing import Plan, sample_weights, statistics_of, with_statistics_apart
 from mpifl.core.parameters import take, width
 from mpifl.core.progress import doing
 from mpifl.core.task import SUMS
@@ -453,12 +453,23 @@ class ServerStep:
         uploads: Uploads,
         aggregator: Aggregator,
     ) -> Server | None:
-        """Return the server with the rows that a plan mixes."""
+        """Return the server with the rows that a plan mixes; those of statistics are means."""
+        apart, before = None, server
+        if server is not None and plan is not None:
+            central = {k: t for k, t in server.tables.items() if k not in self.tables.sharded}
+            values = (
+                () if reports is None else [n for n in reports.widths if statistics_of(n) in reports.widths]
+            )
+            apart = with_statistics_apart(plan.mixings, central, self.config.parts, values)
+            self.tables.publish(apart.tables)
+            before = replace(server, tables={**server.tables, **apart.tables})
+        mixed = plan if plan is None or apart is None else replace(plan, mixings=apart.mixings)
         with self.watch("reduce"):
-            changed = aggregator.mix(server, plan, reports, uploads)
-        if server is None or plan is None:
+            changed = aggregator.mix(before, mixed, reports, uploads)
+        if server is None or plan is None or apart is None:
             return None
-        return apply_plan(server, plan, {**server.tables, **changed})
+        self.tables.discard(apart.tables)
+        return apply_plan(server, plan, {**server.tables, **apart.joined(changed)})
 
     def _compare_updates(
         self,

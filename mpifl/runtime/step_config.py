@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -12,11 +13,11 @@ import torch
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.collective_choice import Costs
 from mpifl.comm.transport import Transport
-from mpifl.core.algorithm import Algorithm
+from mpifl.core.algorithm import Algorithm, vector_parts
 from mpifl.core.client import ClientHost
 from mpifl.core.federation import Federation
 from mpifl.core.mixing import Mixing, Plan
-from mpifl.core.parameters import Layout
+from mpifl.core.parameters import VectorParts
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server
@@ -106,9 +107,7 @@ class SecureSums(Protocol):
 class UploadAttack(Protocol):
     """Changes the uploads of attackers (`simulation/attacks.py`)."""
 
-    def report(
-        self, report: Report, message: Message, layout: Layout, statistics: Sequence[str], key: Key
-    ) -> Report:
+    def report(self, report: Report, message: Message, parts: VectorParts, key: Key) -> Report:
         """Return the report that an attacker sends instead of an honest one."""
 
 
@@ -183,3 +182,8 @@ class StepConfig:
     robust: RobustMeans | None = None
     attack: UploadAttack | None = None
     attackers: frozenset[int] = frozenset()
+
+    @cached_property
+    def parts(self) -> VectorParts:
+        """What the vectors of the method hold."""
+        return vector_parts(self.algorithm, self.problem.layout)

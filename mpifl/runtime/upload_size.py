@@ -116,13 +116,13 @@ def _clear_size(server_step: ServerStep, report: Report, message: Message) -> in
     """Return the bytes of an unmasked upload, including a time stamp."""
     c = server_step.config
     stamp = time_stamp_bytes(c.payload, c.algorithm.needs.time_stamps)
-    return upload_bytes(c.payload, report, message, c.algorithm.statistics) + stamp
+    return upload_bytes(c.payload, report, message, c.parts) + stamp
 
 
 def _clear_vectors(server_step: ServerStep, report: Report, message: Message) -> int:
     """Return the bytes of the vectors of an unmasked upload."""
     c = server_step.config
-    return sum(sizes(c.payload, report, message, c.algorithm.statistics).values())
+    return sum(sizes(c.payload, report, message, c.parts).values())
 
 
 def _statistics_size(server_step: ServerStep, server: Server, clients: Sequence[int]) -> StatisticsSize:

@@ -18,7 +18,14 @@ import torch
 from mpifl.aggregation.exact_sum import max_abs
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.core.algorithm import plain_visit
-from mpifl.core.capabilities import RememberedUploads, SecondLook, ServerEvaluation, upload_named, uses
+from mpifl.core.capabilities import (
+    RememberedUploads,
+    RowUpdates,
+    SecondLook,
+    ServerEvaluation,
+    upload_named,
+    uses,
+)
 from mpifl.core.client import Client, Peer
 from mpifl.core.devices import (
     CPU,
@@ -30,6 +37,8 @@ from mpifl.core.devices import (
     upload_budget,
 )
 from mpifl.core.errors import MethodError, UserError
+from mpifl.core.mixing import statistics_of
+from mpifl.core.parameters import take
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
@@ -107,8 +116,9 @@ class Worker:
     def __init__(self, config: StepConfig, tables: Tables, watch: Stopwatch) -> None:
         self.config, self.tables, self.watch = config, tables, watch
         self.hooks = ClientHooks(config.algorithm, config.clients.device)
-        self.coder = Coder(config.payload, config.store, config.algorithm.statistics)
+        self.coder = Coder(config.payload, config.store, config.parts)
         self._remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
+        self._trained = upload_named(config.algorithm, RowUpdates, "trained")
         kept = self._remembered is not None or uses(config.algorithm, SecondLook) or config.payload.compresses
         self._sums_only = config.exact and not kept
         self._plain: PlainVisitRunner | None = None
@@ -275,18 +285,34 @@ class Worker:
         with self.watch("load"):
             made, attacks = report, c.attack is not None and report.client in c.attackers
             if c.attack is not None and attacks:
-                layout, statistics = c.problem.layout, c.algorithm.statistics
-                report = c.attack.report(report, message, layout, statistics, key)
+                report = c.attack.report(report, message, c.parts, key)
             if c.protection is not None:
                 report = c.protection.protect(report, message, task.clip, key)
             report, sizes = self.coder.up(self._home(report), message, task.visit, key)
             if attacks or c.payload.compresses or c.payload.dtype != "float32":
                 report = self._worked_out("local_update", task, self._home(made), report)
+            report = self._with_statistics(report, message)
             if self.config.algorithm.needs.client_state:
                 store.save("state", task.client, task.visit + 1, tensors_on(after, CPU))
             if self._remembered:
                 store.save("upload", task.client, task.visit + 1, dict(report.vectors))
         return report, sizes
+
+    def _with_statistics(self, report: Report, message: Message) -> Report:
+        """Return a report that holds, beside changes of models, the models' statistics.
+
+        The server computes them from the row that it sent (`Algorithm.changes`), so they are not sent.
+        """
+        found: dict[str, Vector] = {}
+        for name, table in self.config.algorithm.changes.items():
+            x, rows = report.vectors.get(name), message.vectors.get(table)
+            part = () if x is None else self.config.parts.statistics(name, x.shape[-1])
+            if x is None or rows is None or not part:
+                continue
+            row = rows[0 if len(rows) == 1 else int(report.notes[str(self._trained)])]
+            found[statistics_of(name)] = (take(x, part) + take(row.to(x.device), part)).contiguous()
+        unsent = (*report.unsent, *found)
+        return replace(report, vectors={**report.vectors, **found}, unsent=unsent) if found else report
 
     def _worked_out(self, hook: str, task: ClientTask, made: Report, arrived: Report) -> Report:
         """Return the report that arrives, with unsent vectors as the server reconstructs them.
@@ -320,7 +346,7 @@ class Worker:
         """Return the header of a hook's report, after checking the report and that its vectors are finite."""
         # row by row: faster than all rows at once
         largest = {name: [max_abs(row) for row in _rows(v)] for name, v in report.vectors.items()}
-        report = self.hooks.checked_report(hook, task, report, largest)
+        report = self.hooks.checked_report(hook, task, report, largest, self.config.parts)
         return ReportHeader(
             number=task.number,
             client=report.client,

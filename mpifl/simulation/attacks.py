@@ -8,14 +8,13 @@ the row that it downloaded; uploads that are updates already are changed directl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.parameters import Layout
+from mpifl.core.parameters import VectorParts
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report
 from mpifl.traffic.encoding import base_of, rows_under
@@ -88,31 +87,31 @@ class UploadAttack(Attack):
             key: random key of the visit and the upload.
         """
 
-    def report(
-        self, report: Report, message: Message, layout: Layout, statistics: Sequence[str], key: Key
-    ) -> Report:
+    def report(self, report: Report, message: Message, parts: VectorParts, key: Key) -> Report:
         """Return the report that an attacker sends instead of an honest one; notes and metrics stay the same.
 
         The attack changes the sent vectors that represent parameters: vectors with the name of a downloaded
-        table (and the width of its rows), vectors in `based_on`, and vectors as long as the model.
+        table (and the width of its rows), vectors in `based_on`, and vectors as long as the model. Running
+        statistics stay as they are.
 
         Args:
             report: the honest report.
             message: the client's download.
-            layout: layout of the model.
-            statistics: names of uploads that do not represent parameters.
+            parts: what the vectors hold.
             key: random key of the visit; an upload that is neither alone nor `model` appends its name.
         """
-        lengths = (layout.size, layout.num_parameters)
+        lengths = (parts.layout.size, parts.layout.num_parameters)
         vectors = dict(report.vectors)
         for name, x in report.vectors.items():
             rows, upload = rows_under(name, report, message), x.reshape(-1, x.shape[-1])
             named = name in report.based_on or (rows is not None and rows.shape[-1] == x.shape[-1])
-            if name in (*statistics, *report.unsent) or (not named and x.shape[-1] not in lengths):
+            if name in (*parts.no_weights, *report.unsent) or (not named and x.shape[-1] not in lengths):
                 continue
             base = base_of(upload.cpu(), rows)
             place = key if name == "model" or len(report.vectors) == 1 else key.of(name)
             sent = base + self.changed(upload.cpu() - base, place)
+            for s in parts.statistics(name, x.shape[-1]):
+                sent[:, s] = upload[:, s].cpu()
             vectors[name] = sent.reshape(x.shape).to(x.device)
         return replace(report, vectors=vectors)
 

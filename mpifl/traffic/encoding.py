@@ -3,19 +3,20 @@
 Encoding runs on the client's rank. Random draws depend on client and visit, not on the ranks. An upload is
 encoded as its difference from the downloaded row of the same name. If several rows were downloaded, but not
 one for each row of the upload, the difference is that from the nearest row, whose index is sent as well. An
-upload of any other name is encoded without a difference. Statistics (`Algorithm.statistics`) are not
-compressed: sums with missing or enlarged terms could become negative.
+upload of any other name is encoded without a difference. Statistics (`Algorithm.statistics`, and a model's
+running means and variances) are not compressed: with missing or enlarged terms they could become negative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from mpifl.aggregation.client_store import ClientStore
+from mpifl.core.parameters import VectorParts, take, width
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Reads, Report
 
@@ -24,28 +25,28 @@ from .ledger import count_numbers, travels_whole
 from .payload import Payload
 
 
-def sizes(
-    payload: Payload, report: Report, message: Message | None, statistics: Collection[str] = ()
-) -> dict[str, int]:
+def sizes(payload: Payload, report: Report, message: Message | None, parts: VectorParts) -> dict[str, int]:
     """Return the size in bytes of each vector that a report sends.
 
     Args:
         payload: the form in which numbers are sent.
         report: the client's report.
         message: the client's download, as in `Coder.up`.
-        statistics: names of vectors that are not compressed.
+        parts: which numbers of a vector are statistics, which are not compressed.
     """
     sent = {name: x for name, x in report.vectors.items() if name not in report.unsent}
     if message is None or not payload.compresses:
         return {name: payload.size(x.numel()) for name, x in sent.items()}
     out = {}
     for name, x in sent.items():
-        if name in statistics:
+        count, d = x.numel() // max(x.shape[-1], 1), x.shape[-1]
+        whole = width(parts.statistics(name, d))
+        if whole == d:
             out[name] = payload.size(x.numel())
             continue
-        count, d = x.numel() // max(x.shape[-1], 1), x.shape[-1]
         chosen = _chooses(x.reshape(-1, d), rows_under(name, report, message))
-        each = payload.compression.size(d, payload.number_bytes) + (INDEX_BYTES if chosen else 0)
+        each = payload.compression.size(d - whole, payload.number_bytes) + (INDEX_BYTES if chosen else 0)
+        each += whole * payload.number_bytes
         out[name] = payload.header_bytes + count * each
     return out
 
@@ -67,19 +68,17 @@ def time_stamp_bytes(payload: Payload, time_stamps: bool) -> int:
     return payload.size(1, note=True) if time_stamps else 0
 
 
-def upload_bytes(
-    payload: Payload, report: Report, message: Message | None, statistics: Collection[str] = ()
-) -> int:
+def upload_bytes(payload: Payload, report: Report, message: Message | None, parts: VectorParts) -> int:
     """Return the size in bytes of a report: its encoded vectors and its notes.
 
     Args:
         payload: the form in which they are sent.
         report: the client's report.
         message: the client's download, as in `Coder.up`.
-        statistics: names of vectors that are not compressed.
+        parts: which numbers of a vector are statistics, which are not compressed.
     """
     notes = {name: count_numbers(v) for name, v in report.notes.items() if name not in report.unsent}
-    vectors = sum(sizes(payload, report, message, statistics).values())
+    vectors = sum(sizes(payload, report, message, parts).values())
     return vectors + sum(payload.size(numbers, note=True) for numbers in notes.values())
 
 
@@ -112,7 +111,8 @@ def statistics_size(payload: Payload, shown: Mapping[str, torch.Tensor], report:
         report: the client's report.
     """
     down = sum(payload.size(count_numbers(x), len(x), travels_whole(name)) for name, x in shown.items())
-    vectors = {name: (report.vectors[name].numel(), n) for name, n in sizes(payload, report, None).items()}
+    sent = {name: x.numel() for name, x in report.vectors.items() if name not in report.unsent}
+    vectors = {name: (numbers, payload.size(numbers)) for name, numbers in sent.items()}
     counts = {name: count_numbers(v) for name, v in report.notes.items() if name not in report.unsent}
     notes = {name: (count, payload.size(count, note=True)) for name, count in counts.items()}
     return StatisticsSize(down, vectors, notes)
@@ -124,18 +124,18 @@ class Coder:
     Args:
         payload: the form in which numbers are sent.
         store: keeps the residuals of error feedback.
-        statistics: names of uploads that are not compressed.
+        parts: what the vectors hold; statistics are not compressed.
     """
 
-    def __init__(self, payload: Payload, store: ClientStore, statistics: Collection[str] = ()) -> None:
-        self.payload, self.store, self.statistics = payload, store, statistics
+    def __init__(self, payload: Payload, store: ClientStore, parts: VectorParts) -> None:
+        self.payload, self.store, self.parts = payload, store, parts
 
     def down(self, message: Message) -> Message:
         """Return a message as it arrives at the client."""
         if self.payload.dtype == "float32":
             return message
         vectors = message.vectors.items()
-        arrived = {name: x if travels_whole(name) else self.payload.rounded(x) for name, x in vectors}
+        arrived = {name: x if travels_whole(name) else self._rounded(name, x) for name, x in vectors}
         return replace(message, vectors=arrived)
 
     def up(
@@ -151,35 +151,48 @@ class Coder:
         """
         payload, arrived = self.payload, dict(report.vectors)
         if payload.dtype == "float32" and (message is None or not payload.compresses):
-            return report, sizes(payload, report, message, self.statistics)
+            return report, sizes(payload, report, message, self.parts)
         feeds_back = payload.error_feedback and message is not None
         errors = self.store.load("error", report.client, visit) if feeds_back else {}
         for name, x in report.vectors.items():
             if name in report.unsent:
                 continue
-            if message is None or not payload.compresses or name in self.statistics:
-                arrived[name] = payload.rounded(x)
+            weights = self.parts.weights(name, x.shape[-1])
+            if message is None or not payload.compresses or not weights:
+                arrived[name] = self._rounded(name, x)
                 continue
             rows, where = rows_under(name, report, message), key.of("compress", name)
-            arrived[name], errors[name] = self._compressed(x, rows, errors.get(name), where)
+            arrived[name], errors[name] = self._compressed(name, x, rows, errors.get(name), where)
         if feeds_back:
             self.store.save("error", report.client, visit + 1, errors)
-        return replace(report, vectors=arrived), sizes(payload, report, message, self.statistics)
+        return replace(report, vectors=arrived), sizes(payload, report, message, self.parts)
+
+    def _rounded(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Return a vector rounded to the payload's type; an error names the tensor that overflows."""
+        return self.payload.rounded(x, lambda place: self.parts.tensor_at(name, x.shape[-1], place) or name)
 
     def _compressed(
-        self, x: torch.Tensor, rows: torch.Tensor | None, error: torch.Tensor | None, key: Key
+        self, name: str, x: torch.Tensor, rows: torch.Tensor | None, error: torch.Tensor | None, key: Key
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return an upload [d] or [C, d] as it arrives, and the residual [C, d]."""
+        """Return an upload [d] or [C, d] as it arrives, and the residual [C, d], 0 for statistics."""
         how, upload = self.payload.compression, x.reshape(-1, x.shape[-1]).cpu()  # [C, d]
-        base = base_of(upload, rows)
+        base, d = base_of(upload, rows), x.shape[-1]
         wanted = upload - base
         if error is not None and error.shape == wanted.shape:
             wanted = wanted + error
-        unbiased = not self.payload.error_feedback
-        parts = [how.code(row, key.of(c), unbiased) for c, row in enumerate(wanted)]
+        unbiased, weights = not self.payload.error_feedback, self.parts.weights(name, d)
+        parts = [how.code(take(row, weights), key.of(c), unbiased) for c, row in enumerate(wanted)]
         decoded = torch.stack(parts)
-        sent = self.payload.rounded(decoded) if how.sends_values else decoded
-        return (base + sent).reshape(x.shape).to(x.device), wanted - sent
+        sent = self._rounded(name, decoded) if how.sends_values else decoded
+        if width(weights) == d:
+            return (base + sent).reshape(x.shape).to(x.device), wanted - sent
+        arrived, left = self._rounded(name, upload).clone(), torch.zeros_like(wanted)
+        start = 0
+        for s in weights:
+            some = sent[:, start : start + s.stop - s.start]
+            arrived[:, s], left[:, s] = base[:, s] + some, wanted[:, s] - some
+            start += s.stop - s.start
+        return arrived.reshape(x.shape).to(x.device), left
 
 
 def rows_under(name: str, report: Report, message: Message) -> torch.Tensor | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
+from mpifl.core.errors import NotFinite, require
 
 from .compression import Compression, Uncompressed
 
@@ -61,6 +62,25 @@ class Payload:
         """
         return numbers * (NOTE_BYTES if note else self.number_bytes) + messages * self.header_bytes
 
-    def rounded(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a vector rounded to the payload's type, in float32."""
-        return x if self.dtype == "float32" else x.to(DTYPES[self.dtype]).float()
+    def rounded(self, x: torch.Tensor, name_at: Callable[[int], str] | None = None) -> torch.Tensor:
+        """Return a vector rounded to the payload's type, in float32.
+
+        Args:
+            x: vectors [..., width].
+            name_at: returns what a number is part of, from its place in a vector; for the error.
+
+        Raises:
+            NotFinite: a number is too large for the type.
+        """
+        if self.dtype == "float32":
+            return x
+        kind = DTYPES[self.dtype]
+        out = x.to(kind).float()
+        lost = torch.isinf(out) & torch.isfinite(x)
+        if bool(lost.any()):
+            place = int(lost.nonzero()[0][-1])
+            name = "" if name_at is None else f" of {name_at(place)}"
+            what = f"too large a number{name}: {float(x[lost][0]):.3g}, and {self.dtype} ends at"
+            remedy = "use float32" if self.dtype == "bfloat16" else "use bfloat16 or float32"
+            raise NotFinite(f"payload.dtype {self.dtype}", f"{what} {torch.finfo(kind).max:.6g}", remedy)
+        return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -21,10 +23,14 @@ from mpifl.core.mixing import (
     carry,
     componentwise,
     in_turn,
+    mixing_of_statistics,
     own_rows,
     rows,
     sample_weights,
+    statistics_of,
+    with_statistics_apart,
 )
+from mpifl.core.parameters import Layout, VectorParts
 from mpifl.core.types import Notes, Server
 
 
@@ -168,3 +174,102 @@ def test_a_plan_replaces_only_what_it_names(changes):
     assert set(new.algorithm_state) == ({"a"} if "algorithm_state" in changes else {"b"})
     assert float(new.tables["model"]) == 1.0
     assert float(server.tables["model"]) == 0.0
+
+
+# -- running statistics --------------------------------------------------------------------------------------
+
+NORMED = VectorParts(Layout(("w", "var"), ((2,), (1,)), 2))  # two weights and a variance
+
+
+def with_statistics(mixing: Mixing, old: list[list[float]], **uploads: list[list[float]]) -> np.ndarray:
+    """Return the new rows of table `model` of two weights and a variance."""
+    table = {"model": torch.tensor(old)}
+    values = [name for name in uploads if statistics_of(name) in uploads]
+    apart = with_statistics_apart([mixing], table, NORMED, values)
+    tables, given = (
+        Tables(Single()),
+        {name: [torch.tensor(u) for u in some] for name, some in uploads.items()},
+    )
+    tables.publish({**table, **apart.tables})
+
+    def info(name: str) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([float(u.abs().max()) for u in given[name]]), np.zeros(len(given[name]), np.int64)
+
+    return apart.joined(Mixer(Single(), tables).mix(apart.mixings, info, given))["model"].numpy()
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [
+        average(notes_of(1, 3)),
+        by_cluster(np.array([1, 1]), 2, np.array([1, 2])),
+        blend(np.array([0.3, 0.2])),
+        in_turn(np.array([0.6, 0.5])),
+        Mixing(np.array([[0.0, 1.0], [0.5, 0.0]]), keep=np.array([[0.0, 0.0], [0.25, 0.25]])),
+        carry(np.array([[0.0, 1.0]])),
+        add(np.array([0.5, 0.5]), of="delta"),
+    ],
+)
+def test_a_mixing_of_means_treats_statistics_as_weights(mixing):
+    assert mixing_of_statistics(mixing, values=False) is mixing
+    table = {"model": torch.ones(2, 3)}
+    assert with_statistics_apart([mixing], table, NORMED).mixings == [mixing]
+
+
+def test_steps_along_changes_average_the_statistics_that_arrived():
+    """Three times the mean change (-1, 1): weights move by -3 and 3; the variances 1 and 2 have the mean 1.5.
+
+    From a variance of 4 the changes are -3 and -2; three times their mean would lead to -3.5.
+    """
+    found = with_statistics(
+        add(np.array([1.5, 1.5]), of="delta"),
+        [[0.0, 0.0, 4.0]],
+        delta=[[-1.0, 0.0, -3.0], [-1.0, 2.0, -2.0]],
+        **{"delta.statistics": [[1.0], [2.0]]},
+    )
+    assert_allclose(found, [[-3.0, 3.0, 1.5]])
+
+
+def test_without_their_values_changes_of_statistics_are_averaged():
+    """4 - 2.5; a step of less than their mean is left as it is: 4 - 0.25 * 5."""
+    changes = [[-1.0, 0.0, -3.0], [-1.0, 2.0, -2.0]]
+    found = with_statistics(add(np.array([1.5, 1.5]), of="delta"), [[0.0, 0.0, 4.0]], delta=changes)
+    assert_allclose(found, [[-3.0, 3.0, 1.5]])
+    small = applied(add(np.array([0.25, 0.25]), of="delta"), [[0.0, 0.0, 4.0]], changes)
+    assert_allclose(small, [[-0.5, 0.5, 2.75]])
+
+
+def test_a_mixing_beyond_the_uploads_gives_their_mean_as_statistics():
+    """Rates 1 and 0.5 leave -0.5 of the old row; of the statistics 2/3 and 1/3 arrive: (2 * 3 + 6) / 3."""
+    found = with_statistics(
+        blend(np.array([1.0, 0.5])), [[1.0, 2.0, 9.0]], model=[[1.0, 0.0, 3.0], [2.0, 4.0, 6.0]]
+    )
+    assert_allclose(found, [[1.5, 1.0, 4.0]])
+
+
+def test_a_row_that_nobody_enters_keeps_its_statistics():
+    """Row 0 gets the upload, row 1 stays; a third row begins as a copy of row 1, as when a cluster splits."""
+    keep = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    found = with_statistics(
+        Mixing(np.array([[1.0], [0.0], [2.0]]), keep=keep, of="delta"),
+        [[0.0, 0.0, 4.0], [1.0, 1.0, 5.0]],
+        delta=[[1.0, 1.0, -1.0]],
+        **{"delta.statistics": [[3.0]]},
+    )
+    assert_allclose(found, [[1.0, 1.0, 3.0], [1.0, 1.0, 5.0], [3.0, 3.0, 3.0]])
+
+
+def test_statistics_may_lie_between_weights():
+    """A part of a model with a variance in its middle."""
+    parts = VectorParts(Layout(("a", "b", "var"), ((1,), (1,), (1,)), 2), {"model": "all"})
+    apart = with_statistics_apart([add(np.array([2.0]))], {"model": torch.ones(1, 3)}, parts)
+    assert [m.into for m in apart.mixings] == ["model.weights", "model.statistics"]
+    pieces = {"model.weights": torch.tensor([[1.0, 2.0]]), "model.statistics": torch.tensor([[3.0]])}
+    assert apart.joined({**pieces, "other": torch.zeros(1, 1)}).keys() == {"model", "other"}
+    middle = replace_columns(apart)
+    assert middle.joined(pieces)["model"].tolist() == [[1.0, 3.0, 2.0]]
+
+
+def replace_columns(apart):
+    """Return the same mixings, with the statistics in the middle column."""
+    return replace(apart, columns={"model": ((slice(0, 1), slice(2, 3)), (slice(1, 2),))})

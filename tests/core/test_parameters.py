@@ -233,7 +233,7 @@ def test_a_model_whose_head_is_shared_has_no_parts_at_the_head(bias):
     assert layout.size == 6 + 9 + 2 * bias
     assert width(layout.part("all")) == layout.size
     for part in ("head", "body", "block", "trunk"):
-        with pytest.raises(UserError, match="body.first.weight"):
+        with pytest.raises(UserError, match=r"body\.first\.weight"):
             layout.part(part)
 
 

@@ -8,7 +8,7 @@ from numpy.testing import assert_array_equal
 from torch.testing import assert_close
 
 from mpifl.core.errors import UserError
-from mpifl.core.parameters import Layout
+from mpifl.core.parameters import Layout, VectorParts
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Report
 from mpifl.simulation.attacks import ATTACKS, LabelFlip, NoAttack, Noise, Scale, SignFlip
@@ -16,11 +16,13 @@ from mpifl.simulation.attacks import ATTACKS, LabelFlip, NoAttack, Noise, Scale,
 LAYOUT = Layout.of(torch.nn.Linear(2, 1))  # d = 3
 
 
-def sent(attack, rows: list[list[float]], statistics=(), **vectors: list) -> dict[str, list]:
+def sent(
+    attack, rows: list[list[float]], statistics=(), layout: Layout = LAYOUT, **vectors: list
+) -> dict[str, list]:
     """Return what is sent by an attacker that downloaded rows of table `model`."""
     message = Message({"model": torch.tensor(rows)}, {"model": tuple(range(len(rows)))})
     report = Report(1, 5, {name: torch.tensor(x) for name, x in vectors.items()}, {"loss": 1.0})
-    changed = attack.report(report, message, LAYOUT, statistics, key(0, "visit", 1, 0))
+    changed = attack.report(report, message, VectorParts(layout, None, statistics), key(0, "visit", 1, 0))
     assert changed.notes == {"loss": 1.0}
     return {name: x.tolist() for name, x in changed.vectors.items()}
 
@@ -38,6 +40,18 @@ def test_what_is_an_update_is_changed_as_it_is_and_what_is_no_parameter_stays():
     assert sent(SignFlip(share=0.5), [[1.0, 1, 1]], ("model",), model=[2.0, 0, 1])["model"] == [2, 0, 1]
 
 
+def test_running_statistics_are_sent_as_they_are():
+    """Two weights and a variance: boosted tenfold, the variance would be 4 + 10 (1 - 4) = -26."""
+    layout = Layout(("w", "var"), ((2,), (1,)), 2)
+    found = sent(
+        Scale(share=0.5, factor=10), [[1.0, 1, 4]], layout=layout, model=[2.0, 0, 1], delta=[1.0, -1, -3]
+    )
+    assert found == {"model": [11, -9, 1], "delta": [10, -10, -3]}
+    noisy = sent(Noise(share=0.5, sigma=2.0), [[1.0, 1, 4]], layout=layout, model=[2.0, 0, 1])["model"]
+    assert noisy[2] == 1
+    assert noisy[:2] != [2, 0]
+
+
 def test_of_several_rows_the_nearest_is_where_the_update_begins():
     rows = [[0.0, 0, 0], [10.0, 0, 0]]
     assert sent(SignFlip(share=0.5), rows, model=[9.0, 1, 0])["model"] == [11, -1, 0]
@@ -51,7 +65,7 @@ def test_noise_is_added_to_what_was_downloaded_and_drawn_by_visit():
     assert one == other, "whatever was trained"
     message = Message({"model": torch.ones(1, 3)}, {"model": (0,)})
     report = Report(1, 5, {"model": torch.zeros(3)})
-    again = attack.report(report, message, LAYOUT, (), key(0, "visit", 1, 1)).vectors["model"]
+    again = attack.report(report, message, VectorParts(LAYOUT), key(0, "visit", 1, 1)).vectors["model"]
     assert again.tolist() != one
     noise = attack.changed(torch.zeros(1, 40_000), key(3)) / 2
     assert_close(noise.mean(), torch.tensor(0.0), atol=0.02, rtol=0)

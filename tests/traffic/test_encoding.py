@@ -13,10 +13,11 @@ from torch.testing import assert_close
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.core.errors import MethodError
+from mpifl.core.errors import MethodError, NotFinite
+from mpifl.core.parameters import Layout, VectorParts
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Report
-from mpifl.traffic.compression import QSGD, Int8, RandomK, TopK
+from mpifl.traffic.compression import QSGD, Int8, RandomK, TopK, Uncompressed
 from mpifl.traffic.encoding import Coder, base_of, rows_under, sizes
 from mpifl.traffic.payload import Payload
 
@@ -26,7 +27,9 @@ HALF = TopK(0.5)  # one of two numbers: 4 bytes, and 4 for its place
 @pytest.fixture
 def coder(tmp_path):
     """Return a function that makes a coder of a payload."""
-    return lambda **payload: Coder(Payload(**payload), ClientStore("test", str(tmp_path)))
+    return lambda **payload: Coder(
+        Payload(**payload), ClientStore("test", str(tmp_path)), VectorParts(byhand.FLAT)
+    )
 
 
 def report(**vectors: list) -> Report:
@@ -50,16 +53,69 @@ def test_where_several_rows_were_read_it_is_coded_from_the_nearest_which_is_name
     assert size == {"model": 5 + 8 + 4}
 
 
+NORMED_LAYOUT = Layout(("body.w", "head.w", "body.var"), ((1,), (1,), (2,)), 2, ("head",))
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize("compression", [TopK(0.5), RandomK(0.5), QSGD(bits=2), Int8()])
+def test_running_statistics_are_sent_whole_and_leave_no_residual(tmp_path, compression, feedback):
+    """Two weights and two variances; the variances arrive exactly, for 4 bytes each."""
+    layout = Layout(("w", "var"), ((2,), (2,)), 2)
+    payload = Payload(compression=compression, error_feedback=feedback, header_bytes=3)
+    store = ClientStore("test", str(tmp_path))
+    coder = Coder(payload, store, VectorParts(layout))
+    message, upload = byhand.message(model=[[0.0, 0.0, 9.0, 4.0]]), report(model=[0.3, -0.2, 0.125, 7.0])
+    arrived, size = coder.up(upload, message, 0, key(0))
+    assert arrived.vectors["model"].tolist()[2:] == [0.125, 7.0]
+    assert arrived.vectors["model"].tolist()[:2] != upload.vectors["model"].tolist()[:2]
+    assert size == {"model": 3 + compression.size(2, 4) + 8} == sizes(payload, upload, message, coder.parts)
+    if feedback:
+        left = store.load("error", 3, 1)["model"][0]
+        assert_close(left[:2], upload.vectors["model"][:2] - arrived.vectors["model"][:2])
+        assert left.tolist()[2:] == [0.0, 0.0]
+
+
+def test_statistics_are_found_in_a_part_of_a_model_that_a_method_names(tmp_path):
+    """The body is a weight and two variances, of which the payload's type rounds 1 + 2^-12 alone."""
+    parts = VectorParts(NORMED_LAYOUT, {"shared": "body"})
+    assert parts.statistics("shared", 3) == (slice(1, 3),)
+    assert parts.weights("shared", 3) == (slice(0, 1),)
+    assert parts.statistics("shared", 5) == parts.statistics("model", 2) == ()
+    assert parts.statistics("model", 4) == (slice(2, 4),)
+    assert parts.tensor_at("shared", 3, 2) == "body.var"
+    coder = Coder(Payload("float16", compression=TopK(1.0)), ClientStore("test", str(tmp_path)), parts)
+    message, upload = byhand.message(shared=[[0.0, 0.0, 0.0]]), report(shared=[2.0, 1 + 2**-12, 0.25])
+    arrived, size = coder.up(upload, message, 0, key(0))
+    assert arrived.vectors["shared"].tolist() == [2.0, 1.0, 0.25]
+    assert size == {"shared": (2 + 4) + 2 * 2}
+
+
+@pytest.mark.parametrize("compression", [Uncompressed(), TopK(1.0)])
+def test_a_number_beyond_the_payloads_type_is_named_with_its_tensor(tmp_path, compression):
+    payload = Payload("float16", compression=compression)
+    parts = VectorParts(NORMED_LAYOUT)
+    coder = Coder(payload, ClientStore("test", str(tmp_path)), parts)
+    message, upload = byhand.message(model=[[0.0] * 4]), report(model=[1.0, 2.0, 3.0, 70_000.0])
+    for send in (
+        lambda: coder.up(upload, message, 0, key(0)),
+        lambda: coder.down(byhand.message(model=[upload.vectors["model"].tolist()])),
+    ):
+        with pytest.raises(NotFinite, match=r"payload.dtype float16: .*body\.var: 7e\+04.*65504"):
+            send()
+    coder.up(report(model=[1.0, 2.0, float("nan"), 65_504.0]), message, 0, key(0))
+
+
 def test_statistics_are_not_compressed(tmp_path):
     """With half of the changes, (3, 1) + 2 (0, -1) would be (3, -1): no sum of anything."""
     payload = Payload(compression=RandomK(0.5), header_bytes=5)
-    coder = Coder(payload, ClientStore("test", str(tmp_path)), ("labels",))
+    parts = VectorParts(byhand.FLAT, no_weights=("labels",))
+    coder = Coder(payload, ClientStore("test", str(tmp_path)), parts)
     message = byhand.message(model=[[0.0, 0.0]], labels=[[3.0, 1.0]])
     upload = report(model=[1.0, 2.0], labels=[[2.5, 0.25]])
     sent, size = coder.up(upload, message, 0, key(0))
     assert_close(sent.vectors["labels"], upload.vectors["labels"])
     assert (sent.vectors["model"] == 0).sum() == 1
-    assert size == {"model": 5 + 4 + 8, "labels": 5 + 8} == sizes(payload, upload, message, ("labels",))
+    assert size == {"model": 5 + 4 + 8, "labels": 5 + 8} == sizes(payload, upload, message, parts)
 
 
 def test_components_are_coded_row_for_row(coder):
@@ -92,7 +148,7 @@ def test_what_no_federation_sends_costs_nothing_and_arrives_whole(coder):
     sent, size = coder(compression=HALF).up(whole, message, 0, key(0))
     assert size == {"model": 8}
     assert_close(sent.vectors["delta"], torch.tensor([4.0, 5.0]))
-    assert sizes(Payload(), whole, message) == {"model": 8}
+    assert sizes(Payload(), whole, message, VectorParts(byhand.FLAT)) == {"model": 8}
 
 
 def test_statistics_are_rounded_and_never_compressed(coder):
