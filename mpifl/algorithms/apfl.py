@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpifl.core.errors import require
@@ -32,6 +31,7 @@ from mpifl.core.method import (
 )
 from mpifl.core.mixing import average
 from mpifl.training.corrections import scaled
+from mpifl.training.evaluation import mean_loss
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class APFL(RowUpdates, Algorithm):
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Update w, then v, on each mini-batch of a visit."""
-        w, p, losses = message["model"][0], client.layout.num_parameters, []
+        w, p = message["model"][0], client.layout.num_parameters
+        losses: list[tuple[float, int]] = []
         v, alpha = state.get("model", client.init), float(state.get("alpha", self.alpha))
         for t, batch in enumerate(client.batches(key)):
             one: dict[str, Any] = {"split": batch, "epochs": 1, "batch_size": len(batch)}
@@ -69,8 +70,8 @@ class APFL(RowUpdates, Algorithm):
             if self.adaptive and t == 0:
                 alpha = min(max(alpha - step.lr * slope, 0.0), 1.0)
             w = step.vector
-            losses.append(step.loss)
-        told = {"train_loss": float(np.mean(losses or [0.0])), "alpha": alpha}
+            losses.append((step.loss, len(batch)))
+        told = {"train_loss": mean_loss(losses), "alpha": alpha}
         kept = {"model": v, "alpha": torch.tensor(alpha, dtype=torch.float64)}
         return client.report(model=w, metrics=told), kept
 

@@ -171,8 +171,8 @@ class FedFomo(Algorithm):
 def gains(losses: np.ndarray, distances: np.ndarray) -> np.ndarray:
     """Return max((L(w_i) - L(w_j)) / ||w_j - w_i||, 0) [M] from losses [1 + M], own first (0 if equal).
 
-    A model with a loss that is not finite gains nothing. If it is the own one, all others are better by 1: the
-    mixture is then that of the limit of a large loss.
+    A model with a loss that is not finite gains nothing. If it is the own one, all others are better by 1:
+    the mixture is then that of the limit of a large loss.
     """
     known = np.isfinite(losses)
     of = np.where(known, losses, 0.0)

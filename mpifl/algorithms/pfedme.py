@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpifl.core.errors import require
@@ -44,6 +43,7 @@ from mpifl.core.method import (
 )
 from mpifl.core.mixing import blend, sample_weights
 from mpifl.training.corrections import proximal
+from mpifl.training.evaluation import mean_loss
 
 IGNORED = {  # keys of `local` -> keys of the method
     "epochs": "algorithm.local_rounds",
@@ -158,7 +158,7 @@ class PFedMe(Algorithm):
             "weight_decay": self.mu,
             "lr": self.personal_lr,
         }
-        losses = []
+        losses: list[tuple[float, int]] = []
         for r, batch in enumerate(client.batches(key, steps=self.local_rounds)):
             inner = client.sgd(
                 theta,
@@ -171,8 +171,8 @@ class PFedMe(Algorithm):
             )
             theta = inner.vector
             w_i = w_i - self.lr * self.lam * (w_i - theta)
-            losses.append(inner.loss)
-        metrics = {"train_loss": float(np.mean(losses or [0.0]))}  # a forecast has no batches
+            losses.append((inner.loss, len(batch)))
+        metrics = {"train_loss": mean_loss(losses)}
         return client.report(model=w_i, metrics=metrics), {"model": theta}
 
     def _remembering(self, received: Vector, state: State, client: Client, key: Key) -> tuple[Report, State]:
@@ -181,7 +181,7 @@ class PFedMe(Algorithm):
         memory = OPTIMIZERS[self.variant](state, received[:p])
         w_i = theta = received
         batches = client.batches(key, steps=self.local_rounds * self.inner_steps)
-        losses = []
+        losses: list[tuple[float, int]] = []
         for r in range(self.local_rounds):
             some, pull = list(islice(batches, self.inner_steps)), proximal(self.lam, w_i)
             if not some:  # a shortened visit, or a forecast, which does not train
@@ -200,10 +200,10 @@ class PFedMe(Algorithm):
                     lr=self.personal_lr,
                 )
                 theta = inner.vector
-                losses.append(inner.loss)
+                losses.append((inner.loss, len(batch)))
             w_i = w_i.clone()
             w_i[:p] -= self.lr * memory.step("w", self.lam * (w_i - theta)[:p])
-        metrics = {"train_loss": float(np.mean(losses or [0.0]))}
+        metrics = {"train_loss": mean_loss(losses)}
         return client.report(model=w_i, metrics=metrics), {"model": theta, **memory.state()}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:

@@ -68,7 +68,9 @@ class SCAFFOLD(Algorithm):
         drift = c - c_k
         y = client.sgd(x, key, direction=lambda g, _: g + drift)
         p = client.layout.num_parameters
-        c_new = c_k - c + (x - y.vector)[:p] / (max(y.steps, 1) * y.lr)  # Alg. 1, option II
+        c_new = c_k  # of a client that takes no step
+        if y.steps:
+            c_new = c_k - c + (x - y.vector)[:p] / (y.steps * y.lr)  # Alg. 1, option II
         changes, metrics = {"model": None, "control": None}, {"train_loss": y.loss}
         report = client.report({}, metrics, based_on=changes, model=y.vector - x, control=c_new - c_k)
         return report, {"control": c_new}

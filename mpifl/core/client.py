@@ -56,7 +56,7 @@ class Trained:
     Attributes:
         vector: [d] trained model.
         steps: optimiser steps taken.
-        loss: mean training loss over the steps.
+        loss: mean training loss of the samples of these steps (of their tokens in texts); NaN without a step.
         lr: learning rate of these steps.
         momentum: momentum of these steps; 0 for Adam.
     """
@@ -212,7 +212,7 @@ class TrainedVisits:
 
     Attributes:
         num_samples: training samples, int64 [m].
-        loss: mean training loss over the steps, float64 [m].
+        loss: mean training loss of the samples of the steps, float64 [m]; NaN without a step.
         max_abs: largest absolute value of each vector that was written, float64 [m].
     """
 

@@ -67,6 +67,15 @@ class Task(ABC):
         """Return the number of terms that `total_loss` sums up. Default: the samples."""
         return len(labels)
 
+    def terms(self, labels: torch.Tensor) -> torch.Tensor:
+        """Return how many terms each sample has [n]. Default: `count` of one sample after the other."""
+        return torch.tensor([self.count(labels[i : i + 1]) for i in range(len(labels))], device=labels.device)
+
+    @cached_property
+    def by_samples(self) -> bool:
+        """Whether `loss` is a mean over samples, each of them one term, as far as the task says."""
+        return not self.has_total or type(self).count is Task.count
+
     @cached_property
     def has_total(self) -> bool:
         """Whether `loss` is `total_loss` / `count`: False for a class that overrides only `loss`."""

@@ -546,6 +546,8 @@ def train(
 ) -> float:
     """Take SGD steps on the samples in `order`; return the sum of the mean losses of the batches.
 
+    The loss of a batch counts by its samples, in units of the first batch.
+
     Args:
         layers: `LAYER` [layers].
         weights: float32 [p]; updated in place.

@@ -8,7 +8,7 @@ PyTorch's. They are the same on every processor that the kernels support.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import prod
+from math import nan, prod
 
 import numpy as np
 import torch
@@ -110,7 +110,7 @@ class Network:
         kept: KeptOptimizer | None = None,
         sample_weights: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int, float]:
-        """Train; return the new parameters [p], the number of steps, and the mean loss.
+        """Train; return the new parameters [p], the number of steps, and the mean loss (NaN without a step).
 
         Dropout draws from PyTorch's default generator, as PyTorch's layers do.
 
@@ -132,11 +132,13 @@ class Network:
             ValueError: `start`, or the result of `direction`, does not have length p.
         """
         weights, steps, total = self._float32(start).clone(), 0, 0.0
+        trained = 0  # samples
         batch = min(batch, max(len(split), 1))
         workspace = self._workspace_for(batch)
         by_steps = direction is not None or update is not None
         gradient = self.gradient.zero_() if by_steps else None
         pieces = list(_batches(orders, batch) if by_steps else orders)
+        unit = min(batch, len(pieces[0])) if pieces else 0  # samples of the first batch
         before = 0 if kept is None else kept.steps
         if update is None and kept is not None:
             if kept.momentum is None:  # frozen entries are kept, too: no other client's numbers
@@ -148,7 +150,7 @@ class Network:
             if factors is not None and change is not None:
                 factors = factors[torch.from_numpy(index)]
             samples, index = _changed(split, index, batch, steps, change)
-            total += bindings.train(
+            value = bindings.train(
                 self.layers,
                 weights,
                 self.momentum,
@@ -163,6 +165,8 @@ class Network:
                 sample_weights=factors,
                 factors=self._drawn(len(index), batch),
             )
+            total += value * (len(index) / unit) if by_steps else value
+            trained += len(index)
             if by_steps:
                 made = self.gradient if direction is None else direction(self.gradient, weights)
                 changed = self._float32(made)
@@ -176,7 +180,7 @@ class Network:
             kept.steps = before + steps
             if update is None:
                 kept.momentum = self.momentum.clone()
-        return weights, steps, total / steps if steps else 0.0
+        return weights, steps, total / (trained / unit) if steps else nan
 
     def train_visits(
         self,

@@ -613,11 +613,13 @@ static int check_order(const int64_t *order, ptrdiff_t count, ptrdiff_t samples,
     return 0;
 }
 
-/* Takes a step on each batch of order[0 .. count); returns `total` plus their mean losses, added one by one. */
+/* Takes a step on each batch of order[0 .. count); returns `total` plus their mean losses, added one by one. The loss of a
+ * batch counts by its samples, in units of the first batch. */
 static double train_epoch(struct network *net, const struct training *t, struct params params, const int64_t *order,
                           ptrdiff_t count, ptrdiff_t steps_done, int last, double total)
 {
     const ptrdiff_t batch = t->batch, classes = output_size(net->layers + net->num_layers - 1);
+    const ptrdiff_t unit = min_of(batch, count);
     for (ptrdiff_t start = 0; start < count; start += batch) {
         const ptrdiff_t n = count - start < batch ? count - start : batch;
         const int first_step = steps_done + start == 0, last_step = last && start + batch >= count;
@@ -627,15 +629,18 @@ static double train_epoch(struct network *net, const struct training *t, struct 
         load_batch(net, &t->samples, order + start, n);
         prefetch_batch(net, &t->samples, order + start + n, min_of(batch, count - start - n));
         forward(net, params.old, n, t->run);
-        total += cross_entropy(net, t->labels, t->sample_weights, order + start, n, classes);
+        /* volatile: product and sum are rounded separately, as in network.py */
+        volatile double value = cross_entropy(net, t->labels, t->sample_weights, order + start, n, classes);
+        value *= (double)n / (double)unit;
+        total += value;
         backward(net, params, n, &sgd, t->run);
         params.old = params.weights;
     }
     return total;
 }
 
-/* Takes SGD steps on the samples order[0 .. count), `batch` at a time, and writes the sum of the mean losses of the batches
- * to *loss. Returns 0, or, before any weight changes, BAD_LABEL, BAD_INDEX (in order) or SMALL_WORKSPACE.
+/* Takes SGD steps on the samples order[0 .. count), `batch` at a time, and writes the sum of the mean losses of the batches,
+ * each times its samples in units of the first batch, to *loss. Returns 0, or, before any weight changes, BAD_LABEL, BAD_INDEX (in order) or SMALL_WORKSPACE.
  *
  * weights, momentum: [parameters]; grad: null, or receives the gradient of one batch while nothing else changes;
  * x: [samples, inputs]; labels: [samples]; sample_weights: null, or the factor of each sample's loss [samples];
@@ -670,7 +675,7 @@ struct visit {
     int64_t first;  /* first position of its samples in the order of all visits */
     int64_t count;  /* samples of all its epochs, repeated ones too */
     int64_t epoch;  /* samples of an epoch; the last one may be shorter */
-    double loss;    /* written: mean loss of its steps, 0 if there is none */
+    double loss;    /* written: mean loss of the samples of its steps, NaN if there is none */
     double max_abs; /* written: largest absolute value of what was written to weights, NaN if one is NaN */
 };
 
@@ -723,7 +728,7 @@ int mpifl_train_visits(const struct layer *layers, ptrdiff_t num_layers, ptrdiff
             total = proximal ? sum : total + sum; /* same order of additions as with one call per step, or per epoch */
             steps += (count + batch - 1) / batch;
         }
-        v->loss = steps ? total / (double)steps : 0;
+        v->loss = total / ((double)v->count / (double)min_of(batch, min_of(v->count, v->epoch))); /* NaN without samples */
         v->max_abs = select_kernels()->change_and_largest(v->weights, change ? v->start : 0, parameters);
     }
     return 0;

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import inf
+from math import inf, nan
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
 from .aggregators import Aggregator, LocalAggregator
 from .engine import Engine, Evaluated, EvaluationSchedule, Record
 from .hook_errors import Dropped
-from .protocol import ClientTask, ReportHeader
+from .protocol import ClientTask, ReportHeader, weighted_mean
 from .recovery import END, regroup
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, needs_workers, save
 from .server_step import ServerStep
@@ -466,11 +466,13 @@ class AsynchronousEngine(Engine):
         for name in dict.fromkeys(name for m in self.metrics.values() for name in m):
             having = sorted(k for k, m in self.metrics.items() if name in m)  # the same order as in rounds
             values = np.array([self.metrics[k][name] for k in having])
+            known = values[~np.isnan(values)]  # without visits that had no step, or clients without test data
             if name.endswith(SPREAD):
-                out |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values))}
+                mean, std = (float(of(known)) if known.size else nan for of in (np.mean, np.std))
+                out |= {name: mean, f"{name}_std": std}
                 continue
             n = np.array([self.samples[k] for k in having], float)
-            out[name] = float(np.average(values, weights=n))
+            out[name] = weighted_mean(values, n)
         return out
 
     def _received_metrics(self, server: Server, pool: RecoveringPool) -> dict[str, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from math import nan
 from typing import Any, overload
 
 import numpy as np
@@ -493,6 +494,12 @@ def _note_columns(tables: Sequence[ReportTable], hook: str) -> dict[str, list[np
     return out
 
 
+def weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
+    """Return the weighted mean of those values [n] that are not NaN; NaN if their weights [n] sum to 0."""
+    known = ~np.isnan(values)
+    return float(np.average(values[known], weights=weights[known])) if weights[known].any() else nan
+
+
 def mean_metrics(tables: Sequence[ReportTable]) -> dict[str, float]:
     """Return the means of the clients' metrics, weighted by samples; remembered uploads do not count.
 
@@ -500,7 +507,8 @@ def mean_metrics(tables: Sequence[ReportTable]) -> dict[str, float]:
         tables: tables of all reports of a step.
 
     Returns:
-        Name of a metric -> mean over the clients that report it; NaN if none of them has a sample.
+        Name of a metric -> mean over the clients that report it, without those that report NaN, such as the
+        `train_loss` of a visit without a step; NaN if none of the others has a sample.
     """
     fresh = sorted((t for t in tables if t.fresh), key=lambda t: int(t.number[0]))
     out = {}
@@ -509,5 +517,5 @@ def mean_metrics(tables: Sequence[ReportTable]) -> dict[str, float]:
         order = _order(having)  # sums must not depend on the number of ranks
         n = _joined([t.num_samples for t in having], order).astype(float)
         values = _joined([t.metrics[name] for t in having], order)
-        out[name] = float(np.average(values, weights=n)) if n.any() else float("nan")
+        out[name] = weighted_mean(values, n)
     return out

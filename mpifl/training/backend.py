@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -18,6 +19,7 @@ from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part, bounds
 from mpifl.core.progress import Stage
 from mpifl.core.rng import Key
+from mpifl.core.task import Task
 from mpifl.kernels import bindings
 
 from .config import LocalConfig
@@ -64,10 +66,49 @@ class Request(NamedTuple):
         Args:
             vector: the trained vector [d].
             steps: optimiser steps taken.
-            loss: mean loss of these steps.
+            loss: mean loss of the samples of these steps. NaN counts as infinite, unless there is no step.
         """
+        loss = math.nan if not steps else math.inf if math.isnan(loss) else loss
         momentum = self.config.momentum if self.config.optimizer == "sgd" else 0.0
         return Trained(vector, steps, loss, self.config.lr_at(self.step), momentum)
+
+
+class BatchShares:
+    """The weights of the batches in the mean loss of a training: their samples, in units of the first batch.
+
+    Batches of one size have weight 1. A loss that is a mean over other terms, such as tokens, is weighted by
+    these (`Task.terms`).
+
+    Args:
+        task: the task.
+        request: the training.
+    """
+
+    def __init__(self, task: Task, request: Request) -> None:
+        by_terms = request.loss is None and not task.by_samples
+        self._terms = task.terms(request.split.y).float() if by_terms else None
+        self._unit: torch.Tensor | float = 0.0
+        self._sum: torch.Tensor | float = 0.0
+
+    def next(self, index: torch.Tensor | np.ndarray) -> torch.Tensor | float:
+        """Return the weight of the next batch, samples `index` [b]: a number, or a scalar on the device."""
+        size: torch.Tensor | float = len(index)
+        if self._terms is not None:
+            size = self._terms[torch.as_tensor(index, device=self._terms.device)].sum()
+        if isinstance(self._unit, float) and not self._unit:
+            self._unit = size.clamp_min(1) if isinstance(size, torch.Tensor) else float(size)
+        share = size / self._unit
+        self._sum = self._sum + share
+        return share
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return float(self._sum)
+
+    def mean(self, total: float) -> float:
+        """Return the mean loss from the sum of weight times loss; NaN where no term counts."""
+        return total / self.total if self.total else math.nan
 
 
 class VisitRequests(NamedTuple):

@@ -30,7 +30,7 @@ from mpifl.core.rng import key
 from mpifl.core.task import Task
 
 from .augmentation import AUGMENTATIONS
-from .backend import Backend, Request
+from .backend import Backend, BatchShares, Request
 from .model_context import ModelContext, is_random
 from .optimizer import adam, fused_sgd
 from .precision import FLOAT32, forward_pass, training_in, under_autocast
@@ -173,6 +173,7 @@ def outcomes(
     vectors: Sequence[torch.Tensor],
     steps: Sequence[int],
     losses: Sequence[float],
+    shares: Sequence[BatchShares],
 ) -> list[Trained]:
     """Return the outcomes in the order of the requests, given the rows of a stack.
 
@@ -181,10 +182,11 @@ def outcomes(
         order: index of the request of each row.
         vectors: trained vector [d] of each row.
         steps: number of steps of each row.
-        losses: sum of the losses of each row over its steps.
+        losses: sum of the losses of each row over its steps, each times the weight of its batch.
+        shares: the weights of the batches of each row.
     """
     rows = {i: row for row, i in enumerate(order)}
-    means = [loss / n if n else 0.0 for loss, n in zip(losses, steps, strict=True)]
+    means = [of_row.mean(loss) for loss, of_row in zip(losses, shares, strict=True)]
     return [
         request.outcome(vectors[rows[i]], steps[rows[i]], means[rows[i]])
         for i, request in enumerate(requests)
@@ -212,6 +214,7 @@ class _Stack:
         self.first = [torch.zeros_like(self.tensors[name]) for name in self.moving]  # momentum
         self.second = [torch.zeros_like(m) for m in self.first] if self.config.optimizer == "adam" else []
         self.losses = torch.zeros(len(starts), device=self.device)
+        self.shares = [BatchShares(self.task, r) for r in self.requests]
 
     def run(self) -> list[Trained]:
         """Take all steps; return the outcomes in the order of the requests."""
@@ -221,7 +224,8 @@ class _Stack:
             self._step(step, active)
         vectors = torch.cat([t.flatten(1) for t in self.tensors.values()], 1)  # [C, d]
         steps = [*map(len, self.batches)]
-        return outcomes(self.asked, self.order, [v.clone() for v in vectors], steps, self.losses.tolist())
+        rows = [v.clone() for v in vectors]
+        return outcomes(self.asked, self.order, rows, steps, self.losses.tolist(), self.shares)
 
     def _step(self, step: int, active: int) -> None:
         """Take one step for each of the first `active` clients."""
@@ -232,7 +236,11 @@ class _Stack:
 
         take = stacked_gradients(self.module, self.task.losses, self.config.precision)
         grads, values = take(moving, fixed, x, y, weight)
-        self.losses[:active] += values
+        pairs = zip(self.shares[:active], self.batches, strict=False)
+        weights = [of_row.next(batches[step]) for of_row, batches in pairs]
+        self.losses[:active] += values * torch.stack(
+            [torch.as_tensor(w, device=self.device) for w in weights]
+        )
         self._update(step, active, [grads[name] for name in self.moving])
 
     def _batch(self, step: int, active: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -18,7 +18,7 @@ from mpifl.core.client import Trained
 from mpifl.core.federation import Split
 from mpifl.core.parameters import Part, bounds
 
-from .backend import Backend, Request, epoch_orders
+from .backend import Backend, BatchShares, Request, epoch_orders
 from .batched import (
     evenly,
     longest_first,
@@ -147,7 +147,7 @@ class CapturedStep(FullBatchStep):
         self.device, self.precision = device, config.precision
         self.x = split.x.new_zeros(size, *split.x.shape[1:])
         self.y = split.y.new_zeros(size, *split.y.shape[1:])
-        self.total = torch.zeros((), device=device)
+        self.total, self.share = torch.zeros((), device=device), torch.ones((), device=device)
         self.lr = _learning_rate(device)
         # steps=1: no step is treated as the first one; the momentum starts at 0
         self.update = OptimizerStep(context, config, self.lr, part, None, steps=1)
@@ -157,7 +157,7 @@ class CapturedStep(FullBatchStep):
         with forward_pass(self.precision, self.device):
             loss = self.task.loss(self.module(self.x), self.y)
         self.update(loss)
-        self.total += loss.detach()
+        self.total += loss.detach() * self.share
 
     def begin(self, lr: float) -> None:
         """Start a visit: set the learning rate and clear momentum and the sum of losses."""
@@ -247,6 +247,7 @@ class CapturedStack:
         self.y = split.y.new_zeros(count, size, *split.y.shape[1:])
         self.weight = torch.zeros(count, size, device=device)
         self.losses = torch.zeros(count, device=device)
+        self.share = torch.zeros(count, device=device)  # weight of each row's loss in its sum
         self.lr = _learning_rate(device)
         self.gradients = stacked_gradients(context.flat.module, context.task.losses, self.config.precision)
         self.graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
@@ -265,11 +266,13 @@ class CapturedStack:
         self._begin(vectors, requests[0].config.lr_at(requests[0].step))
         x, y = (torch.cat([getattr(r.split, name) for r in requests]) for name in ("x", "y"))
         index, weight = self._plan([len(r.split) for r in requests], batches)
+        shares, share = self._shares(requests, batches)
         for step, now in enumerate(active):
             rows = self._rows(now)
             torch.index_select(x, 0, index[step, :rows].flatten(), out=self.x[:rows].flatten(0, 1))
             torch.index_select(y, 0, index[step, :rows].flatten(), out=self.y[:rows].flatten(0, 1))
             self.weight[:rows] = weight[step, :rows]
+            self.share[:rows] = share[step, :rows]
             graph = self.graphs[rows]
             if graph is None:
                 self._step(rows)
@@ -278,7 +281,7 @@ class CapturedStack:
             left = active[step + 1] if step + 1 < len(active) else 0
             if left < now:  # the rows that end here are in no later graph, or have weight 0 there
                 self._read(slice(left, now), vectors)
-        return outcomes(asked, order, vectors.unbind(), [*map(len, batches)], self.ended.tolist())
+        return outcomes(asked, order, vectors.unbind(), [*map(len, batches)], self.ended.tolist(), shares)
 
     def _rows(self, active: int) -> int:
         """Return the number of rows of a step in which `active` clients still train."""
@@ -306,6 +309,17 @@ class CapturedStack:
         device = self.context.device
         return torch.from_numpy(index).to(device), torch.from_numpy(weight).to(device)
 
+    def _shares(
+        self, requests: Sequence[Request], batches: Sequence[Sequence[np.ndarray]]
+    ) -> tuple[list[BatchShares], torch.Tensor]:
+        """Return the weights of the batches in the mean loss of each row, and as a tensor [T, C]."""
+        shares = [BatchShares(self.context.task, r) for r in requests]
+        table = torch.zeros(len(batches[0]), self.count)
+        for row, of_row in enumerate(shares):
+            for step, batch in enumerate(batches[row]):
+                table[step, row] = of_row.next(batch)
+        return shares, table.to(self.context.device)
+
     def _begin(self, starts: torch.Tensor, lr: float) -> None:
         """Copy the initial vectors [C, d] of a stack to its rows; clear momenta and sums of losses."""
         for name, values in self.context.layout.tensors(starts).items():
@@ -324,7 +338,7 @@ class CapturedStack:
         tensors = {name: t[:rows] for name, t in self.tensors.items()}
         moving = {name: tensors.pop(name) for name in self.moving}
         grads, values = self.gradients(moving, tensors, self.x[:rows], self.y[:rows], self.weight[:rows])
-        self.losses[:rows] += values
+        self.losses[:rows] += values * self.share[:rows]
         found = [grads[name].contiguous() for name in self.moving]
         with torch.no_grad():
             momenta = [m[:rows] for m in self.momenta]

@@ -120,6 +120,12 @@ def train_components(
     return torch.stack([t.vector for t in trained]), sum(t.loss for t in trained)
 
 
+def mean_loss(batches: Sequence[tuple[float, int]]) -> float:
+    """Return the mean loss over the samples of some batches, (mean loss, samples); NaN without any."""
+    size = sum(n for _, n in batches)
+    return sum(loss * n for loss, n in batches) / size if size else math.nan
+
+
 def evaluate_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Split) -> dict[str, float]:
     """Return metrics and loss of the weighted predictions sum_k pi_k theta_k(x) on `split`; NaN if empty.
 

@@ -21,7 +21,7 @@ from mpifl.core.rng import key
 from mpifl.core.task import Task
 
 from .augmentation import AUGMENTATIONS
-from .backend import Backend, Request
+from .backend import Backend, BatchShares, Request
 from .model_context import ModelContext
 from .optimizer import OptimizerStep
 from .precision import FLOAT32, forward_pass, training_in
@@ -43,10 +43,12 @@ class FullBatchStep(ABC):
     """Takes the steps on full batches instead of the loop.
 
     Attributes:
-        total: sum of the losses of its steps, a scalar; the loop adds the losses of its own steps.
+        total: sum of the losses of its steps, each times `share`, a scalar; the loop adds its own steps.
+        share: the weight of the next step's loss in `total`, a scalar.
     """
 
     total: torch.Tensor
+    share: torch.Tensor
 
     @abstractmethod
     def __call__(self, split: Split, index: torch.Tensor) -> None:
@@ -105,6 +107,7 @@ def train_by_steps(
     lr = config.lr_at(request.step)
     update = OptimizerStep(context, config, lr, part, request.direction, kept=request.kept)
     total, augmented = torch.zeros((), device=context.device), config.augment != "none"
+    shares = BatchShares(context.task, request)
     context.seed(request.key.of("dropout"))
     kernels = context.kernels() if config.precision == FLOAT32 else nullcontext()
     precision = training_in(config.precision, context.device)
@@ -116,7 +119,10 @@ def train_by_steps(
         for number, index in enumerate(context.batches(split, config, request.key)):
             if request.stage is not None:
                 request.stage.done = number
+            share = shares.next(index)
             if replacement is not None and len(index) == config.batch_size:
+                if isinstance(share, torch.Tensor):  # otherwise 1
+                    replacement.share.copy_(share)
                 replacement(split, index)
                 update.steps += 1
                 continue
@@ -126,11 +132,11 @@ def train_by_steps(
             with forward_pass(config.precision, context.device):
                 value = loss(module, x, y, index)
             update(value)
-            total += value.detach()
+            total += value.detach() * share
     steps = update.steps
     context.flat.check_buffers()
     update.save()
-    return request.outcome(context.flat.vector.clone(), steps, float(total) / steps if steps else 0.0)
+    return request.outcome(context.flat.vector.clone(), steps, shares.mean(float(total)))
 
 
 def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, batch_size: int) -> torch.Tensor:

@@ -284,6 +284,10 @@ class NextToken(Task):
             return super().count(labels)
         return int((labels != IGNORED).sum())
 
+    def terms(self, labels: torch.Tensor) -> torch.Tensor:
+        """Return the number of tokens of each sample that count, or 1 if a subclass overrides `losses`."""
+        return torch.ones_like(labels[:, 0]) if self._own_losses else (labels != IGNORED).sum(1)
+
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
         """Return the numbers of tokens that count and of hits, and the sum of the cross-entropies.
 

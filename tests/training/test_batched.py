@@ -59,7 +59,7 @@ def compare(one: Learner, asked: list[Request]) -> None:
         scale = max(float((expected.vector - request.start).abs().max()), 1e-3)
         assert_close(found.vector, expected.vector, rtol=0, atol=1e-4 * scale)
         assert (found.steps, found.lr, found.momentum) == (expected.steps, expected.lr, expected.momentum)
-        assert abs(found.loss - expected.loss) <= 1e-5 * max(1, abs(expected.loss))
+        assert found.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-5, nan_ok=True)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

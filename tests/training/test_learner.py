@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -65,7 +66,7 @@ def batches(n: int, config: LocalConfig) -> list[torch.Tensor]:
 
 
 def reference(model: nn.Module, config: LocalConfig, step: int = 1, names: str = "", prox: float = 0.0):
-    """Train as a PyTorch user would; return the vector and the losses of the steps."""
+    """Train as a PyTorch user would; return the vector and the losses of the steps, one for each sample."""
     moving = [p for name, p in model.named_parameters() if name.startswith(names)]
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.SGD
     options = {} if config.optimizer == "adam" else {"momentum": config.momentum}
@@ -78,7 +79,7 @@ def reference(model: nn.Module, config: LocalConfig, step: int = 1, names: str =
         pull = sum(((p - a) ** 2).sum() for p, a in zip(moving, anchor, strict=True))
         (loss + prox / 2 * pull).backward()
         optimizer.step()
-        losses.append(loss.item())
+        losses += [loss.item()] * len(index)
     return flatten(model), losses
 
 
@@ -99,7 +100,7 @@ def test_the_flat_loop_is_the_optimiser_of_pytorch(config):
     trained = learner.sgd(learner.init, SPLIT, config, KEY)
     expected, losses = reference(built(hidden=(7,)), config)
     assert_close(trained.vector, expected, rtol=1e-5, atol=1e-6)
-    assert trained.steps == len(losses)
+    assert trained.steps == len(batches(len(SPLIT), config))
     assert_allclose(trained.loss, sum(losses) / len(losses), rtol=1e-5)
     assert (expected - learner.init).abs().max() > 0.01, (
         "training must move the weights for this to say anything"
@@ -348,11 +349,26 @@ def test_one_sample_has_no_batch_statistics():
         learner.outputs(learner.init, torch.rand(1, 1, 4, 4), embedding=True, train_mode=True)
 
 
+@pytest.mark.parametrize("direction", [None, lambda g, w: g])
+@pytest.mark.parametrize("size", [23, 22, 16, 5])
+def test_the_loss_of_a_training_is_the_mean_over_samples_whatever_the_batch_size(size, direction):
+    """One sample far from the others; weights hardly move."""
+    x = SPLIT.x.clone()
+    x[4] *= 100
+    split = Split(x, SPLIT.y)
+    learner = Learner(built(hidden=(7,)))
+    config = LocalConfig(epochs=2, batch_size=size, lr=1e-12)
+    with torch.no_grad():
+        mean = F.cross_entropy(learner.flat.load(learner.init, train=False)(x), SPLIT.y)
+    assert_allclose(learner.sgd(learner.init, split, config, KEY, direction=direction).loss, mean, rtol=1e-5)
+
+
 def test_zero_epochs_return_the_start():
     learner = Learner(built())
     trained = learner.sgd(learner.init + 1, SPLIT, LocalConfig(epochs=0), KEY)
     assert_close(trained.vector, learner.init + 1, rtol=0, atol=0)
-    assert (trained.steps, trained.loss) == (0, 0.0)
+    assert trained.steps == 0
+    assert math.isnan(trained.loss)
 
 
 def test_the_result_is_a_copy():
