@@ -63,6 +63,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     nightly.skip_when_late(item)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Let a test fail in whose process mpifl would end it (`os._exit`), which ended pytest before its report.
+
+    Processes that a test forks or starts still end.
+    """
+    own, end = os.getpid(), os._exit
+
+    def refused(code: int) -> None:
+        if os.getpid() != own or not sys._getframe(1).f_globals["__name__"].startswith("mpifl"):
+            end(code)
+        pytest.fail(f"mpifl would have ended this process with exit code {code}")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "_exit", refused)
+        return (yield)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Deal whole files to the processes of `pytest -n 2`: MPI runs beside what needs one core.

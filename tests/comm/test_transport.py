@@ -70,3 +70,8 @@ def test_workers_of_all_groups_share_the_devices_of_a_node_before_servers_do():
 def test_one_process_is_one_group():
     alone = Single()
     assert alone.split(1) is alone
+
+
+def test_a_run_that_would_end_the_process_fails_its_test_instead():
+    with pytest.raises(pytest.fail.Exception, match="exit code 3"):
+        Single().abort(3)
