@@ -22,7 +22,7 @@ from mpifl.data.partition.table import FORMATS, check_format, write
 
 from . import prepared_cache as cache
 from .federation import PoolFederation
-from .pool import Pool, check_pool, sparing_categories, standardised
+from .pool import Pool, check_pool, repeated, sparing_categories, standardised
 from .prepared_cache import Progress
 from .scenario import (
     CLIENT_BYTES,
@@ -357,6 +357,9 @@ def _write_pool(config: DataConfig, to: Path, say: Progress) -> Mapping[str, Any
     with doing(f"reading {config.source.name}"), _of_users(config.source, "load"), drawing:
         pool = config.source.load(config.folder or Path(), to)
     check_pool(pool, "data.source")
+    with doing("looking for test samples that also train"):
+        if line := repeated(pool):
+            pool = replace(pool, remarks=(*pool.remarks, f"source {config.source.name}: {line}"))
     if pool.kind != IMAGES or config.source.published is None:
         pool = standardised(pool)
     for name in ("mean", "std"):

@@ -9,12 +9,13 @@ import numpy as np
 
 from mpifl.core.errors import UserError, is_whole, require
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MULTI_HOT, NUMBERS, TOKENS, DataInfo
-from mpifl.core.rng import Key
+from mpifl.core.rng import Key, key
 from mpifl.core.textfiles import readable
 
 MAX_ORIGINS = 1 << 24
 IGNORED = -100  # label token of a position that is ignored, as PyTorch's `ignore_index`
 BLOCK = 1 << 22  # numbers that are processed at a time
+DETAIL = 0.1  # of the deviation of a channel: pixels may be rounded by this share of it
 
 
 @dataclass(frozen=True)
@@ -144,18 +145,44 @@ def images_of(array: np.ndarray, name: str, otherwise: str = "") -> np.ndarray:
         require(np.issubdtype(array.dtype, np.floating), name, str(array.dtype), remedy)
         low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
         require(low >= 0.0 and high <= 1.0, name, f"{array.dtype} in [{low:g}, {high:g}]", remedy)  # no NaN
-        array = np.rint(array * 255).astype(np.uint8)
     if array.ndim == 3:
-        return array[:, None]
-    if array.shape[1] in (1, 3):
-        return array
-    require(
-        array.shape[3] in (1, 3),
-        name,
-        array.shape,
-        "images of unexpected shape: one axis must hold 1 or 3 colour channels",
-    )
-    return array.transpose(0, 3, 1, 2)
+        array = array[:, None]
+    elif array.shape[1] not in (1, 3):
+        require(
+            array.shape[3] in (1, 3),
+            name,
+            array.shape,
+            "images of unexpected shape: one axis must hold 1 or 3 colour channels",
+        )
+        array = array.transpose(0, 3, 1, 2)
+    return array if array.dtype == np.uint8 else _rounded(array, name, otherwise)
+
+
+def _rounded(images: np.ndarray, name: str, otherwise: str) -> np.ndarray:
+    """Return floats in [0, 1], [n, C, H, W], as 256 steps; refuse a channel whose detail that would lose.
+
+    Args:
+        images: floats in [0, 1], [n, C, H, W].
+        name: where they come from, for error messages.
+        otherwise: further advice.
+    """
+    pixels = np.rint(images * 255).astype(np.uint8)
+    for channel in range(images.shape[1]):
+        held = images[:, channel]
+        if not held.size:
+            continue
+        lost = float(np.abs(held - pixels[:, channel] / held.dtype.type(255)).max())
+        spread = float(held.std(dtype=np.float64))
+        remedy = (
+            f"channel {channel} would be rounded by up to {lost:.3g}, to 256 steps between 0 and 1, and its "
+            f"deviation is {spread:.3g}: scale the images to fill [0, 1]"
+        )
+        flat = spread <= np.finfo(held.dtype).eps * float(held.max())  # rounding errors of one value
+        remedy += f"; {otherwise}" if otherwise else ""
+        require(
+            flat or lost <= DETAIL * spread, name, f"{held.dtype} in [{held.min():g}, {held.max():g}]", remedy
+        )
+    return pixels
 
 
 def labels_of(array: np.ndarray | None, name: str, num_classes: int | None = None) -> np.ndarray:
@@ -297,6 +324,49 @@ def standardised(pool: Pool) -> Pool:
     mean, std = mean + first, np.where(std > np.finfo(np.float32).tiny, std, 1.0)
     mean, std = sparing_categories(pool, mean, std)
     return replace(pool, mean=mean.astype(np.float32), std=std.astype(np.float32))
+
+
+def repeated(pool: Pool) -> str:
+    """Return a line that counts test samples which are, number by number, training samples; or nothing."""
+    if pool.num_train == len(pool.labels):
+        return ""
+    hashes = _hashes(pool.inputs)
+    train, test = hashes[: pool.num_train], hashes[pool.num_train :]
+    order = np.argsort(train, kind="stable")
+    place = np.searchsorted(train[order], test)
+    alike = np.flatnonzero(train[order][np.minimum(place, len(train) - 1)] == test)
+    twin = order[place[alike]]
+    rows = max(1, BLOCK // max(1, int(np.prod(pool.shape))))
+    same = np.zeros(len(alike), np.bool_)
+    for start in range(0, len(alike), rows):  # equal hashes do not prove it
+        one, two = (
+            np.asarray(pool.inputs[at[start : start + rows]]) for at in (twin, pool.num_train + alike)
+        )
+        same[start : start + rows] = (one == two).reshape(len(one), -1).all(1)
+    if not same.any():
+        return ""
+    at = int(same.argmax())
+    first = f"the first, test sample {int(alike[at])}, is training sample {int(twin[at])}"
+    return f"{int(same.sum())} of {len(test)} test samples stand in the training part, too ({first})"
+
+
+def _hashes(inputs: np.ndarray) -> np.ndarray:
+    """Return a number for each sample [n, ...], uint64 [n]; equal samples have equal numbers."""
+    width = int(np.prod(inputs.shape[1:])) * inputs.dtype.itemsize
+    words = -(-width // 8)
+    weights = key(0, "hash of samples").numpy().integers(0, 1 << 63, words, np.uint64) * np.uint64(
+        2
+    ) + np.uint64(1)
+    rows = max(1, BLOCK // max(1, words))
+    out = np.empty(len(inputs), np.uint64)
+    for start in range(0, len(inputs), rows):
+        block = np.ascontiguousarray(inputs[start : start + rows]).reshape(-1)
+        held = np.zeros((len(out[start : start + rows]), 8 * words), np.uint8)
+        held[:, :width] = block.view(np.uint8).reshape(-1, width)
+        mixed = held.view(np.uint64)
+        mixed ^= mixed >> np.uint64(29)
+        out[start : start + rows] = np.einsum("nw,w->n", mixed, weights)
+    return out
 
 
 def sparing_categories(pool: Pool, mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ The writers are PIL, NumPy, pyarrow, h5py, SciPy and json; the mistakes are thos
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from PIL import Image
 from mpifl.core.errors import UserError
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 from mpifl.data.federation import PoolFederation
+from mpifl.data.pool import Pool, repeated
 
 RNG = np.random.default_rng(0)
 Writer = Callable[[Path], object]
@@ -422,3 +424,349 @@ HUBS = {
 def test_splits_of_hugging_face(tmp_path, name):
     case = HUBS[name]
     met(tmp_path, Case(case.write, case.refused, case.said, case.check, {**HUB, **case.source}))
+
+
+# -- archives ------------------------------------------------------------------------------------------------
+
+
+def archive(**changes: Any) -> Writer:
+    """Return the writer of an archive of images 6 x 6, 40 and 8 of them; None leaves an array out."""
+    rng = np.random.default_rng(1)
+    arrays: dict[str, Any] = {}
+    for part, n in (("train", 40), ("test", 8)):
+        arrays[f"x_{part}"] = rng.integers(0, 256, (n, 6, 6)).astype(np.uint8)
+        arrays[f"y_{part}"] = np.arange(n) % 4
+    kept = {name: made for name, made in {**arrays, **changes}.items() if made is not None}
+    return lambda root: np.savez(root / "x.npz", **kept)
+
+
+def floats(low: float, high: float, *size: int, kind: type = np.float32) -> np.ndarray:
+    """Return uniform numbers."""
+    return np.random.default_rng(2).uniform(low, high, size).astype(kind)
+
+
+X = np.random.default_rng(3).integers(0, 256, (40, 6, 6)).astype(np.uint8)
+ALONE: dict[str, Any] = {"x_test": None, "y_test": None}
+NPZ = {"name": "npz", "path": "x.npz"}
+
+
+def inputs(expected: np.ndarray) -> Check:
+    """Return a check of all samples, in any order."""
+
+    def check(federation: PoolFederation) -> None:
+        found = federation.pool.inputs
+        assert found.dtype == expected.dtype
+        order = [np.lexsort(a.reshape(len(a), -1).T) for a in (found, expected)]
+        np.testing.assert_array_equal(found[order[0]], expected[order[1]])
+
+    return check
+
+
+TINY = r"channel 0 would be rounded by up to .*, to 256 steps"
+ARCHIVES = {
+    "grey": Case(archive(), check=sizes(40, 8)),
+    "Fortran order": Case(archive(x_train=np.asfortranarray(X), **ALONE), check=inputs(X[:, None])),
+    "channels first": Case(
+        archive(x_train=np.repeat(X[:, None], 3, 1), **ALONE), check=inputs(np.repeat(X[:, None], 3, 1))
+    ),
+    "channels last": Case(
+        archive(x_train=np.repeat(X[..., None], 3, 3), **ALONE), check=inputs(np.repeat(X[:, None], 3, 1))
+    ),
+    "big-endian": Case(archive(x_train=(X / 255).astype(">f4"), **ALONE), check=inputs(X[:, None])),
+    "float64 of bytes": Case(archive(x_train=X / 255, **ALONE), check=inputs(X[:, None])),
+    "floats that fill the range": Case(
+        archive(x_train=floats(0, 1, 40, 6, 6), **ALONE),
+        check=inputs(np.rint(floats(0, 1, 40, 6, 6) * 255).astype(np.uint8)[:, None]),
+    ),
+    "scans of 16 bits": Case(archive(x_train=floats(0, 0.0015, 40, 6, 6), **ALONE), TINY),
+    "little contrast": Case(archive(x_train=floats(0.5, 0.51, 40, 6, 6), **ALONE), TINY),
+    "little contrast, float64": Case(
+        archive(x_train=floats(0, 0.01, 40, 6, 6, kind=np.float64), **ALONE), TINY
+    ),
+    "little contrast in blue": Case(
+        archive(x_train=floats(0, 1, 40, 6, 6, 3) * np.float32([1, 1, 0.01]), **ALONE),
+        "channel 2 would be rounded",
+    ),
+    "little contrast in the test part": Case(
+        archive(x_train=X / 255, x_test=floats(0, 0.01, 8, 6, 6)), f"x_test = .*{TINY}"
+    ),
+    "little contrast as features": Case(
+        archive(x_train=floats(0, 0.0015, 40, 6, 6), **ALONE),
+        check=inputs(floats(0, 0.0015, 40, 6, 6)),
+        source={"inputs": "features"},
+    ),
+    "one value": Case(
+        archive(x_train=np.full((40, 6, 6), 0.3), **ALONE), said=("8 of 8 test samples stand in",)
+    ),
+    "floats up to 255": Case(
+        archive(x_train=X.astype(np.float32), **ALONE), r"float32 in \[0, 255\]': images must be"
+    ),
+    "floats around 0": Case(
+        archive(x_train=floats(-1, 1, 40, 6, 6), **ALONE), "images must be uint8, or floats"
+    ),
+    "NaN": Case(archive(x_train=np.where(X > 250, np.nan, X / 255), **ALONE), "nan"),
+    "16 bits": Case(archive(x_train=X.astype(np.uint16), **ALONE), "uint16"),
+    "four channels": Case(archive(x_train=np.repeat(X[..., None], 4, 3), **ALONE), "1 or 3 colour channels"),
+    "Python objects": Case(
+        archive(x_train=np.array([*X, None], object)[:40], **ALONE), "holds Python objects"
+    ),
+    "other sizes in test": Case(archive(x_test=X[:8, :5]), "samples of another size"),
+    "fewer labels": Case(archive(y_train=np.arange(39) % 4), "differ in number"),
+    "one-hot labels": Case(archive(y_train=np.eye(4, dtype=np.int64)[np.arange(40) % 4], **ALONE), "one-hot"),
+    "negative labels": Case(archive(y_train=np.arange(40) % 4 - 1, **ALONE), "must be integers from zero"),
+    "labels of a column": Case(archive(y_train=(np.arange(40) % 4)[:, None], **ALONE), check=sizes(32, 8)),
+    "no labels": Case(archive(y_train=None, **ALONE), "lacks the array y_train"),
+    "one picture in both parts": Case(
+        archive(x_train=X, x_test=np.concatenate([X[7:8], 255 - X[:7]])),
+        said=(r"1 of 8 test samples stand in .*\(the first, test sample 0, is training sample 7\)",),
+    ),
+    "one row in both parts": Case(
+        archive(
+            x_train=floats(0, 9, 40, 3),
+            x_test=np.concatenate([floats(10, 19, 6, 3), floats(0, 9, 40, 3)[[30, 2]]]),
+        ),
+        said=("2 of 8 test samples stand in .*test sample 6, is training sample 30",),
+    ),
+    "one sequence in both parts": Case(
+        archive(
+            x_train=np.arange(120).reshape(40, 3),
+            x_test=np.array([[0, 1, 3], [0, 1, 2], [1, 2, 3]]),
+            y_test=np.arange(3),
+        ),
+        said=("1 of 3 test samples stand in",),
+    ),
+    "a copy that is set aside for testing": Case(
+        archive(x_train=np.repeat(X[::2], 2, 0), **ALONE),
+        said=("test samples stand in the training part, too",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_archives(tmp_path, name):
+    case = ARCHIVES[name]
+    met(tmp_path, Case(case.write, case.refused, case.said, case.check, {**NPZ, **case.source}))
+
+
+def test_samples_that_differ_are_not_taken_for_one_another(monkeypatch):
+    """Equal hashes do not make samples equal, and the number of the twin is that of the first equal one."""
+    pool = Pool(np.arange(24, dtype=np.uint8).reshape(6, 1, 2, 2), np.zeros(6, np.int64), 4, 1)
+    assert repeated(pool) == ""
+    monkeypatch.setattr("mpifl.data.pool._hashes", lambda inputs: np.zeros(len(inputs), np.uint64))
+    assert repeated(pool) == ""
+
+
+# -- partitions ----------------------------------------------------------------------------------------------
+
+
+def partition(content: object, name: str = "p.json") -> Writer:
+    """Return the writer of an archive and of a partition of it: 40 samples to train, then 8 to test."""
+    text = content if isinstance(content, str) else json.dumps(content)
+    return both(archive(), lambda root: (root / name).write_text(text))
+
+
+def held(*clients: tuple[int, int, int]) -> Check:
+    """Return a check of the numbers of samples of each client: train, val, test."""
+
+    def check(federation: PoolFederation) -> None:
+        assert [tuple(row) for row in federation.sizes.tolist()] == list(clients)
+
+    return check
+
+
+BY_PART = r"all 4 test samples are of the source's training part \(its test part begins at 40"
+PARTITIONS = {
+    "lists": Case(
+        partition({"0": [1, 2], "1": [3]}), check=held((2, 0, 8), (1, 0, 8)), scenario={"test": "all"}
+    ),
+    "test part numbered from 0": Case(
+        partition({str(k): {"train": [10 + k], "test": [2 * k, 2 * k + 1]} for k in range(2)}),
+        said=(BY_PART,),
+        check=held((1, 0, 2), (1, 0, 2)),
+    ),
+    "test part numbered through": Case(
+        partition({str(k): {"train": [10 + k], "test": [40 + k]} for k in range(2)}),
+        check=held((1, 0, 1), (1, 0, 1)),
+    ),
+    "test part numbered from 0, as a table": Case(
+        partition(
+            "client,part,sample\n0,train,9\n1,train,8\n" + "".join(f"{i % 2},test,{i}\n" for i in range(4)),
+            "p.csv",
+        ),
+        said=(BY_PART,),
+        scenario={"path": "p.csv"},
+    ),
+    "parts called otherwise": Case(
+        partition(
+            {
+                "0": {"training": [1], "valid": [2], "testing": [41]},
+                "1": {"train": [3], "val": [4], "test": [42]},
+            }
+        ),
+        check=held((1, 1, 1), (1, 1, 1)),
+    ),
+    "an unknown part": Case(partition({"0": {"train": [1], "holdout": [2]}}), "names part 'holdout'"),
+    "numbers from 1": Case(partition({"0": [1, 2], "1": [47, 48]}), "names sample 48, and the source has 48"),
+    "a negative number": Case(partition({"0": [1, -2]}), "sample '?-2'? of row 2 is not a number from zero"),
+    "numbers as texts": Case(
+        partition({"0": ["1", "2"], "1": ["3"]}), check=held((2, 0, 8), (1, 0, 8)), scenario={"test": "all"}
+    ),
+    "a number that is not whole": Case(partition({"0": [1.5, 2]}), "1.5"),
+    "NaN": Case(partition('{"0": [1, NaN]}'), "row 2 is not a number from zero"),
+    "a name": Case(partition({"0": ["a.png"]}), "'a.png' of row 1 is not a number"),
+    "a client twice": Case(partition('{"0": [1, 2], "1": [3], "0": [4]}'), "the key '0' appears twice"),
+    "a part twice": Case(partition('{"0": {"train": [1], "train": [2]}}'), "the key 'train' appears twice"),
+    "a sample of two clients": Case(
+        partition({"0": [1, 2], "1": [2, 3]}), check=held((2, 0, 8), (2, 0, 8)), scenario={"test": "all"}
+    ),
+    "a sample twice": Case(
+        partition({"0": [1, 1], "1": [3]}),
+        said=("1 rows repeat a sample of their client",),
+        scenario={"test": "all"},
+    ),
+    "a sample that trains and tests": Case(
+        partition({"0": {"train": [1], "test": [1]}, "1": {"train": [2], "test": [41]}}),
+        said=("1 of 2 test samples also train",),
+    ),
+    "a client without training samples": Case(
+        partition({"0": [1], "1": {"test": [41]}}), "client 1 has no training samples"
+    ),
+    "lists of lists": Case(partition([[1, 2], [3]]), "must map clients to lists of samples"),
+    "a byte order mark": Case(
+        partition("\ufeff" + json.dumps({"0": [1], "1": [2]})),
+        check=held((1, 0, 8), (1, 0, 8)),
+        scenario={"test": "all"},
+    ),
+    "no JSON": Case(partition("{'0': [1]}"), "cannot be read as a partition"),
+}
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_partitions(tmp_path, name):
+    case = PARTITIONS[name]
+    scenario = {"name": "partition", "path": "p.json", **case.scenario}
+    met(tmp_path, Case(case.write, case.refused, case.said, case.check, NPZ, scenario))
+
+
+# -- users ---------------------------------------------------------------------------------------------------
+
+
+def shards(top: str, **parts: dict[str, int] | str) -> Writer:
+    """Return the writer of LEAF's shards: so many samples of each user in each part, or a text."""
+
+    def write(root: Path) -> None:
+        rng = np.random.default_rng(4)
+        for part, users in parts.items():
+            (root / top / part).mkdir(parents=True)
+            if isinstance(users, str):
+                text = users
+            else:
+                data = {
+                    u: {"x": rng.random((n, 3)).tolist(), "y": [i % 2 for i in range(n)]}
+                    for u, n in users.items()
+                }
+                text = json.dumps(
+                    {"users": list(users), "num_samples": list(users.values()), "user_data": data}
+                )
+            (root / top / part / "0.json").write_text(text)
+
+    return write
+
+
+USER = '{"x": [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]], "y": [0, 1]}'
+TWICE = (
+    f'{{"users": ["a", "b"], "num_samples": [2, 2], "user_data": {{"a": {USER}, "b": {USER}, "a": {USER}}}}}'
+)
+LEAF = {"name": "leaf", "path": "leaf"}
+NATURAL = {"name": "natural"}
+USERS = {
+    "a user in test only": Case(
+        shards("leaf", train={"a": 4, "b": 4}, test={"a": 2, "b": 2, "c": 2}),
+        said=("1 of 3 origins are no clients: 1 have test samples only",),
+        check=held((4, 0, 2), (4, 0, 2)),
+    ),
+    "users with too few samples": Case(
+        shards("leaf", train={"a": 4, "b": 1, "c": 1, "d": 4}, test={"a": 2, "b": 2, "d": 2}),
+        said=("2 of 4 origins are no clients: 2 have fewer than 2 training samples",),
+        check=held((4, 0, 2), (4, 0, 2)),
+    ),
+    "a user without test samples": Case(
+        shards("leaf", train={"a": 4, "b": 4}, test={"a": 2}),
+        said=("1 of 2 clients have no test samples of their own",),
+        check=held((4, 0, 2), (4, 0, 0)),
+    ),
+    "users of both kinds": Case(
+        shards("leaf", train={"a": 4, "b": 4, "c": 1}, test={"a": 2, "d": 2}),
+        said=(
+            "2 of 4 origins are no clients: 1 have test samples only, 1 have fewer",
+            "1 of 2 clients have no test",
+        ),
+    ),
+    "one sample is enough": Case(
+        shards("leaf", train={"a": 4, "b": 1}, test={"a": 2, "b": 2}),
+        check=held((4, 0, 2), (1, 0, 2)),
+        scenario={"min_samples": 1},
+    ),
+    "a user twice": Case(
+        shards("leaf", train=TWICE, test={"a": 2}), "0.json = 'unreadable': the key 'a' appears twice"
+    ),
+    "a writer twice": Case(
+        shards("femnist", train=TWICE, test={"a": 2}),
+        "0.json = 'unreadable': the key 'a' appears twice",
+        source={"name": "femnist"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_users(tmp_path, name):
+    case = USERS[name]
+    source = case.source or LEAF
+    met(tmp_path, Case(case.write, case.refused, case.said, case.check, source, {**NATURAL, **case.scenario}))
+
+
+# -- data sets of PyTorch ------------------------------------------------------------------------------------
+
+ITEMS = """
+import numpy as np
+from PIL import Image
+
+class Items:
+    draws = {draws}
+
+    def __init__(self, train):
+        self.rng = np.random.default_rng(int(train))
+        self.held = self.rng.integers(0, 256, (12, 6, 6, 3)).astype(np.uint8)
+
+    def __len__(self):
+        return len(self.held)
+
+    def __getitem__(self, i):
+        x = self.held[i]
+        if self.draws and self.rng.random() < 0.5:
+            x = x[:, ::-1]
+        return Image.fromarray(np.ascontiguousarray(x)).convert({modes}[i % 4]), i % 2
+"""
+
+
+def items(draws: bool = False, *modes: str) -> Writer:
+    """Return the writer of a data set whose items flip at random, or are of several modes."""
+    text = ITEMS.format(draws=draws, modes=modes or ("RGB",) * 4)
+    return lambda root: (root / "items.py").write_text(text)
+
+
+DATASETS = {
+    "always the same": Case(items(), check=sizes(12, 12)),
+    "random flips": Case(items(True), said=("items differ when read again; its transforms draw once",)),
+    "grey among colours": Case(items(False, "RGB", "RGB", "L", "RGB"), check=shape(3, 6, 6)),
+    "palette, alpha and CMYK": Case(items(False, "P", "RGBA", "CMYK", "LA"), check=shape(3, 6, 6)),
+    "grey and one bit": Case(items(False, "L", "1", "L", "1"), check=shape(1, 6, 6)),
+    "more than 8 bits": Case(items(False, "I", "I", "I", "I"), "has values of more than 8 bits"),
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_data_sets_of_pytorch(tmp_path, name):
+    case = DATASETS[name]
+    source = {"name": "dataset", "path": f"{tmp_path}/items.py:Items", "reads": ("items.py",)}
+    met(tmp_path, Case(case.write, case.refused, case.said, case.check, source))

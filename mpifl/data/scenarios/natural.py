@@ -65,7 +65,32 @@ class Natural(Scenario):
             raise UserError("test", self.test, "no client wrote anything in the test part; use own or all")
         names = [pool.origin_names[i] for i in chosen] if pool.origin_names else chosen.tolist()
         groups = np.array(pool.origin_groups, np.int64)[chosen] if pool.origin_groups else None
-        return ScenarioSpec(lambda: self._splits(pool, own, wanted, key), groups, facts={"origins": names})
+        said = self._left_out(counts, np.bincount(origin[pool.num_train :], minlength=len(counts)))
+        tested = np.bincount(own[pool.num_train :] + 1, minlength=wanted + 1)[1:]
+        if self.test == "origin" and not tested.all():
+            said.append(f"{int((tested == 0).sum())} of {wanted} clients have no test samples of their own")
+        return ScenarioSpec(
+            lambda: self._splits(pool, own, wanted, key),
+            groups,
+            facts={"origins": names},
+            remarks=lambda splits: said,
+        )
+
+    def _left_out(self, train: np.ndarray, test: np.ndarray) -> list[str]:
+        """Return a line that counts the origins that cannot be clients.
+
+        Args:
+            train: number of training samples of each origin, int64 [O].
+            test: number of test samples of each, int64 [O].
+        """
+        bare, few = (train == 0) & (test > 0), (train > 0) & (train < self.min_samples)
+        why = [
+            f"{int(bare.sum())} have test samples only" if bare.any() else "",
+            f"{int(few.sum())} have fewer than {self.min_samples} training samples" if few.any() else "",
+        ]
+        known = int(((train > 0) | (test > 0)).sum())
+        line = f"{int((bare | few).sum())} of {known} origins are no clients: {', '.join(filter(None, why))}"
+        return [line] if any(why) else []
 
     def _splits(self, pool: Pool, own: np.ndarray, clients: int, key: Key) -> dict[str, Csr]:
         whole = from_owner(own[: pool.num_train], pool.train, clients, key.of("train").numpy())

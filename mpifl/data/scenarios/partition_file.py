@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -79,7 +79,10 @@ class PartitionFile(Scenario):
             own = {"clients": list(table.clients)}
             groups = self._groups(table)
             return ScenarioSpec(
-                lambda: self._splits(pool, key, table), groups, facts=own, remarks=self._remarks
+                lambda: self._splits(pool, key, table),
+                groups,
+                facts=own,
+                remarks=lambda splits: self._remarks(splits, self._numbered_by_part(pool, table)),
             )
         try:
             return self._as_exported(facts, pool, key)
@@ -165,8 +168,13 @@ class PartitionFile(Scenario):
                 here = f"{says} and {pool.labels[table.sample[i]]} in the source: another data set or order"
                 raise UserError("path", self.path, f"{here}; labels: ignore reads it")
 
-    def _remarks(self, splits: Mapping[str, Csr]) -> list[str]:
-        """Return a line that counts samples used for both testing and training, or twice by a client."""
+    def _remarks(self, splits: Mapping[str, Csr], more: Sequence[str] = ()) -> list[str]:
+        """Return a line that counts samples used for both testing and training, or twice by a client.
+
+        Args:
+            splits: the partitions.
+            more: what else the line says.
+        """
         clients, found = np.arange(len(splits["train"].sizes)), []
         held = {name: csr.of_all(clients)[0] for name, csr in splits.items()}
         learnt = np.concatenate([held["train"], held["val"]])
@@ -180,7 +188,18 @@ class PartitionFile(Scenario):
             found.append(f"{both} of {len(val)} validation samples also train their client")
         if repeated := sum(len(rows) - len(np.unique(rows)) for rows in own.values()):
             found.append(f"{repeated} rows repeat a sample of their client")
+        found += more
         return [f"data.scenario.path = {self.path!r}: {'; '.join(found)}"] if found else []
+
+    @staticmethod
+    def _numbered_by_part(pool: Pool, table: PartitionTable) -> list[str]:
+        """Return words about a foreign file that seems to number the source's test part from 0."""
+        tested = table.sample[table.part == "test"]
+        if pool.num_train == len(pool.labels) or not len(tested) or tested.max() >= pool.num_train:
+            return []
+        says = f"all {len(tested)} test samples are of the source's training part"
+        begins = f"its test part begins at {pool.num_train}: add that where the file numbers it from 0"
+        return [f"{says} ({begins})"]
 
     @staticmethod
     def _rows(table: PartitionTable, part: str) -> Csr:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +19,9 @@ from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.arrays import AS_FEATURES, KINDS, TEST_SHARE, any_labels_of, inputs_of, pool_of
 from mpifl.data.sources.base import Source, in_one_line
+from mpifl.data.sources.folder import GREY, check_bits
+
+LOOKS = 16  # items that are read again to see whether their transforms draw
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,9 @@ class Dataset(Source):
 
     The class is called with those of the arguments `root` and `train` that it accepts. If it does not accept
     `train`, a stratified share is set aside as the test part.
+
+    Items are read once, when the data are prepared: transforms that draw, such as random flips, draw once,
+    and a line says so.
 
     Attributes:
         path: "package.module:Name" or "file.py:Name", where Name is the class or a function that returns a
@@ -100,9 +106,11 @@ class Dataset(Source):
         except (TypeError, ValueError):  # a built-in class without a signature
             takes = {}
         parts: list[tuple[np.ndarray, np.ndarray]] = []
+        made: list[Any] = []
         names: tuple[str, ...] = ()
         for train in (True, False)[: 1 + ("train" in takes)]:
             items = self._made(factory, takes, str(root), train)
+            made.append(items)
             parts.append(self._read(items, test=not train))
             names = names or _names(items)
         test = parts[1] if len(parts) == 2 else None
@@ -111,7 +119,19 @@ class Dataset(Source):
         names = names if parts[0][1].ndim > 1 or len(names) > largest else ()
         width = parts[0][1].shape[1] if parts[0][1].ndim > 1 else len(names)
         names = names if len(names) == width else ()
-        return pool_of(parts[0], test, key, names, self.vocabulary, self.test_share)
+        pool = pool_of(parts[0], test, key, names, self.vocabulary, self.test_share)
+        drawn = self._drawn(made)  # after all have been read: a second look may draw, too
+        return replace(pool, remarks=(*pool.remarks, *drawn))
+
+    def _drawn(self, made: Sequence[Any]) -> tuple[str, ...]:
+        """Return a line about data sets whose items differ when they are read again."""
+        for items in made:
+            for i in range(min(len(items), LOOKS)):
+                one, two = (pixels_of(items[i][0]) for _ in range(2))
+                if not np.array_equal(one, two):
+                    remedy = "its transforms draw once, at preparation, and every epoch sees the same samples"
+                    return (f"data.source.path = {self.path!r}: items differ when read again; {remedy}",)
+        return ()
 
     def _made(self, factory: Callable[..., Any], takes: Any, root: str, train: bool) -> Any:
         given = {name: value for name, value in (("root", root), ("train", train)) if name in takes}
@@ -128,7 +148,8 @@ class Dataset(Source):
             part = "test" if test else "training"
             require(count > 0, "data.source.path", self.path, f"has no items in its {part} part; give some")
             pairs = [items[i] for i in range(count)]
-            images = np.stack([pixels_of(image) for image, _ in pairs])
+            colour = any(mode_of(image) not in ("", *GREY) for image, _ in pairs)
+            images = np.stack([pixels_of(image, colour) for image, _ in pairs])
             labels = np.array([label_of(label) for _, label in pairs])
         except UserError:
             raise
@@ -153,6 +174,21 @@ def label_of(label: Any) -> Any:
     return index(label) if array.ndim == 0 and array.dtype.kind not in "fb" else array
 
 
-def pixels_of(image: Any) -> np.ndarray:
-    """Return a picture as an array; a palette is converted to RGB."""
-    return np.asarray(image.convert("RGB") if getattr(image, "mode", "") == "P" else image)
+def pixels_of(image: Any, colour: bool = False) -> np.ndarray:
+    """Return a picture as an array.
+
+    Args:
+        image: a picture of PIL, or anything else that NumPy converts.
+        colour: whether a grey picture gets three channels, as others of its data set have them.
+    """
+    mode = mode_of(image)
+    if not mode:
+        return np.asarray(image)
+    check_bits(image, "data.source.path")
+    return np.asarray(image.convert("L" if mode in GREY and not colour else "RGB"))
+
+
+def mode_of(image: Any) -> str:
+    """Return the mode of a picture of PIL, such as RGB; empty for anything else."""
+    mode = getattr(image, "mode", "")  # PIL may not be installed; a tensor has a method of that name
+    return mode if isinstance(mode, str) else ""

@@ -24,6 +24,7 @@ from mpifl.data.sources.base import TEST, TRAIN, VALIDATION, Source, part_of, re
 PICTURES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp"}
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP", "GIF")  # decoders of some others start programs
 PIXELS = 1 << 26  # of one picture
+GREY = ("1", "L")  # modes of PIL's pictures with one channel
 
 NO_PICTURES = {
     ".gif",

@@ -29,14 +29,13 @@ from mpifl.data.sources.arrays import (
     with_test,
 )
 from mpifl.data.sources.base import TEST, TRAIN, VALIDATION, Source, part_of, place_of, reading, roles_of
-from mpifl.data.sources.folder import FORMATS, PIXELS, middle_square, upright
+from mpifl.data.sources.folder import FORMATS, GREY, PIXELS, middle_square, upright
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 IMAGE_NAMES, LABEL_NAMES = ("image", "img"), ("label", "labels", "fine_label", "target", "class")
 TEXT_NAMES = ("text", "sentence", "content")
-GREY = ("1", "L")  # modes of pictures with one channel
 
 
 @dataclass(frozen=True)
