@@ -31,8 +31,7 @@ from mpifl.core.files import try_lock
 from mpifl.core.progress import doing
 from mpifl.results import run_folder as folders
 from mpifl.results.progress import Progress
-from mpifl.results.reader import OF_A_MACHINE, load
-from mpifl.results.seed_groups import flat
+from mpifl.results.reader import load
 from mpifl.results.supervision import Signals
 
 from . import loader
@@ -42,13 +41,19 @@ from .retime import can_retime, write_retimed
 from .run import run
 from .schema import Config
 from .sweep_cases import ALL, Case, Part, cases, changed, trainings, with_configurations
-from .sweep_results import SWEEP_FILE, Found, is_complete, keep, started_with
+from .sweep_results import (
+    SWEEP_FILE,
+    Found,
+    check_case,
+    is_complete,
+    keep,
+    require_same,
+    started_with,
+)
 
 JOIN_SECONDS = 10.0  # longest wait for another process that has just begun the same sweep
 JOBS = ".jobs-"  # prefix of the folders through which the groups of a job communicate
 ASK_SECONDS = 0.5  # time between two checks whether another group requests a stop
-FREE = ("name", "output", "checkpoint", "system")  # sections that change no number of a case
-DECIDES_BITS = tuple(f"system.{key}" for key in ("kernels", "stack", "sums", "cuda_graphs", "deterministic"))
 
 
 def read(name: str, options: Sequence[str]) -> dict[str, Any]:
@@ -97,6 +102,7 @@ def sweep(
         return own, _folder(own, every)
 
     own, folder = on_server(transport, begin)
+    on_server(transport, lambda: check_cases(cases(own), folder))
     work = _Work(folder, part.chosen(cases(own)), quiet or not transport.is_server, part)
     return work.run(transport, jobs)
 
@@ -124,6 +130,7 @@ def resume_sweep(
     def begin() -> dict[str, Any]:
         tree = started_with(folder)
         check_jobs(jobs, transport, _mine(part, tree, cases(tree)))
+        check_cases(cases(tree), folder)
         return tree
 
     tree = on_server(transport, begin)
@@ -251,23 +258,14 @@ def _check_same(old: Sequence[Case], new: Sequence[Case], there: Path) -> None:
     for case in new:
         if case.slug not in known:
             continue
-        was, is_now = (_settings(config) for config in (known[case.slug], case.config))
-        keys = [key for key in dict.fromkeys([*is_now, *was]) if was.get(key) != is_now.get(key)]
-        if keys:
-            others = f" (other keys that differ: {', '.join(keys[1:])})" if keys[1:] else ""
-            remedy = f"the sweep in {there} has {was.get(keys[0])!r}{others}; give another output.id"
-            raise UserError(keys[0], is_now.get(keys[0]), remedy)
+        require_same(known[case.slug], case.config, f"the sweep in {there}", "give another output.id")
 
 
-def _settings(config: Config) -> dict[str, Any]:
-    """Return the keys that decide the numbers of a case: dotted key -> value."""
-    tree = loader.to_tree(config)
-    tree["system"]["cuda_graphs"] = bool(config.system.cuda_graphs)  # null changes no bit
-    return {
-        key: value
-        for key, value in flat(tree)
-        if (key.partition(".")[0] not in FREE or key in DECIDES_BITS) and key not in OF_A_MACHINE
-    }
+def check_cases(every: Sequence[Case], there: Path) -> None:
+    """Raise `UserError` if a case's folder holds a run of other settings, or of other code of the user."""
+    for case in every:
+        with _named(case):
+            check_case(case, there)
 
 
 # -- running -------------------------------------------------------------------------------------------------

@@ -18,17 +18,20 @@ import yaml
 from mpifl.core.case_names import label_of
 from mpifl.core.errors import CodeFailed, UserError, require
 from mpifl.core.files import write_atomically
+from mpifl.core.imports import code_of
 from mpifl.core.old_keys import renamed
-from mpifl.core.textfiles import json_file, yaml_file
+from mpifl.core.textfiles import json_file, json_mapping, yaml_file
 from mpifl.results import run_folder as folders
-from mpifl.results.identity import Origin, describe_origins, of_machine
+from mpifl.results.identity import OWN, Origin, describe_origins, of_machine
 from mpifl.results.logging import warn, warn_once
 from mpifl.results.metrics import over_runs
-from mpifl.results.reader import Run, load
+from mpifl.results.reader import OF_A_MACHINE, Run, load
 from mpifl.results.seed_groups import flat, matched
 from mpifl.results.sweep_figure import Curve, draw
 from mpifl.results.tables import Cell, Table, as_markdown, first_of
 
+from . import loader
+from .schema import Config
 from .sweep_cases import CONFIGURATIONS, Case, cases, table_of
 from .sweep_table import METRIC, Result, TableConfig, markdown, of_seeds
 
@@ -41,6 +44,8 @@ OLD_STEM = "study"  # stem of these files in mpifl 0.1
 FIGURES = ("{}_mean", "{}_worst", "{}_before", "{}_cluster", "mixture_kl", "ari")  # {}: the metric
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
 VIRTUAL = "virtual_seconds"  # simulated time of rounds
+FREE = ("name", "output", "checkpoint", "system")  # sections that change no number of a case
+DECIDES_BITS = tuple(f"system.{key}" for key in ("kernels", "stack", "sums", "cuda_graphs", "deterministic"))
 DRAWING_SHARE = 10  # spend at most a tenth of the time on drawing intermediate figures
 FIRST_DRAWING_S = 0.5  # assumed time of the first drawing
 TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
@@ -101,6 +106,62 @@ def is_complete(case: Case, parent: Path) -> bool:
         parent: the sweep's folder.
     """
     return (case.folder(parent) / "summary.json").is_file()
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Return the keys that decide the numbers of a case: dotted key -> value."""
+    tree = loader.to_tree(config)
+    tree["system"]["cuda_graphs"] = bool(config.system.cuda_graphs)  # null changes no bit
+    return {
+        key: value
+        for key, value in flat(tree)
+        if (key.partition(".")[0] not in FREE or key in DECIDES_BITS) and key not in OF_A_MACHINE
+    }
+
+
+def require_same(was: Config, is_now: Config, what: str, remedy: str) -> None:
+    """Raise `UserError` unless two configurations have the same settings.
+
+    Args:
+        was: the configuration of `what`.
+        is_now: the configuration that is asked for.
+        what: the name of the first one, for the message.
+        remedy: what to do.
+    """
+    one, other = settings_of(was), settings_of(is_now)
+    keys = [key for key in dict.fromkeys([*other, *one]) if one.get(key) != other.get(key)]
+    if keys:
+        others = f" (other keys that differ: {', '.join(keys[1:])})" if keys[1:] else ""
+        raise UserError(keys[0], other.get(keys[0]), f"{what} has {one.get(keys[0])!r}{others}; {remedy}")
+
+
+def check_case(case: Case, parent: Path) -> None:
+    """Check that the run in the folder of a case is the case's, finished or not; there may be none yet.
+
+    Args:
+        case: the case.
+        parent: the sweep's folder.
+
+    Raises:
+        UserError: its settings are not those of the case, or it was computed by other code of the user.
+    """
+    folder = case.folder(parent)
+    if not (folder / "config.yaml").is_file() or not (folder / "run.json").is_file():
+        return
+    summary = json_mapping(folder / "summary.json")
+    if summary.get("format", folders.FORMAT) != folders.FORMAT:  # its keys have other defaults
+        return
+    tree = renamed(yaml_file(folder / "config.yaml", "RUN", written=True))
+    tree.pop("vary", None)
+    was, remedy = loader.from_tree(Config, tree), "move it away, and the sweep runs the case again"
+    require_same(was, case.config, f"the run in {folder}", remedy)
+    more = isinstance(rounds := summary.get("rounds"), int) and rounds > case.config.rounds
+    require(not more, "rounds", case.config.rounds, f"the run in {folder} went on to {rounds}; {remedy}")
+    identity = summary.get("identity")
+    then = identity.get(OWN) if isinstance(identity, dict) else None
+    now = code_of(loader.texts(case.config))  # empty: the files are not where this process looks for them
+    changed = f"the run in {folder} was computed by {then}, before a file of your own changed; {remedy}"
+    require(not then or not now or then == now, OWN, now, changed)
 
 
 def say_missing(names: Sequence[str]) -> None:
@@ -211,6 +272,7 @@ class Found:
             if case.slug in (*self._read, *self._unreadable) or not is_complete(case, self.folder):
                 continue
             try:
+                check_case(case, self.folder)
                 run = load(case.folder(self.folder))
                 self._read[case.slug] = (_row(case, run), _curve(case, run), result_of(case.labels, run))
                 origin = run.origin
@@ -368,6 +430,7 @@ def load_sweep(folder: str | Path) -> Sweep:
     runs: dict[str, Run] = {}
     for case in complete:
         try:
+            check_case(case, there)
             runs[case.slug] = load(case.folder(there))
         except UserError as error:
             if len(complete) == 1:

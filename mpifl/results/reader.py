@@ -64,6 +64,7 @@ INTEGER, ANY = re.compile(r"-?[0-9]{1,18}"), re.compile(r".*", re.DOTALL)
 NUMBER = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,2})?|nan|)")
 FIGURE = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,3})?|nan|-?inf|)")  # in a run that may diverge
 METRICS = ("num_clusters", "ari")
+SENT = ("federation_bytes_up", "federation_bytes_down")
 SPREADS = ("mean", "worst", "std")  # columns of the task's metric, such as accuracy_mean
 COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # file -> its required columns and their patterns
     "metrics.csv": {
@@ -490,8 +491,13 @@ def _check(run: Run) -> None:
     except TypeError as error:
         remedy = "has keys in config.yaml that are not words; run it again"
         raise UserError("RUN", str(run.folder), remedy) from error
-    steps = [int(row["round"]) for row in run.rows("metrics.csv")]
+    rows = run.rows("metrics.csv")
+    steps = [int(row["round"]) for row in rows]
     good = bool(steps) and steps[-1] == summary["rounds"] and all(a < b for a, b in pairwise(steps))
     check(good, f"has rounds {shortened(str(steps))} in metrics.csv, {summary['rounds']} in all")
+    for name in (*(f"{run.metric.name}_{what}" for what in SPREADS), *SENT):
+        told, last = summary.get(name), rows[-1].get(name)
+        same = told is None or last in (None, "") or float(told) == float(last)  # infinity and NaN are null
+        check(same, f"has {name} = {last} in the last row of metrics.csv, {told} in summary.json")
     good = run.written != "all" or len(run.rows("clusters.csv")) == summary["clients"]
     check(good, f"has a clusters.csv without a row for each of {summary['clients']} clients")

@@ -580,7 +580,44 @@ def test_what_changes_no_number_is_no_other_setting(tmp_path):
     now = cases(
         sweeping.read(TINY, ["--vary", "{seed: [0]}", *FREE, "--data.cache", "d", "--output.updates", "true"])
     )
-    assert sweeping._settings(was[0].config) == sweeping._settings(now[0].config)
+    assert sweep_results.settings_of(was[0].config) == sweep_results.settings_of(now[0].config)
+
+
+def three_seeds(folder):
+    """Run a sweep over three learning rates; return its folder."""
+    place = {"output": {"folder": str(folder), "id": "x"}, "rounds": 1}
+    return mpifl.sweep({**loader.read(TINY), **place}, vary={"local.lr": [0.1, 0.2, 0.3]}).folder
+
+
+@pytest.mark.parametrize("which", ["another run", "the file of the sweep"])
+def test_a_run_of_other_settings_in_the_folder_of_a_case_is_not_taken_for_the_case(which, tmp_path, capsys):
+    folder = three_seeds(tmp_path)
+    if which == "another run":
+        shutil.rmtree(folder / "tiny-0.2")
+        shutil.copytree(folder / "tiny-0.1", folder / "tiny-0.2")
+        wrong = "local.lr = 0.2: the run in FOLDER/tiny-0.2 has 0.1"
+    else:
+        text = (folder / "sweep.yaml").read_text()
+        (folder / "sweep.yaml").write_text(text.replace("batch_size: 32", "batch_size: 16"))
+        wrong = "local.batch_size = 16: the run in FOLDER/tiny-0.1 has 32"
+    assert main(["resume", str(folder), "-q"]) == 2
+    assert wrong.replace("FOLDER", str(folder)) in capsys.readouterr().err
+    if which == "another run":
+        assert [*mpifl.load_sweep(folder).runs] == ["0.1", "0.3"]
+        shutil.rmtree(folder / "tiny-0.2")
+        assert main(["resume", str(folder), "-q"]) == 0
+        rates = [run.config["local"]["lr"] for run in mpifl.load_sweep(folder).runs.values()]
+        assert rates == [0.1, 0.2, 0.3]
+
+
+def test_a_case_that_was_computed_by_other_code_of_the_user_is_not_done(tmp_path, capsys):
+    (tmp_path / "own.py").write_text("def share(logits, labels):\n    return float((labels == 0).sum())\n")
+    metrics = {"evaluation": {"metrics": [f"{tmp_path / 'own.py'}:share"]}}
+    tree = {**loader.read(TINY), **metrics, "output": {"folder": str(tmp_path), "id": "x"}, "rounds": 1}
+    folder = mpifl.sweep(tree, vary={"seed": [0]}).folder
+    (tmp_path / "own.py").write_text("def share(logits, labels):\n    return float((labels == 1).sum())\n")
+    assert main(["resume", str(folder), "-q"]) == 2
+    assert "own_code = " in capsys.readouterr().err
 
 
 def test_a_file_that_changes_changes_nothing_of_a_sweep_that_has_begun(tmp_path):
@@ -1069,3 +1106,12 @@ def test_old_keys_and_both_units_of_a_cohort_can_be_varied():
     tree = loader.merged(loader.read(TINY), {"vary": {"participation": [0.5, 4], "system.compiled": [False]}})
     found = [(c.config.participation, c.config.cohort_size, c.config.system.kernels) for c in cases(tree)]
     assert found == [(0.5, None, False), (1.0, 4, False)]
+
+
+@pytest.mark.parametrize("column", ["accuracy_mean", "federation_bytes_up"])
+def test_a_run_whose_tables_and_summary_disagree_is_read_by_nobody(column, tmp_path):
+    folder = running.run(load(TINY, ["--output.folder", str(tmp_path)]), Single(), quiet=True)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, column: summary[column] / 2}))
+    with pytest.raises(UserError, match=f"has {column} = .* in the last row of metrics.csv, "):
+        mpifl.load(folder)
