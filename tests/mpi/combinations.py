@@ -1,20 +1,26 @@
-"""Settings drawn at random, and the program that runs them: `mpirun -n P python combinations.py FOLDER WHAT`.
+"""Settings drawn at random, and the program that runs them: `python combinations.py FOLDER COUNT [SEED]`.
 
-A combination is a configuration for eight or nine clients of the digits, in rounds, asynchronous, or with
-data that drift: any method, with any mixture of policy, delays, network, availability, devices, optimiser,
-payload, privacy, attack, defence and evaluation, and clients that diverge. Many are refused, which is to be
-told in one line.
+A combination is a configuration for six to nine clients in rounds, asynchronous, or with data that drift: any
+method, with any mixture of data, task, model, policy, delays, network, availability, devices, optimiser,
+payload, privacy, attack, defence and evaluation, and clients that diverge. What is refused before training is
+repaired: the section that the refusal names is left out, and the rest is tried again.
 
-FOLDER/drawn.json holds a list of them. WHAT is `run`, `stop` (each ends after a few steps, its state written)
-or `resume`. FOLDER/WHAT.json gets what became of each: `ok`, `stopped`, or the message of a refusal.
+Each stage is a start of this program, `combinations.py FOLDER --stage WHAT`, on one rank or three.
+FOLDER/drawn.json holds the trees, FOLDER/WHAT.jsonl gets what became of each: one line when it begins, one
+when it ends. A stage that dies is started again after the combination that it died of.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
-from functools import partial
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,12 +31,64 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))  # a program, not a module of pytest
 
 from support.cases import CASES
-from support.runs import CONFIG
+from support.runs import CONFIG, assert_same_run
 
 Tree = dict[str, Any]
 SLOW = {"flt"}  # UMAP compiles for ten seconds
 METHODS = [{"name": name, **options} for name, options in CASES if name not in SLOW]
 DRIFTING = ("ccfl", "fedsoft_async", "fedavg", "ditto", "fedasync", "local", "scaffold", "fedem")
+GENERATED: Tree = {"name": "generated", "train": 240, "test": 60, "features": 6, "outputs": 3, "length": 8}
+SYNTHETIC: Tree = {"name": "synthetic", "train": 240, "test": 60, "classes": 4}
+MLP, TABLE = {"name": "mlp", "hidden": [8]}, {"name": "table_mlp", "hidden": [8], "embedding": 4}
+DROPPING = {"name": "table_mlp", "hidden": [8], "dropout": 0.2}
+DATA: list[tuple[str, list[Tree], list[Any]]] = [  # task, sources, models
+    (
+        "regression",
+        [GENERATED, *({"name": "sklearn", "table": name} for name in ("linnerud", "diabetes"))],
+        [MLP, TABLE, DROPPING, "linear"],
+    ),
+    ("multi_label", [{**GENERATED, "kind": "multi_hot"}], [MLP, TABLE, "logistic"]),
+    (
+        "next_token",
+        [{**GENERATED, "kind": "tokens"}],
+        [
+            {"name": "transformer", "width": 8, "layers": 1, "heads": 2},
+            {"name": "lstm", "embedding": 4, "hidden": 8, "layers": 1},
+        ],
+    ),
+    (
+        "classification",
+        [
+            {**GENERATED, "kind": "classes"},
+            *({"name": "sklearn", "table": name} for name in ("iris", "wine")),
+        ],
+        [MLP, TABLE, DROPPING, "logistic"],
+    ),
+    (
+        "classification",
+        [{**SYNTHETIC, "shape": [1, 16, 16]}],
+        [
+            MLP,
+            "lenet5",
+            {"name": "emdcnn", "channels": [2, 4], "embedding": 8},
+            {"name": "mlp", "hidden": []},
+        ],
+    ),
+]
+SPLITS: list[Tree] = [
+    {"name": "iid"},
+    {"name": "dirichlet", "alpha": 0.3, "by": "class"},
+    {"name": "shards"},
+    {"name": "lognormal"},
+    {"name": "powerlaw"},
+    {"name": "label_quantity"},
+    {"name": "quantile"},
+    {"name": "quantile", "groups": 2, "strictness": 0.5},
+    {"name": "feature_noise", "groups": 2},
+    {"name": "relations"},
+    {"name": "composed", "permutations": 2},
+    {"name": "rotated", "angles": [0, 90]},
+]
 FAST_BARS = {"bar_loss": -1.0, "bar_gap": -1.0, "bar_distance": -1.0, "pretrain_epochs": 1}
 
 
@@ -133,10 +191,20 @@ class Drawn:
             {"name": "powerlaw", "clients": 9, "exponent": 2.0, "validation": 0.2},
         ]
         if self.chance(0.4):
+            self.other_data()
+        elif self.chance(0.4):
             self.tree["data"] = {"scenario": self.random.choice(scenarios)}
         elif self.chance(0.15):
             self.tree["data"] = {"scenario": {"resize": 16}}
             self.tree["model"] = {"name": "lenet5", "lora": {"rank": 2}}
+
+    def other_data(self) -> None:
+        """Take another source, with its task and a small model."""
+        task, sources, models = self.random.choice(DATA)
+        scenario = {**self.random.choice(SPLITS), "clients": self.random.choice((6, 7, 9))}
+        scenario |= {"validation": self.random.choice((0.0, 0.2))}
+        self.tree["data"] = {"source": self.random.choice(sources), "scenario": scenario}
+        self.tree |= {"task": task, "model": self.random.choice(models)}
 
     def times(self) -> None:
         """Say how long clients take, and when they can be reached."""
@@ -169,12 +237,18 @@ class Drawn:
 
     def sending(self) -> None:
         """Say what becomes of what is sent: formats, noise, masks, attacks and defences."""
-        kinds = [{"name": "top_k", "share": 0.05}, {"name": "random_k"}, {"name": "qsgd", "bits": 4}]
+        kinds = [
+            {"name": "top_k", "share": 0.05},
+            {"name": "random_k"},
+            {"name": "qsgd", "bits": 4},
+            {"name": "int8"},
+        ]
         small = [{"dtype": "float16", "compression": kind, "error_feedback": True} for kind in kinds]
         central = {"name": "central", "clip": 0.5, "noise_multiplier": 0.3}
         masks = {"name": "masks", "bits": 32, "dropout": 0.3, "threshold": 0.5}
         attacks = [{"name": "label_flip", "share": 0.25}, {"name": "sign_flip", "clients": [1], "factor": 2}]
         defences = ["median", "geometric_median", {"name": "krum", "f": 1}, {"name": "norm_bound"}]
+        defences += [{"name": "trimmed_mean", "beta": 0.2}, {"name": "multi_krum", "f": 1}]
         self.some(0.2, payload=[*small, {"dtype": "bfloat16", "header_bytes": 7}])
         noise = [central, {**central, "sampling": "poisson"}] if self.rounds else []
         self.some(0.15, privacy=[*noise, {"name": "local", "clip": 0.5}])
@@ -189,6 +263,10 @@ class Drawn:
         judged = {"every": self.random.choice((0, 1, 2)), "at_start": self.chance(0.3)}
         choices = {"clients": 3, "train": True, "finetune_epochs": 1, "distances": self.rounds}
         judged |= {key: value for key, value in choices.items() if self.chance(0.1)}
+        if self.chance(0.15):
+            judged["matrices"] = self.random.choice((["angles"], ["gradients"], ["parameters", "angles"]))
+        if self.chance(0.15):
+            judged["by"] = self.random.choice((["group"], ["cluster"], ["device"]))
         self.tree["evaluation"] = judged
         written = {"updates": self.rounds, "client_models": True}
         self.tree["output"] = {key: value for key, value in written.items() if self.chance(0.15)}
@@ -208,49 +286,283 @@ def whole(tree: Mapping[str, Any], folder: Path, name: str) -> Tree:
     return merged(merged(yaml.safe_load(CONFIG.read_text()), tree), output)
 
 
-def main(folder: Path, what: str) -> None:
-    """Run, stop or resume all combinations on the ranks of this job."""
-    from mpifl.core.errors import Stopped, UserError
+# -- one combination -----------------------------------------------------------------------------------------
+
+MOST_REPAIRS = 12
+LONGEST_S = 120  # a combination takes a second; one that takes longer hangs
+WHO = re.compile(r"client \d+, visit \d+|rank \d+, ")  # whose error comes first depends on ranks
+COMPARED = ("on three ranks", "stopped on three ranks and resumed on one", "without kernels and stacks")
+
+
+def repaired(tree: Tree, key: str, random: Random) -> Tree:
+    """Return a combination without the section that a refusal names; without some section if it names none.
+
+    Args:
+        tree: what was refused.
+        key: of the refusal, dotted; or several.
+        random: draws the section to leave out.
+    """
+    named = [re.split(r"[.:\[ ]", part.strip())[0] for part in key.split(",")]
+    optional = [name for name in tree if name not in ("seed", "rounds", "algorithm")]
+    without = next((name for name in reversed(named) if name in optional), None)
+    if without is None and "algorithm" in named and tree["algorithm"]["name"] != "fedavg":
+        return {**tree, "algorithm": {"name": "fedavg"}}
+    without = without or random.choice(optional or ["seed"])
+    together = ("data", "task", "model") if without in ("data", "task", "model") else (without,)
+    return {name: value for name, value in tree.items() if name not in together}
+
+
+def attempted(tree: Tree, folder: Path, name: str, what: str) -> dict[str, Any]:
+    """Run, stop, resume or plan a combination on the ranks of this job, and return what became of it.
+
+    Args:
+        tree: the combination.
+        folder: of the runs.
+        name: of the run's folder, after the configuration's name.
+        what: the stage.
+
+    Returns:
+        `end`: `ok`, `stopped` or the message of the error; `kind`: the error's class; `key` of a refusal;
+        `begun`: whether training had begun.
+    """
+    from mpifl.core.errors import CodeFailed, Stopped, UserError
     from mpifl.experiment import loader
+    from mpifl.experiment.plan import describe
     from mpifl.experiment.run import run
     from mpifl.experiment.schema import Config, check_sections
-    from mpifl.runtime.hook_errors import ClientError
     from mpifl.runtime.script import connected, on_all_ranks
 
-    ended: dict[str, str] = {}
-    drawn = json.loads((folder / "drawn.json").read_text())
-    before = json.loads((folder / "stop.json").read_text()) if what == "resume" else {}
+    place = folder / f"tiny-{name}"
 
-    def work(transport: Any, number: int) -> None:
+    def work(transport: Any) -> None:
         options: dict[str, Any] = {}
         if what == "resume":
-            options["resumed"] = folder / f"tiny-{number}"
-            tree = yaml.safe_load((options["resumed"] / "config.yaml").read_text())
+            options["resumed"] = place
+            given = yaml.safe_load((place / "config.yaml").read_text())
         else:
-            tree = whole(drawn[number], folder, str(number))
+            given = whole(tree, folder, name)
+        if what == "plain":
+            given = loader.merged(given, {"system": {"kernels": False, "stack": 1}})
         if what == "stop":
-            polls = iter(range(2 + number % 3))
+            polls = iter(range(2 + int(name) % 3))
             options["asked_to_stop"] = lambda: next(polls, None) is None
-        config = loader.from_tree(Config, tree)
+        config = loader.from_tree(Config, given)
         check_sections(config)
-        run(config, transport, quiet=True, **options)
+        if what == "plan":
+            describe(config, transport)
+        else:
+            run(config, transport, quiet=True, **options)
 
-    for number in range(len(drawn)):
-        if before.get(str(number), "stopped") != "stopped":
-            continue
-        if connected().is_server:
-            print(f"combination {number}: {json.dumps(drawn[number])}", flush=True)
-        try:
-            on_all_ranks(f"combination {number}", partial(work, number=number))
-            end = "ok"
-        except (UserError, ClientError) as error:  # the latter: every client fails
-            end = str(error)
-        except Stopped:
-            end = "stopped"
-        ended[str(number)] = end
-    if connected().is_server:
-        (folder / f"{what}.json").write_text(json.dumps(ended))
+    end: dict[str, Any] = {"end": "ok", "kind": "", "key": ""}
+    try:
+        on_all_ranks(f"combination {name}", work)
+    except UserError as error:
+        end = {"end": str(error), "kind": type(error).__name__, "key": error.key}
+    except Stopped:
+        end["end"] = "stopped"
+    except CodeFailed as error:
+        end = {"end": error.text, "kind": type(error).__name__, "key": "", "trace": error.trace}
+    except Exception as error:
+        if connected().size > 1:
+            raise
+        end = {"end": repr(error), "kind": "traceback", "key": "", "trace": traceback.format_exc()}
+    return {**end, "begun": (place / "run.json").exists()}
+
+
+def stage(folder: Path, what: str) -> None:
+    """Carry out one stage of all combinations that it concerns, on the ranks of this job."""
+    from mpifl.runtime.script import connected
+
+    drawn = json.loads((folder / "drawn.json").read_text())
+    mine = json.loads((folder / f"{what}.todo").read_text())
+    place = folder / ("stop" if what == "resume" else what)
+    place.mkdir(exist_ok=True)
+    out = (folder / f"{what}.jsonl").open("a") if connected().is_server else None
+
+    def tell(number: str, end: Mapping[str, Any]) -> None:
+        if out is not None:
+            print(json.dumps({"number": number, **end}), file=out, flush=True)
+
+    for number in mine:
+        tree: Tree = drawn[number]
+        refused: list[str] = []
+        signal.alarm(LONGEST_S)  # ends this rank, and so the job
+        tell(number, {"end": "not ended", "tree": tree})
+        end = attempted(tree, place, number, what)
+        random = Random(f"repair/{number}")
+        while (
+            what == "run" and end["kind"] == "UserError" and not end["begun"] and len(refused) < MOST_REPAIRS
+        ):
+            refused.append(end["end"])
+            shutil.rmtree(place / f"tiny-{number}", ignore_errors=True)
+            tree = repaired(tree, end["key"], random)
+            end = attempted(tree, place, number, what)
+        tell(number, {**end, "tree": tree, "refused": refused})
+    signal.alarm(0)
+
+
+# -- all of them ---------------------------------------------------------------------------------------------
+
+Start = Callable[[int, Path, str], "subprocess.CompletedProcess[str]"]  # ranks, folder, stage
+
+
+def start_stage(ranks: int, folder: Path, what: str) -> subprocess.CompletedProcess[str]:
+    """Start this program for a stage, on one rank or under mpirun."""
+    launcher = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
+    command = [*launcher, sys.executable, __file__, str(folder), "--stage", what]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def staged(start: Start, ranks: int, folder: Path, what: str, numbers: list[str]) -> dict[str, Tree]:
+    """Return what became of each combination in a stage.
+
+    Args:
+        start: starts the program.
+        ranks: of the job.
+        folder: of the campaign.
+        what: the stage.
+        numbers: combinations that it concerns.
+    """
+    file, ended = folder / f"{what}.jsonl", dict[str, Tree]()
+    while left := [number for number in numbers if number not in ended]:
+        (folder / f"{what}.todo").write_text(json.dumps(left))
+        program = start(ranks, folder, what)
+        lines = file.read_text().splitlines() if file.exists() else []
+        ended |= {end["number"]: end for end in map(json.loads, lines)}
+        open_ends = [end for end in ended.values() if end["end"] == "not ended"]
+        for end in open_ends:
+            kind = "hang" if program.returncode in (-signal.SIGALRM, 128 + signal.SIGALRM) else "traceback"
+            said = f"{program.stdout[-500:]}\n{program.stderr[-4000:]}"
+            kind = "hang" if "signal 14" in said or "Alarm clock" in said else kind
+            end |= {"end": f"exit code {program.returncode}: {said}", "kind": kind, "key": "", "begun": True}
+        if program.returncode and not open_ends:
+            raise RuntimeError(f"{what}: exit code {program.returncode}: {program.stderr[-4000:]}")
+    return ended
+
+
+def near(one: Path, other: Path, tree: Tree) -> str:
+    """Return in what two runs differ that should be equal up to rounding; empty if in nothing.
+
+    Left out are runs in which rounding decides: what is compressed, masked, noised or chosen by a rule,
+    clients that diverge, and clients that were put into other clusters.
+    """
+    from safetensors.torch import load_file
+
+    sensitive = ("payload", "privacy", "secure_aggregation", "robust", "attack", "on_client_error")
+    if any(name in tree for name in sensitive) or tree["algorithm"]["name"] in ("fedrc", "fedfomo"):
+        return ""
+    if not all((folder / "model.safetensors").exists() for folder in (one, other)):
+        return "model.safetensors is missing"
+    mine, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
+    if sorted(mine) != sorted(theirs):
+        return f"tensors {sorted(mine)} and {sorted(theirs)}"
+    if not mine["assign"].equal(theirs["assign"]):
+        return ""
+    for name, rows in mine.items():
+        if rows.shape != theirs[name].shape:
+            return f"{name}: shapes"
+        distance = (rows.double() - theirs[name].double()).norm() / (1e-3 + rows.double().norm())
+        if distance > 0.02:
+            return f"{name}: relative distance {distance:.3g}"
+    return ""
+
+
+def unequal(one: Path, other: Path) -> str:
+    """Return in what two run folders differ; empty if in nothing."""
+    try:
+        assert_same_run(one, other)
+    except (AssertionError, OSError) as error:
+        return f"{type(error).__name__}: {str(error)[:400]}"
+    return ""
+
+
+def campaign(
+    folder: Path, seed: int, count: int, start: Start = start_stage
+) -> tuple[Counter[str], dict[str, list[str]]]:
+    """Run combinations on one rank, and of those that end a third each on three ranks, resumed, and plain.
+
+    Args:
+        folder: an empty folder.
+        seed: of all combinations.
+        count: how many.
+        start: starts the program.
+
+    Returns:
+        How many of each kind there were, and faults by kind, each with its combination.
+    """
+    drawn = {str(number): tree for number, tree in enumerate(draw(seed, count))}
+    (folder / "drawn.json").write_text(json.dumps(drawn))
+    counted, faults = Counter[str](tried=count), dict[str, list[str]]()
+
+    def fault(kind: str, number: str, what: str, text: str) -> None:
+        faults.setdefault(kind, []).append(f"{number}, {what}: {text}: {json.dumps(drawn[number])}")
+
+    def ends(ranks: int, what: str, numbers: list[str]) -> Iterator[tuple[str, Tree]]:
+        for number, end in staged(start, ranks, folder, what, numbers).items():
+            drawn[number] = end["tree"]
+            if end["kind"] in ("traceback", "hang", "CodeFailed"):
+                kind = "hangs" if end["kind"] == "hang" else "tracebacks"
+                fault(kind, number, what, end.get("trace") or end["end"])
+            yield number, end
+
+    found = dict(ends(1, "run", [*drawn]))
+    (folder / "drawn.json").write_text(json.dumps(drawn))
+    ok = [number for number, end in found.items() if end["end"] == "ok"]
+    counted["ended"] = len(ok)
+    counted["refused before training, then repaired"] = sum(
+        len(end.get("refused", ())) for end in found.values()
+    )
+    for number, end in found.items():
+        counted[f"error {end['kind']}"] += bool(end["kind"])
+        if end["begun"] and end["kind"] in ("UserError", "MethodError"):
+            fault("refusals after training begins", number, "run", end["end"])
+    told = [number for number, end in found.items() if end["kind"] not in ("traceback", "hang")]
+    for number, end in ends(3, "three", [number for number in told if int(number) % 3 == 0]):
+        counted["on three ranks"] += 1
+        if WHO.sub("", end["end"]) != WHO.sub("", found[number]["end"]):
+            fault("unequal", number, "three", f"{found[number]['end']!r} and {end['end']!r}")
+        elif end["end"] == "ok":
+            text = unequal(folder / "run" / f"tiny-{number}", folder / "three" / f"tiny-{number}")
+            if text:
+                fault("unequal", number, "three", text)
+    stopped = {
+        number
+        for number, end in ends(3, "stop", [n for n in ok if int(n) % 3 == 1])
+        if end["end"] == "stopped"
+    }
+    for number, end in ends(1, "resume", sorted(stopped)):
+        counted["stopped on three ranks and resumed on one"] += 1
+        text = unequal(folder / "run" / f"tiny-{number}", folder / "stop" / f"tiny-{number}")
+        if end["end"] != "ok" or text:
+            fault("unequal", number, "resume", text or end["end"])
+    for number, end in ends(1, "plain", [n for n in ok if int(n) % 3 == 2]):
+        counted["without kernels and stacks"] += 1
+        one, other = (folder / what / f"tiny-{number}" for what in ("run", "plain"))
+        text = near(one, other, drawn[number]) if end["end"] == "ok" else end["end"]
+        if text:
+            fault("unequal", number, "plain", text)
+    for number, end in ends(1, "plan", [number for number in told if int(number) % 4 == 0]):
+        counted["planned"] += 1
+        early = found[number]["kind"] == "UserError" and not found[number]["begun"]
+        if end["kind"] == "UserError" and not early:
+            fault("plan differs", number, "plan", f"{found[number]['end']!r} and {end['end']!r}")
+    return counted, faults
+
+
+def main(arguments: list[str]) -> int:
+    """Carry out a stage, or a whole campaign whose numbers and faults are printed."""
+    folder = Path(arguments[0])
+    if arguments[1:2] == ["--stage"]:
+        stage(folder, arguments[2])
+        return 0
+    count, seed = (int(number) for number in (*arguments[1:], "300", "0")[:2])
+    folder.mkdir(parents=True, exist_ok=True)
+    counted, faults = campaign(folder, seed, count)
+    for kind, texts in faults.items():
+        print(f"\n## {kind}", *texts, sep="\n\n")
+    print("\n", {**counted, **{kind: len(texts) for kind, texts in faults.items()}})
+    return int(bool(faults))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    sys.exit(main(sys.argv[1:]))
