@@ -166,7 +166,7 @@ def _rounded(images: np.ndarray, name: str, otherwise: str) -> np.ndarray:
         name: where they come from, for error messages.
         otherwise: further advice.
     """
-    pixels = np.rint(images * 255).astype(np.uint8)
+    pixels: np.ndarray = np.rint(images * 255).astype(np.uint8)
     for channel in range(images.shape[1]):
         held = images[:, channel]
         if not held.size:
