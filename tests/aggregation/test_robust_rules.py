@@ -244,3 +244,22 @@ def test_the_geometric_median_of_two_is_the_heavier_one_whatever_it_says():
 
 def test_every_rule_has_a_name():
     assert {type(rule) for rule in (*EVERY, NormBound(), NoRule())} == set(RULES.values())
+
+
+def test_shares_to_trim_whose_product_is_not_whole_are_rounded_down():
+    """0.3 of 9 is 2.7; 0.29 of 100 is 29, which floating point puts below."""
+    assert [TrimmedMean(0.3).trimmed(n) for n in (9, 10)] == [2, 3]
+    assert TrimmedMean(0.29).trimmed(100) == 29
+
+
+def test_multi_krum_may_select_all_that_can_be_honest():
+    """Of 0, 1, 2, 3 and 100 with f = 1, four are honest: their mean is 1.5."""
+    x = np.array([[0.0], [1.0], [2.0], [3.0], [100.0]])
+    for select in (4, None):
+        assert_allclose(point(MultiKrum(f=1, select=select), x), [1.5])
+
+
+def test_a_bound_without_a_number_is_the_median_norm():
+    """Norms 1, 2 and 9: the bound is 2, not the mean 4."""
+    w = NormBound().weights(np.array([1.0, 4.0, 81.0]), np.full(3, 1 / 3))
+    assert_allclose(w, [1 / 3, 1 / 3, 2 / 27])

@@ -74,3 +74,10 @@ def test_with_equal_attention_the_cloud_models_are_fedavgs(tmp_path):
 def test_without_attention_it_is_local_training(participation, tmp_path):
     limit = Limit("alpha / sigma = 0", "fedamp", {"lam": 0.0, "alpha": 1.0, "sigma": 1e12})
     agree(limit, "local", participation, tmp_path)
+
+
+def test_the_heuristics_own_share_away_from_one_half_by_hand():
+    """As by hand above with self weight 0.2: 0.8 are shared 2 : 1."""
+    w = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    xi = FedAMP(variant="heur", sigma=math.log(2), self_weight=0.2).attention(w @ w.T)
+    assert_allclose(xi[0], [0.2, 1.6 / 3, 0.8 / 3], rtol=1e-9)

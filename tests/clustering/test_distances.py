@@ -149,3 +149,11 @@ def test_a_worker_measures_distances_without_scikit_learn():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['ot']"
+
+
+def test_a_larger_penalty_blurs_the_plan_by_hand():
+    """Points 0 and 1 on both sides: the share that moves, and the cost, is 1 / (1 + e^(1 / reg))."""
+    x = np.array([[0.0], [1.0]])
+    for reg in (0.5, 1.0):
+        found = D.emd(x, x, "euclidean", "sinkhorn", reg)
+        assert_allclose(found, 1 / (1 + np.exp(1 / reg)), rtol=1e-6)

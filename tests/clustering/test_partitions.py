@@ -282,3 +282,25 @@ def test_importing_loads_no_heavy_library():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_spectral_clustering_may_answer_the_largest_number_allowed():
+    """Four pairs of equal profiles on the axes of four dimensions."""
+    profiles = np.repeat(np.eye(4), 2, axis=0) * [1.0, 1.1, 1.2, 1.3]
+    assert G.spectral_by_silhouette(profiles @ profiles.T, k_max=4).k == 4
+
+
+def test_one_cluster_fewer_than_points_can_be_chosen():
+    points = np.array([[0.0], [0.01], [10.0], [20.0]])
+    assert G.kmeans_by_silhouette(points, worth=lambda k, s: float(k)).k == 3
+
+
+def test_pacfl_merges_at_the_threshold_itself():
+    assert G.merge_closest(np.array([[0.0, 2.0], [2.0, 0.0]]), 2.0).tolist() == [0, 0]
+
+
+def test_spectral_clustering_passes_its_seed_on(monkeypatch):
+    seen = []
+    monkeypatch.setattr(G, "kmeans", lambda points, k, **options: seen.append(options) or G.Clusters([], []))
+    G.spectral(np.eye(3), 2, seed=7, n_init=3)
+    assert seen == [{"seed": 7, "n_init": 3}]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from mpifl.core.metric import least
+from mpifl.core.metric import METRICS, least
 
 NAN, INF = np.nan, np.inf
 
@@ -31,3 +31,9 @@ def test_the_least_along_either_axis():
     table = np.array([[NAN, 1.0, INF], [2.0, NAN, NAN]])
     assert_array_equal(least(table, 0), [1, 0, 0])
     assert_array_equal(least(table, 1), [1, 0])
+
+
+def test_errors_are_better_when_they_are_lower_and_nothing_else_is():
+    lower = {name for name, metric in METRICS.items() if metric.better == -1}
+    assert lower == {"mse", "mae", "rmse", "perplexity"}
+    assert all(METRICS[name].better == 1 for name in METRICS.keys() - lower)

@@ -449,3 +449,28 @@ def test_labels_of_the_letters_split_count_from_one_in_the_files_only(tmp_path, 
     formats(stem.with_name(f"{stem.name}-labels-idx1-ubyte"), np.arange(26, dtype=np.uint8))
     with pytest.raises(UserError, match="emnist-letters-test-labels"):
         load("emnist", tmp_path, split="letters")
+
+
+def test_each_part_of_medmnist_holds_its_own_images(tmp_path):
+    """Each image is filled with a number of its part: training 1, validation 2, test 3."""
+    made = {}
+    for number, (part, n) in enumerate((("train", 4), ("val", 2), ("test", 2)), 1):
+        made[f"{part}_images"] = np.full((n, 8, 8), number, np.uint8)
+        made[f"{part}_labels"] = (np.arange(n)[:, None] % 2).astype(np.uint8)
+    np.savez(tmp_path / "a.npz", **made)
+    for validation, expected in (("train", [1, 1, 1, 1, 2, 2, 3, 3]), ("drop", [1, 1, 1, 1, 3, 3])):
+        pool = load("medmnist", tmp_path, path=str(tmp_path / "a.npz"), validation=validation)
+        assert pool.images[:, 0, 0, 0].tolist() == expected
+        assert pool.num_train == expected.index(3)
+        assert pool.labels.tolist() == [i % 2 for i in range(4)] + [0, 1] * (len(expected) // 2 - 2)
+
+
+def test_each_part_of_an_npz_keeps_its_order_and_origins(tmp_path):
+    x = np.arange(6, dtype=np.float32)[:, None].repeat(2, 1)
+    parts = {"x_train": x[:4], "y_train": np.array([0, 1, 0, 1]), "origin_train": np.array([3, 2, 1, 0])}
+    rest = {"x_test": x[4:], "y_test": np.array([1, 0]), "origin_test": np.array([0, 3])}
+    np.savez(tmp_path / "a.npz", **parts, **rest)
+    pool = load("npz", tmp_path, path=str(tmp_path / "a.npz"))
+    assert pool.inputs[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert (pool.num_train, pool.labels.tolist()) == (4, [0, 1, 0, 1, 1, 0])
+    assert pool.origin.tolist() == [3, 2, 1, 0, 0, 3]

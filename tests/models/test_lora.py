@@ -289,3 +289,16 @@ def test_methods_that_work_on_a_frozen_head_are_refused(method, tmp_path, capsys
 def test_clustered_methods_go_on_with_adapters_alone(method, tmp_path):
     assert run(tmp_path, "--algorithm", method, "--model.lora", "{train: []}") == 0
     assert np.isfinite(mpifl.load_run(tmp_path / "tiny-x").summary["accuracy_mean"])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Linear(3, 2, bias=False), lambda: nn.Conv2d(3, 2, 1, bias=False)]
+)
+def test_adapters_are_scaled_by_alpha_over_rank(make):
+    """rank 2, alpha 6, all numbers of A and B 1: each entry of B A is 2, times 3."""
+    net = nn.Sequential(make())
+    adapt(net, LoRA(rank=2, alpha=6.0, train=()))
+    with torch.no_grad():
+        net[0].lora_A.fill_(1.0)
+        net[0].lora_B.fill_(1.0)
+    assert_close(net[0].delta(), torch.full(net[0].weight.shape, 6.0))

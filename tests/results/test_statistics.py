@@ -175,3 +175,13 @@ def test_cliques_are_the_largest_sets_within_the_difference_by_hand():
     assert cliques(average, 2.0) == ((1, 3, 0), (3, 0, 4), (0, 4, 2))
     assert cliques(average, 0.1) == ()
     assert cliques(average, 4.0) == ((1, 3, 0, 4, 2),)
+
+
+def test_a_level_that_is_not_95_percent():
+    """1, 2, 3: standard error 1 / sqrt(3), t quantile of 90 % with 2 degrees of freedom 2.919986."""
+    found = estimate(np.array([1.0, 2.0, 3.0]), "t", 0.9)
+    assert (found.low, found.high) == pytest.approx((2 - 2.919986 / 3**0.5, 2 + 2.919986 / 3**0.5), rel=1e-6)
+    values = np.array([0.1, 0.4, 0.5, 0.9, 1.6, 2.2])
+    for kind in ("bootstrap", "percentile"):
+        narrow, wide = (estimate(values, kind, level) for level in (0.5, 0.95))
+        assert wide.low < narrow.low < narrow.high < wide.high

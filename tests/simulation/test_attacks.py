@@ -123,3 +123,18 @@ def test_what_cannot_be_is_refused(make, said):
 
 def test_every_attack_has_a_name():
     assert set(ATTACKS.values()) == {NoAttack, LabelFlip, SignFlip, Scale, Noise}
+
+
+def test_an_attack_of_another_size_than_one_by_hand():
+    """factor 3: 5 becomes -15; sigma 3 is three times the draws of sigma 1."""
+    update = torch.full((1, 4), 5.0)
+    assert_close(SignFlip(share=0.5, factor=3.0).changed(update, key(0)), torch.full((1, 4), -15.0))
+    one, three = (Noise(share=0.5, sigma=s).changed(update, key(0)) for s in (1.0, 3.0))
+    assert_close(three, 3 * one)
+
+
+def test_the_attackers_are_the_nearest_number_to_their_share_and_follow_the_seed():
+    """0.29 of 10 clients are 3."""
+    drawn = [SignFlip(share=0.29).attackers(10, key(seed)) for seed in range(5)]
+    assert {len(some) for some in drawn} == {3}
+    assert len(set(drawn)) > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpifl.simulation.policies import Barrier, Buffer, EveryArrival
+from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, OverSelection
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,11 @@ from mpifl.simulation.policies import Barrier, Buffer, EveryArrival
 )
 def test_when_the_server_steps(policy, waiting, in_flight, ready):
     assert policy.ready(waiting, in_flight) is ready
+
+
+@pytest.mark.parametrize(
+    ("wanted", "extra", "started"), [(5, 0.3, 7), (10, 0.1, 11), (10, 0.0, 10), (10, 5.0, 20)]
+)
+def test_over_selection_starts_the_next_whole_number(wanted, extra, started):
+    """5 x 1.3 = 6.5; 10 x 1.1 is 11, which floating point puts above; there are 20 clients."""
+    assert OverSelection(extra=extra).num_started(wanted, 20) == started

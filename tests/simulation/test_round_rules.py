@@ -295,3 +295,21 @@ def test_cohorts_are_those_of_rounds_with_more_clients(tmp_path):
     four = run("fedavg", tmp_path / "b", Synchronous(), delay=SLOW, cohort_size=4)
     drawn = [[m.client for m in done.server_step.ledger.moved] for done in (over, four)]
     assert_array_equal(drawn[0], drawn[1])
+
+
+def test_stragglers_are_the_nearest_number_and_others_each_round_with_parts_of_their_own():
+    """0.29 of 10 clients are 3; of 100 mini-batches, each does a number of its own."""
+    rounds = [
+        ShortenedVisits(None, 0.29, False).plan(
+            RoundStart(step, np.arange(10), 10, 0.0, lambda k, w: 0.0, lambda k: (100, 100), key(0))
+        )
+        for step in range(1, 6)
+    ]
+    assert max(len(plan.work) for plan in rounds) == 3  # a straggler may draw all of its work
+    assert len({tuple(plan.work) for plan in rounds}) > 1
+    assert all(len(set(plan.work.values())) > 1 for plan in rounds)
+
+
+def test_a_deadline_counts_from_the_start_of_its_round():
+    """The round begins at 10 and ends at 12: client 1 needs 2 s, client 3 needs 4 s for 4 batches."""
+    assert ShortenedVisits(2.0, 0.0, False).plan(begin(1, 3)).work == {3: Fraction(1, 2)}

@@ -110,3 +110,9 @@ def test_the_size_of_a_cohort(participation, count, size):
 def test_a_cohort_that_cannot_be_is_refused():
     with pytest.raises(UserError, match="cohort_size = 21: there are 20 clients"):
         cohort_size(1.0, 21, 20)
+
+
+def test_poisson_cohorts_have_the_size_asked_for_in_the_mean():
+    """10 of 100 clients: in 200 rounds 10 on average, give or take 4 x 3 / sqrt(200) = 0.85."""
+    sampler = Sampler(100, 10, key(0), poisson=True)
+    assert abs(np.mean([len(sampler(step)) for step in range(1, 201)]) - 10) < 0.85

@@ -12,7 +12,7 @@ from mpifl.core.algorithm import Algorithm
 from mpifl.core.mixing import Mixing, Plan, add, average, blend
 from mpifl.core.types import Notes, Server
 from mpifl.simulation.policies import POLICIES, Barrier, EveryArrival
-from mpifl.simulation.staleness import damp
+from mpifl.simulation.staleness import damp, step_sizes
 
 
 def notes_of(lag, num_samples=None) -> Notes:
@@ -100,3 +100,8 @@ def test_nothing_is_damped_at_rate_one():
 def test_step_sizes_by_lag():
     assert_allclose(EveryArrival(rate=0.6, staleness_a=0.5).step_sizes(np.array([0, 3])), [0.6, 0.3])
     assert_allclose(Barrier().step_sizes(np.array([0, 0])), [1, 1])
+
+
+def test_an_exponent_that_is_neither_none_nor_one():
+    """rate 0.6, lags 0 and 3, a = 1/2: 0.6 and 0.6 / 2."""
+    assert_allclose(step_sizes(np.array([0, 3]), 0.6, 0.5), [0.6, 0.3])

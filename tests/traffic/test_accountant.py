@@ -69,3 +69,8 @@ def test_without_the_library_one_line_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
     with pytest.raises(UserError, match=r'pip install "mpifl\[privacy\]"'):
         module.Accountant(CentralPrivacy(1.0, 1.0), 5, 5).epsilon(1)
+
+
+def test_the_rate_of_poisson_samples_is_that_of_presence():
+    event = Accountant(CentralPrivacy(clip=1.0, sampling="poisson"), 100, 10).event()
+    assert event.sampling_probability == pytest.approx(0.1)

@@ -152,3 +152,13 @@ def test_methods_run_under_compression(name, tmp_path):
 def test_impossible_payloads_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         make()
+
+
+def test_shares_whose_product_is_not_whole_take_the_nearest_number():
+    """0.1 of 37 numbers are 4 (not 3) of 4 + 4 bytes; 3 bits of 10 numbers are 4 bytes, in 3 buckets of 4."""
+    x = torch.arange(1.0, 38.0)
+    assert TopK(0.1).code(x, key(0), True).count_nonzero() == 4
+    assert TopK(0.1).size(37, 4) == 32
+    assert RandomK(0.1).size(37, 4) == 24
+    assert QSGD(bits=3, bucket=4).size(10, 4) == 4 + 3 * 4
+    assert Int8(bucket=4).size(10, 4) == 10 + 3 * 4

@@ -154,3 +154,26 @@ def test_what_else_is_released_is_paid_for_by_more_noise_on_the_updates():
     assert CentralPrivacy(1.0, 1.3).noise_of_updates(10, counts=False) == 1.3
     with pytest.raises(UserError, match="leaves nothing for the updates"):
         CentralPrivacy(1.0, 1.0, count_noise=1.0).noise_of_updates(10, counts=True)
+
+
+def test_the_noise_on_the_quantile_by_hand():
+    """40 clients: 40 / 20 = 2. z = 1 leaves 1 - 1 / (2 x 2)^2 = 15 / 16 for the updates."""
+    privacy = CentralPrivacy(clip=1.0, noise_multiplier=1.0, quantile=0.5)
+    assert privacy.noise_of_quantile(40) == 2.0
+    assert privacy.noise_of_updates(40, counts=False) == pytest.approx((15 / 16) ** -0.5)
+
+
+def test_an_update_exactly_as_long_as_the_clip_is_within_it():
+    """(3, 4) has the length 5."""
+    for clip, within in ((5.0, 1.0), (4.999, 0.0)):
+        privacy = CentralPrivacy(clip=clip, noise_multiplier=0.0, quantile=0.5)
+        report = Report(1, 1, {"model": torch.tensor([3.0, 4.0])})
+        message = Message({"model": torch.zeros(1, 2)}, {"model": (0,)}, 0, 1)
+        assert protect(report, message, privacy, None, None, key(0)).notes["within_clip"] == within
+
+
+def test_two_uploads_of_a_visit_have_noise_of_their_own():
+    report = Report(1, 1, {"model": torch.zeros(50), "control": torch.zeros(50)})
+    message = Message({name: torch.zeros(1, 50) for name in report.vectors}, {}, 0, 1)
+    sent = protect(report, message, LocalPrivacy(clip=1.0), None, None, key(0)).vectors
+    assert not torch.equal(sent["model"], sent["control"])
