@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
 from mpifl.core.errors import UserError, is_ours, name_of, no_memory, require, within_memory
@@ -56,6 +57,30 @@ class Net(nn.Module):
         """Return the output [n, num_classes] for samples [n, ...]."""
         logits: torch.Tensor = self.head(self.embed(x))
         return logits
+
+
+class OneHot(nn.Module):
+    """The columns of a table [n, F], with each column of categories one-hot encoded.
+
+    Args:
+        categories: number of categories of each column, 0 for numbers.
+
+    Attributes:
+        width: width of the output.
+    """
+
+    def __init__(self, categories: tuple[int, ...]) -> None:
+        super().__init__()
+        self.categories = categories
+        self.width = sum(max(c, 1) for c in categories)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [n, width], columns in their order."""
+        columns = [
+            F.one_hot(x[:, i].long(), c).to(x.dtype) if c else x[:, i : i + 1]
+            for i, c in enumerate(self.categories)
+        ]
+        return torch.cat(columns, 1)
 
 
 @dataclass(frozen=True)
@@ -128,8 +153,13 @@ class ShapeModel(ModelOptions):
     """A model that depends only on the shape of a sample and the number of classes."""
 
     def make_for(self, info: DataInfo) -> Net:
-        """Return the network with random weights."""
-        return self.make(info.shape, info.num_classes)  # type: ignore[arg-type]  # not only for images
+        """Return the network with random weights; it takes each column of categories as zeros and ones."""
+        if not any(info.categories):
+            return self.make(info.shape, info.num_classes)  # type: ignore[arg-type]  # not only for images
+        inputs = OneHot(info.categories)
+        net = self.make((inputs.width,), info.num_classes)  # type: ignore[arg-type]
+        net.body = chain(inputs=inputs, **dict(net.body.named_children()))
+        return net
 
     @abstractmethod
     def make(self, shape: Shape, num_classes: int) -> Net:

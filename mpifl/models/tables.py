@@ -8,36 +8,11 @@ from typing import ClassVar
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from mpifl.core.errors import require
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MULTI_HOT, NUMBERS, DataInfo
 
-from .base import ModelOptions, Net, chain, need_positive, need_rate
-
-
-class OneHot(nn.Module):
-    """The columns of a table [n, F], with each column of categories one-hot encoded.
-
-    Args:
-        categories: number of categories of each column, 0 for numbers.
-
-    Attributes:
-        width: width of the output.
-    """
-
-    def __init__(self, categories: tuple[int, ...]) -> None:
-        super().__init__()
-        self.categories = categories
-        self.width = sum(max(c, 1) for c in categories)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [n, width], columns in their order."""
-        columns = [
-            F.one_hot(x[:, i].long(), c).to(x.dtype) if c else x[:, i : i + 1]
-            for i, c in enumerate(self.categories)
-        ]
-        return torch.cat(columns, 1)
+from .base import ModelOptions, Net, OneHot, chain, need_positive, need_rate
 
 
 class Columns(nn.Module):

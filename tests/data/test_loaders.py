@@ -90,7 +90,7 @@ def test_numbers_and_texts_of_one_column_are_the_same_names_in_all_rows(tmp_path
         frame[: 10 * count].to_csv(tmp_path / "t" / "1.csv", index=False)
         frame[10 * count :].to_csv(tmp_path / "t" / "2.csv", index=False)
     options = {"path": f"t{ending}", "target": ("y",), "client": "who", "test_share": 0.0}
-    pool = load("table", tmp_path, features=("a", "who"), **options)
+    pool = load("table", tmp_path, features=("a", "who"), categories=("who",), **options)
     assert pool.origin_names == ("0", "1", "2", "x1")
     assert pool.categories == (0, 4)
     assert np.bincount(pool.origin).tolist() == [frame.who.eq(w).sum() for w in pool.origin_names]

@@ -19,6 +19,7 @@ AS_FEATURES = "numbers of any size are features: data.source.inputs features"  #
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".gif", ".tif", ".tiff")  # endings
 WORD = re.compile(r"\w+|[^\w\s]")
 TEST_SHARE = 0.2  # default of sources
+LABELS = ("classes", "numbers")  # values of the key `labels` of sources whose labels are arrays
 BINS = 8  # ranges of a number to predict, by which the test part is stratified
 ROUNDING = 0.01  # of the deviation of a column: numbers of float32 may be rounded by this share of it
 NOISE = 1e-12  # of the largest value of a column: smaller deviations are those of rounded float64 numbers
@@ -52,18 +53,27 @@ def inputs_of(array: np.ndarray, name: str, kind: str | None = None, otherwise: 
     return images_of(array, name, otherwise)
 
 
-def any_labels_of(array: np.ndarray, name: str) -> np.ndarray:
+def any_labels_of(array: np.ndarray, name: str, kind: str | None = None) -> np.ndarray:
     """Return labels as a pool stores them; their type determines their kind, see `Pool`.
 
     Args:
         array: integers [n] or [n, 1] (classes), bytes or booleans [n, L] (multi-hot), floats [n] or [n, L]
             (numbers), integers [n, T] (tokens).
         name: where the array comes from, for error messages.
+        kind: `classes` or `numbers` for labels of one number each whose type says otherwise; None: by type.
 
     Raises:
         UserError: the labels are one-hot, or have another shape or type.
     """
     array = np.asarray(array)
+    single = array.ndim == 1 or (array.ndim == 2 and array.shape[1] == 1)
+    if kind is not None:
+        remedy = f"labels: {kind} is for one number for each sample: leave it out"
+        require(single and array.dtype.kind in "iufb", name, f"{array.dtype} {list(array.shape)}", remedy)
+    if kind == "classes" and array.dtype.kind == "f":
+        array = classes_of_floats(array, name)
+    elif kind == "numbers":
+        array = array.astype(np.float64)
     if np.issubdtype(array.dtype, np.floating) and array.ndim in (1, 2):
         return as_float32(array.reshape(len(array), -1), name)
     if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind in "iub":
@@ -73,6 +83,17 @@ def any_labels_of(array: np.ndarray, name: str) -> np.ndarray:
         require(not one_hot, name, array.shape, remedy)
         return array.astype(np.int64) if array.dtype.kind == "u" and array.dtype.itemsize > 1 else array
     return labels_of(array.astype(np.uint8) if array.dtype == np.bool_ else array, name)
+
+
+def classes_of_floats(array: np.ndarray, name: str) -> np.ndarray:
+    """Return class numbers that are stored as floats as int64; refuse other floats, and name the first."""
+    flat = array.ravel()
+    wrong = np.flatnonzero(~(np.isfinite(flat) & (flat >= 0) & (flat % 1 == 0)))
+    row = int(wrong[0]) if len(wrong) else 0
+    at = float(flat[row]) if len(flat) else 0.0
+    remedy = f"no class number, in row {row + 1}: give whole numbers from 0, or leave labels out"
+    require(not len(wrong), name, at, remedy)
+    return array.astype(np.int64)
 
 
 def as_float32(values: np.ndarray, name: str, column: str = "") -> np.ndarray:

@@ -17,6 +17,7 @@ from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.arrays import (
+    LABELS,
     TEST_SHARE,
     any_labels_of,
     inputs_of,
@@ -29,6 +30,7 @@ from mpifl.data.sources.arrays import (
     with_test,
 )
 from mpifl.data.sources.base import TEST, TRAIN, VALIDATION, Source, part_of, place_of, reading, roles_of
+from mpifl.data.sources.columns import is_missing
 from mpifl.data.sources.folder import FORMATS, GREY, PIXELS, middle_square, upright
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class HuggingFace(Source):
             folder for each split, or one split, or train-*.parquet and test-*.parquet, also below data/.
         inputs: column of the samples; null: image, img, text, sentence or content.
         label: column of the labels; null: label, labels, fine_label, target or class.
+        labels: classes or numbers, for labels of one number each whose type says otherwise, such as classes
+            that are stored as floats; null: whole numbers are classes, floats numbers.
         client: column with the owner of each sample; scenario natural makes each owner a client.
         side: side of pictures in pixels; the shorter side is scaled to it, the middle is kept; null: no
             change.
@@ -63,10 +67,12 @@ class HuggingFace(Source):
 
     name: ClassVar[str] = "huggingface"
     needs_root: ClassVar[bool] = False
+    readable_labels: ClassVar[tuple[str, ...]] = LABELS
 
     path: str = "dataset"
     inputs: str | None = None
     label: str | None = None
+    labels: str | None = None
     client: str | None = None
     side: int | None = None
     length: int = 128
@@ -77,6 +83,8 @@ class HuggingFace(Source):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fraction("test_share", self.test_share)
+        known_labels = self.labels is None or self.labels in LABELS
+        require(known_labels, "labels", self.labels, f"known: {', '.join(LABELS)}")
         require(self.side is None or self.side > 0, "side", self.side, "a side in pixels")
         require(self.validation in VALIDATION, "validation", self.validation, " or ".join(VALIDATION))
         require(self.length > 0, "length", self.length, "counts tokens")
@@ -106,7 +114,7 @@ class HuggingFace(Source):
         if self.client is not None:
             _column(self.client, (), "client", schema.names)
             values = [v for table in tables.values() for v in table.column(self.client).to_pylist()]
-            origin, origin_names = numbered(values)
+            origin, origin_names = numbered(_complete(values, self.client, "client"))
         sizes = [len(column[0]) for column in columns.values()]
         whole = np.arange(sum(sizes)), sizes[0]
         order, count = whole if len(sizes) > 1 else with_test(y, self.test_share)
@@ -138,12 +146,13 @@ class HuggingFace(Source):
     def _labels(self, columns: Sequence[Any], feature: Any, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return labels, and the names of classes."""
         values = [v for column in columns for v in column.to_pylist()]
-        missing = next((i for i, v in enumerate(values) if v is None), None)
-        require(missing is None, "data.source.label", name, f"lacks a value in row {missing}: leave it out")
+        values = _complete(values, name, "label")
         if values and isinstance(values[0], str):
             return numbered(values)
         known = feature.get("names") if isinstance(feature, Mapping) else None
-        return any_labels_of(np.asarray(values), f"data.source.label: {name}"), tuple(known or ())
+        return any_labels_of(np.asarray(values), f"data.source.label: {name}", self.labels), tuple(
+            known or ()
+        )
 
     def _samples(self, columns: Sequence[Any], name: str, learnt: np.ndarray) -> tuple[np.ndarray, int]:
         """Return samples that are not pictures, and the number of different tokens, 0 for features.
@@ -329,6 +338,14 @@ def _column(given: str | None, usual: Sequence[str], role: str, names: Sequence[
     require(found is not None, f"data.source.{role}", None, remedy)
     assert found is not None
     return found
+
+
+def _complete(values: list[Any], name: str, role: str) -> list[Any]:
+    """Return values whose texts have no blanks at their ends; refuse a missing one, such as `?`."""
+    wrong = next((i for i, v in enumerate(values) if is_missing(v)), None)
+    remedy = f"lacks a value in row {0 if wrong is None else wrong + 1}: leave it out"
+    require(wrong is None, f"data.source.{role}", name, remedy)
+    return [value.strip() if isinstance(value, str) else value for value in values]
 
 
 def _is_image(kind: Any) -> bool:

@@ -14,6 +14,8 @@ from mpifl.core.progress import each
 from mpifl.core.textfiles import json_of
 from mpifl.data.pool import Pool
 from mpifl.data.sources.arrays import (
+    LABELS,
+    any_labels_of,
     as_float32,
     characters_of,
     inputs_of,
@@ -46,17 +48,23 @@ class Leaf(Source):
         length: number of words of a text; longer texts are cut, shorter ones padded with 0.
         vocabulary: largest number of tokens: 0 for padding, 1 for unknown words, and the most frequent words
             of the training part.
+        labels: classes or numbers, for labels of one number each whose type says otherwise, such as classes
+            that are stored as floats; null: whole numbers are classes, floats numbers.
     """
 
     name: ClassVar[str] = "leaf"
+    readable_labels: ClassVar[tuple[str, ...]] = LABELS
 
     path: str = "shakespeare"
     shape: tuple[int, ...] = ()
     length: int = 25
     vocabulary: int = 10_000
+    labels: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        known_labels = self.labels is None or self.labels in LABELS
+        require(known_labels, "labels", self.labels, f"known: {', '.join(LABELS)}")
         require(self.length > 0, "length", self.length, "counts words")
         require(
             self.vocabulary > 2, "vocabulary", self.vocabulary, "needs room for padding, unknown, and words"
@@ -81,7 +89,7 @@ class Leaf(Source):
         require(len(xs) > 0, name, 0, "no samples in any user; fetch it again")
         count = sum(len(x) for x, _ in train.values())
         x, vocabulary, alphabet = self._inputs(xs, ys, count, name)
-        y, names = _labels(ys, alphabet, name)
+        y, names = _labels(ys, alphabet, name, self.labels)
         origin = np.repeat([i for i, _ in rows], [len(held[1]) for _, held in rows])
         parts = (x[:count], y[:count]), (x[count:], y[count:])
         return pool_of(*parts, name, names, vocabulary, 0.0, origin.astype(np.int64), tuple(users))
@@ -128,7 +136,9 @@ def read_users(paths: Sequence[Path]) -> Held:
     return found
 
 
-def _labels(ys: list[Any], alphabet: str, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def _labels(
+    ys: list[Any], alphabet: str, name: str, kind: str | None = None
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return labels and the names of classes: characters of the alphabet, none for numbers, or texts."""
     if alphabet:
         missing = sorted({str(y) for y in ys} - set(alphabet))
@@ -136,6 +146,11 @@ def _labels(ys: list[Any], alphabet: str, name: str) -> tuple[np.ndarray, tuple[
         require(not missing, f"{name}: y", missing[:1], remedy)
         number = {character: i for i, character in enumerate(alphabet)}
         return np.array([number[y] for y in ys], np.int64), tuple(map(repr, alphabet))
+    if kind is not None:
+        given = next((y for y in ys if isinstance(y, bool) or not isinstance(y, (int, float))), None)
+        remedy = f"labels: {kind} is for one number for each sample: leave it out"
+        require(given is None, f"{name}: y", given, remedy)
+        return any_labels_of(np.array(ys), f"{name}: y", kind), ()
     if all(isinstance(y, int) and not isinstance(y, bool) for y in ys):
         return np.array(ys, np.int64), ()
     if all(isinstance(y, (int, float)) for y in ys):

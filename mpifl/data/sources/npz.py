@@ -16,7 +16,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.federation import FEATURES
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
-from mpifl.data.sources.arrays import AS_FEATURES, TEST_SHARE, any_labels_of, inputs_of, pool_of
+from mpifl.data.sources.arrays import AS_FEATURES, LABELS, TEST_SHARE, any_labels_of, inputs_of, pool_of
 from mpifl.data.sources.arrays import KINDS as INPUT_KINDS
 from mpifl.data.sources.base import Source, broken, check_unpacked, place_of, reading
 
@@ -52,19 +52,25 @@ class Npz(Source):
         inputs: images, features or tokens, if the shape does not determine it; spectrograms and series of any
             shape are `features`.
         vocabulary: number of different tokens; 0: the largest plus one.
+        labels: classes or numbers, for labels of one number each whose type says otherwise, such as classes
+            that are stored as floats; null: whole numbers are classes, floats numbers.
         test_share: share of every class set aside for testing if the archive has no test part.
     """
 
     name: ClassVar[str] = "npz"
     needs_root: ClassVar[bool] = False
+    readable_labels: ClassVar[tuple[str, ...]] = LABELS
 
     path: str = "data.npz"
     inputs: str | None = None
     vocabulary: int = 0
+    labels: str | None = None
     test_share: float = TEST_SHARE
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        known_labels = self.labels is None or self.labels in LABELS
+        require(known_labels, "labels", self.labels, f"known: {', '.join(LABELS)}")
         known = self.inputs is None or self.inputs in INPUT_KINDS
         require(known, "inputs", self.inputs, f"known: {', '.join(INPUT_KINDS)}")
         require(self.vocabulary >= 0, "vocabulary", self.vocabulary, "counts tokens; 0: as many as there are")
@@ -89,7 +95,7 @@ class Npz(Source):
         read = [
             (
                 inputs_of(arrays[f"x_{part}"], f"{path}: x_{part}", self.inputs, AS_FEATURES),
-                any_labels_of(arrays[f"y_{part}"], f"{path}: y_{part}"),
+                any_labels_of(arrays[f"y_{part}"], f"{path}: y_{part}", self.labels),
             )
             for part in parts
         ]

@@ -11,13 +11,23 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
-from mpifl.data.sources.arrays import TEST_SHARE, as_float32, numbered, pool_of
+from mpifl.data.sources.arrays import TEST_SHARE, as_float32, numbered, pool_of, with_test
 from mpifl.data.sources.base import Source, place_of, reading
+from mpifl.data.sources.columns import (
+    INDEX,
+    check_header,
+    lines_on_column,
+    lines_on_names,
+    missing_in,
+    numbers_in,
+    stripped,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LABELS = ("classes", "numbers", "multi_hot")
+MISSING = ("refuse", "drop", "mean")
 NAMES = ("numbers", "string", "boolean", "categorical", "mixed-integer", "integer")
 """Kinds of columns, as pandas calls them: numbers, and what is numbered by name."""
 FEW_ROWS = 10  # with fewer rows per class, whole numbers are probably no classes
@@ -27,8 +37,10 @@ FEW_ROWS = 10  # with fewer rows per class, whole numbers are probably no classe
 class Table(Source):
     """A table with a row for each sample: a .csv or .parquet file, or a folder of them, read in order.
 
-    Columns of numbers are features; columns of texts or booleans are categories, numbered in alphabetical
-    order. Missing values are refused, and so are values of other types, such as decimals, times and lists.
+    Columns of numbers are features, also where they are written as texts; columns of other texts or booleans
+    are categories, numbered in alphabetical order. Blanks at the ends of texts and of names do not count. A
+    column of texts most of which are numbers is refused, and so are values of other types, such as decimals,
+    times and lists.
 
     Attributes:
         path: file or folder: absolute, below data.root, or in the working folder.
@@ -38,10 +50,16 @@ class Table(Source):
         labels: classes, numbers or multi_hot; null: classes if there is one target column and it does not
             hold floats, otherwise numbers.
         features: columns of a sample; empty: all columns that have no other role.
-        categories: columns of numbers in a sample that are treated as categories.
+        categories: columns of a sample that are categories whatever they hold: numbers, dates, marks such as
+            `?`.
         client: column with the owner of each row; scenario natural makes each owner a client.
         group: column with the hidden group of the client; it is the ground truth of scenario natural.
         part: column with the values train and test.
+        missing: what happens to a row that lacks a value (empty, `?`, `NA`, `-`, `null`, `none`, ...) in a
+            column that is used: refuse names it; drop leaves the row out; mean takes the mean of the training
+            part, or its most frequent category, for samples alone.
+        decimal: the decimal mark of numbers in a .csv and in texts, `.` or `,`.
+        separator: what separates the fields of a .csv.
         standardise_target: whether numbers to predict are standardised by the training part.
         test_share: share of each class, or of each range of the target, set aside for testing if there is no
             test part.
@@ -60,6 +78,9 @@ class Table(Source):
     client: str | None = None
     group: str | None = None
     part: str | None = None
+    missing: str = "refuse"
+    decimal: str = "."
+    separator: str = ","
     standardise_target: bool = True
     test_share: float = TEST_SHARE
 
@@ -74,6 +95,9 @@ class Table(Source):
         both = self.part is None or self.test_path is None
         require(both, "part", self.part, "test_path names the test part: leave one of them out")
         require(self.group is None or self.client is not None, "group", self.group, "needs client, too")
+        require(self.missing in MISSING, "missing", self.missing, f"known: {', '.join(MISSING)}")
+        require(self.decimal in (".", ","), "decimal", self.decimal, "known: '.' and ','")
+        require(len(self.separator) == 1, "separator", self.separator, "give one character")
 
     def files(self, root: Path) -> list[Path]:
         """Return the files: training part, then test part."""
@@ -107,11 +131,28 @@ class Table(Source):
         roles = {*self.target, self.client, self.group, self.part}
         names = list(self.features) or [c for c in frame.columns if c not in roles]
         require(len(names) > 0, "data.source.features", [], "no column is left for the samples: name some")
+        for name in names if not self.features else ():
+            remedy = "a column without a name, such as the row numbers that pandas writes unless index=False"
+            require(not INDEX.fullmatch(str(name)), "data.source.features", name, f"{remedy}: name features")
+        told: list[str] = []
+        if self.missing == "drop":
+            frame, count, told = self._complete(
+                frame, [*names, *(role for role in roles if role is not None)], count
+            )
+        y, classes = self._labels(frame)
+        train_rows = np.arange(count) if count is not None else None
+        if train_rows is None:
+            order, size = with_test(y, self.test_share)
+            train_rows = order[:size]
         x, kinds = np.empty((len(frame), len(names)), np.float32), []  # column by column: no copy in float64
         for j, name in enumerate(names):
-            x[:, j], count_of = self._feature(frame, name)
-            kinds.append(count_of)
-        y, classes = self._labels(frame)
+            x[:, j], values, filled = self._feature(frame, name, train_rows)
+            kinds.append(len(values))
+            told += lines_on_column(name, x[:, j], len(values), y, len(classes))
+            told += lines_on_names(values, f"data.source.features = {name}", "categories")
+            told += (
+                [f"data.source.features = {name}: {filled} missing values are filled in"] if filled else []
+            )
         origin: np.ndarray | None = None
         origin_names: tuple[str, ...] = ()
         if self.client is not None:
@@ -126,7 +167,11 @@ class Table(Source):
             std = part.std(0)
             scaled = (pool.labels - part.mean(0)) / np.where(std > 0, std, 1.0)
             pool = replace(pool, labels=scaled.astype(np.float32))
-        remarks = self._guessed(frame, len(classes)) if y.ndim == 1 else ()
+        if y.ndim == 1:
+            told += lines_on_names(classes, f"data.source.target = {self.target[0]}", "classes")
+        told += lines_on_names(origin_names, f"data.source.client = {self.client}", "clients")
+        told += lines_on_names(list(map(str, frame.columns)), "data.source.path", "columns")
+        remarks = (*(self._guessed(frame, len(classes)) if y.ndim == 1 else ()), *told)
         return replace(pool, categories=tuple(kinds) if any(kinds) else (), remarks=remarks)
 
     def _guessed(self, frame: pd.DataFrame, classes: int) -> tuple[str, ...]:
@@ -138,24 +183,57 @@ class Table(Source):
         remedy = "labels: numbers predicts their values, labels: classes leaves out this line"
         return (f"data.source.target = {self.target[0]}: {say}; {remedy}",)
 
-    def _feature(self, frame: pd.DataFrame, name: str) -> tuple[np.ndarray, int]:
-        """Return a column as numbers [n], and the number of its categories, 0 for none."""
-        column = self._column(frame, name, "features")
-        if column.dtype.kind in "iuf" and name not in self.categories:
-            return as_float32(column.to_numpy(np.float64), "data.source.features", name), 0
+    def _complete(
+        self, frame: pd.DataFrame, names: list[str], count: int | None
+    ) -> tuple[pd.DataFrame, int | None, list[str]]:
+        """Return the rows that lack no value, how many of them are training rows, and lines for the user."""
+        lacks = np.zeros(len(frame), bool)
+        for name in dict.fromkeys(names):
+            column = self._there(frame, name, "features")
+            lacks |= column.isna().to_numpy(bool) if name in self.categories else missing_in(column)
+        left = count if count is None else int((~lacks[:count]).sum())
+        good = bool((~lacks[:count]).any())
+        require(good, "data.source.missing", "drop", "every training row lacks a value: use mean")
+        lines = (
+            [f"{int(lacks.sum())} of {len(frame)} rows lack a value and are left out"] if lacks.any() else []
+        )
+        return frame[~lacks].reset_index(drop=True), left, [f"data.source.missing: {line}" for line in lines]
+
+    def _feature(
+        self, frame: pd.DataFrame, name: str, train: np.ndarray
+    ) -> tuple[np.ndarray, tuple[str, ...], int]:
+        """Return a column as numbers [n], its categories, if any, and how many values are filled in."""
+        column, coded = self._there(frame, name, "features"), name in self.categories
+        key = "data.source.features"
+        values = None if coded else numbers_in(column, key, name, self.decimal)
+        gaps = column.isna().to_numpy(bool) if coded else missing_in(column)
+        fill = self.missing == "mean" and bool(gaps.any())
+        known = train[~gaps[train]]
+        if fill:
+            require(len(known) > 0, key, name, "lacks every value in the training part: leave it out")
+        else:
+            self._refuse_gaps(gaps, name, "features")
+        if values is not None:
+            values[gaps] = values[known].mean() if fill else np.nan
+            return as_float32(values, key, name), (), int(gaps.sum())
+        column = stripped(column)
+        if fill:
+            column = column.where(~gaps, column.iloc[known].mode().iloc[0])
         _check_names(column, name, "features")
-        number, values = numbered(column.tolist())
-        return number, len(values)
+        number, names = numbered(column.tolist())
+        return number, names, int(gaps.sum())
 
     def _labels(self, frame: pd.DataFrame) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return labels, and the names of classes or of targets."""
-        columns = [self._column(frame, name, "target") for name in self.target]
+        columns = [self._target(frame, name) for name in self.target]
         real = all(column.dtype.kind in "iufb" for column in columns)
         kind = self.labels or ("classes" if columns[0].dtype.kind != "f" and len(columns) == 1 else "numbers")
         for name, column in zip(self.target, columns, strict=True):
             _check_names(column, name, "target")
         if kind == "classes":
-            return numbered(columns[0].tolist())
+            only = columns[0]
+            whole = only.dtype.kind == "f" and bool((only % 1 == 0).all())
+            return numbered((only.astype(np.int64) if whole else only).tolist())
         texts = f"holds texts: use labels: classes, or leave {', '.join(self.target)} out"
         require(real, "data.source.target", ", ".join(self.target), texts)
         values = [column.to_numpy(np.float64) for column in columns]
@@ -185,18 +263,32 @@ class Table(Source):
             )
         return tuple(of.tolist())
 
-    def _column(self, frame: pd.DataFrame, name: str, role: str) -> pd.Series:
+    def _target(self, frame: pd.DataFrame, name: str) -> pd.Series:
+        """Return a column to predict; numbers that are written as texts are numbers."""
+        column = self._column(frame, name, "target")
+        if self.labels == "classes" or column.dtype.kind in "biufcmM":
+            return column
+        numbers = numbers_in(column, "data.source.target", name, self.decimal)
+        return column if numbers is None else column.astype(object).where(False, numbers).astype(np.float64)
+
+    def _there(self, frame: pd.DataFrame, name: str, role: str) -> pd.Series:
         there = f"the table has no such column; it has {', '.join(map(str, list(frame.columns)[:20]))}"
         require(name in frame.columns, f"data.source.{role}", name, there)
-        column = frame[name]
-        if bool(column.isna().any()):
-            row = int(np.flatnonzero(column.isna().to_numpy())[0])
-            remedy = f"lacks a value in row {row + 1}: fill it in, or leave the row or the column out"
-            raise UserError(f"data.source.{role}", name, remedy)
-        return column
+        return frame[name]
 
-    @staticmethod
-    def _read(paths: list[Path]) -> pd.DataFrame:
+    def _column(self, frame: pd.DataFrame, name: str, role: str) -> pd.Series:
+        """Return a column that lacks no value; its texts have no blanks at their ends."""
+        column = self._there(frame, name, role)
+        self._refuse_gaps(missing_in(column), name, role)
+        return stripped(column)
+
+    def _refuse_gaps(self, gaps: np.ndarray, name: str, role: str) -> None:
+        if gaps.any():
+            remedy = f"lacks a value in row {int(np.flatnonzero(gaps)[0]) + 1}: fill it in"
+            other = "missing: drop, or mean" if role == "features" else "missing: drop"
+            raise UserError(f"data.source.{role}", name, f"{remedy}, set {other}, or leave the column out")
+
+    def _read(self, paths: list[Path]) -> pd.DataFrame:
         import pandas as pd
 
         frames = []
@@ -210,11 +302,27 @@ class Table(Source):
                         raise UserError("data.source.path", str(path), remedy) from error
                     frames.append(pd.read_parquet(path, engine="pyarrow"))
                 else:
-                    # whole columns at once: the types of pieces may differ
-                    frames.append(pd.read_csv(path, skipinitialspace=True, low_memory=False))
+                    frames.append(self._csv(path))
+                frames[-1].columns = check_header(list(frames[-1].columns), str(path))
             same = list(frames[-1].columns) == list(frames[0].columns)
             require(same, str(path), list(frames[-1].columns)[:4], f"other columns than {paths[0]} has")
         return _joined(frames)
+
+    def _csv(self, path: Path) -> pd.DataFrame:
+        """Return the rows of a .csv under the names of its first line."""
+        import pandas as pd
+
+        # whole columns at once: the types of pieces may differ
+        form = {"sep": self.separator, "skipinitialspace": True, "low_memory": False}
+        head = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **form)
+        names = check_header(head.iloc[0].tolist(), str(path))
+        other = next((mark for mark in (";", "\t", "|") if mark in str(names[0])), None)
+        remedy = f"one column: set data.source.separator to {other!r}"
+        require(len(names) > 1 or other is None, str(path), names[0], remedy)
+        frame = pd.read_csv(path, decimal=self.decimal, **form)
+        remedy = "the rows have more fields than the first line has names: name every column"
+        require(isinstance(frame.index, pd.RangeIndex), str(path), len(names), remedy)
+        return frame
 
 
 def _check_names(column: pd.Series, name: str, role: str) -> None:

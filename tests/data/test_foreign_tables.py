@@ -1,0 +1,354 @@
+"""Tables and labels as other programs and people write them: a number, a line, or a refusal by name.
+
+Each file is small and made by the library that users make theirs with.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mpifl.core.errors import UserError
+from mpifl.core.federation import DataInfo
+from mpifl.data.pool import Pool
+from mpifl.data.sources import SOURCES
+from mpifl.models import MODELS
+
+N = 40
+RNG = np.random.default_rng(7)
+A = RNG.permutation(np.arange(N) * 3 % 37 + 100)
+Y = RNG.integers(0, 2, N)
+
+
+def texts(row: int, value: str) -> list[str]:
+    """Return the numbers of a column as texts, with another text in one row (counted from 1)."""
+    return [value if i == row - 1 else str(a) for i, a in enumerate(A)]
+
+
+def frame_of(**columns: object) -> pd.DataFrame:
+    return pd.DataFrame({"a": A, "b": RNG.normal(size=N), "y": Y} | columns)
+
+
+def write(folder: Path, frame: pd.DataFrame, ending: str = "csv", **options: object) -> str:
+    """Write a table in a format; return the name of its file."""
+    if ending == "csv":
+        frame.to_csv(folder / "t.csv", index=False, **options)
+    else:
+        pytest.importorskip("pyarrow")
+        frame.to_parquet(folder / "t.parquet", index=False)
+    return f"t.{ending}"
+
+
+def load(folder: Path, name: str = "table", **options: object) -> Pool:
+    """Load a table, whose target is y unless `options` say otherwise."""
+    (folder / "scratch").mkdir(exist_ok=True)
+    usual = {"target": ("y",)} if name == "table" else {}
+    return SOURCES[name](**usual | options).load(folder, folder / "scratch")
+
+
+def column(pool: Pool, rows: int) -> np.ndarray:
+    """Return the first column, sorted: the test part is set aside at random."""
+    assert len(pool.inputs) == rows
+    return np.sort(np.asarray(pool.inputs[:, 0]))
+
+
+# -- columns of numbers --------------------------------------------------------------------------------------
+
+MARKS = ["?", "NA", "n/a", "-", "--", "null", "None", "", " ", "NaN", "#N/A", "#DIV/0!", ".", "missing"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_mark_for_a_missing_number_is_refused_by_row_and_dropped_or_filled_on_demand(
+    tmp_path, mark, ending
+):
+    path = write(tmp_path, frame_of(a=texts(18, mark)), ending)
+    with pytest.raises(UserError, match=r"data.source.features = 'a': lacks a value in row 18"):
+        load(tmp_path, path=path)
+    pool = load(tmp_path, path=path, missing="drop", test_share=0.0)
+    np.testing.assert_array_equal(column(pool, N - 1), np.sort(np.delete(A, 17)).astype(np.float32))
+    assert any("1 of 40 rows" in line for line in pool.remarks)
+    pool = load(tmp_path, path=path, missing="mean", test_share=0.0)
+    mean = np.delete(A, 17).mean()
+    np.testing.assert_allclose(pool.inputs[17, 0], mean, rtol=1e-6)
+    assert pool.categories == ()
+    assert any("1 missing values" in line for line in pool.remarks)
+
+
+WRONG = ["1,234", "21,0", "200 mg", "12%", "<5", "$7", "3 000", "abc", "12:30", "1e", "7kg", "£2", "1.2.3"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("value", WRONG)
+def test_a_text_among_numbers_is_refused_by_column_and_row(tmp_path, value, ending):
+    path = write(tmp_path, frame_of(a=texts(5, value)), ending)
+    with pytest.raises(UserError, match=r"data.source.features = 'a': row 5 holds '.*no plain number"):
+        load(tmp_path, path=path)
+    pool = load(tmp_path, path=path, categories=("a",))
+    assert pool.categories[0] == len(set(texts(5, value)))
+
+
+@pytest.mark.parametrize("form", ["{:.1f}", "{} mg", "{},5", "1,{:03d}", "{}%"])
+def test_a_column_of_numbers_in_another_notation_is_not_a_category(tmp_path, form):
+    values = [form.format(int(a)) if "d" in form or "{}" in form else form.format(float(a)) for a in A]
+    path = write(tmp_path, frame_of(a=values))
+    if form == "{:.1f}":
+        np.testing.assert_array_equal(column(load(tmp_path, path=path), N), np.sort(A))
+        return
+    with pytest.raises(UserError, match=r"data.source.features = 'a': row 1 holds"):
+        load(tmp_path, path=path)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_decimal_commas_and_separators_are_read_by_keys(tmp_path, separator):
+    frame = frame_of(a=A + 0.5)
+    path = write(tmp_path, frame, sep=separator, decimal=",")
+    pool = load(tmp_path, path=path, separator=separator, decimal=",")
+    np.testing.assert_array_equal(column(pool, N), np.sort(A + 0.5))
+    if separator != ",":
+        with pytest.raises(UserError, match=r"set data\.source\.separator"):
+            load(tmp_path, path=path)
+
+
+def test_points_under_a_decimal_comma_are_separators_of_thousands_and_refused(tmp_path):
+    path = write(tmp_path, frame_of(a=[f"1.{a}" for a in A]), sep=";")
+    with pytest.raises(UserError, match=r"features = 'a': row 1 holds '1\.\d+'"):
+        load(tmp_path, path=path, separator=";", decimal=",", features=("a",))
+
+
+def test_numbers_written_as_texts_are_numbers_in_parquet_too(tmp_path):
+    path = write(tmp_path, frame_of(a=[f" {a} " for a in A]), "parquet")
+    pool = load(tmp_path, path=path)
+    assert pool.categories == ()
+    np.testing.assert_array_equal(column(pool, N), np.sort(A))
+
+
+@pytest.mark.parametrize("form", ["2024-01-%02d", "%02d/03/2024", "2024-01-%02d 10:30:00", "10:%02d"])
+def test_dates_in_texts_are_refused_as_those_of_parquet_are(tmp_path, form):
+    path = write(tmp_path, frame_of(a=[form % (1 + i % 28) for i in range(N)]))
+    with pytest.raises(UserError, match=r"data.source.features = 'a': holds dates or times"):
+        load(tmp_path, path=path)
+
+
+def test_booleans_and_their_texts_are_two_categories(tmp_path):
+    for values in (Y == 1, ["yes" if y else "no " for y in Y], ["True" if y else "False" for y in Y]):
+        path = write(tmp_path, frame_of(a=values, y=RNG.integers(0, 2, N)))
+        assert load(tmp_path, path=path).categories[0] == 2
+
+
+def test_a_gap_in_a_category_takes_the_most_frequent_of_the_training_part(tmp_path):
+    values = ["red"] * 25 + ["blue"] * 14 + ["?"]
+    path = write(tmp_path, frame_of(a=values))
+    with pytest.raises(UserError, match=r"features = 'a': lacks a value in row 40"):
+        load(tmp_path, path=path)
+    pool = load(tmp_path, path=path, missing="mean", test_share=0.0)
+    assert (pool.categories[0], pool.inputs[39, 0]) == (2, 1)
+    assert load(tmp_path, path=path, categories=("a",)).categories[0] == 3
+
+
+def test_the_mean_is_that_of_the_training_part(tmp_path):
+    part = ["train"] * 30 + ["test"] * 10
+    values = [*map(str, A[:29]), "?", *["100000"] * 10]
+    path = write(tmp_path, frame_of(a=values, part=part))
+    pool = load(tmp_path, path=path, part="part", missing="mean")
+    np.testing.assert_allclose(pool.inputs[29, 0], A[:29].mean(), rtol=1e-6)
+    assert pool.num_train == 30
+    assert load(tmp_path, path=path, part="part", missing="drop").num_train == 29
+
+
+# -- headers -------------------------------------------------------------------------------------------------
+
+
+def test_the_row_numbers_of_pandas_are_refused(tmp_path):
+    frame_of().to_csv(tmp_path / "t.csv")
+    with pytest.raises(UserError, match=r"features = 'Unnamed: 0': .*index=False"):
+        load(tmp_path, path="t.csv")
+    assert load(tmp_path, path="t.csv", features=("a",)).inputs.shape[1] == 1
+
+
+def test_a_row_with_more_fields_than_the_header_is_refused(tmp_path):
+    rows = "\n".join(f"{a},{y},9" for a, y in zip(A, Y, strict=True))
+    (tmp_path / "t.csv").write_text(f"a,y\n{rows}\n")
+    with pytest.raises(UserError, match="more fields than the first line has names"):
+        load(tmp_path, path="t.csv")
+
+
+@pytest.mark.parametrize("head", ["a,b,a,y", "a,b, a,y"])
+def test_two_columns_of_one_name_are_refused(tmp_path, head):
+    rows = "\n".join(f"{a},1,{a + 1},{y}" for a, y in zip(A, Y, strict=True))
+    (tmp_path / "t.csv").write_text(f"{head}\n{rows}\n")
+    with pytest.raises(UserError, match=r"= 'a': two columns have this name"):
+        load(tmp_path, path="t.csv")
+
+
+def test_blanks_in_names_and_a_byte_order_mark_do_not_count(tmp_path):
+    frame = frame_of().rename(columns={"b": "b ", "y": " y "})
+    path = write(tmp_path, frame, encoding="utf-8-sig")
+    assert load(tmp_path, path=path, features=("a", "b")).inputs.shape == (N, 2)
+
+
+def test_names_that_differ_by_case_are_told(tmp_path):
+    path = write(tmp_path, frame_of(A=A[::-1]))
+    assert any("'a' and 'A' differ by case" in line for line in load(tmp_path, path=path).remarks)
+
+
+# -- names of clients, groups, classes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_blanks_do_not_make_another_client_group_category_or_class(tmp_path, ending):
+    def twins(count: int) -> list[str]:
+        return [f" s{i % count}" if i % 5 else f"s{i % count} " for i in range(N)]
+
+    frame = frame_of(site=twins(4), region=twins(2), colour=twins(2), y=[" yes" if y else "no " for y in Y])
+    path = write(tmp_path, frame, ending)
+    pool = load(tmp_path, path=path, client="site", group="region", features=("a", "colour"))
+    assert pool.origin_names == ("s0", "s1", "s2", "s3")
+    assert pool.origin_groups == (0, 1, 0, 1)
+    assert pool.class_names == ("no", "yes")
+    assert pool.categories == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("role", "what"), [("client", "clients"), ("target", "classes"), ("c", "categories")]
+)
+def test_values_that_differ_by_case_are_told(tmp_path, role, what):
+    path = write(tmp_path, frame_of(s=["Rome" if i % 3 else "rome" for i in range(N)]))
+    options = {"client": "s"} if role == "client" else {"target": ("s",)} if role == "target" else {}
+    assert any(f"{what} 'Rome' and 'rome'" in line for line in load(tmp_path, path=path, **options).remarks)
+
+
+@pytest.mark.parametrize("mark", ["?", "-", "null", " "])
+@pytest.mark.parametrize("role", ["client", "target"])
+def test_a_missing_client_or_target_is_refused_and_no_class(tmp_path, mark, role):
+    path = write(tmp_path, frame_of(s=[mark if i == 6 else f"s{i % 3}" for i in range(N)]), "parquet")
+    options = {"client": "s"} if role == "client" else {"target": ("s",)}
+    for missing in ("refuse", "mean"):
+        with pytest.raises(UserError, match=rf"data.source.{role} = 's': lacks a value in row 7"):
+            load(tmp_path, path=path, missing=missing, **options)
+    assert len(load(tmp_path, path=path, missing="drop", **options).labels) == N - 1
+
+
+def test_a_target_of_numbers_with_one_text_is_refused(tmp_path):
+    path = write(tmp_path, frame_of(y=texts(9, "12 mg")))
+    with pytest.raises(UserError, match=r"data.source.target = 'y': row 9 holds '12 mg'"):
+        load(tmp_path, path=path)
+
+
+# -- columns that are no features ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (np.arange(N) + 1000, "numbers the rows"),
+        (np.arange(N)[::-1], "numbers the rows"),
+        ([f"patient {i}" for i in range(N)], "names the rows"),
+        (np.full(N, 3.5), "one value alone"),
+        (["much" if y else "little" for y in Y], "decides the target alone"),
+        (Y * 2.5 + RNG.uniform(0, 1, N), "decides the target alone"),
+    ],
+)
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_column_that_tells_too_much_or_nothing_is_told(tmp_path, values, says, ending):
+    pool = load(tmp_path, path=write(tmp_path, frame_of(z=values), ending))
+    assert [line for line in pool.remarks if "features = z" in line and says in line]
+    assert not any("features = a" in line or "features = b" in line for line in pool.remarks)
+
+
+def test_a_copy_of_a_number_to_predict_is_told(tmp_path):
+    y = RNG.normal(size=N)
+    pool = load(tmp_path, path=write(tmp_path, frame_of(y=y, z=3 * y + 1)))
+    assert ["features = z: it decides the target alone" in line for line in pool.remarks] == [True]
+
+
+# -- labels stored as floats ---------------------------------------------------------------------------------
+
+
+def float_labels(folder: Path, source: str, y: np.ndarray) -> dict[str, object]:
+    """Write samples whose labels are floats in the format of a source; return its options."""
+    x = RNG.normal(size=(len(y), 3))
+    if source == "npz":
+        np.savez(folder / "a.npz", x_train=x, y_train=y)
+        return {"path": "a.npz", "test_share": 0.0}
+    if source == "leaf":
+        for part in ("train", "test"):
+            (folder / "a" / part).mkdir(parents=True)
+            held = {"users": [part], "num_samples": [len(y)]}
+            held["user_data"] = {part: {"x": x.tolist(), "y": y.tolist()}}
+            (folder / "a" / part / "all_data_0.json").write_text(json.dumps(held))
+        return {"path": "a"}
+    if source == "huggingface":
+        parquet, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+        parquet.write_table(pa.table({"x": x.tolist(), "label": y}), folder / "train-0.parquet")
+        return {"path": ".", "inputs": "x", "test_share": 0.0}
+    pd.DataFrame({"a": x[:, 0], "y": y}).to_csv(folder / "t.csv", index=False)
+    return {"path": "t.csv", "test_share": 0.0}
+
+
+@pytest.mark.parametrize("source", ["npz", "leaf", "huggingface", "table"])
+def test_classes_stored_as_floats_are_read_by_a_key(tmp_path, source):
+    y = np.arange(12) % 3 * 1.0
+    options = float_labels(tmp_path, source, y)
+    assert load(tmp_path, source, **options).label_kind == "numbers"
+    pool = load(tmp_path, source, labels="classes", **options)
+    assert (pool.label_kind, pool.num_classes) == ("classes", 3)
+    np.testing.assert_array_equal(pool.labels[:12], y)
+    assert pool.class_names in ((), ("0", "1", "2"))
+    assert "classes" in SOURCES[source].readable_labels
+
+
+@pytest.mark.parametrize("source", ["npz", "leaf", "huggingface"])
+@pytest.mark.parametrize("wrong", [0.5, -1.0, np.nan])
+def test_floats_that_are_no_class_numbers_are_refused_by_row(tmp_path, source, wrong):
+    y = np.where(np.arange(12) == 4, wrong, 1.0)
+    options = float_labels(tmp_path, source, y)
+    with pytest.raises(UserError, match=r"row 5"):
+        load(tmp_path, source, labels="classes", **options)
+
+
+@pytest.mark.parametrize("source", ["npz", "leaf", "huggingface"])
+def test_whole_numbers_are_numbers_to_predict_by_a_key(tmp_path, source):
+    options = float_labels(tmp_path, source, np.arange(12) % 3)
+    assert load(tmp_path, source, **options).label_kind == "classes"
+    assert load(tmp_path, source, labels="numbers", **options).label_kind == "numbers"
+
+
+@pytest.mark.parametrize(("column", "value"), [("label", "?"), ("site", "-"), ("site", None)])
+def test_the_same_marks_are_refused_in_data_sets_of_hugging_face(tmp_path, column, value):
+    parquet, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    held = {"label": ["yes", " no", "no ", "yes"], "site": ["a", "a ", " b", "b"]}
+    x = {"x": RNG.normal(size=(4, 2)).tolist()}
+    options = {"path": ".", "inputs": "x", "client": "site", "test_share": 0.0}
+    parquet.write_table(pa.table(x | held), tmp_path / "train-0.parquet")
+    pool = load(tmp_path, "huggingface", **options)
+    assert (pool.class_names, pool.origin_names) == (("no", "yes"), ("a", "b"))
+    held[column][2] = value
+    parquet.write_table(pa.table(x | held), tmp_path / "train-0.parquet")
+    with pytest.raises(
+        UserError, match=rf"data.source.{'label' if column == 'label' else 'client'} = .*row 3"
+    ):
+        load(tmp_path, "huggingface", **options)
+
+
+# -- categories in models ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "logistic", "table_mlp"])
+def test_the_number_of_a_category_is_no_magnitude_in_a_model(name):
+    """The first layer has weights for each category, or a place in an embedding."""
+    import torch
+
+    info = DataInfo((2,), 2, "features", "classes", 0, (0, 7))
+    torch.manual_seed(0)
+    model = MODELS[name]().make_for(info)
+    linear = next(m for m in model.modules() if isinstance(m, torch.nn.Linear))
+    coded = 7 if name != "table_mlp" else 4
+    assert linear.in_features == 1 + coded
+    x = torch.tensor([[0.0, c] for c in range(7)])
+    with torch.no_grad():
+        assert model(x).unique(dim=0).shape[0] == 7
