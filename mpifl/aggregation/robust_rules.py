@@ -19,7 +19,9 @@ from typing import ClassVar
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.metric import least
 
+TOLERANCE = 1e-6  # of the mean distance to the uploads: a shorter step of the geometric median is the last
 LARGER = "use a larger cohort or buffer"
 
 
@@ -305,17 +307,20 @@ class GeometricMedian(DistanceRule):
     """The geometric median: the point with the smallest weighted sum of distances to the uploads.
 
     Pillutla, Kakade and Harchaoui, "Robust Aggregation for Federated Learning" (RFA), IEEE Transactions on
-    Signal Processing 2022, algorithm 2: smoothed Weiszfeld steps from the weighted mean, with the method's
-    weights. Every iterate is a weighted mean of the uploads, so the distances between uploads are computed
-    only once for all steps. The result is bounded while attackers have less than half of the weight.
+    Signal Processing 2022, algorithm 2: smoothed Weiszfeld steps with the method's weights. They end when a
+    step moves the point by less than 1e-6 of the mean distance to the uploads. The paper starts from the
+    weighted mean, which an attacker moves at will and a few steps do not bring back; here the start is near
+    the upload with the smallest summed distance. Every iterate is a weighted mean of the uploads, so the
+    distances between uploads are computed only once for all steps. The result is bounded while attackers have
+    less than half of the weight.
 
     Attributes:
-        steps: number of steps of Weiszfeld's algorithm.
+        steps: most steps of Weiszfeld's algorithm.
         smoothing: smallest distance that is used, in units of the model's parameters; smaller distances are
             replaced by it.
     """
 
-    steps: int = 10
+    steps: int = 1000
     smoothing: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -329,13 +334,28 @@ class GeometricMedian(DistanceRule):
     def weights(self, squares: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Return the weights of the last iterate."""
         alpha = weights / weights.sum()
-        share = alpha  # weight of each upload in the iterate
+        share = self._start(np.sqrt(squares), alpha)  # weight of each upload in the iterate
         for _ in range(self.steps):
             along = squares @ share
             apart = np.sqrt(np.maximum(along - share @ along / 2, 0.0))  # |x_j - z|, z = sum_i share_i x_i
             beta = alpha / np.maximum(apart, self.smoothing)
-            share = beta / beta.sum()
+            before, share = share, beta / beta.sum()
+            step = share - before
+            if -(step @ squares @ step) / 2 <= (TOLERANCE * (alpha @ apart)) ** 2:  # |z - z before|^2
+                break
         return np.asarray(share * total(weights))
+
+    def _start(self, distances: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+        """Return the weights of a first point that fewer than half of the weight cannot move at will.
+
+        Uploads count in full within the distance r of the most central one, within which more than half of
+        the weight lies, and r / distance times beyond.
+        """
+        apart = distances[least(distances @ alpha)]
+        order = np.argsort(apart, kind="stable")
+        r = apart[order][np.searchsorted(np.cumsum(alpha[order]), 0.5 + 1e-9)]
+        share = alpha / np.maximum(apart, max(r, self.smoothing))
+        return np.asarray(share / share.sum())
 
 
 RULES: dict[str, type] = {

@@ -95,6 +95,7 @@ class FedSaC(ComparedUploads, Algorithm):
         trained, vectors = train_aligned(client, message, lam, self.variant, key)
         x, emdcfl = client.data.train.x, self.variant == "emdcfl"
         features = client.embed(trained.vector, x, train_mode=emdcfl).cpu().double().numpy()
+        features = features.reshape(-1, features.shape[-1])  # of sequences: a row for each position
         width = features.shape[1]
         remedy = f"embeddings have {width} numbers; use {width} or fewer"
         require(self.num_directions <= width, "algorithm.num_directions", self.num_directions, remedy)

@@ -135,7 +135,11 @@ class Task(ABC):
 
     def evaluate_mixed(self, mixed: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
         """Return the scores of samples from the output of `mix`. Default: as `evaluate`."""
-        return self.evaluate(mixed, labels)
+        return self.evaluate(self._readable(mixed), labels)
+
+    def _readable(self, mixed: torch.Tensor) -> torch.Tensor:
+        """Return the output of `mix`, in float32 for a class of a user: its losses may hold float32 weights."""
+        return mixed if is_ours(self) else mixed.float()
 
     # -- name and metrics
 

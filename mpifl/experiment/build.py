@@ -50,6 +50,7 @@ from mpifl.models import (
 from mpifl.models.pretrained import ASSIGN, read_state
 from mpifl.models.user_module import WRITES, Custom, returned
 from mpifl.results.logging import warn_once
+from mpifl.results.tables import first_of
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
 from mpifl.runtime.hook_errors import DROP
@@ -465,6 +466,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     check_model(config, parts)
     check_method(config, parts)
     check_local_training(config, parts)
+    warn_of_idle_clients(config, parts)
     warn_of_ignored(config)
     warn_of_ignored_options(config)
     warn_of_ignored_cohort(config)
@@ -540,6 +542,22 @@ def check_local_training(config: Config, parts: Parts) -> None:
     single = parts.learner.drop_single and any(way.batch_size == 1 for way in ways)
     remedy = "batch norm leaves out batches of one sample: use 2 or more, or a model without batch norm"
     require(not single, "local.batch_size", 1, remedy)
+
+
+def warn_of_idle_clients(config: Config, parts: Parts) -> None:
+    """Say how many clients have too few samples for a step, or take none because their options say so."""
+    sizes, single = parts.federation.sizes[:, 0], parts.learner.drop_single
+    ways = {config.local, *parts.differing.values()}
+    idle = {way: [int(n) for n in np.unique(sizes) if not way.num_steps(int(n), single)] for way in ways}
+    if not any(idle.values()):
+        return
+    names = [str(k) for k, n in enumerate(sizes.tolist()) if n in idle[parts.differing.get(k, config.local)]]
+    if names:
+        why = "epochs or steps are 0, or batch norm leaves out their only sample"
+        does = "their uploads are what they received, and what they keep stays as it is"
+        warn_once(
+            f"local: {len(names)} of {len(sizes)} clients take no step ({first_of(names)}): {why}; {does}"
+        )
 
 
 def check_client_sizes(config: Config, federation: Federation) -> None:

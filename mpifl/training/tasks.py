@@ -116,7 +116,7 @@ class Classification(Task):
 
     def evaluate_mixed(self, mixed: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
         """Return the scores of samples, given the logarithms of their class probabilities."""
-        found, kind = self.evaluate(mixed, labels), type(self)
+        found, kind = self.evaluate(self._readable(mixed), labels), type(self)
         if (kind.losses, kind.loss) != (Classification.losses, Classification.loss):
             return found
         return {**found, "loss": float(F.nll_loss(mixed, labels))}

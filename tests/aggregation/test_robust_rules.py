@@ -87,10 +87,15 @@ def test_norm_bound_by_hand():
 
 
 def test_geometric_median_by_hand():
-    """One step of Weiszfeld from the mean of 0, 3, 9, which is 4: weights 1/4, 1/1, 1/5, normalised."""
-    x = np.array([[0.0], [3.0], [9.0]])
-    w = GeometricMedian(steps=1).weights(apart(x), np.full(3, 2 / 3))
-    assert_allclose(w, 2 * np.array([1 / 4, 1, 1 / 5]) / (1 / 4 + 1 + 1 / 5))
+    """Points 0, 3, 9 of weights 0.3, 0.3, 0.4: 3 is the most central; 0.6 of the weight lies within 3 of it.
+
+    Start: weights 0.3 / 3, 0.3 / 3, 0.4 / 6, which is 3.375. One step from there, at distances 3.375, 0.375
+    and 5.625.
+    """
+    x, weights = np.array([[0.0], [3.0], [9.0]]), np.array([0.3, 0.3, 0.4])
+    w = GeometricMedian(steps=1).weights(apart(x), 2 * weights)
+    beta = weights / [3.375, 0.375, 5.625]
+    assert_allclose(w, 2 * beta / beta.sum(), rtol=1e-9)
     many = GeometricMedian(steps=2000).weights(apart(x), np.full(3, 1 / 3))
     assert_allclose(many @ x, [3], atol=1e-4)  # in one dimension it is the median
 
@@ -104,10 +109,10 @@ def krum_of(x: np.ndarray, f: int) -> int:
     return best[1]
 
 
-def geometric_median_of(x: np.ndarray, steps: int) -> np.ndarray:
-    """Return the iterate of smoothed Weiszfeld steps on the points themselves."""
+def geometric_median_of(x: np.ndarray) -> np.ndarray:
+    """Return the limit of smoothed Weiszfeld steps on the points themselves, from their mean."""
     z = x.mean(0)
-    for _ in range(steps):
+    for _ in range(20000):
         beta = np.array([1 / max(1e-6, math.dist(p, z)) for p in x])
         z = (beta[:, None] * x).sum(0) / beta.sum()
     return z
@@ -123,7 +128,18 @@ def test_rules_agree_with_versions_of_their_own(n):
     assert_allclose(point(TrimmedMean(0.2), x), trimmed, rtol=1e-6, atol=1e-7)
     f = (n - 3) // 2
     assert_array_equal(point(Krum(f=f), x), x[krum_of(x, f)])
-    assert_allclose(point(GeometricMedian(steps=4), x), geometric_median_of(x, 4), rtol=1e-10)
+    assert_allclose(point(GeometricMedian(), x), geometric_median_of(x), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("far", [1e3, 1e6, 1e9])
+@pytest.mark.parametrize(("honest", "attackers"), [(8, 2), (6, 4), (6, 5)])
+def test_the_geometric_median_stays_among_the_honest_wherever_the_others_are(honest, attackers, far):
+    """RFA: at most 2 / (1 - 2 s) times the largest distance of an honest upload from their centre."""
+    x = np.random.default_rng(0).normal(size=(honest, 20))
+    z = point(GeometricMedian(), np.concatenate([x, np.full((attackers, 20), far)]))
+    share = attackers / (honest + attackers)
+    reach = np.linalg.norm(x - x.mean(0), axis=1).max()
+    assert np.linalg.norm(z - x.mean(0)) <= 2 / (1 - 2 * share) * reach
 
 
 EVERY = [Median(), TrimmedMean(0.3), Krum(f=3), MultiKrum(f=3), GeometricMedian(steps=50)]

@@ -69,9 +69,13 @@ def test_a_visit_without_batches_is_quiet():
     """A plan does not train; it gets w back, and nobody is warned of an empty mean."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        report, _ = PFedMe().local_update(
-            byhand.message(model=[[1.0]]), {}, byhand.Quadratic([4.0], steps=0), byhand.KEY
+        report, state = PFedMe().local_update(
+            byhand.message(model=[[1.0]]),
+            {"model": torch.tensor([7.0])},
+            byhand.Quadratic([4.0], steps=0),
+            byhand.KEY,
         )
+    assert_close(state["model"], torch.tensor([7.0]))  # without a step, theta stays
     assert_close(report.vectors["model"], torch.tensor([1.0]))
     assert math.isnan(report.metrics["train_loss"])
 

@@ -38,3 +38,14 @@ def test_the_server_of_scaffold():
     assert_allclose(c.weights, [[0.25, 0.25]])
     assert_allclose(x.keep, [1.0])
     assert_allclose(c.keep, [1.0])
+
+
+def test_a_client_that_takes_no_step_keeps_its_control():
+    state = {"control": torch.tensor([0.5])}
+    message = byhand.message(model=[[1.0]], control=[[0.25]])
+    report, kept = CATALOGUE["scaffold"]().local_update(
+        message, state, byhand.Quadratic([4.0], steps=0), byhand.KEY
+    )
+    assert_close(kept["control"], state["control"])
+    assert_close(report.vectors["control"], torch.zeros(1))
+    assert_close(report.vectors["model"], torch.zeros(1))

@@ -160,6 +160,22 @@ def test_a_mixture_of_models_has_the_loss_of_a_derived_task():
     assert Losses().evaluate_mixed(mixed, labels)["loss"] == pytest.approx(expected)
 
 
+@dataclass(frozen=True)
+class ByClass(Classification):
+    """Cross-entropy with float32 weights of classes, as a user writes it."""
+
+    def losses(self, output, labels):
+        weight = torch.linspace(1.0, 2.0, output.shape[1])
+        return F.cross_entropy(output, labels, weight=weight, reduction="none")
+
+
+def test_a_mixture_is_evaluated_by_losses_of_a_user_in_float32():
+    output, labels = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+    task = ByClass()
+    found = task.evaluate_mixed(task.mix([output, output], torch.tensor([0.5, 0.5])), labels)
+    assert_allclose(found["loss"], float(task.losses(output, labels).mean()), rtol=1e-5)
+
+
 def test_samples_are_not_weighed_where_a_loss_is_no_mean_over_them():
     client = SimpleNamespace(task=Batch())
     with pytest.raises(UserError, match="this method weighs the losses of samples"):
