@@ -138,7 +138,7 @@ class Task(ABC):
         return self.evaluate(self._readable(mixed), labels)
 
     def _readable(self, mixed: torch.Tensor) -> torch.Tensor:
-        """Return the output of `mix`, in float32 for a class of a user: its losses may hold float32 weights."""
+        """Return the output of `mix`, in float32 for a class of a user: its losses may hold such weights."""
         return mixed if is_ours(self) else mixed.float()
 
     # -- name and metrics
