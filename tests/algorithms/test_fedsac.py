@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose
-from support import toy
+from support import byhand, toy
 
 from mpifl.algorithms.fedsac import FedSaC, graph, overlap, principal_directions
 from mpifl.core.errors import UserError
@@ -69,3 +70,14 @@ def test_features_cost_three_directions(tmp_path):
 def test_fedsac_without_terms_is_fedavg(tmp_path):
     options = {"lambda1": 0.0, "lambda2": 0.0, "lam": 0.0}
     agree(Limit("lambda = 0", "fedsac", options), "fedavg", 1.0, tmp_path)
+
+
+def test_positions_of_sequences_are_rows_of_the_features():
+    """Two sequences of two positions: the features vary along the first axis alone."""
+    client = byhand.Quadratic([1.0, 1.0])
+    client.embed = lambda w, x, train_mode=False: torch.tensor(
+        [[[0.0, 1.0], [1.0, 1.0]], [[2.0, 1.0], [3.0, 1.0]]]
+    )
+    message = byhand.message(model=[[1.0, 2.0]], direction=[[0.0, 0.0]])
+    report, _ = FedSaC(num_directions=1).local_update(message, {}, client, byhand.KEY)
+    assert_allclose(report.notes["basis"], [[1.0, 0.0]], atol=1e-6)
