@@ -33,6 +33,7 @@ POLL_S = 3.0  # between two polls of the ranks of this host
 TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "prte")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 STEP_SIZE, JOB_SIZE, TASK = "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID"
 
@@ -201,11 +202,15 @@ class _HostPoll:
     Only the first two ranks of a host poll, so that the cost does not grow with the square of its ranks.
 
     Attributes:
+        size: number of ranks that the launcher started on this host; 0 if it does not say.
         stopped: process ids of the ranks that were stopped at the last poll.
     """
 
     def __init__(self, launcher: int) -> None:
         self.launcher, self.stopped, self.most = launcher, tuple[int, ...](), 0
+        started = Process.of(launcher).program in LAUNCHERS  # else a shell between launcher and rank, say
+        sizes = (os.environ[name] for name in LOCAL_SIZES if started and name in os.environ)
+        self.size = next((int(text) for text in sizes if text.isdecimal()), 0)
         number = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "")
         self.command = self._command(os.getppid()) if number in ("0", "1") else b""
 
@@ -229,6 +234,9 @@ class _HostPoll:
             self.most = max(self.most, len(ranks))
             if len(ranks) < self.most:
                 return f"{self.most - len(ranks)} of this host's {self.most} ranks died before MPI was up"
+            alive = sum(bool(self._command(p)) for p in pids)  # of any command; a zombie has none
+            if alive < self.size:
+                return f"{self.size - alive} of this host's {self.size} ranks died before MPI was up"
         return ""
 
 

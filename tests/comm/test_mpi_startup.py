@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
 import time
 
 import pytest
@@ -97,3 +101,26 @@ def test_an_mpirun_of_the_tests_that_never_finds_a_port_has_failed(mpirun, tmp_p
         end = mpirun(1, "-c", "", python=str(tmp_path / "python"))
     assert end.returncode == 213
     assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "size", "says"),
+    [
+        ("mpirun", "3", "1 of this host's 3 ranks died before MPI was up"),
+        ("mpirun", "2", ""),
+        ("bash", "3", ""),  # between launcher and rank: it has one child
+    ],
+)
+def test_a_rank_that_died_before_the_first_poll_is_missed(program, size, says, tmp_path, monkeypatch):
+    """The launcher has two children, and says how many ranks it started on this host."""
+    shutil.copy(shutil.which("bash") or "", tmp_path / program)
+    command = [str(tmp_path / program), "-c", "sleep 60 & sleep 60 & echo up; wait"]
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", size)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as launcher:
+        try:
+            assert launcher.stdout is not None
+            assert launcher.stdout.readline() == b"up\n"
+            assert starting._HostPoll(launcher.pid).fault() == says
+        finally:
+            os.killpg(launcher.pid, signal.SIGKILL)
