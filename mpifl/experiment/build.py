@@ -20,14 +20,14 @@ from mpifl.aggregation.robust_rules import Rule
 from mpifl.aggregation.secure_sum import MaskedSums, SecureRounds
 from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
-from mpifl.core.algorithm import Algorithm, Needs
+from mpifl.core.algorithm import Algorithm, Needs, vector_parts
 from mpifl.core.capabilities import NewClients, RememberedUploads, ServerEvaluation, hooks_of, uses
 from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, code_failed, name_of, require, within_memory
 from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation, Split
 from mpifl.core.imports import code_of
 from mpifl.core.mixing import statistics_of
-from mpifl.core.parameters import Layout, flatten, put, take
+from mpifl.core.parameters import Layout, flatten, put, take, width
 from mpifl.core.process import FreedMemory, age
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import key
@@ -483,6 +483,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         warn_once("newcomers.joins: without effect: no client is a newcomer; give share or groups")
     check_cohort(config, num_sampled, n, len(absent))
     check_noise(config, num_sampled, n)
+    check_private_statistics(config, parts.problem.layout)
     for k in range(min(n, 10)):  # find durations that are far too long before anything is trained
         parts.duration.end(k, 0, 0.0)
     system = key(config.seed.system)
@@ -663,6 +664,22 @@ def check_noise(config: Config, num_sampled: int, num_clients: int) -> None:
     accountant = Accountant(config.privacy, num_clients, num_sampled)
     if accountant.counts:
         accountant.check()
+
+
+def check_private_statistics(config: Config, layout: Layout) -> None:
+    """Raise `UserError` if clients of a private run send running statistics, to which no noise is added."""
+    method = config.algorithm
+    if not getattr(config.privacy, "noise_multiplier", 0.0):
+        return
+    vectors = vector_parts(method, layout)
+    sent = {name: width(layout.part(part)) for name, part in method.holds.items()}
+    for name, size in (sent or {"model": layout.size}).items():
+        for s in vectors.statistics(name, size):
+            what = f"clients send running statistics ({vectors.tensor_at(name, size, s.start)})"
+            remedy = (
+                "which no noise may change; use a model without batch norm (group norm has none), or fedbn"
+            )
+            raise UserError("privacy.noise_multiplier", config.privacy.noise_multiplier, f"{what}, {remedy}")
 
 
 def stack_of(config: Config, parts: Parts, num_sampled: int, num_ranks: int) -> int:
