@@ -326,7 +326,7 @@ STEPS_TOO_LONG = {
     "fednova": {"algorithm": "fednova"},
     "fedavgm": {"algorithm": {"name": "fedavgm", "server_lr": 5.0}},
     "fedadam": {"algorithm": {"name": "fedadam", "server_lr": 1.0}},
-    "pfedme": {"algorithm": {"name": "pfedme", "beta": 20.0, "inner_steps": 1}},
+    "pfedme": {"algorithm": {"name": "pfedme", "beta": 20.0, "inner_steps": 1, "local_rounds": STEPS}},
     "fedbuff": {"algorithm": {"name": "fedbuff", "server_lr": 20.0}},
     "fedbuff, stale": {
         "algorithm": {"name": "fedbuff", "server_lr": 20.0},
