@@ -118,7 +118,7 @@ def fit(rows: Sequence[tuple[int, int, float]]) -> Line:
 
 def _term() -> float:
     """Return the seconds that this rank takes to weight and add one number, the best of several trials."""
-    uploads = [torch.ones(BLOCK // 8) for _ in range(8)]
+    uploads = [torch.ones(BLOCK // 8, dtype=torch.float32) for _ in range(8)]
     weights, seconds = np.full((1, 8), 0.125), []
     for _ in range(2 * REPEATS):  # the first one also touches the memory
         start = perf_counter()

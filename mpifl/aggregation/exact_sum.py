@@ -162,7 +162,7 @@ def float32_sum(uploads: Sequence[torch.Tensor], weights: np.ndarray, width: int
         weights: float64 [K, m].
         width: b, length of an upload.
     """
-    out = torch.zeros(len(weights), width)
+    out = torch.zeros(len(weights), width, dtype=torch.float32)
     for k, row in enumerate(weights):
         for j in np.flatnonzero(row).tolist():
             out[k].add_(uploads[j], alpha=float(row[j]))

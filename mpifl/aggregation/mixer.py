@@ -237,7 +237,7 @@ class Mixer:
         old = new = None
         if mixing is not None:
             old = changed.get(plan.into, self.tables.central[plan.into])
-            new = torch.empty(mixing.num_rows, plan.width)
+            new = torch.empty(mixing.num_rows, plan.width, dtype=torch.float32)
         for columns in _blocks(plan.width, plan.num_uploads if plan.collective == GATHER else len(plan.rows)):
             block = [u[columns] for u in mine]
             given = self._given(plan, block, columns)
@@ -376,7 +376,10 @@ def mix_float32(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tenso
         old: the table before the mixing, float32 [K0, w].
         uploads: m tensors, float32, in the order of the weights.
     """
-    parts, out = parts_of(uploads, mixing.part), torch.empty(mixing.num_rows, old.shape[1])
+    parts, out = (
+        parts_of(uploads, mixing.part),
+        torch.empty(mixing.num_rows, old.shape[1], dtype=torch.float32),
+    )
     for k, row in enumerate(out.unbind()):
         terms = [(parts[j], w) for j, w in enumerate(mixing.weights[k].tolist()) if w]
         if mixing.keep is not None and mixing.keep.ndim == 1:

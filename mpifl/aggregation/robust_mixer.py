@@ -234,7 +234,7 @@ class RobustMixer:
         rule: CoordinateRule,
     ) -> torch.Tensor | None:
         """Return the new table [K, w] according to a coordinate rule, on rank 0."""
-        new = None if mixing is None else torch.empty(mixing.num_rows, plan.width)
+        new = None if mixing is None else torch.empty(mixing.num_rows, plan.width, dtype=torch.float32)
         for columns, block in self._blocks(plan, uploads, changed, LINE):
             values, active = block.numpy(), len(plan.groups)
             found = np.empty((active, values.shape[1]), np.float32)

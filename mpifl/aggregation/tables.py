@@ -74,7 +74,7 @@ class ShardedTable:
             file, row = self._maps[int(files[0])], int(numbers[0])
             return file[row : row + 1, columns]
         width = len(range(*columns.indices(self.width)))
-        out = torch.empty(len(numbers), width)
+        out = torch.empty(len(numbers), width, dtype=torch.float32)
         for i, (which, row) in enumerate(zip(files.tolist(), numbers.tolist(), strict=True)):
             out[i].copy_(self._maps[which][row, columns])
         return out
@@ -167,7 +167,11 @@ class Tables:
         for name, (numbers, width) in missing.items():
             copies = self._copies.setdefault(name, {})
             for k in numbers:
-                row = self.central[name][k].contiguous() if self.transport.is_server else torch.empty(width)
+                row = (
+                    self.central[name][k].contiguous()
+                    if self.transport.is_server
+                    else torch.empty(width, dtype=torch.float32)
+                )
                 for lo in range(0, width, BCAST_BLOCK):
                     self.transport.Bcast(row[lo : lo + BCAST_BLOCK], f"rows:{name}")
                 if not self.transport.is_server:
@@ -215,7 +219,7 @@ class Tables:
         for lo in range(0, 1 if identical else shape[0], step):
             hi = 1 if identical else min(lo + step, shape[0])
             rows = self.central[name][lo:hi].contiguous() if transport.is_server else None
-            rows = torch.empty(hi - lo, shape[1]) if rows is None else rows
+            rows = torch.empty(hi - lo, shape[1], dtype=torch.float32) if rows is None else rows
             transport.Bcast(rows, f"rows:{name}")
             chosen = mine if identical else mine[(mine >= lo) & (mine < hi)]
             table.write(chosen, slice(None), rows.expand(len(chosen), -1) if identical else rows[chosen - lo])
@@ -256,7 +260,7 @@ class Tables:
             return self.central.get(name)
         table, transport = self.sharded[name], self.transport
         block_rows = block_rows or max(1, SHARD_BLOCK // table.width)
-        out = torch.empty(len(table.owner), table.width) if transport.is_server else None
+        out = torch.empty(len(table.owner), table.width, dtype=torch.float32) if transport.is_server else None
         for lo in range(0, len(table.owner), block_rows):
             owner = table.owner[lo : lo + block_rows]
             counts = [int((owner == r).sum()) for r in range(transport.size)]

@@ -379,7 +379,8 @@ class Mpi(Transport):
 
     @guarded
     def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
-        """Start two sends: the header's bytes, then the block."""
+        """Start two sends: the header's bytes, then the block, which `poll` receives as float32."""
+        assert block.dtype == torch.float32, f"a block of a message is {block.dtype}"
         if len(self._sends) > MOST_SENDS:
             self._sends = [(r, keep) for r, keep in self._sends if not r.Test()]
         blob = pickle.dumps((block.numel(), header), protocol=5)
@@ -409,7 +410,7 @@ class Mpi(Transport):
         blob, source = bytearray(status.Get_count(MPI.BYTE)), status.Get_source()
         message.Recv([blob, len(blob), MPI.BYTE])
         size, header = pickle.loads(blob)
-        block = torch.empty(size)
+        block = torch.empty(size, dtype=torch.float32)
         request = self.comm.Irecv(_buffer(block), source, BLOCK) if size else MPI.REQUEST_NULL
         if request.Test():
             return source, header, block

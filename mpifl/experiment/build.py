@@ -32,6 +32,7 @@ from mpifl.core.process import FreedMemory, age
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import key
 from mpifl.core.task import Task
+from mpifl.core.torch_state import kept
 from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
 from mpifl.models import (
@@ -105,6 +106,12 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
         UserError: the run cannot begin; on every rank. Names the key, its value and a remedy.
     """
     resources = take_resources(config, transport)
+    with kept():  # a module may set a default when it is imported
+        return _built(config, transport, say, resources)
+
+
+def _built(config: Config, transport: Transport, say: Say, resources: Resources) -> RunContext:
+    """Return the context of a run on a rank with its resources."""
     parts: Parts | None = None
     start = None if (folder := config.start.run) is None else on_server(transport, lambda: read_model(folder))
 

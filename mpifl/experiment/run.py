@@ -30,6 +30,7 @@ from mpifl.core.metric import ACCURACY, METRICS, with_figures
 from mpifl.core.parameters import take
 from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
+from mpifl.core.torch_state import pinned, restore, state
 from mpifl.core.types import Server
 from mpifl.kernels import bindings
 from mpifl.models.pretrained import read_state, uploads_none
@@ -96,7 +97,8 @@ def run(
         lock = on_server(transport, lambda: locked(resumed), everywhere=False)
     transport.begin_run()
     transport.watch_stopped(config.system.stopped_timeout_s)
-    with lock or nullcontext(), bar as progress, Signals(asked_to_stop, not silent) as signals:
+    calling = pinned(warn_once if transport.is_server else ignore)
+    with calling, lock or nullcontext(), bar as progress, Signals(asked_to_stop, not silent) as signals:
         with doing("opening data and model"):
             context = build(config, transport, progress.say)
             if compares_uploads(config):
@@ -291,7 +293,7 @@ def observer(
 
     It writes the scores, shows the progress and calls the callbacks.
     """
-    ledger, hooks = server_step.ledger, server_step.hooks
+    ledger, hooks, settings = server_step.ledger, server_step.hooks, state()
 
     def moved() -> dict[str, int]:
         return {way: ledger.total(way) for way in ("up", "down")}
@@ -314,6 +316,7 @@ def observer(
         )
 
     def observe(record: Record) -> None:
+        restore(settings)  # a policy of the user's own runs on rank 0 only
         timing = by_number(context.transport, record.timing)
         file.step, file.timing = record.step, timing or file.timing
         if record.updates:

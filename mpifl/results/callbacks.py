@@ -15,11 +15,14 @@ the label of a run. If a callback raises an exception, the run saves its state a
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import chdir
 from typing import Any
 
 from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond
 from mpifl.core.imports import load_object
+from mpifl.core.torch_state import kept
 
 from .logging import warn
 from .trackers import TRACKERS
@@ -61,7 +64,8 @@ class Callbacks:
                 continue
             try:
                 if method is not None:
-                    method(value)
+                    with kept(), chdir(os.curdir):  # relative paths of the run stay what they are
+                        method(value)
                 if hook == "on_end":
                     self._ended.add(place)
             except (Exception, SystemExit) as error:

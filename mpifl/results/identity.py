@@ -18,6 +18,7 @@ from typing import Any
 
 import mpifl
 from mpifl.core import instructions
+from mpifl.core.torch_state import replaced
 from mpifl.kernels import bindings
 
 from .tables import first_of
@@ -30,8 +31,9 @@ PACKAGES = (  # packages that compute numbers; UMAP uses the last two
     *("POT", "umap-learn", "numba", "pynndescent"),
 )
 LIBRARY_VARIABLES = "library_variables"
+REPLACED = "replaced"
 MACHINE = (  # see `machine`
-    *("device", "processor", "instructions", LIBRARY_VARIABLES, "kernels", "compiler", CODE),
+    *("device", "processor", "instructions", LIBRARY_VARIABLES, REPLACED, "kernels", "compiler", CODE),
     *PACKAGES,
 )
 NONE = "none"
@@ -73,8 +75,9 @@ def machine(gpu: str | None = None) -> dict[str, str]:
 
     Returns:
         `device`, `processor`, `instructions`, `library_variables` (environment variables that change how
-        libraries compute; left out if none is set), `kernels` (hash of the C sources, or `none`),
-        `compiler`, `code` and the version of each of `PACKAGES`.
+        libraries compute; left out if none is set), `replaced` (functions of PyTorch that other code has
+        replaced, and its hooks on all modules; left out if there is none), `kernels` (hash of the C sources,
+        or `none`), `compiler`, `code` and the version of each of `PACKAGES`.
     """
     build = bindings.BUILD if bindings.TRAINING_AVAILABLE else {}
     values = (
@@ -82,6 +85,7 @@ def machine(gpu: str | None = None) -> dict[str, str]:
         processor(),
         instructions.in_use(),
         instructions.variables(),
+        ", ".join(replaced()),
         build.get("sources", NONE),
         f"{build['compiler']}, {build['flags']}" if build else NONE,
         code(),
@@ -223,6 +227,7 @@ def line(found: Mapping[str, Any]) -> str:
         kernels = f"trained in {found['precision']} by PyTorch, not by the kernels"
     parts = [kernels, f"{found['processor']} ({found['instructions']})", f"threads {found['threads']}"]
     parts += [found[LIBRARY_VARIABLES]] if LIBRARY_VARIABLES in found else []
+    parts += [f"replaced {found[REPLACED]}"] if REPLACED in found else []
     parts += [] if found["device"] == "cpu" else [found["device"]]
     parts += [f"{name} {found[name]}" for name in ("torch", "numpy", "mpifl")]
     parts += [f"{name.replace('_', ' ')} {found[name]}" for name in CODES if name in found]

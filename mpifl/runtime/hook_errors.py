@@ -28,6 +28,7 @@ from mpifl.core.errors import (
     no_memory,
     trace_beyond,
 )
+from mpifl.core.torch_state import kept, restore, state
 from mpifl.core.types import ASKED_FOR
 
 DROP = "drop"  # value of on_client_error that leaves out clients that fail twice
@@ -103,7 +104,20 @@ class HookCall(ABC):
 
 
 class ServerCall(HookCall):
-    """The call of a hook on rank 0; an exception of the method's own code ends the run."""
+    """The call of a hook on rank 0; an exception of the method's own code ends the run.
+
+    The hook leaves PyTorch's settings as they were.
+    """
+
+    def __enter__(self) -> Self:
+        self._settings = state()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        restore(self._settings)
+        super().__exit__(kind, error, trace)
 
     def failure(self, error: Exception) -> Exception:
         """Return the error that ends the run, with the traceback unless the machine ran out of memory."""
@@ -202,7 +216,8 @@ def attempt(work: Callable[[], Made], place: VisitPlace, drops: bool) -> Made | 
     """
     for number in (1, 2):
         try:
-            return work()
+            with kept():
+                return work()
         except Exception as raised:
             error, hook, where = raised, "", place
             if isinstance(raised, HookFailed):

@@ -70,7 +70,7 @@ class PlainVisitRunner:
         models, clients = message.vectors.get("model"), self.config.clients
         if not self.possible or task.work is not None or models is None:
             return None
-        out = torch.empty(clients.layout.size)
+        out = torch.empty(clients.layout.size, dtype=torch.float32)
         if models.shape[1] != len(out):
             return None
         visit = np.array([task.client], np.int64), np.array([task.visit], np.int64)

@@ -145,7 +145,7 @@ def _upload(server_step: ServerStep, server: Server, kind: Kind) -> tuple[Report
 
     def rows(name: str, numbers: list[int]) -> torch.Tensor:
         if name in sharded:
-            return torch.zeros(len(numbers), server_step.tables.width(name))
+            return torch.zeros(len(numbers), server_step.tables.width(name), dtype=torch.float32)
         return server.tables[name][numbers]
 
     def reads_of(k: int) -> Reads:

@@ -588,7 +588,7 @@ class UploadBuffer:
     def _next(self, width: int) -> torch.Tensor:
         rows, number = self._rows.setdefault(width, []), self._used[width]
         if number == len(rows):
-            rows += torch.empty(max(1, CHUNK // width), width).unbind()
+            rows += torch.empty(max(1, CHUNK // width), width, dtype=torch.float32).unbind()
         self._used[width] += 1
         return rows[number]
 
