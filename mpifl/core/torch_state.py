@@ -1,8 +1,8 @@
 """PyTorch's settings of a process that change numbers: pinned during a run, and kept by the user's code.
 
 A run begins with PyTorch's defaults, whatever the calling code has set (`pinned`). Visits, evaluations, hooks
-on rank 0 and callbacks leave the settings as they found them (`kept`): which rank ran them, and what ran before
-them, changes no number.
+on rank 0 and callbacks leave the settings as they found them (`kept`): which rank ran them, and what ran
+before them, changes no number.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.nn.modules import module
 from .errors import UserError
 
 CPU = torch.device("cpu")
+MKLDNN: Any = torch.backends.mkldnn  # its attributes are not declared
 OWN = str(Path(torch.__file__).parent)
 MIXED = "mixed"  # matrix products have another precision than `torch.set_float32_matmul_precision` has set
 HOOKS = (
@@ -82,18 +83,18 @@ SETTINGS = {
     ),
     "float32_matmul_precision": Setting(_product_precision, _set_product_precision, "highest"),
     "mkldnn.matmul.fp32_precision": Setting(
-        lambda: torch.backends.mkldnn.matmul.fp32_precision,
-        lambda value: setattr(torch.backends.mkldnn.matmul, "fp32_precision", value),
+        lambda: MKLDNN.matmul.fp32_precision,
+        lambda value: setattr(MKLDNN.matmul, "fp32_precision", value),
         "ieee",
     ),
     "mkldnn.conv.fp32_precision": Setting(
-        lambda: torch.backends.mkldnn.conv.fp32_precision,
-        lambda value: setattr(torch.backends.mkldnn.conv, "fp32_precision", value),
+        lambda: MKLDNN.conv.fp32_precision,
+        lambda value: setattr(MKLDNN.conv, "fp32_precision", value),
         "none",
     ),
     "mkldnn.enabled": Setting(
-        lambda: torch.backends.mkldnn.enabled,
-        lambda on: torch.backends.mkldnn.set_flags(on),
+        lambda: MKLDNN.enabled,
+        lambda on: MKLDNN.set_flags(on),
         True,
     ),
     "default_dtype": Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float32),

@@ -675,8 +675,8 @@ def check_noise(config: Config, num_sampled: int, num_clients: int) -> None:
 
 def check_private_statistics(config: Config, layout: Layout) -> None:
     """Raise `UserError` if clients of a private run send running statistics, to which no noise is added."""
-    method = config.algorithm
-    if not getattr(config.privacy, "noise_multiplier", 0.0):
+    method, noise = config.algorithm, getattr(config.privacy, "noise_multiplier", 0.0)
+    if not noise:
         return
     vectors = vector_parts(method, layout)
     sent = {name: width(layout.part(part)) for name, part in method.holds.items()}
@@ -686,7 +686,7 @@ def check_private_statistics(config: Config, layout: Layout) -> None:
             remedy = (
                 "which no noise may change; use a model without batch norm (group norm has none), or fedbn"
             )
-            raise UserError("privacy.noise_multiplier", config.privacy.noise_multiplier, f"{what}, {remedy}")
+            raise UserError("privacy.noise_multiplier", noise, f"{what}, {remedy}")
 
 
 def stack_of(config: Config, parts: Parts, num_sampled: int, num_ranks: int) -> int:
