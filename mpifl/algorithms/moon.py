@@ -68,7 +68,8 @@ class MOON(RowUpdates, Algorithm):
             return [z[index] for z in stored] or embedded(x)
 
         trained = client.sgd(w, key, loss=contrastive(fixed, self.mu, self.temperature, client.task))
-        metrics, kept = {"train_loss": trained.loss}, {"model": trained.vector} if trained.steps else state
+        metrics = {"train_loss": trained.loss}
+        kept = state if state and not trained.steps else {"model": trained.vector}
         return client.report(model=trained.vector, metrics=metrics), kept
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:

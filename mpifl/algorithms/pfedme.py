@@ -173,7 +173,8 @@ class PFedMe(Algorithm):
             w_i = w_i - self.lr * self.lam * (w_i - theta)
             losses.append((inner.loss, len(batch)))
         metrics = {"train_loss": mean_loss(losses)}
-        return client.report(model=w_i, metrics=metrics), {"model": theta} if losses else state
+        kept = state if state and not losses else {"model": theta}
+        return client.report(model=w_i, metrics=metrics), kept
 
     def _remembering(self, received: Vector, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Alternate theta and w_i R times, K mini-batches each."""
@@ -204,7 +205,7 @@ class PFedMe(Algorithm):
             w_i = w_i.clone()
             w_i[:p] -= self.lr * memory.step("w", self.lam * (w_i - theta)[:p])
         metrics = {"train_loss": mean_loss(losses)}
-        kept = {"model": theta, **memory.state()} if losses else state
+        kept = state if state and not losses else {"model": theta, **memory.state()}
         return client.report(model=w_i, metrics=metrics), kept
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:

@@ -310,7 +310,7 @@ def infinite_names(model: nn.Module) -> frozenset[str]:
     return frozenset(
         name
         for name, b in model.named_buffers()
-        if name in held and b.is_floating_point() and not bool(torch.isfinite(b).all())
+        if name in held and b.is_floating_point() and not b.is_meta and not bool(torch.isfinite(b).all())
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from greenlet import getcurrent, greenlet
@@ -193,6 +194,30 @@ def outcomes(
     ]
 
 
+def batch_shares(
+    task: Task,
+    requests: Sequence[Request],
+    batches: Sequence[Sequence[torch.Tensor | np.ndarray]],
+    columns: int,
+    device: torch.device,
+) -> tuple[list[BatchShares], torch.Tensor]:
+    """Return the weights of the batches of each request, and as a table [steps, columns] on the device.
+
+    Args:
+        task: the task.
+        requests: the trainings.
+        batches: indices of the samples of each batch of each request, the longest list first.
+        columns: columns of the table, one for each request and further ones of zeros.
+        device: where the table is.
+    """
+    shares = [BatchShares(task, r) for r in requests]
+    table = torch.zeros(len(batches[0]), columns, dtype=torch.float32)
+    for row, of_row in enumerate(shares):
+        for step, batch in enumerate(batches[row]):
+            table[step, row] = of_row.next(batch)
+    return shares, table.to(device)
+
+
 class _Stack:
     """Clients of one kind, trained side by side."""
 
@@ -214,7 +239,9 @@ class _Stack:
         self.first = [torch.zeros_like(self.tensors[name]) for name in self.moving]  # momentum
         self.second = [torch.zeros_like(m) for m in self.first] if self.config.optimizer == "adam" else []
         self.losses = torch.zeros(len(starts), device=self.device)
-        self.shares = [BatchShares(self.task, r) for r in self.requests]
+        self.shares, self.share = batch_shares(
+            self.task, self.requests, self.batches, len(self.requests), self.device
+        )
 
     def run(self) -> list[Trained]:
         """Take all steps; return the outcomes in the order of the requests."""
@@ -236,11 +263,7 @@ class _Stack:
 
         take = stacked_gradients(self.module, self.task.losses, self.config.precision)
         grads, values = take(moving, fixed, x, y, weight)
-        pairs = zip(self.shares[:active], self.batches, strict=False)
-        weights = [of_row.next(batches[step]) for of_row, batches in pairs]
-        self.losses[:active] += values * torch.stack(
-            [torch.as_tensor(w, device=self.device) for w in weights]
-        )
+        self.losses[:active] += values * self.share[step, :active]
         self._update(step, active, [grads[name] for name in self.moving])
 
     def _batch(self, step: int, active: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -18,8 +18,9 @@ from mpifl.core.client import Trained
 from mpifl.core.federation import Split
 from mpifl.core.parameters import Part, bounds
 
-from .backend import Backend, BatchShares, Request, epoch_orders
+from .backend import Backend, Request, epoch_orders
 from .batched import (
+    batch_shares,
     evenly,
     longest_first,
     moving_names,
@@ -266,7 +267,7 @@ class CapturedStack:
         self._begin(vectors, requests[0].config.lr_at(requests[0].step))
         x, y = (torch.cat([getattr(r.split, name) for r in requests]) for name in ("x", "y"))
         index, weight = self._plan([len(r.split) for r in requests], batches)
-        shares, share = self._shares(requests, batches)
+        shares, share = batch_shares(self.context.task, requests, batches, self.count, self.context.device)
         for step, now in enumerate(active):
             rows = self._rows(now)
             torch.index_select(x, 0, index[step, :rows].flatten(), out=self.x[:rows].flatten(0, 1))
@@ -308,17 +309,6 @@ class CapturedStack:
             first += size
         device = self.context.device
         return torch.from_numpy(index).to(device), torch.from_numpy(weight).to(device)
-
-    def _shares(
-        self, requests: Sequence[Request], batches: Sequence[Sequence[np.ndarray]]
-    ) -> tuple[list[BatchShares], torch.Tensor]:
-        """Return the weights of the batches in the mean loss of each row, and as a tensor [T, C]."""
-        shares = [BatchShares(self.context.task, r) for r in requests]
-        table = torch.zeros(len(batches[0]), self.count)
-        for row, of_row in enumerate(shares):
-            for step, batch in enumerate(batches[row]):
-                table[step, row] = of_row.next(batch)
-        return shares, table.to(self.context.device)
 
     def _begin(self, starts: torch.Tensor, lr: float) -> None:
         """Copy the initial vectors [C, d] of a stack to its rows; clear momenta and sums of losses."""

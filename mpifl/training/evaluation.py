@@ -85,7 +85,7 @@ def component_losses(client: Client, models: torch.Tensor, split: Split | None =
     A loss that is NaN is infinite here: no other model explains a sample worse.
     """
     losses = torch.stack([client.losses(w, split) for w in models])
-    return losses.where(~losses.isnan(), torch.inf)
+    return losses.masked_fill(losses.isnan(), torch.inf)
 
 
 def responsibilities(scores: torch.Tensor) -> torch.Tensor:
@@ -93,7 +93,7 @@ def responsibilities(scores: torch.Tensor) -> torch.Tensor:
 
     Shares are equal where all scores are minus infinity: the losses of all components are infinite there.
     """
-    return torch.softmax(scores.where(~scores.isneginf().all(0), 0.0), 0)
+    return torch.softmax(scores.masked_fill(scores.isneginf().all(0), 0.0), 0)
 
 
 def train_components(

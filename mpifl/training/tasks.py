@@ -22,7 +22,7 @@ LEAST = 1e-300  # smallest probability, so that its logarithm is finite
 
 def predictions(output: torch.Tensor) -> torch.Tensor:
     """Return the class [...] of the largest of the logits [..., L]; NONE, which is wrong, if one is NaN."""
-    return output.argmax(-1).where(~output.isnan().any(-1), NONE)
+    return output.argmax(-1).masked_fill(output.isnan().any(-1), NONE)
 
 
 def known(*names: str) -> dict[str, Metric]:

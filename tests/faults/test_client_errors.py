@@ -74,7 +74,7 @@ def test_clients_that_fail_are_left_out_and_listed(kind, clumsy, tmp_path):
     dropped = runs.table(kind, "dropped.csv")
     assert {(row["client"], row["reason"]) for row in dropped} == {
         ("2", "MemoryError: no room"),
-        ("5", "upload 'model' is not finite"),
+        ("5", "upload 'model' is not finite (in body.fc1.weight)"),
     }
     assert runs.summary(kind)["visits_dropped"] == len(dropped)
     if kind == "rounds":
