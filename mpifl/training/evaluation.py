@@ -134,10 +134,11 @@ def evaluate_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Sp
     """
     if not len(split):
         return client.evaluate(models[0], split)
-    taking_part = [k for k, share in enumerate(pi.tolist()) if share] or [0]  # NaN of a component of share 0
+    shares = pi.cpu()
+    taking_part = [k for k, share in enumerate(shares.tolist()) if share] or [0]  # a share of 0 drops NaN
     task, outputs = client.task, [client.logits(models[k], split.x) for k in taking_part]
     y = split.y.to(outputs[0].device)
-    mixed = task.mix(outputs, pi[taking_part])
+    mixed = task.mix(outputs, shares[taking_part])
     return {**task.evaluate_mixed(mixed, y), **client.measure(mixed.float(), y)}
 
 
