@@ -23,8 +23,8 @@ def test_when_the_server_steps(policy, waiting, in_flight, ready):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "extra", "started"), [(5, 0.3, 7), (10, 0.1, 11), (10, 0.0, 10), (10, 5.0, 20)]
+    ("wanted", "extra", "started"), [(5, 0.3, 7), (100, 0.1, 110), (10, 0.0, 10), (10, 50.0, 200)]
 )
 def test_over_selection_starts_the_next_whole_number(wanted, extra, started):
-    """5 x 1.3 = 6.5; 10 x 1.1 is 11, which floating point puts above; there are 20 clients."""
-    assert OverSelection(extra=extra).num_started(wanted, 20) == started
+    """5 x 1.3 = 6.5; 100 x 1.1 is 110, which floating point puts above; there are 200 clients."""
+    assert OverSelection(extra=extra).num_started(wanted, 200) == started
