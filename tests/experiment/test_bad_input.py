@@ -684,7 +684,9 @@ NORMED = PAIR.replace("self.fc = ", "self.norm = nn.BatchNorm1d(64)\n        sel
 )
 
 
-def test_a_first_client_of_one_sample_does_not_end_a_run_with_batch_norm(refused, tmp_path, monkeypatch):
+def test_a_first_client_of_one_sample_does_not_end_a_run_with_batch_norm(
+    refused, tmp_path, monkeypatch, capsys
+):
     """The trial of the network in training took that sample alone, of which there are no statistics."""
     (tmp_path / "lonely.py").write_text(LONELY)
     (tmp_path / "net.py").write_text(NORMED)
@@ -692,6 +694,7 @@ def test_a_first_client_of_one_sample_does_not_end_a_run_with_batch_norm(refused
     options = ["--model", "net.py:Own", "--rounds", "1"]
     lonely = ["--data.scenario", "lonely.py:Lonely", "--output.folder", str(tmp_path)]
     assert main(["run", str(CONFIG), *options, *lonely]) == 0
+    assert "1 of 2 clients take no step (0)" in "".join(capsys.readouterr())
     none = refused("run", str(CONFIG), *options, "--data.scenario", "{name: 'lonely.py:Lonely', first: 0}")
     assert "client 0 has no training data" in none
 
