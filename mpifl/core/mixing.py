@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .errors import require
-from .parameters import Part, VectorParts, beyond, take, width
+from .parameters import Part, VectorParts, beyond, put_, take, width
 from .types import Notes
 
 
@@ -264,10 +264,7 @@ class MixingsApart:
             pieces = [changed[_weights_of(name)], changed[statistics_of(name)]]
             rows = pieces[0].new_empty(len(pieces[0]), sum(map(width, parts)))
             for piece, part in zip(pieces, parts, strict=True):
-                start = 0
-                for s in part:
-                    rows[:, s] = piece[:, start : start + s.stop - s.start]
-                    start += s.stop - s.start
+                put_(rows, part, piece)
             out[name] = rows
         return out
 

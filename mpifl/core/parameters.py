@@ -65,13 +65,18 @@ def beyond(part: Part, whole: Part) -> Part:
 
 
 def put(vector: torch.Tensor, part: Part, values: torch.Tensor) -> torch.Tensor:
-    """Return a copy of `vector` [d] whose `part` is replaced by `values` [width]."""
-    out, start = vector.clone(), 0
+    """Return a copy of `vector` [..., d] whose `part` is replaced by `values` [..., width]."""
+    return put_(vector.clone(), part, values)
+
+
+def put_(vector: torch.Tensor, part: Part, values: torch.Tensor) -> torch.Tensor:
+    """Replace the `part` of `vector` [..., d] by `values` [..., width], in place; return `vector`."""
+    start = 0
     for s in part:
         size = s.stop - s.start
-        out[s] = values[start : start + size]
+        vector[..., s] = values[..., start : start + size]
         start += size
-    return out
+    return vector
 
 
 def _joined(slices: Iterable[slice]) -> Part:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.core.parameters import VectorParts, take, width
+from mpifl.core.parameters import VectorParts, put, put_, take, width
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Reads, Report
 
@@ -186,12 +186,8 @@ class Coder:
         sent = self._rounded(name, decoded) if how.sends_values else decoded
         if width(weights) == d:
             return (base + sent).reshape(x.shape).to(x.device), wanted - sent
-        arrived, left = self._rounded(name, upload).clone(), torch.zeros_like(wanted)
-        start = 0
-        for s in weights:
-            some = sent[:, start : start + s.stop - s.start]
-            arrived[:, s], left[:, s] = base[:, s] + some, wanted[:, s] - some
-            start += s.stop - s.start
+        arrived = put(self._rounded(name, upload), weights, take(base, weights) + sent)
+        left = put_(torch.zeros_like(wanted), weights, take(wanted, weights) - sent)
         return arrived.reshape(x.shape).to(x.device), left
 
 
