@@ -94,13 +94,17 @@ class CFLGP(ComparedUploads, Algorithm):
 
     @cached_property
     def needs(self) -> Needs:
-        """Rounds, and a new optimiser in each; a visit of one step ignores some keys of `local`."""
+        """Rounds, and a new optimiser in each; exact uploads, of which the server makes the profiles.
+
+        A visit of one step ignores some keys of `local`.
+        """
         ignored = ("epochs", "steps", "momentum") if self._takes_one_step else ()
         return Needs(
             client_state=True,
             round_number=True,
             new_optimizer=True,
             averages=True,
+            exact_uploads=self._clusters(0),
             ignores=dict.fromkeys(ignored, "algorithm.protocol gap"),
         )
 

@@ -76,8 +76,17 @@ class PACFL(NewClients, PlainVisits, Algorithm):
     pixels: str | None = None
 
     paper = "vahidian2023efficient"
-    needs = Needs(averages=True, classes=True, inputs=("images", "features"))
     fingerprints_vary = True
+
+    @property
+    def needs(self) -> Needs:
+        """Classes of images or of columns of numbers; validation data in variant `emdcfl`."""
+        return Needs(
+            averages=True,
+            classes=True,
+            inputs=("images", "features"),
+            validation=self.variant == "emdcfl",
+        )
 
     def __post_init__(self) -> None:
         require(self.threshold >= 0, "threshold", self.threshold, "use degrees, 0 or more")

@@ -64,6 +64,8 @@ class Needs:
             with other labels are refused.
         inputs: the kinds of samples that it can read directly (`DataInfo.inputs`); empty if it uses samples
             only through the model.
+        exact_uploads: the server follows what clients keep from their uploads, which must arrive as they were
+            made; payloads that round or compress and attacks on uploads are refused.
         different_starts: it distinguishes its models by their outputs from the first round on, so that the
             initial models must not all compute the same function.
         several_models: a client is evaluated with several models together, or with one that no hook returns;
@@ -93,6 +95,7 @@ class Needs:
     row_per_client: bool = False
     classes: bool = False
     inputs: tuple[str, ...] = ()
+    exact_uploads: bool = False
     different_starts: bool = False
     several_models: bool = False
 

@@ -62,6 +62,8 @@ from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.step_config import StepConfig
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.simulation.attacks import Attack, UploadAttack
+from mpifl.simulation.client_devices import Alike
+from mpifl.simulation.delays import Constant
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.simulation.round_rules import RoundRule
 from mpifl.simulation.sampling import cohort_size, newcomers
@@ -532,6 +534,12 @@ def check_method(config: Config, parts: Parts) -> None:
         algorithm.check(parts.problem)
     except UserError as error:
         raise error.under("algorithm") from error
+    layout = parts.problem.layout
+    for part in (name for name in ("body", "head") if name in algorithm.holds.values()):
+        there = any(s.start < min(s.stop, layout.num_parameters) for s in layout.part(part))
+        remedy = f"{type(algorithm).__name__} trains and sends its {part} apart, which holds no parameter; "
+        remedy += "use a model with hidden layers, or another method"
+        require(there, "model.name", type(config.model).__name__, remedy)
     remedy = "this method needs labelled sets of the server's own; use a scenario that has them (ccfl)"
     has_public = bool(parts.problem.public) or not uses(algorithm, ServerEvaluation)
     require(has_public, "data.scenario", type(config.data.scenario).__name__, remedy)
@@ -651,7 +659,8 @@ def check_cohort(config: Config, num_sampled: int, num_clients: int, num_absent:
     there = num_clients - num_absent if config.newcomers.joins > 1 else num_clients  # in the first round
     smallest = min(num_sampled, there)
     min_cohort = algorithm.needs.min_cohort
-    least, needed = policy.least_uploads(smallest), f"{type(algorithm).__name__} needs {min_cohort}"
+    ties = isinstance(config.delay, Constant) and isinstance(config.devices, Alike)
+    least, needed = policy.least_uploads(smallest, ties), f"{type(algorithm).__name__} needs {min_cohort}"
     while_absent = " while newcomers are absent" if smallest < num_sampled else ""
     remedy = f"a step may have {least} upload{while_absent}, and {needed}; use "
     remedy += "fewer newcomers" if while_absent else "a larger cohort, and no time that ends it"

@@ -37,7 +37,7 @@ def check_matrices(context: RunContext) -> None:
     """
     matrices, info = context.config.evaluation.matrices, context.federation.info
     if "angles" in matrices:
-        needs, leave = PACFL.needs, "leave angles out"
+        needs, leave = pacfl_of(context.config).needs, "leave angles out"
         remedy = (
             f"angles compare the samples of each class, but labels of this source are {info.labels}; {leave}"
         )

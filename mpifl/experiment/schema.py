@@ -454,6 +454,7 @@ def check_sections(config: Config) -> None:
     check_privacy(config)
     check_secure_aggregation(config)
     check_alone(config)
+    check_exact_uploads(config)
     check_robust(config.robust, config.algorithm)
     remedy = "a rule needs single uploads, and masks show the server their sums only; use one of the two"
     alone = isinstance(config.robust, NoRule) or not isinstance(config.secure_aggregation, MaskedSums)
@@ -627,6 +628,19 @@ def check_alone(config: Config) -> None:
     remedy += "leave it out"
     require(not payload.compresses, "payload.compression", compression, remedy)
     require(payload.dtype == Payload.dtype, "payload.dtype", payload.dtype, remedy)
+
+
+def check_exact_uploads(config: Config) -> None:
+    """Raise `UserError` for what changes uploads on their way if the method needs them as they were made."""
+    if not config.algorithm.needs.exact_uploads:
+        return
+    payload, attack = config.payload, config.attack
+    remedy = f"{type(config.algorithm).__name__} follows clients from their uploads as they were made; "
+    compression, name = type(payload.compression).__name__, type(attack).__name__
+    require(not payload.compresses, "payload.compression", compression, f"{remedy}leave it out")
+    require(payload.dtype == Payload.dtype, "payload.dtype", payload.dtype, f"{remedy}use {Payload.dtype}")
+    remedy += "use label_flip, or leave it out"
+    require(not isinstance(attack, UploadAttack), "attack.name", name, remedy)
 
 
 def check_robust(rule: Rule | NoRule, algorithm: Algorithm) -> None:

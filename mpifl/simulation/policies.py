@@ -95,11 +95,12 @@ class Policy(ABC):
         """
         return num_sampled
 
-    def least_uploads(self, num_sampled: int) -> int:
+    def least_uploads(self, num_sampled: int, ties: bool = False) -> int:
         """Return the smallest number of uploads of a server step if no client fails. Default: the largest.
 
         Args:
             num_sampled: m, the size of a cohort.
+            ties: whether all visits of a cohort may end at the same time.
         """
         return self.uploads_per_step(num_sampled)
 
@@ -233,7 +234,7 @@ class OverSelection(RoundsPolicy):
         """Whether `late` is `sent`."""
         return self.late == "sent"
 
-    def least_uploads(self, num_sampled: int) -> int:
+    def least_uploads(self, num_sampled: int, ties: bool = False) -> int:
         """Return 1 if there is a deadline, which may end a round with a single upload; otherwise m."""
         return self.uploads_per_step(num_sampled) if self.deadline_s is None else 1
 
@@ -600,9 +601,11 @@ class Waves(AsynchronousPolicy):
         """Return `size`, or the size of the cohort if only time ends waves."""
         return num_sampled if self.size is None else self.size
 
-    def least_uploads(self, num_sampled: int) -> int:
-        """Return 1 if time may end a wave, otherwise `size`."""
-        return self.uploads_per_step(num_sampled) if self.every_s is None else 1
+    def least_uploads(self, num_sampled: int, ties: bool = False) -> int:
+        """Return 1 if time may end a wave, otherwise `size`, or what ties leave for the last wave."""
+        if self.every_s is not None or self.size is None:
+            return 1
+        return (num_sampled % self.size if ties else 0) or self.size
 
     def ready(self, waiting: int, in_flight: int) -> bool:
         """Return whether the wave is full or, without `every_s`, no client is left to fill it."""

@@ -842,3 +842,33 @@ def test_what_only_one_rank_refuses_does_not_leave_the_others_waiting(mpirun, tm
     done = mpirun(2, "-m", "mpifl", "run", CONFIG, *options, env=toy.PYTHONPATH, cwd=tmp_path)
     assert done.returncode == 2
     assert "mpifl: model.name = 'mine': this rank cannot build it" in done.stderr
+
+
+PACFL = "{name: pacfl, variant: emdcfl}"
+UNKNOWN = "{name: cflgp, num_clusters: 0, max_clusters: 3}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--algorithm", PACFL, "--data.scenario.validation", "0"], "data.scenario.validation = 0"),
+        (["--algorithm", UNKNOWN, "--payload.dtype", "bfloat16"], "payload.dtype = 'bfloat16'"),
+        (["--algorithm", UNKNOWN, "--payload.compression", "qsgd"], "payload.compression = 'QSGD'"),
+        (["--algorithm", UNKNOWN, "--attack", "{name: sign_flip, clients: [1]}"], "attack.name = 'SignFlip'"),
+        (["--algorithm", "fedbabu", "--model", "logistic"], "model.name = 'LogisticRegression'"),
+        (["--algorithm", "fedrep", "--model", "{name: mlp, hidden: []}"], "model.name = 'MLP'"),
+        (
+            ["--algorithm", "ucfl", "--policy", "{name: waves, size: 2}", "--cohort_size", "3"],
+            "cohort_size, policy = 3: a step may have 1 upload",
+        ),
+    ],
+)
+def test_what_the_configuration_rules_out_is_refused_before_the_first_visit(options, message, refused):
+    assert message in refused("run", str(CONFIG), "--rounds", "2", *options)
+
+
+def test_uploads_of_visits_that_end_at_different_times_fill_every_wave(tmp_path):
+    """The third visit of the first cohort is joined by two others before the second wave ends."""
+    options = ["--algorithm", "ucfl", "--policy", "{name: waves, size: 2}", "--cohort_size", "3"]
+    drawn = ["--delay", "exponential", "--rounds", "2", "--output.folder", str(tmp_path), "-q"]
+    assert main(["run", str(CONFIG), *options, *drawn]) == 0
