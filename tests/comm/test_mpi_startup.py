@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from faults import deaths
@@ -103,6 +104,17 @@ def test_an_mpirun_of_the_tests_that_never_finds_a_port_has_failed(mpirun, tmp_p
     assert len(said) == 2
 
 
+def wait_for_programs(parent, name, count):
+    """Wait until a process has so many children that run a program: they are copies of it at first."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        if [Path(f"/proc/{pid}/comm").read_text() for pid in children] == [f"{name}\n"] * count:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"no {count} children of {parent} run {name}")
+
+
 @pytest.mark.parametrize(
     ("program", "size", "says"),
     [
@@ -121,6 +133,7 @@ def test_a_rank_that_died_before_the_first_poll_is_missed(program, size, says, t
         try:
             assert launcher.stdout is not None
             assert launcher.stdout.readline() == b"up\n"
+            wait_for_programs(launcher.pid, "sleep", 2)
             assert starting._HostPoll(launcher.pid).fault() == says
         finally:
             os.killpg(launcher.pid, signal.SIGKILL)

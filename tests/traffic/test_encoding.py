@@ -273,6 +273,11 @@ def test_what_is_not_sent_is_worked_out_of_what_arrives(method, tmp_path):
 @pytest.mark.parametrize(
     "lossy", [{"payload": Payload(compression=TopK(0.1))}, {"payload": Payload("bfloat16")}]
 )
-def test_a_method_whose_unsent_vectors_cannot_be_worked_out_is_refused(lossy, tmp_path):
+def test_a_method_whose_unsent_vectors_cannot_be_worked_out_is_refused(lossy, tmp_path, monkeypatch):
+    """CFLGP as a method of one's own that does not declare that it needs exact uploads."""
+    declared = CATALOGUE["cflgp"](**METHODS["cflgp"][1]).needs
+    assert declared.exact_uploads
+    undeclared = replace(declared, exact_uploads=False)
+    monkeypatch.setattr(CATALOGUE["cflgp"], "needs", property(lambda self: undeclared))
     with pytest.raises(MethodError, match="profile, which is not sent, cannot be worked out of what arrives"):
         visits("cflgp", tmp_path, **lossy)
