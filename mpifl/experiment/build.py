@@ -44,6 +44,7 @@ from mpifl.models import (
     check_adapted,
     checksum,
     count_whole,
+    described,
     seeded_model,
     start_apart,
     starts_alike,
@@ -511,6 +512,16 @@ def check_model(config: Config, parts: Parts) -> None:
     check_earlier(config, parts.federation.info, parts.problem.layout)
     check_labels(config, parts.federation.info)
     check_outputs(config, parts.federation)
+    warn_of_numbered_categories(config, parts.federation.info)
+
+
+def warn_of_numbered_categories(config: Config, info: DataInfo) -> None:
+    """Warn if a network of the user's gets the numbers of categories, whose size and order mean nothing."""
+    coded = sum(count > 0 for count in info.categories)
+    if coded and not described(config.model):
+        remedy = "inherit from ShapeModel, which makes them zeros and ones, or take them apart in the network"
+        what = f"gets {coded} columns of categories as numbers from 0 ({list(info.categories)} categories)"
+        warn_once(f"model.name = {name_of(config.model)!r}: {what}; {remedy}")
 
 
 def check_labels(config: Config, info: DataInfo) -> None:

@@ -9,7 +9,7 @@ vector of a model with adapters (`lora.py`) holds only the adapters and what is 
 from __future__ import annotations
 
 from .autoencoders import FltAE, FltAECifar
-from .base import ModelOptions, Net, ShapeModel, build_model, seeded_model
+from .base import ModelOptions, Net, ShapeModel, build_model, described, seeded_model
 from .cnn import CcflCNN, CflCNN, EmdCNN, FltCNNCifar, FltCNNMnist, LeafCNN, LeNet5
 from .lora import LoRA, check_adapted, checksum, count_whole, start_apart, starts_alike
 from .mlp import MLP, FltMLP, IfcaMLP
@@ -62,6 +62,7 @@ __all__ = [
     "check_adapted",
     "checksum",
     "count_whole",
+    "described",
     "seeded_model",
     "start_apart",
     "starts_alike",

@@ -157,9 +157,19 @@ class ShapeModel(ModelOptions):
         if not any(info.categories):
             return self.make(info.shape, info.num_classes)  # type: ignore[arg-type]  # not only for images
         inputs = OneHot(info.categories)
-        net = self.make((inputs.width,), info.num_classes)  # type: ignore[arg-type]
-        net.body = chain(inputs=inputs, **dict(net.body.named_children()))
+        try:
+            net = self.make((inputs.width,), info.num_classes)  # type: ignore[arg-type]
+        except UserError as error:
+            given = f"categories are zeros and ones: {info.shape[0]} columns are {inputs.width} numbers"
+            raise UserError(error.key, error.value, f"{error.remedy}; {given}") from error
+        net.body = self.encoded(inputs, net.body)
         return net
+
+    def encoded(self, inputs: OneHot, body: nn.Module) -> nn.Module:
+        """Return the body applied to encoded columns; the layers of a sequence keep their names."""
+        if type(body) is nn.Sequential:
+            return chain(inputs=inputs, **dict(body.named_children()))
+        return chain(inputs=inputs, body=body)
 
     @abstractmethod
     def make(self, shape: Shape, num_classes: int) -> Net:
@@ -236,9 +246,7 @@ def _built(options: Any, info: DataInfo) -> nn.Module:
     remedy = f"takes {' or '.join(takes)}, but the samples of this source are {info.inputs}"
     example = {TOKENS: "an embedding first: lstm or transformer", FEATURES: "mlp", IMAGES: "mlp or emdcnn"}
     require(info.inputs in takes, "model.name", name, f"{remedy}; use {example[info.inputs]}")
-    known = options if isinstance(options, ModelOptions) else None
-    if known is not None and type(known).build is not ModelOptions.build:
-        known = None  # its own `build` is called
+    known: ModelOptions | None = options if described(options) else None
     if known is not None and not isinstance(known, ShapeModel):
         return known.build_for(info)
     try:
@@ -251,6 +259,11 @@ def _built(options: Any, info: DataInfo) -> nn.Module:
         remedy = f"does not take samples of shape {list(info.shape)} ({error}); use mlp"
         raise UserError("model.name", name, remedy) from error
     return module
+
+
+def described(options: Any) -> bool:
+    """Return whether a model is built from a `DataInfo`; otherwise its `build` is told the shape alone."""
+    return isinstance(options, ModelOptions) and type(options).build is ModelOptions.build
 
 
 def seeded_model(options: Any, info: DataInfo, seed: int, j: int = 0) -> nn.Module:

@@ -15,21 +15,29 @@ from torch.nn.parameter import is_lazy
 from mpifl.core.errors import UserError, require
 from mpifl.core.imports import load_object
 
-from .base import Net, Shape, ShapeModel, need_apart, need_float32, need_initialised
+from .base import Net, OneHot, Shape, ShapeModel, need_apart, need_float32, need_initialised
 
 WRITES = "its forward writes into the samples that it is given; write x = 2 * x instead of x.mul_(2)"
 
 
 class Embedder(nn.Module):
-    """A user's module without its last layer; `method` turns images into embeddings."""
+    """A user's module without its last layer; `method` turns samples into embeddings.
 
-    def __init__(self, net: nn.Module, method: str) -> None:
+    Args:
+        net: the module.
+        method: name of its method.
+        inputs: encodes samples for it; None: it gets them as they are.
+    """
+
+    def __init__(self, net: nn.Module, method: str, inputs: nn.Module | None = None) -> None:
         super().__init__()
         self.net = net
         self.method = method
+        self.inputs = inputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [n, C, H, W] to [n, e]."""
+        """Map [n, ...] to [n, e]."""
+        x = x if self.inputs is None else self.inputs(x)
         embedding: torch.Tensor = getattr(self.net, self.method)(x)
         return embedding.flatten(1)
 
@@ -40,7 +48,7 @@ class Custom(ShapeModel):
 
     `Name` may be a class or a function. It is called with `shape` ((C, H, W), or (F,) of a table) and
     `num_classes`, or those of them that its signature names. The module it returns must end in an `nn.Linear`
-    that gives the logits.
+    that gives the logits. A column of c categories counts as c features of 0 and 1 in F.
 
     Attributes:
         path: `pkg.module:Name` or `file.py:Name`.
@@ -90,6 +98,11 @@ class Custom(ShapeModel):
             if name in buffers:
                 buffer.copy_(buffers[name])
         return net.train()
+
+    def encoded(self, inputs: OneHot, body: nn.Module) -> nn.Module:
+        """Return the user's module applied to encoded columns; its layers keep their names."""
+        assert isinstance(body, Embedder)
+        return Embedder(body.net, body.method, inputs)
 
     def published(self) -> dict[str, str]:
         """Return the names of the user's own module."""

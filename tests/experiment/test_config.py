@@ -10,14 +10,17 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from support import toy
+from torch import nn
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import main
 from mpifl.core.errors import UserError
+from mpifl.core.federation import DataInfo
 from mpifl.experiment import loader, schema
 from mpifl.experiment.build import (
     public_sets,
     warn_of_ignored_options,
+    warn_of_numbered_categories,
     warn_of_unused_collective,
     warn_of_unused_public,
 )
@@ -424,6 +427,33 @@ def test_a_collective_that_is_not_called_is_said(options, warning, capsys):
     warn_once.cache_clear()
     warn_of_unused_collective(load(TINY, options))
     assert capsys.readouterr().err == (f"mpifl: {warning}\n" if warning else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """A model that knows the shape of a sample alone."""
+
+    def build(self, shape, num_classes):
+        return nn.Linear(shape[0], num_classes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wider(MODELS["mlp"]):
+    def build(self, shape, num_classes):
+        return super().build(shape, num_classes)
+
+
+@pytest.mark.parametrize(
+    ("model", "categories", "said"),
+    [(Plain(), (0, 3), True), (Wider(), (0, 3), True), (Plain(), (), False), (MODELS["mlp"](), (3,), False)],
+)
+def test_a_network_that_gets_the_numbers_of_categories_is_named(model, categories, said, capsys):
+    warn_once.cache_clear()
+    info = DataInfo((len(categories) or 2,), 2, "features", categories=categories)
+    warn_of_numbered_categories(dataclasses.replace(load(TINY), model=model), info)
+    line = capsys.readouterr().err
+    assert (type(model).__name__ in line and "1 columns of categories as numbers" in line) == said
+    assert bool(line) == said
 
 
 @pytest.mark.parametrize(("public", "said"), [("digits", True), ("photos", False)])

@@ -117,6 +117,29 @@ def number(num_classes):
     return num_classes
 
 
+class Rows(nn.Module):
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.first = nn.Linear(shape[0], 4)
+        self.fc = nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        return self.fc(torch.tanh(self.first(x)))
+
+
+class Inner(Rows):
+    def inner(self, x):
+        return torch.tanh(self.first(x)) + 2
+
+    def forward(self, x):
+        return self.fc(self.inner(x))
+
+
+class Two(Rows):
+    def __init__(self, num_classes):
+        super().__init__((2,), num_classes)
+
+
 def failing():
     raise RuntimeError("no luck")
 
@@ -158,6 +181,26 @@ def test_a_network_may_take_rows_of_a_table_or_volumes(place):
     for shape in ((16,), (2, 2, 2, 2)):
         net = build(place, "Fixed", head="fc", shape=shape)
         assert net(torch.rand(3, *shape)).shape == (3, 10)
+
+
+@pytest.mark.parametrize(("name", "embed"), [("Rows", ""), ("Inner", "inner")])
+def test_a_network_gets_categories_of_a_table_as_zeros_and_ones(place, name, embed):
+    """Two categories that differ by one differ as much as two that differ by four."""
+    info = DataInfo((2,), 3, "features", categories=(0, 5))
+    options = MODELS["custom"](path=f"{place}:{name}", head="fc", embed=embed, block=("first",))
+    net = build_model(options, info).eval()
+    weight = net.body.net.first.weight
+    assert weight.shape == (4, 6)
+    x = torch.tensor([[0.5, 4.0]])
+    coded = torch.tensor([[0.5, 0, 0, 0, 0, 1.0]])
+    assert_close(net.embed(x), torch.tanh(coded @ weight.T + net.body.net.first.bias) + (2 if embed else 0))
+    assert net.blocks == ("body.net.first", "head")
+
+
+def test_a_width_without_categories_is_refused_with_the_reason(place):
+    info = DataInfo((2,), 3, "features", categories=(0, 5))
+    with pytest.raises(UserError, match="categories are zeros and ones: 2 columns are 6 numbers"):
+        build_model(MODELS["custom"](path=f"{place}:Two", head="fc"), info)
 
 
 def test_embedding_can_be_a_method(place):
