@@ -421,6 +421,11 @@ class SecureRounds:
     skipped: int = 0
     _now: list[int] = field(default_factory=lambda: [0, 0])
 
+    def arrives(self, step: int, clients: np.ndarray) -> np.ndarray:
+        """Return whether the upload of each client [m] arrives in a round, bool [m]."""
+        lost = [self.key.of("drop", step, k).below(1 << 53) < self.config.dropout * 2**53 for k in clients]
+        return ~np.array(lost, bool)
+
     def begin(
         self, mixings: Sequence[Mixing], clients: np.ndarray, step: int, widths: Mapping[str, int]
     ) -> tuple[list[Mixing], list[Booking]]:
@@ -436,8 +441,7 @@ class SecureRounds:
             UserError: too few clients remain for a row, and `on_failure` is `abort`.
             MethodError: an upload enters several rows of a mixing, or only a part of it is mixed.
         """
-        drops = [self.key.of("drop", step, k).below(1 << 53) < self.config.dropout * 2**53 for k in clients]
-        arrives = ~np.array(drops, bool)
+        arrives = self.arrives(step, clients)
         self._now = [int((~arrives).sum()), 0]
         out, bookings = [], list[Booking]()
         for mixing in mixings:

@@ -64,7 +64,14 @@ class PrivateStep(Protection):
         """Return a report with a clipped update, and noise under local privacy; see `privacy.protect`."""
         return protect(report, message, self.privacy, self.trained, clip, key)
 
-    def plan(self, plan: Plan, server: Server, reads: Mapping[int, Reads], notes: Notes) -> Plan:
+    def plan(
+        self,
+        plan: Plan,
+        server: Server,
+        reads: Mapping[int, Reads],
+        notes: Notes,
+        lost: np.ndarray | None = None,
+    ) -> Plan:
         """Return a plan that makes each row the old row + the sum of its clipped updates / D.
 
         D is the expected number of updates of the row, or their released noisy number. Under local privacy,
@@ -75,6 +82,7 @@ class PrivateStep(Protection):
             server: the server before the step.
             reads: client -> the rows it downloaded in the step.
             notes: notes of the step.
+            lost: clients whose uploads a secure sum does without; None for nobody.
 
         Raises:
             MethodError: an upload does not enter exactly the row that it updates.
@@ -83,7 +91,7 @@ class PrivateStep(Protection):
         if not isinstance(privacy, CentralPrivacy):
             return plan
         step, m = server.version + 1, self.num_sampled
-        self._follow(privacy, notes, step)
+        self._follow(privacy, notes, step, lost)
         key = self.key.of(step)
         counts: dict[int, np.ndarray] = {}  # number of rows -> counts, released once for all such tables
         scale = privacy.noise_of_updates(m, counts=self.counts_rows(server)) * (self.clip or 0.0)
@@ -138,12 +146,18 @@ class PrivateStep(Protection):
             tables[name] = torch.stack(rows)
         return replace(server, tables=tables)
 
-    def _follow(self, privacy: CentralPrivacy, notes: Notes, step: int) -> None:
-        """Set the clip of the next round: C exp(-lr (noisy share of updates within C - quantile))."""
+    def _follow(
+        self, privacy: CentralPrivacy, notes: Notes, step: int, lost: np.ndarray | None = None
+    ) -> None:
+        """Set the clip of the next round: C exp(-lr (noisy share of updates within C - quantile)).
+
+        A client that is absent or lost counts as half within C.
+        """
         self._next_clip = self.clip
         if privacy.quantile is None or self.clip is None:
             return
         m, bits = self.num_sampled, notes[CLIPPED] - 0.5 if len(notes) else np.zeros(0)
+        bits = bits if lost is None else bits[~np.isin(notes.client, lost)]
         noise = 0.0
         if privacy.noise_multiplier:
             draw = self.key.of(step, "quantile").numpy().standard_normal()

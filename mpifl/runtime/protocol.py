@@ -500,11 +500,12 @@ def weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
     return float(np.average(values[known], weights=weights[known])) if weights[known].any() else nan
 
 
-def mean_metrics(tables: Sequence[ReportTable]) -> dict[str, float]:
+def mean_metrics(tables: Sequence[ReportTable], lost: np.ndarray | None = None) -> dict[str, float]:
     """Return the means of the clients' metrics, weighted by samples; remembered uploads do not count.
 
     Args:
         tables: tables of all reports of a step.
+        lost: clients whose reports do not count, because their uploads did not arrive; None for nobody.
 
     Returns:
         Name of a metric -> mean over the clients that report it, without those that report NaN, such as the
@@ -517,5 +518,7 @@ def mean_metrics(tables: Sequence[ReportTable]) -> dict[str, float]:
         order = _order(having)  # sums must not depend on the number of ranks
         n = _joined([t.num_samples for t in having], order).astype(float)
         values = _joined([t.metrics[name] for t in having], order)
+        if lost is not None:
+            values = np.where(np.isin(_joined([t.client for t in having], order), lost), nan, values)
         out[name] = weighted_mean(values, n)
     return out

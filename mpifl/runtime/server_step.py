@@ -116,7 +116,8 @@ class ServerStep:
         ledger: the federation's traffic; on rank 0.
         visits: number of visits of each client so far, int64 [N]; on rank 0.
         taken: number of each client's uploads that steps have used, int64 [N]: all except those that were too
-            stale; on rank 0.
+            stale, or were lost in a secure sum; on rank 0.
+        arrived: clients whose uploads arrived in the last synchronous step; on rank 0.
         dropped: visits that were left out; on rank 0.
         train_metrics: mean training metrics of the last step, from the clients' reports; on rank 0.
         client_products: inner products of the models of the last step, if they are measured; on rank 0.
@@ -150,6 +151,7 @@ class ServerStep:
         self.costs = self.sizes[:, 0] if c.effort is None else self.sizes[:, 0] * c.effort
         self.visits = np.zeros(len(self.sizes), np.int64)
         self.taken = np.zeros(len(self.sizes), np.int64)
+        self.arrived = np.zeros(0, np.int64)
         self.dropped: list[Dropped] = []
         self.train_metrics: dict[str, float] = {}
         self.client_products: ClientProducts | None = None
@@ -285,7 +287,9 @@ class ServerStep:
             self.train_metrics = with_figures(self.train_metrics, self.robust.figures)
         took_part = result.notes.client[result.notes.fresh]
         self.visits[took_part] += 1
-        self.count_taken(took_part)
+        lost = None if reports is None else self._lost(batch.step, reports.tables)
+        self.arrived = took_part if lost is None else took_part[~np.isin(took_part, lost)]
+        self.count_taken(self.arrived)
         for part in (self.config.protection, self.config.secure):
             if part is not None:
                 part.commit()
@@ -394,7 +398,8 @@ class ServerStep:
                 server, self.hooks.reads("reads", server, np.zeros(1, np.int64))[0]
             )
         reads = self.hooks.reads("reads", server, reports.notes.client)
-        return protection.plan(plan, server, reads, reports.notes)
+        lost = self._lost(server.version + 1, reports.tables)
+        return protection.plan(plan, server, reads, reports.notes, lost)
 
     def _is_given_up(self, plan: Plan) -> bool:
         """Return whether too few clients remained for every row, so that the step changes no row."""
@@ -411,6 +416,14 @@ class ServerStep:
             add = ledger.add_up if direction == "up" else ledger.add_down
             add(step, name, client, numbers, size=size + ledger.payload.header_bytes)
         return replace(plan, mixings=mixings)
+
+    def _lost(self, step: int, tables: Sequence[ReportTable]) -> np.ndarray | None:
+        """Return which clients with reports are lost before their upload arrives; None without secure sums."""
+        secure = self.config.secure
+        if secure is None or not tables:
+            return None
+        clients = np.concatenate([t.client for t in tables])
+        return clients[~secure.arrives(step, clients)]
 
     def _compare(
         self,
@@ -720,7 +733,7 @@ class ServerStep:
             self.book(batch.step, table)
             if hook == "local_update":
                 self.compare_with_timed(table)
-        self.train_metrics = mean_metrics(tables)
+        self.train_metrics = mean_metrics(tables, self._lost(batch.step, tables))
         if not tables:  # Poisson sampling drew nobody, or all clients failed
             return None
         none = np.zeros(sum(map(len, tables)), np.int64)

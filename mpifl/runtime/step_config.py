@@ -58,8 +58,18 @@ class Protection(Protocol):
         `message` is what the client downloaded.
         """
 
-    def plan(self, plan: Plan, server: Server, reads: Mapping[int, Reads], notes: Notes) -> Plan:
-        """Return the plan by which sums of clipped updates enter the rows; on rank 0."""
+    def plan(
+        self,
+        plan: Plan,
+        server: Server,
+        reads: Mapping[int, Reads],
+        notes: Notes,
+        lost: np.ndarray | None = None,
+    ) -> Plan:
+        """Return the plan by which sums of clipped updates enter the rows; on rank 0.
+
+        `lost` are the clients whose uploads a secure sum does without.
+        """
 
     def plan_of_nobody(self, server: Server, reads: Reads) -> Plan:
         """Return the plan of a round without any upload; on rank 0."""
@@ -82,6 +92,9 @@ Sent = tuple[int, str, str, int, int]  # client, up or down, name, numbers, byte
 
 class SecureSums(Protocol):
     """Hides single uploads from the server (`aggregation/secure_sum.py`); on rank 0."""
+
+    def arrives(self, step: int, clients: np.ndarray) -> np.ndarray:
+        """Return whether the upload of each client [m] arrives in a round, bool [m]."""
 
     def begin(
         self, mixings: Sequence[Mixing], clients: np.ndarray, step: int, widths: Mapping[str, int]

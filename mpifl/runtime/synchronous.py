@@ -69,7 +69,7 @@ class SynchronousEngine(Engine):
         self.virtual = 0.0  # seconds on the federation's clock, on rank 0
         self._saved: Saved | None = None
         self._start = 0.0
-        self._cohort = self._trained = np.zeros(0, np.int64)
+        self._cohort = self._trained = self._arrived = np.zeros(0, np.int64)
         self.rule, self.num_wanted = rule, num_wanted
         self.left_out = np.zeros(len(server_step.visits), np.int64)  # times each client was; on rank 0
         self._round_plan: RoundPlan | None = None  # of the last round, if there is a rule; on rank 0
@@ -130,15 +130,16 @@ class SynchronousEngine(Engine):
             self._cohort = self._cohort if self._round_plan is None else self._round_plan.cohort
         self.server, notes = server_step.step(self.server, self._cohort, self._round_plan)
         self._trained = self._cohort[:0] if notes is None else notes.client[notes.fresh]
+        self._arrived = self._cohort[:0] if notes is None else server_step.arrived
         self.virtual = self._end(step, self._cohort, self._trained)
         if self._round_plan is not None:
             self.left_out[self._round_plan.late] += 1
 
     @property
     def num_uploads(self) -> np.ndarray:
-        """Uploads of each client [N]: its visits, and, if late clients upload too, the times it was late."""
+        """Uploads of each client [N]: those taken, and, if late clients upload too, those that were late."""
         late = self.left_out if self.rule is not None and self.rule.late_send else 0
-        return np.asarray(self.server_step.visits + late)
+        return np.asarray(self.server_step.taken + late)
 
     def _planned(self, server: Server, step: int) -> RoundPlan | None:
         """Return the rule's plan for the drawn clients; None if there is no rule."""
@@ -237,13 +238,13 @@ class SynchronousEngine(Engine):
         if self.evaluation.due(self.server.version, self.num_rounds):
             self._command("evaluate")
             scores, timing = self._evaluated
-        visits = self.server_step.visits[self._trained] - 1
+        visits = self.server_step.visits[self._arrived] - 1
         observe(
             Record(
                 step=self.server.version,
                 server=self.server,
-                cohort=self._cohort,
-                accepted=[*zip(self._trained.tolist(), visits.tolist(), strict=True)],
+                cohort=self._arrived,
+                accepted=[*zip(self._arrived.tolist(), visits.tolist(), strict=True)],
                 evaluated_clients=self.evaluation.clients,
                 scores=scores,
                 train=with_figures(

@@ -15,10 +15,11 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
-from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
+from mpifl.experiment.schema import EvaluationConfig, OutputConfig, Seeds, SystemConfig
 from mpifl.simulation.network import Links
-from mpifl.simulation.policies import EveryArrival, PartialWork
+from mpifl.simulation.policies import EveryArrival, PartialWork, Synchronous
 from mpifl.traffic.payload import Payload
+from mpifl.traffic.privacy import CentralPrivacy
 from mpifl.training.client import LocalClient
 
 
@@ -63,8 +64,6 @@ def two_drop() -> int:
 
 def test_with_two_dropouts_a_row_is_the_exact_mean_of_the_other_four_by_hand(tmp_path):
     """The same integers, added without masks: w_k from the plan for all six, the grid too."""
-    from mpifl.experiment.schema import Seeds
-
     seed, federation = two_drop(), toy.Tiny()
     done = toy.run(
         CATALOGUE["fedavg"](),
@@ -95,6 +94,46 @@ def test_with_two_dropouts_a_row_is_the_exact_mean_of_the_other_four_by_hand(tmp
     assert (up[left] == up[left[0]]).all()
     gone = np.setdiff1d(np.arange(6), left)
     assert (up[left[0]] - up[gone] == 8 * len(start) + 5 * 32).all(), "no upload, and no shares of others"
+
+
+def test_lost_clients_are_in_no_figure_of_the_round(tmp_path):
+    """Cohort, uploads, `train_loss` and an adaptive clip count the four of six whose uploads arrive."""
+    seed, federation = two_drop(), toy.Tiny()
+    changes = {"policy": Synchronous(), "evaluation": EvaluationConfig(every=1), "seed": Seeds(system=seed)}
+    secure = MaskedSums(dropout=0.3, threshold=0.3)
+    done = toy.events(CATALOGUE["fedavg"](), federation, tmp_path, 1, secure_aggregation=secure, **changes)
+    assert done.engine is not None
+    left = [k for k in range(6) if key(seed, "secure", "drop", 1, k).below(1 << 53) >= 0.3 * 2**53]
+    (record,) = done.records
+    assert record.cohort.tolist() == left
+    assert record.accepted == [(k, 0) for k in left]
+    assert done.engine.num_uploads.tolist() == [int(k in left) for k in range(6)]
+    assert done.server_step.taken.tolist() == [int(k in left) for k in range(6)]
+    start, clients = toy.run(CATALOGUE["fedavg"](), federation, tmp_path / "a", 0), range(6)
+    learner = done.server_step.config.clients.learner
+    losses = [
+        LocalClient(k, federation, learner, toy.LOCAL)
+        .sgd(start.servers[0].tables["model"][0], key(0, "visit", k, 0))
+        .loss
+        for k in clients
+    ]
+    n = federation.sizes[:, 0]
+    assert record.train["train_loss"] == pytest.approx(np.average(np.array(losses)[left], weights=n[left]))
+
+    clip, lr = 1e9, 0.5  # all updates are within
+    privacy = CentralPrivacy(clip=clip, quantile=0.5, clip_lr=lr, noise_multiplier=0.0)
+    done = toy.run(
+        CATALOGUE["fedavg"](),
+        federation,
+        tmp_path / "b",
+        1,
+        privacy=privacy,
+        secure_aggregation=secure,
+        seed=Seeds(system=seed),
+    )
+    assert done.server_step.config.protection is not None
+    within = 4 * 0.5 / 6 + 0.5
+    assert done.server_step.config.protection.clip == pytest.approx(clip * np.exp(-lr * (within - 0.5)))
 
 
 def test_what_ranks_send_is_uniform(tmp_path, monkeypatch):
