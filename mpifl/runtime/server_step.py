@@ -418,7 +418,7 @@ class ServerStep:
         return replace(plan, mixings=mixings)
 
     def _lost(self, step: int, tables: Sequence[ReportTable]) -> np.ndarray | None:
-        """Return which clients with reports are lost before their upload arrives; None without secure sums."""
+        """Return which reporting clients are lost before their upload arrives; None without secure sums."""
         secure = self.config.secure
         if secure is None or not tables:
             return None
