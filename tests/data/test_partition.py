@@ -185,6 +185,13 @@ def test_test_images_follow_the_training_shares():
     assert owner[8] == -1, "nobody holds class 2"
 
 
+def test_a_share_that_is_a_whole_number_of_samples_is_not_rounded_down():
+    """29 of 100, though 0.29 * 100 is 28.999999999999996."""
+    model = np.repeat([0, 1], [29, 71])
+    owner = owners_like(np.zeros(100, int), np.zeros(100, int), model, 2, rng())
+    assert_array_equal(np.bincount(owner), [29, 71])
+
+
 def test_the_rich_give_until_everyone_has_enough():
     """Sizes 6, 3, 0, 0 with a minimum of 2: four move from those above the level 2, sizes end 2..3."""
     owner = np.array([0] * 6 + [1] * 3)

@@ -465,6 +465,17 @@ def test_each_part_of_medmnist_holds_its_own_images(tmp_path):
         assert pool.labels.tolist() == [i % 2 for i in range(4)] + [0, 1] * (len(expected) // 2 - 2)
 
 
+def test_volumes_of_medmnist_lie_between_0_and_1(tmp_path):
+    made = {}
+    for number, part in enumerate(("train", "val", "test")):
+        made[f"{part}_images"] = np.full((2, 4, 4, 4), (0, 51, 255)[number], np.uint8)
+        made[f"{part}_labels"] = np.array([[0], [1]], np.uint8)
+    np.savez(tmp_path / "organmnist3d.npz", **made)
+    pool = load("medmnist", tmp_path, path=str(tmp_path / "organmnist3d.npz"))
+    assert pool.inputs.shape == (6, 1, 4, 4, 4)
+    np.testing.assert_allclose(pool.inputs[:, 0, 0, 0, 0], [0, 0, 0.2, 0.2, 1, 1])
+
+
 def test_each_part_of_an_npz_keeps_its_order_and_origins(tmp_path):
     x = np.arange(6, dtype=np.float32)[:, None].repeat(2, 1)
     parts = {"x_train": x[:4], "y_train": np.array([0, 1, 0, 1]), "origin_train": np.array([3, 2, 1, 0])}

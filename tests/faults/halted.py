@@ -88,6 +88,7 @@ def compare(one: toy.Run, first: toy.Run, then: toy.Run) -> None:
     """Raise unless an undisturbed run and the two halves of another are the same."""
     toy.same(toy.state_of(one.server), toy.state_of(then.server))
     toy.same(dict(one.scores), dict(then.scores))
+    toy.same(toy.arrays(one.reported), toy.arrays(first.reported | then.reported))
     assert one.arrivals == first.arrivals + then.arrivals
     assert one.times == first.times + then.times
     assert one.server_step.ledger.rows() == then.server_step.ledger.rows()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,19 @@ class Numbered(CATALOGUE["fedasync"]):
         return {"model": (server.assign[k],)}
 
 
+class Growing(toy.Drifting):
+    """At its visit v, a client has other samples than before, and 5 v more."""
+
+    def num_samples(self, k, visit=0):
+        """Count without reading."""
+        return int(self.sizes[k, 0]) + 5 * visit
+
+    def client(self, k, visit=0):
+        """Return the data of one visit."""
+        train = toy.draw(f"train{visit}", k, self.num_samples(k, visit), int(self.groups[k]))
+        return replace(super().client(k, visit), train=train)
+
+
 EVENTS = {
     "every arrival": ("fedasync", {"policy": EveryArrival(), "delay": SLOW}),
     "buffer": ("fedbuff", {"policy": Buffer(size=2, max_staleness=1), "delay": SLOW}),
@@ -108,7 +122,7 @@ def test_events_go_on_from_a_saved_state(name, at, tmp_path):
     """Visits under way at that moment are made again, from what they had read."""
     method, changes = EVENTS[name]
     algorithm = CATALOGUE[method]() if isinstance(method, str) else method()
-    common = {"algorithm": algorithm, "federation": toy.Tiny(), "steps": 8, **changes}
+    common = {"algorithm": algorithm, "federation": Growing(), "steps": 8, **changes}
     one = halted.run(folder=tmp_path / "one", at=-1, **common)
     first = halted.run(folder=tmp_path / "two", at=at, **common)
     saved = halted.read(tmp_path / "two", at)

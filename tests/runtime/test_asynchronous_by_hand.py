@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -103,3 +105,29 @@ def test_a_tally_by_hand():
         "worker_idle_share": [0.25],
         "server_cpu_share": 0.5,
     }
+
+
+def test_idle_seconds_of_workers_are_their_share_of_all_seconds(tmp_path):
+    """A worker that says 1 of 4 s, and then 2 of 4 s: 3 of 8."""
+    done = toy.events(CATALOGUE["fedasync"](), toy.Tiny(), tmp_path, 1)
+    assert done.engine.summary()["worker_idle_share"] == []
+    for idle in (1.0, 2.0):
+        done.engine.last_served = {"idle": idle, "elapsed": 4.0}
+        done.engine._evaluate(done.server)
+    assert done.engine.summary()["worker_idle_share"] == [0.375]
+
+
+def test_the_ledger_books_an_arrival_and_a_download_in_the_step_that_they_are_part_of(tmp_path):
+    """A visit that reads version v belongs to step v + 1; so does an upload that arrives at version v."""
+    asked = {"cohort_size": 4, "policy": Buffer(2), "delay": Uniform(0.5, 1.5)}
+    done = toy.events(CATALOGUE["fedbuff"](), toy.Tiny(), tmp_path, 5, **asked)
+    ledger, size = done.server_step.ledger, 4 * done.server_step.problem.layout.size
+    versions = [row["read_version"] for row in done.arrivals] + [v.version for v in done.engine.clock.visits]
+    started = Counter(versions)
+    assert len(started) > 3
+    for step in range(7):
+        assert ledger.total("up", step) == 2 * size * (1 <= step <= 5)
+        assert ledger.total("down", step) == started[step - 1] * size
+        for way in ("up", "down"):
+            entries = [e.bytes for e in ledger.entries.values() if (e.step, e.direction) == (step, way)]
+            assert sum(entries) == ledger.total(way, step)

@@ -84,14 +84,16 @@ def test_rows_of_ifca_get_noise_of_z_c_over_m_by_k_chosen_or_not(tmp_path):
         assert_allclose(float((after[k] - before[k]).double().std()), z * clip / (6 / 5), rtol=5 / d**0.5)
 
 
-def test_noisy_counts_divide_the_rows_and_cost_the_updates(tmp_path):
-    """The rows' denominators are members + noise at its address, at least 1."""
+@pytest.mark.parametrize("number", [2, 5])
+def test_noisy_counts_divide_the_rows_and_cost_the_updates(number, tmp_path):
+    """The rows' denominators are members + noise at its address, at least 1: some of five rows have less."""
     privacy = CentralPrivacy(0.05, 0.5, count_noise=1.0)
-    algorithm = CATALOGUE["ifca"](num_clusters=2)
+    algorithm = CATALOGUE["ifca"](num_clusters=number)
     done = toy.run(algorithm, toy.Tiny(), tmp_path, steps=1, privacy=privacy, evaluate=False)
-    members = np.bincount(done.notes[0]["cluster"].astype(int), minlength=2)
-    noise = key(0, "privacy", 1, "count").numpy().standard_normal(2)
+    members = np.bincount(done.notes[0]["cluster"].astype(int), minlength=number)
+    noise = key(0, "privacy", 1, "count").numpy().standard_normal(number)
     denominators = np.maximum(members + 1.0 * noise, 1.0)
+    assert (min(denominators) == 1.0) == (number == 5)
     z = (0.5**-2 - 1.0) ** -0.5
     assert_allclose(done.server_step.config.protection._scales["model"], z * 0.05 / denominators)
 
