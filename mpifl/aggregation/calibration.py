@@ -80,12 +80,12 @@ def _call(transport: Transport, name: str, numbers: int) -> Callable[[], Any]:
     """Return a function that calls a collective with a block of int64 numbers, as `Mixer` does."""
     block = torch.zeros(1, numbers, dtype=torch.int64)
     if name == REDUCE:
-        return lambda: transport.Reduce(block, PURPOSE)
+        return lambda: transport.Reduce(block, PURPOSE, block.dtype)
     if name == BCAST:
-        return lambda: transport.Bcast(block[0], PURPOSE)
+        return lambda: transport.Bcast(block[0], PURPOSE, block.dtype)
     counts = [0, *[1] * (transport.size - 1)]
     mine = block[: counts[transport.rank]]
-    return lambda: transport.Gatherv(mine, counts, PURPOSE)
+    return lambda: transport.Gatherv(mine, counts, PURPOSE, block.dtype)
 
 
 def _timed(transport: Transport, call: Callable[[], Any], times: int) -> float:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from mpifl.comm.transport import Transport
+from mpifl.comm.transport import Mismatch, Transport, check_block
 from mpifl.core.devices import to_main_memory
 from mpifl.core.mixing import Mixing, RankMasks
 from mpifl.core.parameters import Part, take
@@ -91,6 +91,7 @@ class Mixer:
     ) -> None:
         self.transport, self.tables, self.exact, self.collective = transport, tables, exact, collective
         self.costs, self.direct = costs, direct
+        self._sum_type = torch.int64 if exact else torch.float32
         self.last_collectives: list[str] = []
 
     def mix(
@@ -108,6 +109,9 @@ class Mixer:
                 rank 0, if any mixing has uploads.
             uploads: this rank's uploads [w] by name, in ascending order of their number.
             before: tables that were already changed in this step, on rank 0; None if there are none.
+
+        Raises:
+            Mismatch: this rank's uploads are not those of the plan; no collective has begun.
         """
         plans: Sequence[Sequence[RankMixPlan]] | None = None
         weights, counts = None, list[int]()
@@ -120,15 +124,8 @@ class Mixer:
             self.last_collectives = [p.collective for p in plans[0]]
         changed: dict[str, torch.Tensor] = {}
         mine_of, sent = self.transport.scatter_rows(plans, weights, counts, "plan")
-        start = 0
         own = np.frombuffer(sent, float)
-        for i, plan in enumerate(mine_of):
-            given, num_rows = uploads.get(plan.of, []), len(plan.rows)
-            if not (self.transport.is_server and plan.collective == GATHER):  # else its plan has all weights
-                part = own[start : start + len(given) * num_rows].reshape(len(given), num_rows)
-                start += part.size
-                plan = replace(plan, weights=np.ascontiguousarray(part.T))
-            mine = parts_of(given, plan.part)
+        for i, (plan, mine) in enumerate(self._checked(mine_of, own, uploads)):
             if plan.collective == SCATTER:
                 self._scatter(plan, mine)
             else:
@@ -137,6 +134,38 @@ class Mixer:
                 if new is not None:
                     changed[plan.into] = new
         return changed
+
+    def _checked(
+        self, plans: Sequence[RankMixPlan], weights: np.ndarray, uploads: Mapping[str, Sequence[torch.Tensor]]
+    ) -> list[tuple[RankMixPlan, Sequence[torch.Tensor]]]:
+        """Return this rank's plans with their weights, and the uploads of each.
+
+        Args:
+            plans: this rank's plans.
+            weights: the weights that rank 0 has sent this rank, flat.
+            uploads: this rank's uploads.
+
+        Raises:
+            Mismatch: rank 0 has planned with another number of uploads, or with another width.
+        """
+        out, start, who = list[tuple[RankMixPlan, Sequence[torch.Tensor]]](), 0, f"rank {self.transport.rank}"
+        for plan in plans:
+            given, num_rows = uploads.get(plan.of, []), len(plan.rows)
+            mine = parts_of(given, plan.part)
+            check_uploads(mine, plan.width, f"mix:{plan.into}", who)
+            if not (self.transport.is_server and plan.collective == GATHER):  # else its plan has all weights
+                part = weights[start : start + len(given) * num_rows]
+                start += len(given) * num_rows
+                if len(part) == len(given) * num_rows:
+                    transposed = np.ascontiguousarray(part.reshape(len(given), num_rows).T)
+                    plan = replace(plan, weights=transposed)
+            out.append((plan, mine))
+        if start != len(weights):
+            held = ", ".join(f"{len(uploads.get(p.of, []))} for {p.into!r}" for p in plans)
+            raise Mismatch(
+                f"plan: {who} holds uploads ({held}) that need {start} weights, not {len(weights)}"
+            )
+        return out
 
     def _by_rank(
         self, mixings: Sequence[Mixing], info: Sequence[tuple[np.ndarray, np.ndarray]]
@@ -262,7 +291,7 @@ class Mixer:
         if plan.collective == GATHER:
             everything = self.transport.Gatherv(given, plan.counts, f"mix:{plan.into}")
             return None if everything is None else self._sums(plan, list(everything), given.shape[1])
-        self.transport.Reduce(given, f"mix:{plan.into}")
+        self.transport.Reduce(given, f"mix:{plan.into}", self._sum_type)
         unmask = plan.masks is not None and self.transport.is_server
         return plan.masks.unmasked(given, columns) if plan.masks is not None and unmask else given
 
@@ -283,6 +312,8 @@ class Mixer:
     def _scatter(self, plan: RankMixPlan, mine: Sequence[torch.Tensor]) -> None:
         """Mix the active rows of a sharded table; each row ends up at the worker that owns it."""
         table = self.tables.sharded[plan.into]
+        if table.width != plan.width:
+            raise Mismatch(f"mix:{plan.into}: rows of {table.width} numbers, the plan says {plan.width}")
         start = sum(plan.owned[: self.transport.rank])
         own = slice(start, start + plan.owned[self.transport.rank])
         rows = plan.rows[own]
@@ -291,7 +322,7 @@ class Mixer:
         for columns in _blocks(plan.width, active) if active else ():
             block = [u[columns] for u in mine]
             sums = to_main_memory(self._sums(plan, block, columns.stop - columns.start))
-            sums = self.transport.Reduce_scatter(sums, plan.owned, f"mix:{plan.into}")
+            sums = self.transport.Reduce_scatter(sums, plan.owned, f"mix:{plan.into}", self._sum_type)
             keep = None if plan.keep is None else plan.keep[own]
             kept = None if keep is None else kept_rows(keep, table.read(rows, columns))
             table.write(rows, columns, self._finish(sums, plan.spacing[own], kept))
@@ -327,7 +358,11 @@ class Mixer:
             counts: number of vectors on each rank.
             owners: rank of each report [m], on rank 0; None elsewhere.
             width: length of a vector.
+
+        Raises:
+            Mismatch: this rank has other vectors than `counts` and `width` say; no collective has begun.
         """
+        check_uploads(vectors, width, "gram", f"rank {self.transport.rank}", counts[self.transport.rank])
         out = order = None
         if owners is not None:
             order = torch.from_numpy(np.argsort(gather_order(owners)))
@@ -356,6 +391,7 @@ def mix_exact(
         max_abs: largest absolute value of each upload [m].
     """
     parts, width, blocks = parts_of(uploads, mixing.part), old.shape[1], []
+    check_uploads(parts, width, f"mix:{mixing.into}")
     spacing = spacings(mixing.weights, max_abs)
     for columns in _blocks(width, mixing.num_rows, LOCAL_BLOCK):
         block = [u[columns] for u in parts]
@@ -380,6 +416,7 @@ def mix_float32(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tenso
         parts_of(uploads, mixing.part),
         torch.empty(mixing.num_rows, old.shape[1], dtype=torch.float32),
     )
+    check_uploads(parts, old.shape[1], f"mix:{mixing.into}")
     for k, row in enumerate(out.unbind()):
         terms = [(parts[j], w) for j, w in enumerate(mixing.weights[k].tolist()) if w]
         if mixing.keep is not None and mixing.keep.ndim == 1:
@@ -405,6 +442,28 @@ def _hidden(plan: RankMixPlan, mixing: Mixing, owners: np.ndarray, rank: int) ->
     if mixing.masks is None:
         return plan
     return replace(plan, masks=mixing.masks.of_rank(plan.rows, np.flatnonzero(owners == rank), rank == 0))
+
+
+def check_uploads(
+    uploads: Sequence[torch.Tensor], width: int, purpose: str, who: str = "rank 0", count: int | None = None
+) -> None:
+    """Check vectors that enter a sum or a collective.
+
+    Args:
+        uploads: the vectors, or their parts.
+        width: the length that has been agreed on.
+        purpose: label of the call.
+        who: whose vectors they are.
+        count: how many there must be; None for any number.
+
+    Raises:
+        Mismatch: one is not float32 [width], or there are more or fewer.
+    """
+    if count not in (None, len(uploads)):
+        raise Mismatch(f"{purpose}: {who} holds {len(uploads)} uploads, rank 0 has counted {count}")
+    for u in uploads:
+        if u.dtype is not torch.float32 or u.shape != (width,):
+            check_block(u.contiguous(), purpose, torch.float32, (width,), f"an upload on {who}")
 
 
 def parts_of(uploads: Sequence[torch.Tensor], part: Part | None) -> Sequence[torch.Tensor]:

@@ -26,7 +26,7 @@ from mpifl.core.mixing import Mixing
 from mpifl.core.parameters import Part
 
 from .exact_sum import kept_rows, spacings
-from .mixer import Mixer, gather_order, parts_of, stacked
+from .mixer import Mixer, check_uploads, gather_order, parts_of, stacked
 from .robust_rules import CoordinateRule, DistanceRule, Rule, total
 
 TILE = 256  # columns over which distances are added at a time; fixed, because the bits depend on it
@@ -203,6 +203,8 @@ class RobustMixer:
         Uploads are in the order of their reports, followed by the old rows.
         """
         transport, mine = self.transport, parts_of(uploads.get(plan.of, []), plan.part)
+        count, who = plan.counts[transport.rank], f"rank {transport.rank}"
+        check_uploads(mine, plan.width, f"robust:{plan.into}", who, count)
         rows = None
         if transport.is_server and plan.num_centres:
             rows = self._old(plan.into, changed)[torch.from_numpy(plan.rows[plan.centres])]
@@ -281,7 +283,7 @@ class RobustMixer:
                     total_of_grid += multiples.astype(np.int64)
                     rest = rest - multiples * spacing
         found_sums = torch.from_numpy(sums)
-        self.transport.Reduce(found_sums, f"robust:{plan.into}")
+        self.transport.Reduce(found_sums, f"robust:{plan.into}", torch.int64)
         if not self.transport.is_server:
             return None
         squares, first = (found_sums.numpy() * grids).sum(0), 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifl.comm.transport import CannotRecover, Transport
+from mpifl.comm.transport import CannotRecover, Mismatch, Transport
 from mpifl.core.errors import UserError
 from mpifl.core.files import new_array
 from mpifl.core.parameters import Layout
@@ -127,6 +127,8 @@ class Tables:
     def publish(self, tables: Mapping[str, torch.Tensor]) -> None:
         """Replace central tables on rank 0; workers' copies of rows whose bits changed become stale."""
         for name, new in tables.items():
+            if new.dtype is not torch.float32 or new.ndim != 2:
+                raise Mismatch(f"rows:{name}: a table is {new.dtype} {list(new.shape)}, not float32 [K, w]")
             old, fresh = self.central.get(name), self._fresh.setdefault(name, set())
             if old is not new:
                 fresh &= {

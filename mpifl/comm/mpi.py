@@ -30,11 +30,13 @@ from .mpi_startup import end_launcher_after, is_tolerant
 from .transport import (
     CannotRecover,
     Count,
+    Mismatch,
     MpiTraffic,
     RankLost,
     Single,
     Transport,
     bytes_of,
+    check_block,
     device_ranks,
     divided,
 )
@@ -150,6 +152,10 @@ class Mpi(Transport):
         self.names = tuple(f"rank {r} on {p.host}, pid {p.pid}" for r, p in enumerate(self.processes))
         order = {leader: number for number, leader in enumerate(sorted(set(leaders)))}
         return tuple(order[leader] for leader in leaders)
+
+    @property
+    def _who(self) -> str:
+        return f"rank {self.rank}"
 
     def _tag(self) -> int:
         self._sequence += 1
@@ -306,7 +312,8 @@ class Mpi(Transport):
     def barrier(self) -> None:
         """Poll a non-blocking barrier."""
         with self.traffic("barrier", "control"):
-            wait_until(self.comm.Ibarrier().Test)
+            request = self.comm.Ibarrier()
+            wait_until(lambda: request.Test() or self._check_alarm())
 
     def final_barrier(self) -> bool:
         """Poll a barrier on a communicator that nothing else uses."""
@@ -318,22 +325,25 @@ class Mpi(Transport):
             return False
 
     @guarded
-    def Bcast(self, block: torch.Tensor, purpose: str) -> None:
+    def Bcast(self, block: torch.Tensor, purpose: str, dtype: torch.dtype = torch.float32) -> None:
         """Broadcast in place.
 
         On one node, rank 0 often shares a core with a worker and must not spin on it until all ranks have the
         block. Between nodes, the blocking call uses better algorithms.
         """
+        check_block(block, purpose, dtype, who=self._who)
         sent = 0 if self.rank else block.nbytes * (self.size - 1)
         with self.traffic("bcast", purpose, sent, 0 if self.rank else self.size - 1):
             if len(set(self.nodes)) == 1:
-                wait_until(self.comm.Ibcast(_buffer(block), root=0).Test)
+                request = self.comm.Ibcast(_buffer(block), root=0)
+                wait_until(lambda: request.Test() or self._check_alarm())
             else:
                 self.comm.Bcast(_buffer(block), root=0)
 
     @guarded
-    def Reduce(self, block: torch.Tensor, purpose: str) -> None:
+    def Reduce(self, block: torch.Tensor, purpose: str, dtype: torch.dtype = torch.float32) -> None:
         """Sum onto rank 0, in place on that rank."""
+        check_block(block, purpose, dtype, who=self._who)
         sent = block.nbytes if self.rank else 0
         with self.traffic("reduce", purpose, sent, int(self.rank > 0)):
             if self.rank:
@@ -342,8 +352,12 @@ class Mpi(Transport):
                 self.comm.Reduce(MPI.IN_PLACE, _buffer(block), op=MPI.SUM, root=0)
 
     @guarded
-    def Gatherv(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
+    def Gatherv(
+        self, block: torch.Tensor, counts: Sequence[int], purpose: str, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor | None:
         """Gather rows onto rank 0."""
+        rows = counts[self.rank] if len(counts) else None
+        check_block(block, purpose, dtype, (rows, None), self._who)
         sent = block.nbytes if self.rank else 0
         width = block.shape[1]
         with self.traffic("gatherv", purpose, sent, int(self.rank > 0)):
@@ -356,8 +370,11 @@ class Mpi(Transport):
             return out
 
     @guarded
-    def Reduce_scatter(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
+    def Reduce_scatter(
+        self, block: torch.Tensor, counts: Sequence[int], purpose: str, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
         """Sum the workers' blocks over their own communicator."""
+        check_block(block, purpose, dtype, (sum(counts), None), self._who)
         width = block.shape[1]
         out = torch.empty(counts[self.rank], width, dtype=block.dtype)
         with self.traffic("reduce_scatter", purpose, block.nbytes - out.nbytes, len(self.workers) - 1):
@@ -370,6 +387,7 @@ class Mpi(Transport):
         self, block: torch.Tensor, sent: Sequence[int], received: Sequence[int], purpose: str
     ) -> torch.Tensor:
         """Exchange parts of flat blocks between all ranks."""
+        check_block(block, purpose, torch.float32, (sum(sent),), self._who)
         out = torch.empty(sum(received), dtype=block.dtype)
         leaves = (len(block) - sent[self.rank]) * block.element_size()
         with self.traffic("alltoallv", purpose, leaves, self.size - 1):
@@ -380,7 +398,7 @@ class Mpi(Transport):
     @guarded
     def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
         """Start two sends: the header's bytes, then the block, which `poll` receives as float32."""
-        assert block.dtype == torch.float32, f"a block of a message is {block.dtype}"
+        check_block(block, purpose, torch.float32, (None,), self._who)
         if len(self._sends) > MOST_SENDS:
             self._sends = [(r, keep) for r, keep in self._sends if not r.Test()]
         blob = pickle.dumps((block.numel(), header), protocol=5)
@@ -398,11 +416,11 @@ class Mpi(Transport):
         It makes as few MPI calls as possible: with more ranks than cores, a call without a result yields the
         core.
         """
-        for i, (request, source, header, block) in enumerate(self._receives):
-            if request.Test():
-                del self._receives[i]
-                return source, header, block
         status = MPI.Status()
+        for i, (request, source, header, block) in enumerate(self._receives):
+            if request.Test(status):
+                del self._receives[i]
+                return self._whole(status, source, header, block, purpose)
         message = self.comm.Improbe(MPI.ANY_SOURCE, HEADER, status)
         if message is None:
             self._check_alarm()
@@ -412,10 +430,18 @@ class Mpi(Transport):
         size, header = pickle.loads(blob)
         block = torch.empty(size, dtype=torch.float32)
         request = self.comm.Irecv(_buffer(block), source, BLOCK) if size else MPI.REQUEST_NULL
-        if request.Test():
-            return source, header, block
+        if request.Test(status):
+            return self._whole(status, source, header, block, purpose)
         self._receives.append((request, source, header, block))
         return None
+
+    def _whole(
+        self, status: MPI.Status, source: int, header: Any, block: torch.Tensor, purpose: str
+    ) -> tuple[int, Any, torch.Tensor]:
+        """Return a message whose block has as many numbers as its header says."""
+        if block.numel() and (found := status.Get_count(MPI.FLOAT)) != block.numel():
+            raise Mismatch(f"{purpose}: rank {source} sends {found} numbers, its header says {block.numel()}")
+        return source, header, block
 
     def watch_stopped(self, limit: float) -> None:
         """Start the watcher in the first rank of each node."""

@@ -10,13 +10,14 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from time import monotonic, perf_counter
 from typing import Any
 
 import torch
 
 from .liveness import wait_until
-from .transport import RankLost, Transport
+from .transport import Mismatch, RankLost, Transport
 
 AHEAD = 2  # tasks at a worker: one runs, one waits
 MOST_AHEAD, SHARE = 5, 4  # if many are under way: 1 / SHARE of a worker's share of them, at most MOST_AHEAD
@@ -58,10 +59,15 @@ def unpacked(shapes: Sequence[tuple[str, tuple[int, ...]]], block: torch.Tensor)
     Args:
         shapes: names and shapes, as `packed` returned them.
         block: flat block, as `packed` returned it.
+
+    Raises:
+        Mismatch: the block has more or fewer numbers than the shapes say.
     """
+    sizes = [prod(shape) for _, shape in shapes]
+    if sum(sizes) != block.numel():
+        raise Mismatch(f"a message has {block.numel()} numbers, its header says {dict(shapes)}")
     if len(shapes) == 1:
         return {shapes[0][0]: block.view(shapes[0][1])}
-    sizes = [int(torch.Size(shape).numel()) for _, shape in shapes]
     pieces = block.split(sizes) if sizes else []
     return {name: piece.view(shape) for (name, shape), piece in zip(shapes, pieces, strict=True)}
 

@@ -29,6 +29,49 @@ class RankLost(Exception):
     """A rank died or does not answer; the others can continue once all of them have called `regroup`."""
 
 
+class Mismatch(CodeFailed):
+    """A block of numbers is not what the ranks have agreed on; MPI would damage memory, or wait forever.
+
+    Args:
+        what: the block, and what was agreed.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"{what}; please report this as a fault of mpifl")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.what,)
+
+
+def check_block(
+    block: torch.Tensor, purpose: str, dtype: torch.dtype, shape: Sequence[int | None] = (), who: str = ""
+) -> None:
+    """Check a block before MPI reads or writes it, in about a microsecond.
+
+    Args:
+        block: the block.
+        purpose: label under which its traffic is counted.
+        dtype: the type that all ranks have agreed on.
+        shape: its shape, with None for a length that is not known here; empty if nothing is known.
+        who: whose block it is.
+
+    Raises:
+        Mismatch: it is of another type or shape, or not contiguous.
+    """
+    fits = block.dtype is dtype and block.is_contiguous()
+    if shape and fits:
+        fits = len(shape) == block.ndim and all(
+            b in (None, a) for a, b in zip(block.shape, shape, strict=True)
+        )
+    if not fits:
+        found = f"{block.dtype} {list(block.shape)}{'' if block.is_contiguous() else ', not contiguous'}"
+        agreed = ["any" if n is None else n for n in shape]
+        wanted = f"{dtype} {agreed}".replace("'", "") if shape else str(dtype)
+        text = f"{purpose}: {who or 'a block'} has {found}, the ranks have agreed on {wanted}"
+        raise Mismatch(text.replace("torch.", ""))
+
+
 class CannotRecover(RuntimeError):
     """State was lost that no other rank holds; the run can be resumed from a checkpoint.
 
@@ -156,41 +199,52 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def Bcast(self, block: torch.Tensor, purpose: str) -> None:
+    def Bcast(self, block: torch.Tensor, purpose: str, dtype: torch.dtype = torch.float32) -> None:
         """Overwrite `block` on every rank with the block of rank 0.
 
         Args:
-            block: contiguous tensor; same shape and type on all ranks.
+            block: contiguous tensor; same shape on all ranks.
             purpose: label under which the traffic is counted.
+            dtype: type of the block on all ranks.
+
+        Raises:
+            Mismatch: the block is not what the arguments say; here and in all calls below.
         """
 
     @abstractmethod
-    def Reduce(self, block: torch.Tensor, purpose: str) -> None:
+    def Reduce(self, block: torch.Tensor, purpose: str, dtype: torch.dtype = torch.float32) -> None:
         """Overwrite `block` on rank 0 with the sum of the blocks of all ranks.
 
         Args:
-            block: contiguous tensor; same shape and type on all ranks.
+            block: contiguous tensor; same shape on all ranks.
             purpose: label under which the traffic is counted.
+            dtype: type of the block on all ranks.
         """
 
     @abstractmethod
-    def Gatherv(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
+    def Gatherv(
+        self, block: torch.Tensor, counts: Sequence[int], purpose: str, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor | None:
         """Return the rows [sum counts, b] of all ranks, in rank order, on rank 0; None elsewhere.
 
         Args:
             block: rows [counts[rank], b] of this rank, contiguous.
-            counts: number of rows of each rank.
+            counts: number of rows of each rank; may be empty elsewhere than on rank 0.
             purpose: label under which the traffic is counted.
+            dtype: type of the rows of all ranks.
         """
 
     @abstractmethod
-    def Reduce_scatter(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
+    def Reduce_scatter(
+        self, block: torch.Tensor, counts: Sequence[int], purpose: str, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
         """Return this worker's rows [counts[rank], b] of the sum of all workers' blocks; only workers call.
 
         Args:
             block: [sum counts, b], contiguous.
             counts: number of rows that each rank receives.
             purpose: label under which the traffic is counted.
+            dtype: type of the blocks of all ranks.
         """
 
     @abstractmethod
@@ -200,7 +254,7 @@ class Transport(ABC):
         """Send each rank a part of a block; return the parts received from all ranks, in rank order, flat.
 
         Args:
-            block: flat and contiguous: the parts for all ranks, in rank order.
+            block: flat, float32 and contiguous: the parts for all ranks, in rank order.
             sent: how many numbers this rank sends to each rank.
             received: how many numbers this rank receives from each rank.
             purpose: label under which the traffic is counted.
@@ -338,24 +392,33 @@ class Single(Transport):
         """Return True."""
         return True
 
-    def Bcast(self, block: torch.Tensor, purpose: str) -> None:
+    def Bcast(self, block: torch.Tensor, purpose: str, dtype: torch.dtype = torch.float32) -> None:
         """Leave the block as it is."""
+        check_block(block, purpose, dtype)
 
-    def Reduce(self, block: torch.Tensor, purpose: str) -> None:
+    def Reduce(self, block: torch.Tensor, purpose: str, dtype: torch.dtype = torch.float32) -> None:
         """Leave the block as it is."""
+        check_block(block, purpose, dtype)
 
-    def Gatherv(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
+    def Gatherv(
+        self, block: torch.Tensor, counts: Sequence[int], purpose: str, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor | None:
         """Return the block."""
+        check_block(block, purpose, dtype, (counts[0], None))
         return block
 
-    def Reduce_scatter(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
+    def Reduce_scatter(
+        self, block: torch.Tensor, counts: Sequence[int], purpose: str, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
         """Return the block."""
+        check_block(block, purpose, dtype, (sum(counts), None))
         return block
 
     def Alltoallv(
         self, block: torch.Tensor, sent: Sequence[int], received: Sequence[int], purpose: str
     ) -> torch.Tensor:
         """Return the block."""
+        check_block(block, purpose, torch.float32, (sum(sent),))
         return block
 
     def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:

@@ -114,7 +114,7 @@ def _check_collectives(transport: Transport) -> list[Check]:
     """Check collectives on numbers whose results are known, and their speed; all ranks must call it."""
     size, out = transport.size, []
     total = torch.full((1000,), transport.rank + 1, dtype=torch.int64)
-    transport.Reduce(total, "doctor")
+    transport.Reduce(total, "doctor", total.dtype)
     row = torch.arange(1000.0) if transport.is_server else torch.zeros(1000)
     transport.Bcast(row, "doctor")
     rows = transport.Gatherv(torch.full((1, 8), float(transport.rank)), [1] * size, "doctor")

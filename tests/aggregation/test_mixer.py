@@ -9,8 +9,10 @@ from numpy.testing import assert_array_equal
 from torch.testing import assert_close
 
 from mpifl.aggregation.mixer import LOCAL_BLOCK, Mixer, mix_exact, mix_float32
+from mpifl.aggregation.robust_mixer import RobustMixer
+from mpifl.aggregation.robust_rules import Median
 from mpifl.aggregation.tables import Tables
-from mpifl.comm.transport import Single
+from mpifl.comm.transport import Mismatch, Single
 from mpifl.core.mixing import Mixing
 
 
@@ -65,3 +67,36 @@ def test_float32_sums_agree_with_exact_ones(keep):
     assert_close(
         mix_float32(mixing, old, uploads), mix_exact(mixing, old, uploads, max_abs), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("upload", [torch.zeros(9), torch.zeros(11), torch.zeros(10, dtype=torch.float64)])
+@pytest.mark.parametrize("mix", ["exact", "float32", "robust", "mixer"])
+def test_an_upload_of_another_type_or_length_enters_no_sum(upload, mix):
+    mixing, old, of = Mixing(np.ones((1, 2)) / 2), torch.zeros(1, 10), [torch.zeros(10), upload]
+    tables = Tables(Single())
+    tables.publish({"model": old})
+    info = np.zeros(2), np.zeros(2, np.int64)
+    mixer = Mixer(Single(), tables)
+    calls = {
+        "exact": lambda: mix_exact(mixing, old, of, info[0]),
+        "float32": lambda: mix_float32(mixing, old, of),
+        "robust": lambda: RobustMixer(Single(), mixer, Median()).mix(
+            [mixing], lambda name: info, {"model": of}
+        ),
+        "mixer": lambda: mixer.mix([mixing], lambda name: info, {"model": of}),
+    }
+    with pytest.raises(Mismatch, match="an upload on rank 0"):
+        calls[mix]()
+
+
+def test_the_number_of_uploads_is_the_planned_one():
+    mixing, tables = Mixing(np.ones((1, 2)) / 2), Tables(Single())
+    tables.publish({"model": torch.zeros(1, 10)})
+    info = np.zeros(2), np.zeros(2, np.int64)
+    mixer = Mixer(Single(), tables)
+    for count in (1, 3):
+        of = [torch.zeros(10)] * count
+        with pytest.raises(Mismatch, match=f"{count} for 'model'"):
+            mixer.mix([mixing], lambda name: info, {"model": of})
+        with pytest.raises(Mismatch, match=f"{count} uploads"):
+            mixer.gram(of, (2,), info[1], 10)

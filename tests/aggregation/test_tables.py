@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch.testing import assert_close
 
 from mpifl.aggregation.tables import ShardedTable, Tables, read_rows, row_distances, rows_of
-from mpifl.comm.transport import Single
+from mpifl.comm.transport import Mismatch, Single
 from mpifl.core.errors import UserError
 from mpifl.core.parameters import Layout
 
@@ -24,7 +24,7 @@ class Three(Single):
         super().__init__()
         self.size, self.nodes, self.sent = 3, (0, 0, 0), []
 
-    def Bcast(self, block, purpose):
+    def Bcast(self, block, purpose, dtype=torch.float32):
         self.sent.append(block.clone())
 
 
@@ -168,3 +168,8 @@ def test_distances_to_rows_are_over_parameters_only():
     assert_allclose(row_distances(torch.tensor([4.0, 6.0, 99.0]), rows, layout), [5, 0])
     assert_allclose(row_distances(torch.tensor([4.0, 6.0]), rows[:, :2], layout), [5, 0])
     assert_allclose(row_distances(torch.tensor([4.0, 6.0, 0.0, 12.0]), torch.zeros(1, 4), layout), [14])
+
+
+def test_a_table_is_float32():
+    with pytest.raises(Mismatch, match="float64"):
+        Tables(Single()).publish({"model": torch.zeros(1, 2, dtype=torch.float64)})

@@ -36,7 +36,7 @@ from mpifl.aggregation.robust_rules import (
 from mpifl.aggregation.tables import Tables
 from mpifl.comm import link_test as pairs
 from mpifl.comm.mpi import Mpi
-from mpifl.comm.transport import Single, Transport, divided
+from mpifl.comm.transport import Mismatch, Single, Transport, divided
 from mpifl.core.mixing import Mixing
 from mpifl.core.parameters import take
 from mpifl.core.rng import key
@@ -422,14 +422,14 @@ def verbs_do_what_they_say(t: Mpi, folder: Path) -> None:
     block = torch.full((2, 3), float(t.rank == 0))
     t.Bcast(block, "test")
     total = torch.full((2, 3), t.rank + 1, dtype=torch.int64)
-    t.Reduce(total, "test")
+    t.Reduce(total, "test", torch.int64)
     counts = [r % 3 for r in range(t.size)]
     mine = torch.full((counts[t.rank], 4), float(t.rank))
     gathered = t.Gatherv(mine, counts, "test")
     numbers = torch.arange(sum(counts) * 2, dtype=torch.int64).view(-1, 2) * (t.rank + 1)
     workers = [w + 1 for w in t.workers]
     if t.is_worker:
-        own = t.Reduce_scatter(numbers, counts, "test")
+        own = t.Reduce_scatter(numbers, counts, "test", torch.int64)
         start = sum(counts[: t.rank])
         expected = sum(workers) * torch.arange(sum(counts) * 2).view(-1, 2)[start : start + counts[t.rank]]
         assert_array_equal(own, expected)
@@ -511,6 +511,37 @@ def only_rows_that_changed_travel(t: Mpi, folder: Path) -> None:
             assert_array_equal(tables.rows("model", (0,)), rows[:1])
     row = 3 * 4 * (t.size - 1) * t.is_server
     assert sent == [3 * row, row, row], sent
+
+
+@body
+def an_upload_that_does_not_fit_the_plan_ends_all_ranks_with_one_error(t: Mpi, folder: Path) -> None:
+    """A worker holds an upload too many, one that is too long or of another type; nobody waits for it."""
+    last, heard = t.size - 1, []
+    for damage in (
+        lambda mine: [*mine, torch.zeros(50)],
+        lambda mine: [torch.zeros(51), *mine[1:]],
+        lambda mine: [torch.zeros(50, dtype=torch.float64), *mine[1:]],
+    ):
+        own, case = Mpi(MPI.COMM_SELF if t.size == 1 else None), Case(t)
+        case.owners[:] = np.where(np.arange(len(case.owners)) % 2, last, case.owners)
+        mine = case.mine(t.rank)
+        if t.rank == last:
+            mine["model"] = damage(mine["model"])
+        tables = Tables(own)
+        tables.publish({"model": case.old} if t.is_server else {})
+        told = ([case.mixing], case.upload_info) if t.is_server else (None, None)
+        try:
+            Mixer(own, tables).mix(*told, mine)
+        except Mismatch as error:
+            own.raise_on_others(error)
+            heard.append(str(error))
+    assert len(heard) == 3
+    everyone = t.gather(heard, "test")
+    if everyone is not None:
+        assert all(one == heard for one in everyone)
+        for text, said in zip(heard, ("weights", "float32 [51]", "float64 [50]"), strict=True):
+            assert f"rank {last}" in text
+            assert said in text
 
 
 @body

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from mpifl.comm.task_pool import RecoveringPool, Task, _WorkerPool
-from mpifl.comm.transport import Single
+from mpifl.comm.task_pool import RecoveringPool, Task, _WorkerPool, packed, unpacked
+from mpifl.comm.transport import Mismatch, Single
 
 
 class Silent:
@@ -61,3 +61,11 @@ def test_a_poll_is_progress_for_the_watchdog():
     before = transport.last_call
     pool.poll()
     assert transport.last_call > before
+
+
+@pytest.mark.parametrize("size", [5, 7])
+def test_a_message_holds_as_many_numbers_as_its_header_says(size):
+    shapes, block = packed({"a": torch.arange(4.0).view(2, 2), "b": torch.ones(1, 2)})
+    assert unpacked(shapes, block)["a"].tolist() == [[0, 1], [2, 3]]
+    with pytest.raises(Mismatch, match=f"{size} numbers"):
+        unpacked(shapes, torch.zeros(size))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from mpifl.comm.transport import MpiTraffic, Single, device_ranks, divided, on_server
+from mpifl.comm.transport import Mismatch, MpiTraffic, Single, device_ranks, divided, on_server
 
 
 def test_traffic_counts_calls_messages_and_bytes_by_purpose():
@@ -75,3 +76,20 @@ def test_one_process_is_one_group():
 def test_a_run_that_would_end_the_process_fails_its_test_instead():
     with pytest.raises(pytest.fail.Exception, match="exit code 3"):
         Single().abort(3)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda t: t.Bcast(torch.zeros(2, 3, dtype=torch.float64), "rows"), "rows: .*float64 .2, 3.*float32"),
+        (lambda t: t.Bcast(torch.zeros(3, 2).T, "rows"), "not contiguous"),
+        (lambda t: t.Reduce(torch.zeros(1, 3), "mix", torch.int64), "mix: .*float32 .*int64"),
+        (lambda t: t.Gatherv(torch.zeros(2, 3), [1], "mix"), r"\[2, 3\].*\[1, any\]"),
+        (lambda t: t.Gatherv(torch.zeros(3), [3], "mix"), r"\[3\].*\[3, any\]"),
+        (lambda t: t.Reduce_scatter(torch.zeros(2, 3), [3], "mix"), r"\[2, 3\].*\[3, any\]"),
+        (lambda t: t.Alltoallv(torch.zeros(5), [4], [4], "robust"), r"\[5\].*\[4\]"),
+    ],
+)
+def test_a_block_of_another_type_or_size_than_agreed_never_reaches_mpi(call, said):
+    with pytest.raises(Mismatch, match=said):
+        call(Single())
