@@ -69,7 +69,7 @@ from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.simulation.round_rules import RoundRule
 from mpifl.simulation.sampling import cohort_size, newcomers
 from mpifl.simulation.visit_times import visit_duration
-from mpifl.traffic.accountant import Accountant
+from mpifl.traffic.accountant import Accountant, Spending
 from mpifl.traffic.privacy import CentralPrivacy
 from mpifl.training.batched import draws, sample_weights, stackable
 from mpifl.training.client import LocalClients, public_clients
@@ -86,7 +86,7 @@ from .context import Decisions, Parts, RunContext
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .schema import Config, Newcomers, StartConfig, SystemConfig, check_local
 from .shown_cache import ShownCache
-from .starting_model import FILE, check_base, check_network, read_model
+from .starting_model import FILE, check_base, check_network, earlier_privacy, read_model
 
 FLOAT_BYTES = 4
 
@@ -504,7 +504,8 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     base = checksum(parts.learner.flat.module)
     if config.start.run is not None:
         check_base(config.start.run, config.model, config.seed.model, base)
-    return Decisions(num_sampled, absent, memory, stack, clock, base)
+    spent = privacy_spent_before(config, parts.federation, num_sampled)
+    return Decisions(num_sampled, absent, memory, stack, clock, base, spent)
 
 
 def check_model(config: Config, parts: Parts) -> None:
@@ -691,6 +692,19 @@ def check_noise(config: Config, num_sampled: int, num_clients: int) -> None:
     accountant = Accountant(config.privacy, num_clients, num_sampled)
     if accountant.counts:
         accountant.check()
+
+
+def privacy_spent_before(config: Config, federation: Federation, num_sampled: int) -> tuple[Spending, ...]:
+    """Return what earlier runs over the same clients spent on the first model, and say what follows."""
+    folders = {} if config.start.run is None else {"start.run": config.start.run}
+    if config.weights is not None and Path(config.weights).name == FILE:
+        folders["model.weights"] = str(Path(config.weights).parent)
+    accountant = Accountant(config.privacy, federation.num_clients, num_sampled)
+    found = [earlier_privacy(k, folder, federation.content, accountant) for k, folder in folders.items()]
+    for one in found:
+        if one.line:
+            warn_once(one.line)
+    return tuple(s for one in found for s in one.spent)
 
 
 def check_private_statistics(config: Config, layout: Layout) -> None:

@@ -18,7 +18,7 @@ from mpifl.results.identity import OWN, identity
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.sampling import Sampler
-from mpifl.traffic.accountant import Accountant
+from mpifl.traffic.accountant import Accountant, Spending
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
 from mpifl.training.precision import FLOAT32
@@ -57,6 +57,7 @@ class Decisions:
         stack: number of clients that are trained together.
         clock: the clock that orders the arrivals; None if the policy is synchronous.
         base: short hash of the frozen weights of the model; empty if nothing is frozen.
+        spent: privacy that earlier runs over the same clients spent on the first model.
     """
 
     num_sampled: int
@@ -65,6 +66,7 @@ class Decisions:
     stack: int
     clock: Clock | None
     base: str = ""
+    spent: tuple[Spending, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ class RunContext:
     @cached_property  # the accountant caches the privacy loss of one round
     def accountant(self) -> Accountant:
         """Computes the privacy that the noise of `privacy` gives."""
-        return Accountant(self.config.privacy, self.problem.num_clients, self.decisions.num_sampled)
+        n, decisions = self.problem.num_clients, self.decisions
+        return Accountant(self.config.privacy, n, decisions.num_sampled, decisions.spent)
 
     @property
     def duration(self) -> VisitDuration:

@@ -300,7 +300,7 @@ def observer(
 
     def evaluated(record: Record, timing: Sequence[Mapping[str, float]]) -> dict[str, float | int]:
         assert record.scores is not None
-        each = privacy_of_clients(context.accountant, engine.num_uploads[record.evaluated_clients])
+        each = privacy_of_clients(context.accountant, engine.num_uploads, record.evaluated_clients)
         return recorder.record_evaluation(
             record.step,
             record.seconds,
@@ -486,15 +486,23 @@ def privacy_spent(
     """
     if not accountant.counts:
         return {}
-    times = int(uploads.max()) if accountant.per_client else step
+    times = uploads if accountant.per_client else step
     assert server_step.config.protection is not None
     clip = server_step.config.protection.clip
     return {"epsilon": accountant.epsilon(times), **({} if clip is None else {"clip": clip})}
 
 
-def privacy_of_clients(accountant: Accountant, uploads: np.ndarray) -> dict[str, np.ndarray]:
-    """Return epsilon of each client, as a column of `clients.csv`, under local privacy."""
-    return {"epsilon": accountant.of_clients(uploads)} if accountant.per_client else {}
+def privacy_of_clients(
+    accountant: Accountant, uploads: np.ndarray, clients: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return epsilon of some clients, as a column of `clients.csv`, under local privacy.
+
+    Args:
+        accountant: accountant of the run.
+        uploads: number of uploads of each client so far [N].
+        clients: the clients [n].
+    """
+    return {"epsilon": accountant.of_clients(uploads[clients], clients)} if accountant.per_client else {}
 
 
 # -- at the end ----------------------------------------------------------------------------------------------
@@ -694,8 +702,10 @@ def _of_some_runs(
     out: dict[str, Any] = {}
     if spent := privacy_spent(context.accountant, server_step, engine.num_uploads, server.version):
         finite = {name: value if isfinite(value) else None for name, value in spent.items()}
-        about = {"delta": context.accountant.delta, "neighbours": context.accountant.neighbours}
-        out["privacy"] = {**finite, **about}
+        accountant = context.accountant
+        about = {"delta": accountant.delta, "neighbours": accountant.neighbours}
+        used = accountant.spent(engine.num_uploads if accountant.per_client else server.version)
+        out["privacy"] = {**finite, **about, "spent": [one.tree() for one in used]}
     whose = "several" if context.config.algorithm.needs.several_models else "own"
     out["client_models"] = "rows" if uses_rows(context, server_step, server) else whose
     if server_step.dropped:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.models import LoRA
 from mpifl.models.pretrained import ALONE, MIXED, named_shapes, shapes_of, uploads_none, uses_rows
 from mpifl.results.run_models import layout_of
+from mpifl.traffic.accountant import Accountant, Spending
 
 KEY, FILE, TABLE = "start.run", "model.safetensors", "model"
 
@@ -116,6 +117,66 @@ def check_base(folder: str, model: Any, seed: int, frozen: str) -> None:
         for name in mine:
             remedy = f"its model.lora.{name} is {its[name]}, this run's {mine[name]}; use the same"
             require(mine[name] == its[name], KEY, folder, remedy)
+
+
+class EarlierPrivacy(NamedTuple):
+    """What an earlier run over the same clients means for the privacy of a run that starts from its model.
+
+    Attributes:
+        spent: what it and the runs before it spent, and this run's epsilon must contain.
+        line: what a user must know; empty for nothing.
+    """
+
+    spent: tuple[Spending, ...] = ()
+    line: str = ""
+
+
+def earlier_privacy(
+    key: str, folder: str, content: Mapping[str, str], accountant: Accountant
+) -> EarlierPrivacy:
+    """Return what an earlier run spent on the clients of this run.
+
+    Two private runs over the same clients compose if their neighbouring federations differ alike. Runs have
+    the same clients if their data and split have the same digests.
+
+    Args:
+        key: key of the configuration that names the earlier run.
+        folder: its folder; nothing is known of one without `summary.json`.
+        content: identity of this run's data (`Federation.content`).
+        accountant: accountant of this run alone.
+    """
+    summary = _tree(folder, "summary.json")
+    if not summary:
+        return EarlierPrivacy()
+    theirs, spent = _part(summary, "data"), _part(summary, "privacy")
+    if not accountant.counts and not spent:
+        return EarlierPrivacy()
+    known = bool(theirs) and bool(content)
+    if known and theirs.get("samples") != content.get("samples"):
+        return EarlierPrivacy()
+    same = known and all(theirs.get(name) == content.get(name) for name in ("split", "files"))
+    whose = "the same clients" if same else "clients with the same samples" if known else "the same source"
+    told = f"with epsilon {spent.get('epsilon') or 'infinite'}" if spent else "without noise"
+    what = f"{key}: {folder} was trained {told} on {whose}"
+    if not spent:
+        return EarlierPrivacy(
+            line=f"{what}; the epsilon of this run does not cover what its model tells of them"
+        )
+    if not accountant.counts:
+        return EarlierPrivacy(line=f"{what}; this run adds no noise, so no epsilon holds for its models")
+    lacks = f"{what}, which is not in the epsilon of this run:"
+    if not same:
+        return EarlierPrivacy(line=f"{lacks} they are divided otherwise, or it is not known how")
+    try:
+        used = tuple(Spending.of(one) for one in spent["spent"])
+        fit = all(len(s.times) == accountant.num_clients for s in used)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError):
+        return EarlierPrivacy(line=f"{lacks} its summary does not say how it was spent (of an early release)")
+    if not fit or any(s.mechanism.relation != accountant.mechanism.relation for s in used):
+        return EarlierPrivacy(
+            line=f"{lacks} neighbouring federations differ otherwise in it (privacy.sampling)"
+        )
+    return EarlierPrivacy(used, f"{what}; it is contained in the epsilon of this run")
 
 
 def _adapters(lora: Mapping[str, Any]) -> dict[str, Any]:

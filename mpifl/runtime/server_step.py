@@ -423,7 +423,7 @@ class ServerStep:
         if secure is None or not tables:
             return None
         clients = np.concatenate([t.client for t in tables])
-        return clients[~secure.arrives(step, clients)]
+        return np.asarray(clients[~secure.arrives(step, clients)])
 
     def _compare(
         self,

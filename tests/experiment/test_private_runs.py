@@ -11,6 +11,9 @@ import pytest
 from support.runs import CONFIG
 
 from mpifl import cli
+from mpifl.experiment.starting_model import earlier_privacy
+from mpifl.traffic.accountant import Accountant
+from mpifl.traffic.privacy import CentralPrivacy, LocalPrivacy, Privacy
 
 dp = pytest.importorskip("dp_accounting")
 RELATION = dp.NeighboringRelation
@@ -88,6 +91,57 @@ def test_local_privacy_tells_epsilon_of_each_client_by_its_visits(tmp_path, cach
         assert isclose(float(row["epsilon"]), known[visits[int(row["client"])]], rel_tol=1e-12)
     last = rows(folder / "metrics.csv")[-1]
     assert isclose(float(last["epsilon"]), known[max(visits)], rel_tol=1e-12)
+
+
+def test_a_run_from_the_model_of_a_private_run_adds_what_that_run_spent(tmp_path, cache, capsys):
+    """3 rounds, and 3 more of another noise over the same clients: as the library composes all six."""
+    chosen = "{{name: central, clip: 0.5, noise_multiplier: {}, delta: 1.0e-4}}"
+    earlier = run(tmp_path / "a", cache, "--privacy", chosen.format(3))
+    capsys.readouterr()
+    folder = run(tmp_path / "b", cache, "--privacy", chosen.format(5), "--start.run", str(earlier))
+    assert "same clients; it is contained in the epsilon" in capsys.readouterr().err
+    library = dp.rdp.RdpAccountant(neighboring_relation=RELATION.REPLACE_ONE)
+    for z in (3, 5):
+        library.compose(dp.SampledWithoutReplacementDpEvent(8, 4, dp.GaussianDpEvent(z / 2)), 3)
+    expected = library.get_epsilon(1e-4)
+    assert isclose(float(rows(folder / "metrics.csv")[-1]["epsilon"]), expected, rel_tol=1e-12)
+    about = json.loads((folder / "summary.json").read_text())["privacy"]
+    assert isclose(about["epsilon"], expected, rel_tol=1e-12)
+    assert [(one["noise_multiplier"], one["times"]) for one in about["spent"]] == [(3, 3), (5, 3)]
+    plain = run(tmp_path / "c", cache)
+    capsys.readouterr()
+    weights = ["--model.weights", str(plain / "model.safetensors")]
+    assert cli.main(["plan", str(CONFIG), *HALF, "--privacy", chosen.format(3), *weights]) == 0
+    assert "does not cover what its model tells" in capsys.readouterr().err
+
+
+SPENT = {"sampling": "fixed", "noise_multiplier": 3.0, "num_clients": 4, "num_sampled": 2, "times": 3}
+DATA = {"samples": "s", "split": "p"}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "data", "privacy", "added", "said"),
+    [
+        ({"epsilon": 1.5, "spent": [SPENT]}, DATA, CentralPrivacy(1.0), 1, "is contained"),
+        ({"epsilon": 1.5, "spent": [SPENT]}, DATA, LocalPrivacy(1.0), 1, "is contained"),
+        ({"epsilon": 1.5, "spent": [SPENT]}, DATA, CentralPrivacy(1.0, sampling="poisson"), 0, "otherwise"),
+        ({"epsilon": 1.5, "spent": [{**SPENT, "num_clients": 5}]}, DATA, CentralPrivacy(1.0), 0, "otherwise"),
+        ({"epsilon": 1.5, "spent": [{"times": 3}]}, DATA, CentralPrivacy(1.0), 0, "does not say how"),
+        ({"epsilon": 1.5}, DATA, CentralPrivacy(1.0), 0, "does not say how"),
+        ({"epsilon": 1.5, "spent": [SPENT]}, {**DATA, "split": "q"}, CentralPrivacy(1.0), 0, "divided"),
+        ({"epsilon": 1.5, "spent": [SPENT]}, {}, CentralPrivacy(1.0), 0, "not known"),
+        ({"epsilon": 1.5, "spent": [SPENT]}, {"samples": "t", "split": "p"}, CentralPrivacy(1.0), 0, ""),
+        ({"epsilon": 1.5, "spent": [SPENT]}, DATA, Privacy(), 0, "no epsilon holds"),
+        ({}, DATA, CentralPrivacy(1.0), 0, "does not cover"),
+        ({}, DATA, Privacy(), 0, ""),
+    ],
+)
+def test_what_cannot_be_added_is_said(earlier, data, privacy, added, said, tmp_path):
+    (tmp_path / "summary.json").write_text(json.dumps({"data": data, "privacy": earlier}))
+    found = earlier_privacy("start.run", str(tmp_path), DATA, Accountant(privacy, 4, 2))
+    assert len(found.spent) == added
+    assert said in found.line
+    assert bool(said) == bool(found.line)
 
 
 @pytest.mark.parametrize("late", ["sent", "stopped"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import inf
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.testing import assert_allclose
 
 from mpifl.core.errors import UserError
 from mpifl.traffic import accountant as module
-from mpifl.traffic.accountant import Accountant
+from mpifl.traffic.accountant import Accountant, Spending
 from mpifl.traffic.privacy import CentralPrivacy, LocalPrivacy, Privacy
 
 dp = pytest.importorskip("dp_accounting")
@@ -50,6 +51,32 @@ def test_all_clients_and_single_clients_are_not_hidden_in_a_sample():
     assert_allclose(local.of_clients(np.array([1, 0, 4, 1])), [expected[0], 0, expected[1], expected[0]])
 
 
+def test_what_an_earlier_run_spent_on_the_same_clients_is_added():
+    """3 rounds of 10 of 100, then 2 visits of client 1 and 5 of client 2; it survives being written down."""
+    first = Accountant(CentralPrivacy(1.0, 4.0), 100, 10)
+    spent = [Spending.of(json.loads(json.dumps(one.tree()))) for one in first.spent(3)]
+    visits = np.zeros(100, np.int64)
+    visits[[1, 2]] = 2, 5
+    second = Accountant(LocalPrivacy(1.0, 6.0), 100, 10, spent)
+    expected = []
+    for times in (0, 2, 5):
+        library = dp.rdp.RdpAccountant(neighboring_relation=RELATION.REPLACE_ONE)
+        library.compose(dp.SampledWithoutReplacementDpEvent(100, 10, dp.GaussianDpEvent(2.0)), 3)
+        for _ in range(times):
+            library.compose(dp.GaussianDpEvent(3.0))
+        expected.append(library.get_epsilon(1e-5))
+    assert_allclose(second.of_clients(visits)[:3], expected, rtol=1e-12)
+    assert_allclose(second.of_clients(visits[[2, 0]], np.array([2, 0])), expected[::-2], rtol=1e-12)
+    assert_allclose(second.epsilon(visits), expected[2], rtol=1e-12)
+
+    spent = [Spending.of(json.loads(json.dumps(one.tree()))) for one in second.spent(visits)]
+    third = Accountant(CentralPrivacy(1.0, 4.0), 100, 10, spent[1:])  # without the first run's 3 rounds
+    library = dp.rdp.RdpAccountant(neighboring_relation=RELATION.REPLACE_ONE)
+    library.compose(dp.SampledWithoutReplacementDpEvent(100, 10, dp.GaussianDpEvent(2.0)))
+    library.compose(dp.GaussianDpEvent(3.0), 5)
+    assert_allclose(third.epsilon(1), library.get_epsilon(1e-5), rtol=1e-12)
+
+
 def test_epsilon_by_hand_for_one_gaussian_event():
     """Renyi divergence alpha / (2 z^2): at most min over alpha of that + log(1/delta) / (alpha - 1)."""
     alpha = np.linspace(1.01, 64, 20000)
@@ -72,5 +99,5 @@ def test_without_the_library_one_line_names_the_extra(monkeypatch):
 
 
 def test_the_rate_of_poisson_samples_is_that_of_presence():
-    event = Accountant(CentralPrivacy(clip=1.0, sampling="poisson"), 100, 10).event()
+    event = Accountant(CentralPrivacy(clip=1.0, sampling="poisson"), 100, 10).mechanism.event()
     assert event.sampling_probability == pytest.approx(0.1)
