@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from math import ceil, log2
 from typing import Any
 
-from mpifl.core.errors import require
+from mpifl.core.errors import catalogue, require
 
 REDUCE, GATHER, SCATTER, BCAST = "reduce", "gather", "scatter", "bcast"
 BLOCK = 1 << 18  # numbers per message of a mixing: 1 to 2 MB, the fastest size measured
@@ -240,4 +240,4 @@ class Measured:
     """Choose the faster collective by costs measured at the start of a run (1 s on a fast network)."""
 
 
-COSTS: dict[str, type] = {"bytes": ByBytes, "given": Given, "measured": Measured}
+COSTS: dict[str, type] = catalogue({"bytes": ByBytes, "given": Given, "measured": Measured})

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, catalogue, name_of, require
 from mpifl.core.metric import least
 
 TOLERANCE = 1e-6  # of the mean distance to the uploads: a shorter step of the geometric median is the last
@@ -358,17 +358,14 @@ class GeometricMedian(DistanceRule):
         return np.asarray(share / share.sum())
 
 
-RULES: dict[str, type] = {
-    "none": NoRule,
-    "median": Median,
-    "trimmed_mean": TrimmedMean,
-    "krum": Krum,
-    "multi_krum": MultiKrum,
-    "norm_bound": NormBound,
-    "geometric_median": GeometricMedian,
-}
-
-
-def name_of(rule: Rule | NoRule) -> str:
-    """Return the name that a rule has in configurations."""
-    return next((name for name, known in RULES.items() if type(rule) is known), type(rule).__name__)
+RULES: dict[str, type] = catalogue(
+    {
+        "none": NoRule,
+        "median": Median,
+        "trimmed_mean": TrimmedMean,
+        "krum": Krum,
+        "multi_krum": MultiKrum,
+        "norm_bound": NormBound,
+        "geometric_median": GeometricMedian,
+    }
+)

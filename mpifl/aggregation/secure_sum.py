@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from mpifl.core.devices import to_main_memory
-from mpifl.core.errors import MethodError, UserError, require
+from mpifl.core.errors import MethodError, UserError, catalogue, require
 from mpifl.core.mixing import Mixing
 from mpifl.core.rng import Key
 
@@ -380,7 +380,7 @@ class MaskedSums(SecureConfig):
         return ceil(self.bits * numbers / 8)
 
 
-SECURE: Mapping[str, type[SecureConfig]] = {"none": SecureConfig, "masks": MaskedSums}
+SECURE: Mapping[str, type[SecureConfig]] = catalogue({"none": SecureConfig, "masks": MaskedSums})
 
 
 class Booking(NamedTuple):

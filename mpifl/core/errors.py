@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 # phrases in errors of PyTorch and NumPy about tensors and arrays that are too large
 NO_MEMORY = ("allocate memory", "size calculation overflowed", "overflow when unpacking", "array is too big")
 INTERRUPTED = 130  # exit code after Ctrl-C, the same as in a shell
 STOPPED = 75  # exit code of a run that was asked to stop and can go on; EX_TEMPFAIL of sysexits.h
+
+Class = TypeVar("Class", bound=type)
+_names: dict[type, str] = {}  # class -> its name in the first `catalogue` that has it
 
 
 class UserError(ValueError):
@@ -151,9 +158,37 @@ def code_failed(what: str, error: Exception) -> CodeFailed:
 
 def _written(value: Any) -> str:
     try:
-        return repr(value)
+        return repr(_as_given(value))
     except (ValueError, RecursionError):  # an integer of thousands of digits; a list in itself
         return f"a {type(value).__name__}"
+
+
+def _as_given(value: Any) -> Any:
+    """Return a value as configurations have it: lists, plain numbers, and sections as `_section` does."""
+    if isinstance(value, type):
+        return _names.get(value, value.__name__)
+    if is_dataclass(value):
+        return _section(value)
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, dict):
+        return {_as_given(name): _as_given(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [*map(_as_given, value)]
+    return sorted(map(_as_given, value), key=str) if isinstance(value, (set, frozenset)) else value
+
+
+def _section(value: Any) -> Any:
+    """Return the name of an object of a catalogue, with the options that are not the usual ones, if any."""
+    given = {}
+    for f in fields(value):
+        usual = f.default if f.default_factory is MISSING else f.default_factory()
+        if repr(usual) != repr(one := getattr(value, f.name)):
+            given[f.name] = _as_given(one)
+    named = type(value) in _names or not is_ours(value)
+    return ({"name": name_of(value), **given} if given else name_of(value)) if named else given
 
 
 def shortened(text: str, most: int = 200) -> str:
@@ -184,9 +219,20 @@ def is_ours(value: object) -> bool:
     return type(value).__module__.startswith("mpifl.")
 
 
+def catalogue(classes: dict[str, Class]) -> dict[str, Class]:
+    """Return the choices of a key of the configuration, name -> class, after noting them for `name_of`."""
+    for name, cls in classes.items():
+        _names.setdefault(cls, name)
+    return classes
+
+
 def name_of(value: object) -> str:
-    """Return the import path of an object's class if a user gave one, else the name of the class."""
-    return str(getattr(type(value), "imported_as", type(value).__name__))
+    """Return what a configuration calls an object: the name or the import path of its class.
+
+    The name of the class if it stands in no `catalogue` and was not imported by its path.
+    """
+    kind = type(value)
+    return _names.get(kind) or str(getattr(kind, "imported_as", kind.__name__))
 
 
 def nearest(word: str, known: list[str]) -> str:

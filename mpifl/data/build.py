@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.core.errors import UserError, code_failed, is_ours, no_memory, require, within_memory
+from mpifl.core.errors import UserError, code_failed, is_ours, name_of, no_memory, require, within_memory
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, TOKENS, Split
 from mpifl.core.process import check_memory
 from mpifl.core.progress import doing, each
@@ -111,17 +111,17 @@ def open_federation(
             spec = _composed(config.scenario, pool, seed)
         known = {"samples": cache.content(place, "images", "labels", "origin")}
         known["normalisation"] = _normalisation(config, spec, pool)
-        name = type(config.scenario).__name__
+        name = name_of(config.scenario)
         if spec.drift is not None:
             with _of_users(config.scenario, "drift"):
                 check_drift(spec, spec.drift, pool, name)
             check_memory("clients", len(spec.drift.sizes), CLIENT_BYTES)
             to_tensor = _to_tensor(config, spec, pool)
             return PoolFederation(pool, spec, spec.drift, to_tensor, known, cache_bytes)
-        code = cache.code_digest(type(config.scenario))
+        code, kind = cache.code_digest(type(config.scenario)), type(config.scenario).__name__
         files = config.scenario.files()
         read = [_file_state(path) for path in files]
-        tag = cache.digest(place.name, name, read, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
+        tag = cache.digest(place.name, kind, read, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
         folder = config.home / f"scenario-{tag}"
         cache.ensure(folder, lambda to: _write_scenario(name, spec, pool, to, say, files), say, build, verify)
     facts = cache.facts(folder)
@@ -154,7 +154,7 @@ def export_partition(config: DataConfig, seed: int, path: Path, key_of_path: str
     _, pool = _prepared_pool(config, lambda line: None, True, True)
     with _under("data.scenario"):
         spec = _composed(config.scenario, pool, seed)
-        name = type(config.scenario).__name__
+        name = name_of(config.scenario)
         table = exported(spec, pool, config.source.name, {"scenario": name, "seed": seed})
     write(table, path, key_of_path)
     return len(table.sample)
@@ -193,7 +193,7 @@ def _composed(scenario: Scenario, pool: Pool, seed: int) -> ScenarioSpec:
         UserError: something else is returned, or the specification has fields that nothing can use.
         CodeFailed: the user's own code raised an exception.
     """
-    address, name = key(seed, "data"), type(scenario).__name__
+    address, name = key(seed, "data"), name_of(scenario)
     with address.of("composed").seeded(), _of_users(scenario, "compose"):
         spec = scenario.compose(pool, address)
     check_spec(spec, pool, name)
@@ -224,7 +224,7 @@ def _of_users(options: Source | Scenario, what: str) -> Iterator[None]:
 
 def _check_fits(config: DataConfig, pool: Pool) -> None:
     """Raise `UserError` for a scenario that reads classes or changes images if the source has none."""
-    scenario, name = type(config.scenario), type(config.scenario).__name__
+    scenario, name = type(config.scenario), name_of(config.scenario)
     others = "use iid, lognormal, powerlaw or natural"
     remedy = f"it divides the samples by class, but labels of {config.source.name} are {pool.label_kind}"
     require(pool.label_kind == CLASSES or not scenario.by_class, "name", name, f"{remedy}; {others}")

@@ -273,7 +273,7 @@ def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> F
             wrong = config.attack.labels(federation.num_classes)
             remedy = f"gives samples other classes, but labels of this source are {federation.info.labels}"
             fits = wrong is None or federation.info.labels == CLASSES
-            require(fits, "name", type(config.attack).__name__, f"{remedy}; use an attack on uploads")
+            require(fits, "name", name_of(config.attack), f"{remedy}; use an attack on uploads")
             federation.attack(clients, wrong)
         except UserError as error:
             raise error.under("attack") from error
@@ -551,10 +551,10 @@ def check_method(config: Config, parts: Parts) -> None:
         there = any(s.start < min(s.stop, layout.num_parameters) for s in layout.part(part))
         remedy = f"{type(algorithm).__name__} trains and sends its {part} apart, which holds no parameter; "
         remedy += "use a model with hidden layers, or another method"
-        require(there, "model.name", type(config.model).__name__, remedy)
+        require(there, "model.name", name_of(config.model), remedy)
     remedy = "this method needs labelled sets of the server's own; use a scenario that has them (ccfl)"
     has_public = bool(parts.problem.public) or not uses(algorithm, ServerEvaluation)
-    require(has_public, "data.scenario", type(config.data.scenario).__name__, remedy)
+    require(has_public, "data.scenario", name_of(config.data.scenario), remedy)
     empty = np.flatnonzero(sizes[:, 1] < 2)
     if needs.validation and len(empty):
         found = f"two samples or more of each client, and client {empty[0]} has {sizes[empty[0], 1]}"
@@ -591,7 +591,7 @@ def warn_of_idle_clients(config: Config, parts: Parts) -> None:
 def check_client_sizes(config: Config, federation: Federation) -> None:
     """Raise `UserError` if a client has no training data, or no client has data to be evaluated on."""
     name = "clients" if hasattr(config.data.scenario, "clients") else "name"
-    value = getattr(config.data.scenario, "clients", type(config.data.scenario).__name__)
+    value = getattr(config.data.scenario, "clients", name_of(config.data.scenario))
     empty = np.flatnonzero(federation.sizes[:, 0] < 1)
     if len(empty):
         remedy = f"client {empty[0]} has no training data; use fewer clients or a larger source"
@@ -773,7 +773,7 @@ def check_earlier(config: Config, info: DataInfo, layout: Layout) -> None:
 
 def check_needs(needs: Needs, config: Config, info: DataInfo) -> None:
     """Raise `UserError` if the method needs other kinds of labels or samples than the source has."""
-    name = type(config.algorithm).__name__
+    name = name_of(config.algorithm)
     remedy = f"it reads the classes of samples, but labels of this source are {info.labels}"
     require(
         not needs.classes or info.labels == CLASSES, "algorithm.name", name, f"{remedy}; use another method"

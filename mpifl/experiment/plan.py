@@ -27,12 +27,12 @@ from mpifl.aggregation.collective_choice import (
     is_sharded,
 )
 from mpifl.aggregation.robust_mixer import busiest_bytes as robust_bytes
-from mpifl.aggregation.robust_rules import CoordinateRule, DistanceRule, NoRule, Rule, name_of
+from mpifl.aggregation.robust_rules import CoordinateRule, DistanceRule, NoRule, Rule
 from mpifl.aggregation.secure_sum import MaskedSums
 from mpifl.aggregation.tables import read_rows
 from mpifl.comm.transport import Single, Transport, on_server
 from mpifl.core.capabilities import OneShotStatistics, SecondLook, ServerEvaluation, uses
-from mpifl.core.errors import require
+from mpifl.core.errors import name_of, require
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.progress import doing
 from mpifl.core.types import Message, Server

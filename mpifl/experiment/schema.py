@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from mpifl.aggregation.collective_choice import COSTS, ByBytes
-from mpifl.aggregation.robust_rules import RULES, DistanceRule, NoRule, Rule, name_of
+from mpifl.aggregation.robust_rules import RULES, DistanceRule, NoRule, Rule
 from mpifl.aggregation.secure_sum import SECURE, MaskedSums, SecureConfig
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
@@ -24,7 +24,7 @@ from mpifl.core.capabilities import (
     hooks_of,
     uses,
 )
-from mpifl.core.errors import MethodError, UserError, require
+from mpifl.core.errors import MethodError, UserError, name_of, require
 from mpifl.core.task import Task
 from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig
@@ -579,7 +579,7 @@ def check_privacy(config: Config) -> None:
     require(
         not config.payload.compresses,
         "payload.compression",
-        type(config.payload.compression).__name__,
+        name_of(config.payload.compression),
         remedy,
     )
     late = config.newcomers
@@ -608,7 +608,7 @@ def check_secure_aggregation(config: Config) -> None:
     require(system.collective != "gather", "system.collective", system.collective, remedy)
     remedy = "masked uploads are integers of secure_aggregation.bits; leave it out"
     require(config.payload.dtype == "float32", "payload.dtype", config.payload.dtype, remedy)
-    compression = type(config.payload.compression).__name__
+    compression = name_of(config.payload.compression)
     require(not config.payload.compresses, "payload.compression", compression, remedy)
     remedy = "compares single uploads, which nobody has; leave it out"
     require(not config.evaluation.distances, "evaluation.distances", True, remedy)
@@ -623,8 +623,8 @@ def check_alone(config: Config) -> None:
         return
     payload, attack = config.payload, config.attack
     remedy = f"has no effect: clients of {type(config.algorithm).__name__} send nothing; "
-    on_uploads, compression = isinstance(attack, UploadAttack), type(payload.compression).__name__
-    require(not on_uploads, "attack.name", type(attack).__name__, f"{remedy}use label_flip, or leave it out")
+    on_uploads, compression = isinstance(attack, UploadAttack), name_of(payload.compression)
+    require(not on_uploads, "attack.name", name_of(attack), f"{remedy}use label_flip, or leave it out")
     remedy += "leave it out"
     require(not payload.compresses, "payload.compression", compression, remedy)
     require(payload.dtype == Payload.dtype, "payload.dtype", payload.dtype, remedy)
@@ -636,7 +636,7 @@ def check_exact_uploads(config: Config) -> None:
         return
     payload, attack = config.payload, config.attack
     remedy = f"{type(config.algorithm).__name__} follows clients from their uploads as they were made; "
-    compression, name = type(payload.compression).__name__, type(attack).__name__
+    compression, name = name_of(payload.compression), name_of(attack)
     require(not payload.compresses, "payload.compression", compression, f"{remedy}leave it out")
     require(payload.dtype == Payload.dtype, "payload.dtype", payload.dtype, f"{remedy}use {Payload.dtype}")
     remedy += "use label_flip, or leave it out"

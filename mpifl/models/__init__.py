@@ -8,6 +8,8 @@ vector of a model with adapters (`lora.py`) holds only the adapters and what is 
 
 from __future__ import annotations
 
+from mpifl.core.errors import catalogue
+
 from .autoencoders import FltAE, FltAECifar
 from .base import ModelOptions, Net, ShapeModel, build_model, described, seeded_model
 from .cnn import CcflCNN, CflCNN, EmdCNN, FltCNNCifar, FltCNNMnist, LeafCNN, LeNet5
@@ -19,31 +21,33 @@ from .tables import LinearRegression, LogisticRegression, TableMLP
 from .torchvision_models import ConvNeXtBase, EfficientNetB3, ResNet18, ResNet50, ViTB16
 from .user_module import Custom
 
-MODELS: dict[str, type] = {
-    "mlp": MLP,
-    "emdcnn": EmdCNN,
-    "flt_mlp": FltMLP,
-    "flt_cnn_mnist": FltCNNMnist,
-    "flt_cnn_cifar": FltCNNCifar,
-    "leaf_cnn": LeafCNN,
-    "lenet5": LeNet5,
-    "ifca_mlp": IfcaMLP,
-    "ccfl_cnn": CcflCNN,
-    "cfl_cnn": CflCNN,
-    "resnet18_cifar": ResNet18Cifar,
-    "resnet20": ResNet20,
-    "resnet18": ResNet18,
-    "resnet50": ResNet50,
-    "efficientnet_b3": EfficientNetB3,
-    "vit_b_16": ViTB16,
-    "convnext_base": ConvNeXtBase,
-    "logistic": LogisticRegression,
-    "linear": LinearRegression,
-    "table_mlp": TableMLP,
-    "lstm": LSTM,
-    "transformer": Transformer,
-    "custom": Custom,
-}
+MODELS: dict[str, type] = catalogue(
+    {
+        "mlp": MLP,
+        "emdcnn": EmdCNN,
+        "flt_mlp": FltMLP,
+        "flt_cnn_mnist": FltCNNMnist,
+        "flt_cnn_cifar": FltCNNCifar,
+        "leaf_cnn": LeafCNN,
+        "lenet5": LeNet5,
+        "ifca_mlp": IfcaMLP,
+        "ccfl_cnn": CcflCNN,
+        "cfl_cnn": CflCNN,
+        "resnet18_cifar": ResNet18Cifar,
+        "resnet20": ResNet20,
+        "resnet18": ResNet18,
+        "resnet50": ResNet50,
+        "efficientnet_b3": EfficientNetB3,
+        "vit_b_16": ViTB16,
+        "convnext_base": ConvNeXtBase,
+        "logistic": LogisticRegression,
+        "linear": LinearRegression,
+        "table_mlp": TableMLP,
+        "lstm": LSTM,
+        "transformer": Transformer,
+        "custom": Custom,
+    }
+)
 
 REPLAYED = (MLP, IfcaMLP, LeNet5)
 """Models whose replayed steps are known to have the bits of ordinary ones on a GPU (`test_cuda_graph.py`)."""

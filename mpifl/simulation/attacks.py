@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
+from mpifl.core.errors import catalogue, require
 from mpifl.core.parameters import VectorParts
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report
@@ -224,10 +224,12 @@ class Noise(UploadAttack):
         return self.sigma * torch.randn(update.shape, generator=key.of("attack").torch())
 
 
-ATTACKS: dict[str, type] = {
-    "none": NoAttack,
-    "label_flip": LabelFlip,
-    "sign_flip": SignFlip,
-    "scale": Scale,
-    "noise": Noise,
-}
+ATTACKS: dict[str, type] = catalogue(
+    {
+        "none": NoAttack,
+        "label_flip": LabelFlip,
+        "sign_flip": SignFlip,
+        "scale": Scale,
+        "noise": Noise,
+    }
+)

@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from mpifl.core.errors import require
+from mpifl.core.errors import catalogue, name_of, require
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import csv_file
 from mpifl.core.units import ENDINGS, quantity
@@ -186,7 +186,7 @@ class Measured(Devices):
         remedy = f"has no effect: computing times are those of {self.file}; leave it out"
         require(delay == Constant(), "delay", delay, remedy)
         remedy = f"has computing times of its own, and so has {self.file}; use network links"
-        require(network.computing is None, "network", type(network).__name__, remedy)
+        require(network.computing is None, "network", name_of(network), remedy)
         _check_links(network, found.columns, self.file)
 
     def row(self, fleet: Fleet, client: int, cycle: int) -> Measurement:
@@ -449,4 +449,4 @@ def changed(link: LinkRates, up: float | None, down: float | None, latency_s: fl
     )
 
 
-DEVICES: dict[str, type[Devices]] = {"alike": Alike, "measured": Measured, "classes": Classes}
+DEVICES: dict[str, type[Devices]] = catalogue({"alike": Alike, "measured": Measured, "classes": Classes})

@@ -19,7 +19,7 @@ from math import inf, nextafter
 from typing import Any, ClassVar, Protocol
 
 from mpifl.comm.liveness import wait_until
-from mpifl.core.errors import require
+from mpifl.core.errors import catalogue, require
 from mpifl.core.rng import Key
 from mpifl.traffic.ledger import Moves
 
@@ -142,7 +142,7 @@ class Replay(ClockConfig):
         return f"times are those of {self.trace}, not of delay, network and availability; {left}"
 
 
-CLOCKS: dict[str, type[ClockConfig]] = {"virtual": VirtualTime, "wall": WallTime, "replay": Replay}
+CLOCKS: dict[str, type[ClockConfig]] = catalogue({"virtual": VirtualTime, "wall": WallTime, "replay": Replay})
 
 
 class Clock(ABC):

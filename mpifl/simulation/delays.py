@@ -10,7 +10,7 @@ from math import inf
 
 import numpy as np
 
-from mpifl.core.errors import require
+from mpifl.core.errors import catalogue, require
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
@@ -202,12 +202,14 @@ def _durations(file: str) -> dict[int, list[float]]:
     return read_per_client(file, "delay.file", "client, seconds", "a client and its seconds", parse)
 
 
-DELAYS: dict[str, type[Delay]] = {
-    "constant": Constant,
-    "uniform": Uniform,
-    "exponential": Exponential,
-    "shifted_exponential": ShiftedExponential,
-    "lognormal": LogNormal,
-    "tiers": Tiers,
-    "measured": Measured,
-}
+DELAYS: dict[str, type[Delay]] = catalogue(
+    {
+        "constant": Constant,
+        "uniform": Uniform,
+        "exponential": Exponential,
+        "shifted_exponential": ShiftedExponential,
+        "lognormal": LogNormal,
+        "tiers": Tiers,
+        "measured": Measured,
+    }
+)

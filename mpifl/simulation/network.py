@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import inf
 from typing import Literal
 
-from mpifl.core.errors import require
+from mpifl.core.errors import catalogue, require
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
@@ -326,11 +326,13 @@ def _links(file: str) -> dict[int, list[LinkRates]]:
     return read_per_client(file, "network.file", "links", needs, parse)
 
 
-NETWORKS: dict[str, type[Network]] = {
-    "links": Links,
-    "wireless-slow": WirelessSlow,
-    "wireless-fast": WirelessFast,
-    "wired": Wired,
-    "tiers": NetworkTiers,
-    "trace": NetworkTrace,
-}
+NETWORKS: dict[str, type[Network]] = catalogue(
+    {
+        "links": Links,
+        "wireless-slow": WirelessSlow,
+        "wireless-fast": WirelessFast,
+        "wired": Wired,
+        "tiers": NetworkTiers,
+        "trace": NetworkTrace,
+    }
+)

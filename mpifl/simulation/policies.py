@@ -15,7 +15,7 @@ import numpy as np
 
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ComparedUploads, RememberedUploads, SecondLook, upload_named
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, catalogue, name_of, require
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 
@@ -141,17 +141,11 @@ class Policy(ABC):
         """
 
 
-def policy_name(policy: Policy) -> str:
-    """Return the name of a policy in a configuration; for a class without such a name, the class name."""
-    names = (name for name, cls in POLICIES.items() if type(policy) is cls)
-    return next(names, type(policy).__name__)
-
-
 def _refuse_single_uploads(policy: Policy, algorithm: Algorithm) -> None:
     """Raise `UserError` for a method that takes one upload at a time; for policies with several per step."""
     name = type(algorithm).__name__
     remedy = f"{name} takes one upload at a time; use policy every_arrival or client_decides"
-    require(not algorithm.needs.single_upload, "policy.name", policy_name(policy), remedy)
+    require(not algorithm.needs.single_upload, "policy.name", name_of(policy), remedy)
 
 
 class RoundsPolicy(Policy):
@@ -357,7 +351,7 @@ class AsynchronousPolicy(Policy):
 
     def check(self, algorithm: Algorithm) -> None:
         """Raise `UserError` for a method that cannot run under the policy, or a policy key without effect."""
-        needs, name, policy = algorithm.needs, type(algorithm).__name__, policy_name(self)
+        needs, name, policy = algorithm.needs, type(algorithm).__name__, name_of(self)
         if not self.single_upload:
             _refuse_single_uploads(self, algorithm)
         remedy = f"{name} looks at all clients of a round at once; it runs under policy rounds only"
@@ -742,14 +736,16 @@ class DrawnStaleness(OneUploadPolicy):
         return max(0, step - key.of("staleness", step).below(self.most + 1))
 
 
-POLICIES: dict[str, type[Policy]] = {
-    "rounds": Synchronous,
-    "over_selection": OverSelection,
-    "partial_work": PartialWork,
-    "barrier": Barrier,
-    "every_arrival": EveryArrival,
-    "buffer": Buffer,
-    "waves": Waves,
-    "client_decides": ClientDecides,
-    "drawn_staleness": DrawnStaleness,
-}
+POLICIES: dict[str, type[Policy]] = catalogue(
+    {
+        "rounds": Synchronous,
+        "over_selection": OverSelection,
+        "partial_work": PartialWork,
+        "barrier": Barrier,
+        "every_arrival": EveryArrival,
+        "buffer": Buffer,
+        "waves": Waves,
+        "client_decides": ClientDecides,
+        "drawn_staleness": DrawnStaleness,
+    }
+)

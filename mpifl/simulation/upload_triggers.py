@@ -15,7 +15,7 @@ from math import inf
 
 import numpy as np
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, catalogue, require
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
@@ -211,9 +211,11 @@ class _AfterDrift(Delay):
         return sum(self.work.seconds(client, c, key) for c in cycles)
 
 
-UPLOAD_TRIGGERS: dict[str, type[UploadTrigger]] = {
-    "one_each_step": OneEachStep,
-    "when_done": WhenDone,
-    "rates": PoissonRates,
-    "drift": Drift,
-}
+UPLOAD_TRIGGERS: dict[str, type[UploadTrigger]] = catalogue(
+    {
+        "one_each_step": OneEachStep,
+        "when_done": WhenDone,
+        "rates": PoissonRates,
+        "drift": Drift,
+    }
+)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from mpifl.core.errors import require
+from mpifl.core.errors import catalogue, require
 from mpifl.core.rng import Key
 
 INDEX_BYTES, SCALE_BYTES, SEED_BYTES = 4, 4, 8
@@ -189,10 +189,12 @@ def _buckets(x: torch.Tensor, size: int) -> torch.Tensor:
     return out.reshape(-1, size)
 
 
-COMPRESSIONS: dict[str, type[Compression]] = {
-    "none": Uncompressed,
-    "top_k": TopK,
-    "random_k": RandomK,
-    "qsgd": QSGD,
-    "int8": Int8,
-}
+COMPRESSIONS: dict[str, type[Compression]] = catalogue(
+    {
+        "none": Uncompressed,
+        "top_k": TopK,
+        "random_k": RandomK,
+        "qsgd": QSGD,
+        "int8": Int8,
+    }
+)

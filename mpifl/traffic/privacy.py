@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from mpifl.core.errors import MethodError, require
+from mpifl.core.errors import MethodError, catalogue, require
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report
 
@@ -147,11 +147,13 @@ class LocalPrivacy(_Gaussian):
     """
 
 
-PRIVACIES: Mapping[str, type[Privacy]] = {
-    "none": Privacy,
-    "central": CentralPrivacy,
-    "local": LocalPrivacy,
-}
+PRIVACIES: Mapping[str, type[Privacy]] = catalogue(
+    {
+        "none": Privacy,
+        "central": CentralPrivacy,
+        "local": LocalPrivacy,
+    }
+)
 
 
 # -- at the client -------------------------------------------------------------------------------------------

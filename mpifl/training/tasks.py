@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mpifl.core.errors import require
+from mpifl.core.errors import catalogue, require
 from mpifl.core.federation import CLASSES, MULTI_HOT, NUMBERS, TOKENS
 from mpifl.core.metric import ACCURACY, METRICS, Metric
 from mpifl.core.task import Sums, Task
@@ -333,9 +333,11 @@ def _mean_ratio(part: np.ndarray, whole: np.ndarray) -> float:
     return float((part[there] / whole[there]).mean()) if there.any() else float("nan")
 
 
-TASKS: dict[str, type[Task]] = {
-    "classification": Classification,
-    "multi_label": MultiLabel,
-    "regression": Regression,
-    "next_token": NextToken,
-}
+TASKS: dict[str, type[Task]] = catalogue(
+    {
+        "classification": Classification,
+        "multi_label": MultiLabel,
+        "regression": Regression,
+        "next_token": NextToken,
+    }
+)

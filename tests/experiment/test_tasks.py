@@ -69,11 +69,11 @@ def test_tables_and_reports_speak_of_the_metric(alone, tmp_path):
             "task.name = 'next_token': labels of this source are numbers; use regression",
         ),
         ([], "task.name = 'classification': labels of this source are numbers; use regression"),
-        ([*TASKS["next_token"], "--model", "mlp"], "model.name = 'MLP': takes images or features"),
-        (["--task", "regression", "--model", "emdcnn"], "model.name = 'EmdCNN'"),
-        (["--task", "regression", "--data.scenario", "dirichlet"], "data.scenario.name = 'Dirichlet'"),
-        (["--task", "regression", "--data.scenario", "rotated"], "data.scenario.name = 'Rotated'"),
-        ([*TASKS["regression"], "--attack", "{name: label_flip, share: 0.5}"], "attack.name = 'LabelFlip'"),
+        ([*TASKS["next_token"], "--model", "mlp"], "model.name = 'mlp': takes images or features"),
+        (["--task", "regression", "--model", "emdcnn"], "model.name = 'emdcnn'"),
+        (["--task", "regression", "--data.scenario", "dirichlet"], "data.scenario.name = 'dirichlet'"),
+        (["--task", "regression", "--data.scenario", "rotated"], "data.scenario.name = 'rotated'"),
+        ([*TASKS["regression"], "--attack", "{name: label_flip, share: 0.5}"], "attack.name = 'label_flip'"),
         (["--task.metrics", "[mse]"], "task.metrics = ['mse']: use some of accuracy"),
         *(
             (["--task", "regression", "--algorithm", name], "algorithm.name = ")

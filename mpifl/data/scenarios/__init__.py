@@ -1,5 +1,6 @@
 """Scenarios: how samples are spread over clients. `SCENARIOS` maps the values of `scenario.name`."""
 
+from mpifl.core.errors import catalogue
 from mpifl.data.scenario import Scenario
 from mpifl.data.scenarios.alphabets import Alphabets
 from mpifl.data.scenarios.composed import Composed
@@ -16,38 +17,40 @@ from mpifl.data.scenarios.skewed import FeatureNoise, LabelQuantity, Quantile
 from mpifl.data.scenarios.ucfl import UcflA, UcflB, UcflBatch, UcflC
 from mpifl.data.scenarios.usual import Dirichlet, Iid, LogNormal, PowerLaw, Shards
 
-SCENARIOS: dict[str, type[Scenario]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "shards": Shards,
-    "lognormal": LogNormal,
-    "powerlaw": PowerLaw,
-    "label_quantity": LabelQuantity,
-    "quantile": Quantile,
-    "feature_noise": FeatureNoise,
-    "mixed": Mixed,
-    "natural": Natural,
-    "population": Population,
-    "partition": PartitionFile,
-    "rotated": Rotated,
-    "relations": Relations,
-    "composed": Composed,
-    "alphabets": Alphabets,
-    "emdcfl_mnist": EmdCflMnist,
-    "emdcfl_cifar": EmdCflCifar,
-    "emdcfl_backdoor_mnist": BackdoorMnist,
-    "emdcfl_backdoor_cifar": BackdoorCifar,
-    "emdcfl_pacs": Pacs,
-    "flt1": Flt1,
-    "flt2": Flt2,
-    "flt3": Flt3,
-    "flt4": Flt4,
-    "ucfl_a": UcflA,
-    "ucfl_b": UcflB,
-    "ucfl_c": UcflC,
-    "ucfl_batch": UcflBatch,
-    "ccfl": Ccfl,
-    "fedcuau": FedCuau,
-}
+SCENARIOS: dict[str, type[Scenario]] = catalogue(
+    {
+        "iid": Iid,
+        "dirichlet": Dirichlet,
+        "shards": Shards,
+        "lognormal": LogNormal,
+        "powerlaw": PowerLaw,
+        "label_quantity": LabelQuantity,
+        "quantile": Quantile,
+        "feature_noise": FeatureNoise,
+        "mixed": Mixed,
+        "natural": Natural,
+        "population": Population,
+        "partition": PartitionFile,
+        "rotated": Rotated,
+        "relations": Relations,
+        "composed": Composed,
+        "alphabets": Alphabets,
+        "emdcfl_mnist": EmdCflMnist,
+        "emdcfl_cifar": EmdCflCifar,
+        "emdcfl_backdoor_mnist": BackdoorMnist,
+        "emdcfl_backdoor_cifar": BackdoorCifar,
+        "emdcfl_pacs": Pacs,
+        "flt1": Flt1,
+        "flt2": Flt2,
+        "flt3": Flt3,
+        "flt4": Flt4,
+        "ucfl_a": UcflA,
+        "ucfl_b": UcflB,
+        "ucfl_c": UcflC,
+        "ucfl_batch": UcflBatch,
+        "ccfl": Ccfl,
+        "fedcuau": FedCuau,
+    }
+)
 
 __all__ = ["SCENARIOS", "Rotated", "Scenario"]

@@ -1,5 +1,6 @@
 """Sources of samples. `SOURCES` maps the values of `source.name`."""
 
+from mpifl.core.errors import catalogue
 from mpifl.data.sources.base import MEASURED, NORMALISATIONS, Source, in_one_line, normalisation
 from mpifl.data.sources.cifar import Cifar10, Cifar20, Cifar100
 from mpifl.data.sources.dataset import Dataset
@@ -19,33 +20,35 @@ from mpifl.data.sources.table import Table
 from mpifl.data.sources.text import Text
 from mpifl.data.sources.tff import TensorFlowFederated
 
-SOURCES: dict[str, type[Source]] = {
-    "digits": Digits,
-    "mnist": Mnist,
-    "kmnist": KMnist,
-    "fashionmnist": FashionMnist,
-    "emnist": Emnist,
-    "qmnist": QMnist,
-    "cifar10": Cifar10,
-    "cifar100": Cifar100,
-    "cifar20": Cifar20,
-    "svhn": Svhn,
-    "usps": Usps,
-    "femnist": Femnist,
-    "folder": Folder,
-    "npz": Npz,
-    "table": Table,
-    "huggingface": HuggingFace,
-    "leaf": Leaf,
-    "tff": TensorFlowFederated,
-    "medmnist": MedMnist,
-    "dataset": Dataset,
-    "photos": Photos,
-    "sklearn": ScikitLearn,
-    "generated": Generated,
-    "synthetic": Synthetic,
-    "text": Text,
-}
+SOURCES: dict[str, type[Source]] = catalogue(
+    {
+        "digits": Digits,
+        "mnist": Mnist,
+        "kmnist": KMnist,
+        "fashionmnist": FashionMnist,
+        "emnist": Emnist,
+        "qmnist": QMnist,
+        "cifar10": Cifar10,
+        "cifar100": Cifar100,
+        "cifar20": Cifar20,
+        "svhn": Svhn,
+        "usps": Usps,
+        "femnist": Femnist,
+        "folder": Folder,
+        "npz": Npz,
+        "table": Table,
+        "huggingface": HuggingFace,
+        "leaf": Leaf,
+        "tff": TensorFlowFederated,
+        "medmnist": MedMnist,
+        "dataset": Dataset,
+        "photos": Photos,
+        "sklearn": ScikitLearn,
+        "generated": Generated,
+        "synthetic": Synthetic,
+        "text": Text,
+    }
+)
 
 __all__ = [
     "MEASURED",
