@@ -14,7 +14,7 @@ from mpifl.comm.transport import Transport
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key, key
 from mpifl.core.types import ProblemInfo
-from mpifl.results.identity import OWN, identity
+from mpifl.results.identity import CONVOLUTIONS, OWN, WINOGRAD, identity
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.sampling import Sampler
@@ -151,6 +151,7 @@ class RunContext:
         options: dict[str, Any] = {"sums": system.sums}
         if on_cpu:
             options["compiled"] = system.kernels and self.learner.task.for_kernels
+            options |= {CONVOLUTIONS: WINOGRAD} if self.learner.context.computes_convolutions else {}
         else:
             options |= {"graphs": self.learner.replays, "deterministic": system.deterministic}
         if system.sums != "exact":

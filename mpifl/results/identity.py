@@ -36,6 +36,7 @@ MACHINE = (  # see `machine`
     *("device", "processor", "instructions", LIBRARY_VARIABLES, REPLACED, "kernels", "compiler", CODE),
     *PACKAGES,
 )
+CONVOLUTIONS, WINOGRAD = "convolutions", "wide ones by Winograd's algorithm (rounding 1e-5, PyTorch 1e-6)"
 NONE = "none"
 MOST_NAMES = 3  # of runs in a line
 
@@ -225,6 +226,7 @@ def line(found: Mapping[str, Any]) -> str:
         kernels = "trained by PyTorch, not by the kernels"
     if "precision" in found:
         kernels = f"trained in {found['precision']} by PyTorch, not by the kernels"
+    kernels += f", {CONVOLUTIONS} {found[CONVOLUTIONS]}" if CONVOLUTIONS in found else ""
     parts = [kernels, f"{found['processor']} ({found['instructions']})", f"threads {found['threads']}"]
     parts += [found[LIBRARY_VARIABLES]] if LIBRARY_VARIABLES in found else []
     parts += [f"replaced {found[REPLACED]}"] if REPLACED in found else []

@@ -110,7 +110,12 @@ class ModelContext:
 
         The kernels have one thread: if PyTorch has more, it computes all layers.
         """
-        return ChannelsLast() if self.computes_layers and torch.get_num_threads() == 1 else nullcontext()
+        return ChannelsLast() if self.computes_convolutions else nullcontext()
+
+    @property
+    def computes_convolutions(self) -> bool:
+        """Whether the kernels compute wide convolutions of the model."""
+        return self.computes_layers and torch.get_num_threads() == 1
 
     def check(self, part: Part) -> None:
         """Raise `UserError` unless a part consists of whole tensors and contains a parameter."""

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from contextlib import nullcontext
 
 import pytest
 import torch
+from support import toy
 from torch import nn
 from torch.testing import assert_close
 
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
+from mpifl.experiment.placement import place
+from mpifl.experiment.schema import SystemConfig
 from mpifl.kernels import bindings
 from mpifl.kernels.wide_layers import MIN_TILES, ChannelsLast
 from mpifl.models import MODELS
 from mpifl.models.cnn import CcflCNN, EmdCNN, LeafCNN
 from mpifl.models.resnet import ResNet18Cifar
+from mpifl.results.identity import CONVOLUTIONS, WINOGRAD, line
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
 
@@ -329,8 +335,29 @@ WRONG = {
 def test_convolutions_refuse_what_they_cannot_read(name):
     call = getattr(bindings, name)
     call(*GIVEN[name])
-    for place, wrong in WRONG[name]:
+    for which, wrong in WRONG[name]:
         given = list(GIVEN[name])
-        given[place] = wrong
+        given[which] = wrong
         with pytest.raises(ValueError, match=r"must|fewer"):
             call(*given)
+
+
+def test_the_identity_names_wide_convolutions_and_their_rounding():
+    """Outputs of a ResNet are within what the line says, and networks without such layers say nothing."""
+    learner = Learner(ResNet18Cifar(width=32).make((3, 16, 16), 10))
+    x, start = draw(8, 3, 16, 16), learner.init
+    found = learner.outputs(start, x, train_mode=True).double()
+    exact = copy.deepcopy(learner.flat.load(start, train=True)).double()(x.double()).detach()
+    assert "rounding 1e-5" in WINOGRAD
+    assert (found - exact).abs().max() < 1e-5 * exact.abs().max()
+    assert identity_of(ResNet18Cifar(width=32))[CONVOLUTIONS] == WINOGRAD
+    assert WINOGRAD in line(identity_of(ResNet18Cifar(width=32)))
+    assert CONVOLUTIONS not in identity_of(toy.mlp(8))
+    assert CONVOLUTIONS not in identity_of(ResNet18Cifar(width=32), kernels=False)
+
+
+def identity_of(model: object, kernels: bool = True) -> dict[str, object]:
+    """Return the identity of a run of a network on one rank."""
+    config = toy.config_of(CATALOGUE["fedavg"](), model=model, system=SystemConfig(kernels=kernels))
+    context = toy.context_of(config, toy.Tiny())
+    return dataclasses.replace(context, places=(place(context.transport, "cpu", ""),)).identity
