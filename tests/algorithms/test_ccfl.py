@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support import byhand, toy
 from torch.testing import assert_close
 
-from mpifl.algorithms.ccfl import CCFL
+from mpifl.algorithms.ccfl import CCFL, lateness
 from mpifl.algorithms.fedsoft_async import FedSoftAsync
 from mpifl.algorithms.local import Local
 from mpifl.comm.transport import Single
@@ -116,6 +116,26 @@ def test_the_server_appraises_each_model_on_its_own_set_when_it_changed():
     new = replace(old, tables={"model": torch.tensor([[2.0], [5.0]])})
     assert_allclose(CCFL().appraise(old, new, PUBLIC).algorithm_state["own"], [77, 72])
     assert_allclose(old.algorithm_state["own"], [77, 32])
+
+
+def test_shares_are_estimated_from_loss_gap_and_distance_by_their_weights():
+    """0.5 (3/4, 1/4) + 0.2 (1/2, 1/2) + 0.3 (1/5, 4/5) = (0.535, 0.465), sharpened by A = 2."""
+    method = CCFL(c1=0.5, c2=0.2, sharpen=(2.0,), bar_loss=0.0)
+    u = method.estimate(np.array([[1.0, 3.0], [1.0, 1.0], [4.0, 1.0]]))
+    assert_allclose(u, [1 / (1 + np.exp(-0.14)), 1 / (1 + np.exp(0.14))])
+
+
+def test_lateness_begins_at_b_epochs():
+    assert_allclose(lateness(np.array([-1, 4, 5, 7]), 10.0, 5.0), [1, 1, 1 / 51, 1 / 71])
+
+
+@pytest.mark.parametrize(("lag", "refused"), [(1, False), (2, True)])
+def test_ccfl_refuses_uploads_older_than_max_lag_epochs(lag, refused):
+    """A lag of one step is an age of two epochs."""
+    state = {"u": [[0.5, 0.5]], "changed": [0, 0], "own": [1.0, 1.0], "history": np.zeros((0, 3, 2))}
+    server = byhand.server(1, state, version=9, model=[[0.0], [1.0]])
+    told = replace(byhand.notes([5], l=[[9.0, 12.0]], row_distance=[[1.0, 2.0]]), staleness=np.array([lag]))
+    assert (CCFL(max_lag=2).aggregate(server, told).mixings == []) == refused
 
 
 # ---- the figures of both

@@ -188,6 +188,22 @@ def test_whoever_waits_above_a_cluster_that_splits_finds_its_halves():
     assert len(server.tables["update"]) == 1
 
 
+def test_who_waits_goes_where_updates_point_the_same_way_however_long_they_are():
+    """(1, 0.2) points as (10, 0) does (cosine 0.98), and is nearer to (0, 0.5) (cosine 0.2)."""
+    state = {
+        "children": [[-1, -1], [-1, -1], [0, 1]],
+        "cached": [[-1, -1], [2, 0], [2, 1]],
+        "cached_norm": [0.0, 10.0, 0.5],
+    }
+    updates = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 0.5]])
+    server = byhand.server(3, state, 9, model=[[0.0, 0.0]] * 3, update=updates.tolist())
+    server.assign[:] = [0, 1, 2]
+    mine = np.array([[1.0, 0.2]])
+    apart = np.linalg.norm(mine[:, None] - updates, axis=2)
+    told = byhand.notes([1], [2], gram=mine @ mine.T, row_distance=apart)
+    assert_array_equal(CATALOGUE["cfl"]().aggregate(server, told).assign, [0, 1, 0])
+
+
 def test_members_of_cfl_are_clients_though_a_buffer_holds_two_uploads_of_one():
     """Four uploads of two clients are two members, who do not split. With a third client the last upload of
     client 0, (-1, -0.2), is near that of client 1; its first, (1, 0), moves the same row."""

@@ -11,14 +11,14 @@ from mpifl.algorithms.fedavgm import FedAvgM
 
 
 def test_two_steps_by_hand():
-    """beta = 0.5, server_lr = 2; w = 1, v = 0, averaged 2: v = 1, w = 3. Averaged 2 again: v = 0.5 - 1, w =
-    2.
+    """beta = 0.25, server_lr = 2; w = 1, v = 0, averaged 2: v = 1, w = 3. Averaged 2 again: v = 0.25 - 1, w =
+    1.5.
 
     The second column is a buffer: it is averaged.
     """
-    method = FedAvgM(beta=0.5, server_lr=2.0)
+    method = FedAvgM(beta=0.25, server_lr=2.0)
     old = byhand.server(1, model=[[1.0, 9.0]], momentum=[[0.0]])
-    for averaged, w, v in ((2.0, 3.0, 1.0), (2.0, 2.0, -0.5)):
+    for averaged, w, v in ((2.0, 3.0, 1.0), (2.0, 1.5, -0.75)):
         mixed = byhand.server(1, model=[[averaged, 7.0]], momentum=old.tables["momentum"].tolist())
         old = method.server_update(old, mixed)
         assert_allclose(old.tables["model"], [[w, 7.0]])

@@ -33,8 +33,8 @@ def test_a_step_by_hand():
 
 
 def test_accumulation_by_hand():
-    """Momentum 1/2, three steps of gradient 1: velocities 1, 1.5, 1.75; the model moves by 4.25 rates."""
-    assert accumulation(3, 0.5) == 4.25
+    """Momentum 1/4, three steps of gradient 1: velocities 1, 5/4, 21/16; the model moves by 57/16 rates."""
+    assert accumulation(3, 0.25) == 57 / 16
     assert accumulation(7, 0.0) == 7.0
 
 

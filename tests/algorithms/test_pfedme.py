@@ -42,10 +42,10 @@ def test_mu_is_weight_decay_of_theta():
 
 
 def test_the_server_keeps_a_share_of_its_model():
-    """beta = 0.5, n = 1, 3: w <- 0.5 w + 0.125 w_0 + 0.375 w_1."""
-    (mixing,) = PFedMe(beta=0.5).aggregate(byhand.server(2, model=[[0.0]]), byhand.notes([1, 3])).mixings
-    assert_allclose(mixing.weights, [[0.125, 0.375]])
-    assert_allclose(mixing.keep, [0.5])
+    """beta = 0.25, n = 1, 3: w <- 0.75 w + 0.0625 w_0 + 0.1875 w_1."""
+    (mixing,) = PFedMe(beta=0.25).aggregate(byhand.server(2, model=[[0.0]]), byhand.notes([1, 3])).mixings
+    assert_allclose(mixing.weights, [[0.0625, 0.1875]])
+    assert_allclose(mixing.keep, [0.75])
 
 
 @pytest.mark.parametrize("rounds", [1, 7])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +15,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
+from support import toy
 
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.rng import Key, key
+from mpifl.experiment.schema import EvaluationConfig, Seeds
+from mpifl.simulation.availability import Availability
+from mpifl.simulation.delays import Exponential, LogNormal, ShiftedExponential, Tiers, Uniform
+from mpifl.simulation.network import Links, NetworkTiers
+from mpifl.simulation.policies import (
+    Buffer,
+    ClientDecides,
+    DrawnStaleness,
+    PartialWork,
+)
+from mpifl.simulation.upload_triggers import PoissonRates
+from mpifl.traffic.compression import RandomK
+from mpifl.traffic.payload import Payload
+from mpifl.traffic.privacy import CentralPrivacy, LocalPrivacy
 
 parts = st.lists(st.one_of(st.integers(0, 10**9), st.text("abcxyz", max_size=6)), max_size=4)
 
@@ -113,3 +132,175 @@ def test_draws_are_the_same_in_every_process_and_do_not_touch_the_global_generat
 
 def test_a_key_says_its_address():
     assert Key((1, "a")).of(2).path == (1, "a", 2)
+
+
+# -- the addresses of a run ----------------------------------------------------------------------------------
+
+SEEDS = Seeds(data=1, model=2, training=3, system=4)
+Address = tuple[int | str, ...]
+ALL, STEPS = range(6), (1, 2)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Address]:
+    """Return a list to which the address of each draw is added, but for those of the samples of `toy`."""
+    found: list[Address] = []
+    entropy, entropies = Key.entropy.fget, Key.entropies  # type: ignore[attr-defined]
+
+    def note(path: Address) -> None:
+        if path[0] != 0 or path[1] not in ("means", "pattern", "train", "val", "test", "public"):
+            found.append(path)
+
+    def of_one(self: Key) -> int:
+        note(self.path)
+        return entropy(self)
+
+    def of_several(self: Key, addresses: Any) -> bytes:
+        below = [*addresses]
+        for address in below:
+            note((*self.path, *address))
+        return entropies(self, below)
+
+    monkeypatch.setattr(Key, "entropy", property(of_one))
+    monkeypatch.setattr(Key, "entropies", of_several)
+    return found
+
+
+def grid(*parts: Any) -> set[Address]:
+    """Return all addresses of these parts: single ones, or any of several."""
+    return {*product(*([p] if isinstance(p, (int, str)) else p for p in parts))}
+
+
+def in_visits(done: toy.Run, *parts: Any) -> set[Address]:
+    """Return addresses below each visit of a run of rounds, client and number."""
+    each = [(k, v) for k, n in enumerate(done.server_step.visits.tolist()) for v in range(n)]
+    return {(3, "visit", k, v, *rest) for k, v in each for rest in grid(*parts)}
+
+
+def in_last_visits(done: toy.Run, *parts: Any) -> set[Address]:
+    """Return addresses of the training of each client at its last visit, or its first one."""
+    visits = done.server_step.visits.tolist()
+    return {(*parts, k, max(n - 1, 0), "epoch", 0) for k, n in enumerate(visits)}
+
+
+def rounds(method: str, expected: Callable[[toy.Run], set[Address]], **changes: Any) -> Any:
+    """Return how to take two rounds of half the clients, and the addresses that these draw from."""
+
+    def run(folder: Any) -> toy.Run:
+        return toy.run(CATALOGUE[method](), toy.Tiny(), folder, 2, seed=SEEDS, participation=0.5, **changes)
+
+    def usual(done: toy.Run) -> set[Address]:
+        own = grid(3, "arrival", STEPS) | grid(4, "cohort", STEPS) | in_visits(done, "epoch", 0)
+        return own | grid(2, "init", 0) | expected(done)
+
+    return run, usual
+
+
+ROUNDS = {
+    "ifca under central privacy": rounds(
+        "ifca",
+        lambda done: (
+            grid(3, "privacy", STEPS, ("count", "quantile"))
+            | grid(3, "privacy", STEPS, "noise", "model", range(4))
+            | grid(2, "init", range(4))
+        ),
+        privacy=CentralPrivacy(0.05, 0.5, count_noise=3.0, quantile=0.5, quantile_noise=3.0),
+    ),
+    "noise on tables": rounds(
+        "fedavgm",
+        lambda done: grid(3, "privacy", STEPS, "noise", "model", 0),
+        privacy=CentralPrivacy(0.05, 0.5),
+    ),
+    "local privacy": rounds(
+        "fedavg", lambda done: in_visits(done, "privacy", "model"), privacy=LocalPrivacy(0.05, 1.0)
+    ),
+    "scaffold, compressed and fine-tuned": rounds(
+        "scaffold",
+        lambda done: (
+            in_visits(done, "compress", ("model", "control"), 0) | in_last_visits(done, 3, "finetune")
+        ),
+        payload=Payload(compression=RandomK(0.3)),
+        evaluation=EvaluationConfig(finetune_epochs=1),
+    ),
+    "fedem, compressed": rounds(
+        "fedem",
+        lambda done: grid(2, "init", (0, 1, 2)) | in_visits(done, "compress", "model", (0, 1, 2)),
+        payload=Payload(compression=RandomK(0.3)),
+    ),
+    "tuned by the method": rounds("fedavg_ft", lambda done: in_last_visits(done, 0, "tune")),
+}
+
+
+@pytest.mark.parametrize("case", ROUNDS)
+def test_what_is_drawn_in_rounds_has_an_address_by_purpose_client_and_round(case, drawn, tmp_path):
+    """All addresses are known, and none is left out: the seed of their kind, the purpose, who and when."""
+    run, expected = ROUNDS[case]
+    done = run(tmp_path)
+    assert {*drawn} == expected(done)
+
+
+VISITS, MANY = range(9), range(60)
+TIMED = {  # case -> its options, and addresses below the system's seed, of each client and visit that arrived
+    "exponential": ({"delay": Exponential(), "network": Links(uplink_bytes_s=1e4, spread=0.5)}, "link"),
+    "uniform": ({"delay": Uniform()}, ""),
+    "shifted": ({"delay": ShiftedExponential()}, ""),
+    "log-normal": ({"delay": LogNormal()}, ""),
+    "tiers": ({"delay": Tiers(), "network": NetworkTiers()}, "tier"),
+    "rates": ({"policy": ClientDecides(PoissonRates())}, "rate"),
+}
+
+
+@pytest.mark.parametrize("case", TIMED)
+def test_what_is_drawn_of_times_has_an_address_by_client_and_visit(case, drawn, tmp_path):
+    """A visit's computing has one, a client's link, tier or rate another; each start of a visit its own."""
+    changes, of_client = TIMED[case]
+    asked = {"policy": Buffer(2), "cohort_size": 4, **changes}
+    done = toy.events(CATALOGUE["fedasync"](), toy.Tiny(), tmp_path, 6, seed=SEEDS, **asked)
+    visit = ("delay", "gap") if of_client == "rate" else ("delay",)
+    wanted = {(4, *visit, row["client"], row["visit"]) for row in done.arrivals}
+    assert len(wanted) == len(done.arrivals) >= 6
+    clients = {row["client"] for row in done.arrivals}
+    for place in {"link": ("network",), "tier": ("network", "delay"), "rate": ("delay",)}.get(of_client, ()):
+        wanted |= grid(4, place, of_client, clients)
+    others = grid(4, "start", MANY) | grid(4, "cohort", 1) | grid(4, *visit, ALL, VISITS)
+    others |= grid(4, ("network", "delay"), of_client, ALL)
+    starts = {a for a in drawn if a[1] == "start"}
+    assert len(starts) > len(done.arrivals) - 6
+    found = {a for a in drawn if a[0] == 4}
+    assert wanted <= found <= wanted | others
+
+
+def test_what_is_drawn_of_presence_and_partial_work_has_an_address_by_client_and_round(drawn, tmp_path):
+    policy, away = PartialWork(stragglers=0.5), Availability(on_s=3.0, off_s=2.0)
+    asked = {"policy": policy, "cohort_size": 3, "delay": Exponential(), "availability": away}
+    done = toy.events(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, 2, seed=SEEDS, **asked)
+    found = {a[1:] for a in drawn if a[0] == 4}
+    cohorts = {(record.step, k) for record in done.records for k in record.cohort.tolist()}
+    clients = {k for _, k in cohorts}
+    assert grid("rounds", "stragglers", STEPS) <= found
+    parts = {a[2:] for a in found if a[:2] == ("rounds", "part")}
+    assert parts < cohorts
+    assert sorted(step for step, _ in parts) == [1, 1, 2, 2], "half of three are two"
+    assert grid("presence", "first", clients) <= found
+    assert (
+        grid("presence", clients, 0)
+        <= found
+        <= (
+            grid("presence", ("first", *ALL), MANY)
+            | grid("rounds", "part", STEPS, ALL)
+            | grid("rounds", "stragglers", STEPS)
+            | grid("cohort", STEPS)
+            | grid("delay", ALL, VISITS)
+        )
+    )
+
+
+def test_who_uploads_and_how_stale_is_drawn_by_step(drawn, tmp_path):
+    for case, policy in (("a", ClientDecides()), ("b", DrawnStaleness(most=2))):
+        drawn.clear()
+        toy.events(CATALOGUE["fedasync"](), toy.Tiny(), tmp_path / case, 5, seed=SEEDS, policy=policy)
+        found = {a for a in drawn if a[0] == 4}
+        if case == "a":  # 1024 steps at a time
+            assert {a for a in found if a[1] == "uploads"} == {(4, "uploads", 0)}
+        else:
+            assert grid(4, "staleness", range(5)) <= found <= grid(4, ("staleness", "start"), range(9))

@@ -168,6 +168,7 @@ def test_nobody_is_tested_on_what_anybody_learns_from(numbered, scenario, option
         0,
     )
     drawn: dict[str, set[int]] = {"train": set(), "val": set(), "test": set()}
+    held = []
     for k in range(federation.num_clients):
         for visit in range(3):
             own = {
@@ -176,8 +177,10 @@ def test_nobody_is_tested_on_what_anybody_learns_from(numbered, scenario, option
             }
             assert not once(federation, k, visit, own), f"client {k} chooses by images that it trains on"
             assert own["train"], f"client {k}"
+            held += [frozenset(own["train"])] if federation.changes or not visit else []
             for split, found in own.items():
                 drawn["test" if split in federation.extra else split] |= found
+    assert len({*held}) == len(held), "copies are divided otherwise, as are visits under drift"
     learnt = drawn["train"] | drawn["val"]
     assert drawn["test"]
     assert bool(drawn["val"]) == bool(federation.sizes[:, 1].any())
@@ -206,6 +209,7 @@ def test_no_alphabet_is_tested_on_sequences_that_another_learns_from(copies):
     )
     assert not learnt & tested
     assert learnt | tested == set(pool.train.tolist())
+    assert len({frozenset(splits["train"].of(k).tolist()) for k in range(6)}) == 6, "copies differ"
     share = splits["test"].sizes / np.sum([splits[name].sizes for name in SPLITS], axis=0)
     np.testing.assert_allclose(share, 0.3, atol=0.03)
 

@@ -92,6 +92,31 @@ def test_digits_have_a_fixed_stratified_test_part():
     np.testing.assert_allclose(share, 0.2, atol=0.003)
 
 
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [("digits", {}), ("sklearn", {"table": "wine"}), ("sklearn", {"table": "diabetes"})],
+)
+def test_what_is_set_aside_of_scikit_learns_data_stands_behind_the_rest(source, options):
+    """Both parts together are all samples, each with its target; both keep the order of the file."""
+    from sklearn import datasets
+
+    pool = load(source, Path(), **options)
+    data = getattr(datasets, f"load_{options.get('table', source)}")()
+    held = data.data * (255 / 16) if source == "digits" else data.data
+    rows = {
+        row.tobytes(): i for i, row in enumerate(np.rint(held) if source == "digits" else held.astype("f"))
+    }
+    flat = pool.inputs.reshape(len(pool.labels), -1).astype(np.float64 if source == "digits" else np.float32)
+    place = np.array([rows[row.tobytes()] for row in flat])
+    assert np.array_equal(np.sort(place), np.arange(len(place)))
+    for part in (pool.train, pool.test):
+        assert (np.diff(place[part]) > 0).all()
+    target, train = data.target[place].astype(float), pool.train
+    if pool.label_kind == "numbers":
+        target = ((target - target[train].mean()) / target[train].std())[:, None]
+    np.testing.assert_allclose(pool.labels, target, atol=1e-6)
+
+
 def test_real_qmnist_knows_the_writers(open_real):
     pool = open_real("qmnist", "iid").pool
     train, test = (np.unique(pool.origin[part]) for part in (pool.train, pool.test))
@@ -175,12 +200,12 @@ def test_usps_is_read_from_libsvm_text(tmp_path):
         f"{label + 1} " + " ".join(f"{i + 1}:{v}" for i in range(256))
         for label, v in ((3, -1.0), (0, 1.0), (9, 0.0))
     ]
-    for name in ("usps.bz2", "usps.t.bz2"):
-        (tmp_path / name).write_bytes(bz2.compress("\n".join(lines).encode()))
+    for name, part in (("usps.bz2", lines), ("usps.t.bz2", lines[:0:-1])):
+        (tmp_path / name).write_bytes(bz2.compress("\n".join(part).encode()))
     pool = load("usps", tmp_path)
-    assert pool.images.shape == (6, 1, 16, 16)
-    assert pool.labels.tolist() == [3, 0, 9] * 2
-    assert pool.images[:3, 0, 0, 0].tolist() == [0, 255, 127]
+    assert pool.images.shape == (5, 1, 16, 16)
+    assert (pool.num_train, pool.labels.tolist()) == (3, [3, 0, 9, 9, 0])
+    assert pool.images[:, 0, 0, 0].tolist() == [0, 255, 127, 127, 255]
     other = torchvision().datasets.USPS
     assert other.split_list["train"][1] == "usps.bz2"
 
@@ -426,6 +451,7 @@ def test_classes_of_cifar100_and_flts_cifar20(tmp_path, small_root):
     data = np.zeros((100, 3072), np.uint8)
     data[:, 0] = labels
     for part in ("train", "test"):
+        data[:, 1] = part == "test"
         batch = {"data": data, "fine_labels": labels.tolist()}
         (tmp_path / "cifar-100-python" / part).write_bytes(pickle.dumps(batch))
     pool = load("cifar100", tmp_path, classes=(92, 3, 8))
@@ -434,6 +460,8 @@ def test_classes_of_cifar100_and_flts_cifar20(tmp_path, small_root):
     both = load("cifar20", tmp_path)
     assert (both.num_train, len(both.test), both.num_classes) == (1010, 210, 20)
     assert np.bincount(both.labels[both.train]).tolist() == [100] * 10 + [1] * 10
+    further = both.images[both.labels >= 10].reshape(-1, 3072)[:, 1]
+    assert further.tolist() == [0] * 10 + [1] * 10, "their test images test"
     with pytest.raises(UserError, match="below 100") as error:
         SOURCES["cifar100"](classes=(3, 3))
     assert error.value.key == "classes"

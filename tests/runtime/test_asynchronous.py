@@ -689,3 +689,7 @@ def test_a_visit_takes_download_computing_and_upload_by_hand(tmp_path):
         "ifca", tmp_path / "ifca", 3, options={"num_clusters": 2}, policy=EveryArrival(), network=link
     )
     assert_allclose(done.times[1], 2 * 0.652 + (163 + 1) * 4 / 500 + 0.2 + 1)
+    # CCFL's time stamp goes down and comes back
+    world = {"policy": ClientDecides(WhenDone()), "network": link}
+    done = events("ccfl", tmp_path / "ccfl", 3, options={"pretrain_epochs": 0}, **world)
+    assert_allclose(done.times[1], (163 + 1) * 4 / 1000 + (163 + 1) * 4 / 500 + 0.2 + 1)

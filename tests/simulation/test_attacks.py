@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from numpy.testing import assert_array_equal
@@ -17,11 +19,12 @@ LAYOUT = Layout.of(torch.nn.Linear(2, 1))  # d = 3
 
 
 def sent(
-    attack, rows: list[list[float]], statistics=(), layout: Layout = LAYOUT, **vectors: list
+    attack, rows: list[list[float]], statistics=(), layout: Layout = LAYOUT, unsent=(), **vectors: list
 ) -> dict[str, list]:
     """Return what is sent by an attacker that downloaded rows of table `model`."""
     message = Message({"model": torch.tensor(rows)}, {"model": tuple(range(len(rows)))})
     report = Report(1, 5, {name: torch.tensor(x) for name, x in vectors.items()}, {"loss": 1.0})
+    report = replace(report, unsent=unsent)
     changed = attack.report(report, message, VectorParts(layout, None, statistics), key(0, "visit", 1, 0))
     assert changed.notes == {"loss": 1.0}
     return {name: x.tolist() for name, x in changed.vectors.items()}
@@ -38,6 +41,8 @@ def test_what_is_an_update_is_changed_as_it_is_and_what_is_no_parameter_stays():
     found = sent(SignFlip(share=0.5), [[1.0, 1, 1]], delta=[1.0, -1, 0], codes=[4.0, 5, 6, 7])
     assert found == {"delta": [-1, 1, 0], "codes": [4, 5, 6, 7]}
     assert sent(SignFlip(share=0.5), [[1.0, 1, 1]], ("model",), model=[2.0, 0, 1])["model"] == [2, 0, 1]
+    found = sent(SignFlip(share=0.5), [[1.0, 1, 1]], unsent=("delta",), model=[2.0, 0, 1], delta=[1.0, -1, 0])
+    assert found == {"model": [0, 2, 1], "delta": [1, -1, 0]}, "what the server works out is not sent"
 
 
 def test_running_statistics_are_sent_as_they_are():
