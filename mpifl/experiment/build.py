@@ -491,7 +491,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     absent = absent_clients(config, parts.federation)
     if not absent and config.newcomers != Newcomers():
         warn_once("newcomers.joins: without effect: no client is a newcomer; give share or groups")
-    check_cohort(config, num_sampled, n, len(absent))
+    check_cohort(config, num_sampled, n, len(absent), not parts.duration.presence.always)
     check_noise(config, num_sampled, n)
     check_private_statistics(config, parts.problem.layout)
     for k in range(min(n, 10)):  # find durations that are far too long before anything is trained
@@ -658,7 +658,7 @@ def absent_clients(config: Config, federation: Federation) -> tuple[int, ...]:
     return tuple(np.flatnonzero(np.isin(groups, late.groups)).tolist())
 
 
-def check_cohort(config: Config, num_sampled: int, num_clients: int, num_absent: int) -> None:
+def check_cohort(config: Config, num_sampled: int, num_clients: int, num_absent: int, away: bool) -> None:
     """Raise `UserError` if a step may have too few uploads for the method or the robust rule.
 
     Args:
@@ -666,16 +666,23 @@ def check_cohort(config: Config, num_sampled: int, num_clients: int, num_absent:
         num_sampled: m, the number of clients in a round, or of visits under way at the same time.
         num_clients: N.
         num_absent: number of clients that are absent at first.
+        away: whether clients may be away when they are drawn.
     """
     algorithm, policy = config.algorithm, config.policy
     there = num_clients - num_absent if config.newcomers.joins > 1 else num_clients  # in the first round
     smallest = min(num_sampled, there)
     min_cohort = algorithm.needs.min_cohort
     ties = isinstance(config.delay, Constant) and isinstance(config.devices, Alike)
-    least, needed = policy.least_uploads(smallest, ties), f"{type(algorithm).__name__} needs {min_cohort}"
+    least, needed = (
+        policy.least_uploads(smallest, ties, away),
+        f"{type(algorithm).__name__} needs {min_cohort}",
+    )
     while_absent = " while newcomers are absent" if smallest < num_sampled else ""
     remedy = f"a step may have {least} upload{while_absent}, and {needed}; use "
-    remedy += "fewer newcomers" if while_absent else "a larger cohort, and no time that ends it"
+    early = (
+        "a larger cohort, and nothing that ends a step early (a time, max_staleness, clients that are away)"
+    )
+    remedy += "fewer newcomers" if while_absent else early
     require(least >= min_cohort, "cohort_size, policy", smallest, remedy)
     if isinstance(config.robust, Rule):
         remembers = uses(algorithm, RememberedUploads)

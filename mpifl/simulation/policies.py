@@ -95,12 +95,13 @@ class Policy(ABC):
         """
         return num_sampled
 
-    def least_uploads(self, num_sampled: int, ties: bool = False) -> int:
+    def least_uploads(self, num_sampled: int, ties: bool = False, away: bool = False) -> int:
         """Return the smallest number of uploads of a server step if no client fails. Default: the largest.
 
         Args:
             num_sampled: m, the size of a cohort.
             ties: whether all visits of a cohort may end at the same time.
+            away: whether clients may be away when they are drawn.
         """
         return self.uploads_per_step(num_sampled)
 
@@ -228,7 +229,7 @@ class OverSelection(RoundsPolicy):
         """Whether `late` is `sent`."""
         return self.late == "sent"
 
-    def least_uploads(self, num_sampled: int, ties: bool = False) -> int:
+    def least_uploads(self, num_sampled: int, ties: bool = False, away: bool = False) -> int:
         """Return 1 if there is a deadline, which may end a round with a single upload; otherwise m."""
         return self.uploads_per_step(num_sampled) if self.deadline_s is None else 1
 
@@ -595,9 +596,13 @@ class Waves(AsynchronousPolicy):
         """Return `size`, or the size of the cohort if only time ends waves."""
         return num_sampled if self.size is None else self.size
 
-    def least_uploads(self, num_sampled: int, ties: bool = False) -> int:
-        """Return 1 if time may end a wave, otherwise `size`, or what ties leave for the last wave."""
-        if self.every_s is not None or self.size is None:
+    def least_uploads(self, num_sampled: int, ties: bool = False, away: bool = False) -> int:
+        """Return `size`, or what ties leave for the last wave.
+
+        1 if time may end a wave, or if uploads may be refused or clients be away, so that none is left to
+        fill it.
+        """
+        if self.every_s is not None or self.size is None or self.max_staleness is not None or away:
             return 1
         return (num_sampled % self.size if ties else 0) or self.size
 

@@ -3,70 +3,14 @@
 from __future__ import annotations
 
 import os
-import pickle
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.small_files import KINDS, MNIST_NAMES, write_cifar, write_family, write_idx, write_writers
 
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 from mpifl.data.pool import Pool
-
-
-def write_idx(path: Path, array: np.ndarray) -> None:
-    """Write an idx file of unsigned bytes or of 32-bit integers."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    code, data = (8, array.astype(np.uint8)) if array.dtype == np.uint8 else (12, array.astype(">i4"))
-    path.write_bytes(
-        struct.pack(f">BBBB{array.ndim}I", 0, 0, code, array.ndim, *array.shape) + data.tobytes()
-    )
-
-
-def labels_with(counts: list[int], rng: np.random.Generator) -> np.ndarray:
-    """Return labels in random order, counts[c] of class c."""
-    return rng.permutation(np.repeat(np.arange(len(counts)), counts)).astype(np.uint8)
-
-
-def write_family(root: Path, folder: str, counts: tuple[list[int], list[int]], names: list[str]) -> None:
-    """Write training and test images 28 x 28 and their labels; the first pixel of each image is its label."""
-    rng = np.random.default_rng(0)
-    for i, count in enumerate(counts):
-        labels = labels_with(count, rng)
-        images = rng.integers(1, 256, (len(labels), 28, 28), dtype=np.uint8)
-        images[:, 0, 0] = labels
-        write_idx(root / folder / "raw" / names[2 * i], images)
-        write_idx(root / folder / "raw" / names[2 * i + 1], labels)
-
-
-MNIST_NAMES = [
-    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
-]
-
-
-def write_cifar(root: Path) -> None:
-    """Write CIFAR-10's batches with 200 images each, 20 of each class."""
-    rng = np.random.default_rng(1)
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
-        data = rng.integers(0, 256, (200, 3072), dtype=np.uint8)
-        labels = rng.permutation(np.arange(200) % 10).tolist()
-        (folder / name).write_bytes(pickle.dumps({"data": data, "labels": labels, "batch_label": name}))
-
-
-def write_writers(root: Path) -> None:
-    """Write 6 writers' archive as FEMNIST's, writer i with 10 + i training and 2 test images."""
-    rng = np.random.default_rng(2)
-    counts = [(10 + i, 2) for i in range(6)]
-    writer = np.concatenate([np.full(sum(c), i) for i, c in enumerate(counts)]).astype(np.uint16)
-    held = np.concatenate([np.repeat([0, 1], c) for c in counts]).astype(np.uint8)
-    x = rng.integers(0, 256, (len(writer), 28, 28), dtype=np.uint8)
-    y = rng.integers(0, 62, len(writer)).astype(np.uint8)
-    (root / "femnist").mkdir(parents=True)
-    users = np.array([f"f{9 - i}" for i in range(6)])  # not in the order of their names
-    archive = root / "femnist" / "femnist_leaf_writers.npz"
-    np.savez(archive, x=x, y=y, writer=writer, is_test=held, users=users)
 
 
 @pytest.fixture(scope="session")
@@ -77,14 +21,11 @@ def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("MNIST", "FashionMNIST", "KMNIST"):
         write_family(root, folder, (uneven, [50, 52, 51, 50, 49, 48, 50, 50, 50, 50]), MNIST_NAMES)
     for split, classes in (("balanced", 47), ("byclass", 62)):
-        names = [f"emnist-{split}-{part}-{kind}-ubyte" for part in ("train", "test") for kind in _KINDS]
+        names = [f"emnist-{split}-{part}-{kind}-ubyte" for part in ("train", "test") for kind in KINDS]
         write_family(root, "EMNIST", ([48] * classes, [8] * classes), names)
     write_cifar(root)
     write_writers(root)
     return root
-
-
-_KINDS = ("images-idx3", "labels-idx1")
 
 
 @pytest.fixture(scope="session")

@@ -849,6 +849,7 @@ def test_what_only_one_rank_refuses_does_not_leave_the_others_waiting(mpirun, tm
 
 PACFL = "{name: pacfl, variant: emdcfl}"
 UNKNOWN = "{name: cflgp, num_clusters: 0, max_clusters: 3}"
+WAVES = ("--algorithm", "ucfl", "--policy.name", "waves", "--policy.size", "2", "--cohort_size", "3")
 
 
 @pytest.mark.parametrize(
@@ -865,6 +866,14 @@ UNKNOWN = "{name: cflgp, num_clusters: 0, max_clusters: 3}"
         (["--algorithm", "fedrep", "--model", "{name: mlp, hidden: []}"], "model.name = 'mlp'"),
         (
             ["--algorithm", "ucfl", "--policy", "{name: waves, size: 2}", "--cohort_size", "3"],
+            "cohort_size, policy = 3: a step may have 1 upload",
+        ),
+        (
+            [*WAVES, "--delay", "exponential", "--policy.max_staleness", "0"],
+            "cohort_size, policy = 3: a step may have 1 upload",
+        ),
+        (
+            [*WAVES, "--delay", "exponential", "--availability.off_s", "2"],
             "cohort_size, policy = 3: a step may have 1 upload",
         ),
     ],

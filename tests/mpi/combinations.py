@@ -7,7 +7,8 @@ repaired: the section that the refusal names is left out, and the rest is tried 
 
 Each stage is a start of this program, `combinations.py FOLDER --stage WHAT`, on one rank or three.
 FOLDER/drawn.json holds the trees, FOLDER/WHAT.jsonl gets what became of each: one line when it begins, one
-when it ends. A stage that dies is started again after the combination that it died of.
+when it ends. A stage that dies is started again after the combination that it died of. FOLDER/files holds the
+data and the code of a user, FOLDER/earlier a run from which others start and whose arrivals they repeat.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import yaml
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))  # a program, not a module of pytest
 
+from support import small_files
 from support.cases import CASES
 from support.runs import CONFIG, assert_same_run
 
@@ -37,46 +39,25 @@ Tree = dict[str, Any]
 SLOW = {"flt"}  # UMAP compiles for ten seconds
 METHODS = [{"name": name, **options} for name, options in CASES if name not in SLOW]
 DRIFTING = ("ccfl", "fedsoft_async", "fedavg", "ditto", "fedasync", "local", "scaffold", "fedem")
+FILES = "FILES"  # stands for the folder of the user's files
+OWNERS = 9  # in these files
 GENERATED: Tree = {"name": "generated", "train": 240, "test": 60, "features": 6, "outputs": 3, "length": 8}
 SYNTHETIC: Tree = {"name": "synthetic", "train": 240, "test": 60, "classes": 4}
-MLP, TABLE = {"name": "mlp", "hidden": [8]}, {"name": "table_mlp", "hidden": [8], "embedding": 4}
+TABLE: Tree = {"name": "table", "path": "table.csv", "client": "who", "group": "site"}
+MLP, TABLE_MLP = {"name": "mlp", "hidden": [8]}, {"name": "table_mlp", "hidden": [8], "embedding": 4}
 DROPPING = {"name": "table_mlp", "hidden": [8], "dropout": 0.2}
-DATA: list[tuple[str, list[Tree], list[Any]]] = [  # task, sources, models
-    (
-        "regression",
-        [GENERATED, *({"name": "sklearn", "table": name} for name in ("linnerud", "diabetes"))],
-        [MLP, TABLE, DROPPING, "linear"],
-    ),
-    ("multi_label", [{**GENERATED, "kind": "multi_hot"}], [MLP, TABLE, "logistic"]),
-    (
-        "next_token",
-        [{**GENERATED, "kind": "tokens"}],
-        [
-            {"name": "transformer", "width": 8, "layers": 1, "heads": 2},
-            {"name": "lstm", "embedding": 4, "hidden": 8, "layers": 1},
-        ],
-    ),
-    (
-        "classification",
-        [
-            {**GENERATED, "kind": "classes"},
-            *({"name": "sklearn", "table": name} for name in ("iris", "wine")),
-        ],
-        [MLP, TABLE, DROPPING, "logistic"],
-    ),
-    (
-        "classification",
-        [{**SYNTHETIC, "shape": [1, 16, 16]}],
-        [
-            MLP,
-            "lenet5",
-            {"name": "emdcnn", "channels": [2, 4], "embedding": 8},
-            {"name": "mlp", "hidden": []},
-        ],
-    ),
+CUSTOM = {"name": "custom", "path": f"{FILES}/own.py:Net", "head": "head"}
+TEXTS = [
+    {"name": "transformer", "width": 8, "layers": 1, "heads": 2},
+    {"name": "lstm", "embedding": 4, "hidden": 8, "layers": 1},
 ]
+OF_VECTORS = [MLP, TABLE_MLP, DROPPING, CUSTOM, "logistic"]
+OF_IMAGES = [MLP, CUSTOM, "lenet5", "ccfl_cnn", "cfl_cnn", "leaf_cnn", "ifca_mlp", "flt_mlp", "resnet20"]
+OF_IMAGES += [{"name": "emdcnn", "channels": [2, 4], "embedding": 8}, {"name": "mlp", "hidden": []}]
+FOREST: Tree = {"name": "folder", "path": "pictures", "domains": True, "side": 16}
 SPLITS: list[Tree] = [
     {"name": "iid"},
+    {"name": "iid", "test": "own"},
     {"name": "dirichlet", "alpha": 0.3, "by": "class"},
     {"name": "shards"},
     {"name": "lognormal"},
@@ -88,7 +69,115 @@ SPLITS: list[Tree] = [
     {"name": "relations"},
     {"name": "composed", "permutations": 2},
     {"name": "rotated", "angles": [0, 90]},
+    {"name": "mixed", "groups": [{"name": "iid", "clients": 3}, {"name": "lognormal", "clients": 4}]},
+    {"name": "mixed", "groups": [{"clients": 3, "noise": 0.2}, {"name": "powerlaw", "clients": 3}]},
+    {
+        "name": "mixed",
+        "groups": [{"clients": 2}, {"name": "dirichlet", "alpha": 0.2, "clients": 5, "permute_labels": True}],
+        "copies": True,
+    },
 ]
+NATURAL: list[Tree] = [
+    {"name": "natural"},
+    {"name": "natural", "test": "own"},
+    {"name": "natural", "test": "all"},
+]
+DEALT: Tree = {"name": "partition", "path": f"{FILES}/split.csv"}
+OF_PAPERS: list[Tree] = [  # of ten classes of images
+    {"name": "ucfl_a", "points": 240},
+    {"name": "ucfl_b", "points": 240, "drawn": True},
+    {"name": "ucfl_c", "permutations": 2, "test_images": 20},
+    {"name": "ucfl_batch", "points": 240},
+    {"name": "flt1", "images": 20},
+    {"name": "flt2", "images": 20},
+    {"name": "flt4", "classes": 2},
+    {"name": "fedcuau", "samples": 20, "test_images": 10, "alphas": [10.0, 0.1]},
+    {"name": "emdcfl_mnist"},
+    {"name": "emdcfl_backdoor_mnist", "clients": 6},
+    {"name": "population", "samples": 20, "test_images": 10},
+]
+DATA: list[tuple[str, list[Tree], list[Any], list[Tree]]] = [  # task, sources, models, scenarios
+    (
+        "regression",
+        [GENERATED, *({"name": "sklearn", "table": name} for name in ("linnerud", "diabetes"))],
+        [*OF_VECTORS[:4], "linear"],
+        [*SPLITS, DEALT],
+    ),
+    ("multi_label", [{**GENERATED, "kind": "multi_hot"}], OF_VECTORS, SPLITS),
+    (
+        "multi_label",
+        [{**TABLE, "target": ["new", "hot"], "labels": "multi_hot"}],
+        OF_VECTORS,
+        [*SPLITS, *NATURAL],
+    ),
+    ("regression", [{**TABLE, "target": ["price"]}], [*OF_VECTORS[:4], "linear"], [*SPLITS, *NATURAL]),
+    ("next_token", [{**GENERATED, "kind": "tokens"}], TEXTS, [*SPLITS, {"name": "alphabets", "groups": 2}]),
+    (
+        "next_token",
+        [{"name": "text", "path": "text.txt", "length": 8, "samples": 300}],
+        TEXTS,
+        [*SPLITS, *NATURAL, {"name": "alphabets", "groups": 2, "moved": 0.5}],
+    ),
+    (
+        "classification",
+        [
+            {"name": "text", "path": "text.txt", "length": 8, "predict": "last", "samples": 300},
+            {"name": "leaf", "path": "play"},
+            {"name": "huggingface", "path": "hub", "inputs": "text", "client": "owner", "length": 8},
+        ],
+        TEXTS,
+        [*SPLITS, *NATURAL],
+    ),
+    (
+        "classification",
+        [
+            {**GENERATED, "kind": "classes"},
+            *({"name": "sklearn", "table": name} for name in ("iris", "wine")),
+            {"name": "npz", "path": "data.npz"},
+            {"name": "dataset", "path": f"{FILES}/own.py:Own"},
+        ],
+        OF_VECTORS,
+        [*SPLITS, DEALT],
+    ),
+    ("classification", [{**TABLE, "target": ["sold"]}], OF_VECTORS, [*SPLITS, *NATURAL, DEALT]),
+    (
+        "classification",
+        [{**SYNTHETIC, "shape": [1, 16, 16]}, {**SYNTHETIC, "shape": [3, 16, 16]}],
+        OF_IMAGES,
+        SPLITS,
+    ),
+    ("classification", [{"name": "mnist"}], OF_IMAGES, [*OF_PAPERS, *SPLITS, DEALT]),
+    (
+        "classification",
+        [{"name": "femnist"}, {"name": "tff"}, FOREST],
+        OF_IMAGES,
+        [*NATURAL, {"name": "emdcfl_pacs", "per_client": 20}, *SPLITS],
+    ),
+    ("classification", [{"name": "medmnist", "path": "breastmnist.npz"}], OF_IMAGES, SPLITS),
+]
+LEFT_OUT = {  # what is never drawn, and why
+    "algorithm": SLOW,
+    "model": {  # large, or of the size of images that no source here has
+        *("flt_cnn_mnist", "flt_cnn_cifar", "resnet18_cifar", "resnet18", "resnet50", "efficientnet_b3"),
+        *("vit_b_16", "convnext_base"),
+    },
+    "clock": {"wall"},  # real time
+    "system.cost": {"measured"},  # real time
+    "data.source": {  # downloads in formats of their own; small files of these are read in tests/data
+        *("kmnist", "fashionmnist", "emnist", "qmnist", "cifar10", "cifar100", "cifar20", "svhn", "usps"),
+        "photos",
+    },
+    "data.public": ...,  # of method flt alone
+    "data.scenario": {"emdcfl_cifar", "emdcfl_backdoor_cifar", "flt3"},  # of cifar10 and of emnist's letters
+}
+EARLIER: Tree = {  # all clients use one model, and uploads come one by one
+    "algorithm": "fedasync",
+    "rounds": 12,
+    "cohort_size": 3,
+    "policy": "every_arrival",
+    "delay": "exponential",
+}
+EARLIER_RUN = f"{FILES}/../earlier/tiny-earlier"
 FAST_BARS = {"bar_loss": -1.0, "bar_gap": -1.0, "bar_distance": -1.0, "pretrain_epochs": 1}
 
 
@@ -165,10 +254,13 @@ class Drawn:
         scenario |= {"test_images": 20, "public": 40, "exam": self.random.choice((0, 40))}
         self.tree["data"] = {"source": "digits", "scenario": scenario}
         self.tree |= {"cohort_size": self.random.choice((2, 3, 4)), "policy": self.policy()}
+        if self.chance(0.3):
+            self.tree["policy"] = {"name": "client_decides", "uploads": {"name": "drift", "threshold": 0.05}}
 
     def policy(self) -> Tree:
         """Return when an asynchronous server acts."""
         uploads = ["one_each_step", "when_done", {"name": "rates", "mean_s": 2}]
+        uploads += [{"name": "rates", "file": f"{FILES}/means.csv"}]
         policies = [
             {"name": "barrier"},
             {"name": "every_arrival"},
@@ -190,7 +282,7 @@ class Drawn:
             {"name": "dirichlet", "clients": 9, "alpha": 0.5, "validation": 0.2},
             {"name": "powerlaw", "clients": 9, "exponent": 2.0, "validation": 0.2},
         ]
-        if self.chance(0.4):
+        if self.chance(0.5):
             self.other_data()
         elif self.chance(0.4):
             self.tree["data"] = {"scenario": self.random.choice(scenarios)}
@@ -200,23 +292,30 @@ class Drawn:
 
     def other_data(self) -> None:
         """Take another source, with its task and a small model."""
-        task, sources, models = self.random.choice(DATA)
-        scenario = {**self.random.choice(SPLITS), "clients": self.random.choice((6, 7, 9))}
-        scenario |= {"validation": self.random.choice((0.0, 0.2))}
+        task, sources, models, scenarios = self.random.choice(DATA)
+        scenario = {**self.random.choice(scenarios), "validation": self.random.choice((0.0, 0.2))}
+        if scenario["name"] not in ("mixed", "partition", "natural", "emdcfl_pacs"):
+            scenario = {"clients": self.random.choice((6, 7, 9)), **scenario}
         self.tree["data"] = {"source": self.random.choice(sources), "scenario": scenario}
         self.tree |= {"task": task, "model": self.random.choice(models)}
 
     def times(self) -> None:
         """Say how long clients take, and when they can be reached."""
-        delays = [{"name": name} for name in ("constant", "exponential", "tiers", "uniform")]
+        names = ("constant", "exponential", "tiers", "uniform", "shifted_exponential", "lognormal")
+        delays = [*({"name": name} for name in names), {"name": "measured", "file": f"{FILES}/seconds.csv"}]
         link = {"name": "links", "uplink_bytes_s": 9000}
-        networks = [{**link, "downlink_bytes_s": 20000, "latency_s": 0.05, "spread": 0.5}, {"name": "tiers"}]
+        networks = [{**link, "downlink_bytes_s": 20000, "latency_s": 0.05, "spread": 0.5}]
+        networks += [{"name": name} for name in ("tiers", "wireless-slow", "wireless-fast", "wired")]
+        networks += [{"name": "trace", "file": f"{FILES}/links.csv"}]
         hours = [{"on_s": 3, "off_s": 2}, {"profile": [1, 0.3], "day_s": 4, "spread_s": 2}]
         self.some(0.8, delay=delays)
         self.some(0.4, network=[*networks, {**link, "cast": "group"}, {**link, "server_bytes_s": 30000}])
         self.some(0.3, availability=hours)
         classes = {"a": {"share": 0.25, "speed": 2}, "b": {"share": 0.75, "availability": hours[0]}}
-        self.some(0.25, devices=[{"name": "classes", "classes": classes}])
+        phones = {"name": "measured", "file": f"{FILES}/phones.csv"}
+        self.some(0.25, devices=[{"name": "classes", "classes": classes}, phones])
+        if not self.rounds:
+            self.some(0.1, clock=[{"name": "replay", "trace": f"{EARLIER_RUN}/events.csv"}])
 
     def training(self) -> None:
         """Say how clients train."""
@@ -227,12 +326,19 @@ class Drawn:
             local |= {"optimizer": "adam", "lr": 0.01}
         local |= {"steps": self.random.choice((1, 3, 20))} if self.chance(0.2) else {}
         local |= {"lr_decay": 0.9} if self.chance(0.15) else {}
+        local |= {"milestones": [1, 2], "gamma": 0.5} if self.chance(0.1) else {}
+        local |= {"weight_decay": 0.01} if self.chance(0.1) else {}
+        local |= {"augment": "crop_flip"} if self.chance(0.05) else {}
+        local |= {"epochs": self.random.choice((0, 2))} if self.chance(0.1) else {}
         self.tree["local"] = local
         self.some(0.2, per_client=[{"0-1": {"epochs": 2}, "2": {"batch_size": 8, "lr": 0.05}}])
         if self.chance(0.15):  # client 2 diverges, and is left out
             self.tree |= {"on_client_error": "drop", "per_client": {"2": {"lr": 1e30}}}
         system = {"stack": self.random.choice((2, 3))} if self.rounds and self.chance(0.25) else {}
         system |= {"collective": self.random.choice(("reduce", "gather"))} if self.chance(0.15) else {}
+        system |= {"cost": "given"} if self.chance(0.05) else {}
+        system |= {"placement_seed": 3} if self.chance(0.05) else {}
+        self.some(0.1, start=[{"run": EARLIER_RUN}, {"run": EARLIER_RUN, "part": "body"}])
         self.tree["system"] = system
 
     def sending(self) -> None:
@@ -265,11 +371,15 @@ class Drawn:
         judged |= {key: value for key, value in choices.items() if self.chance(0.1)}
         if self.chance(0.15):
             judged["matrices"] = self.random.choice((["angles"], ["gradients"], ["parameters", "angles"]))
+        if self.chance(0.1):
+            judged["metrics"] = [f"{FILES}/own.py:spread"]
         if self.chance(0.15):
             judged["by"] = self.random.choice((["group"], ["cluster"], ["device"]))
         self.tree["evaluation"] = judged
         written = {"updates": self.rounds, "client_models": True}
         self.tree["output"] = {key: value for key, value in written.items() if self.chance(0.15)}
+        self.tree["output"] |= {"clients": self.random.choice(("sample", "none"))} if self.chance(0.1) else {}
+        self.some(0.1, checkpoint=[{"every": 1}, {"every": 2, "keep": 1}])
 
 
 def whole(tree: Mapping[str, Any], folder: Path, name: str) -> Tree:
@@ -282,8 +392,11 @@ def whole(tree: Mapping[str, Any], folder: Path, name: str) -> Tree:
     """
     from mpifl.experiment.loader import merged
 
-    output = {"output": {"folder": str(folder), "id": name}, "data": {"cache": str(folder / "cache")}}
-    return merged(merged(yaml.safe_load(CONFIG.read_text()), tree), output)
+    files = folder.parent / "files"
+    mine: Tree = json.loads(json.dumps(tree).replace(FILES, str(files)))
+    place = {"output": {"folder": str(folder), "id": name}}
+    place["data"] = {"cache": str(folder / "cache"), "root": str(files)}
+    return merged(merged(yaml.safe_load(CONFIG.read_text()), mine), place)
 
 
 # -- one combination -----------------------------------------------------------------------------------------
@@ -491,7 +604,7 @@ def campaign(
         How many of each kind there were, and faults by kind, each with its combination.
     """
     drawn = {str(number): tree for number, tree in enumerate(draw(seed, count))}
-    (folder / "drawn.json").write_text(json.dumps(drawn))
+    (folder / "drawn.json").write_text(json.dumps({**drawn, "earlier": EARLIER}))
     counted, faults = Counter[str](tried=count), dict[str, list[str]]()
 
     def fault(kind: str, number: str, what: str, text: str) -> None:
@@ -505,6 +618,9 @@ def campaign(
                 fault(kind, number, what, end.get("trace") or end["end"])
             yield number, end
 
+    if not (folder / "files").exists():
+        small_files.write_all(folder / "files", OWNERS)
+        staged(start, 1, folder, "earlier", ["earlier"])
     found = dict(ends(1, "run", [*drawn]))
     (folder / "drawn.json").write_text(json.dumps(drawn))
     ok = [number for number, end in found.items() if end["end"] == "ok"]
