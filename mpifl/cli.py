@@ -414,7 +414,7 @@ def compare(transport: Transport, args: argparse.Namespace) -> None:
     if transport.is_server:
         print("\n".join([text, *said]))
         for line in differing:
-            print(f"mpifl: last bits of these runs may differ, {line}", file=sys.stderr)
+            print(f"mpifl: {line}", file=sys.stderr)
 
 
 TABLE = {

@@ -36,7 +36,6 @@ from .schema import Config
 
 MAY_CHANGE = ("name", "rounds", "system", "output", "checkpoint", "vary", "table")  # when a run is resumed
 PLACE = ("output.folder", "output.id")  # where a run is: that of a resumed run is given
-TIMES = ("delay.file", "network.file", "devices.file", "policy.uploads.file")  # keys that name files
 EACH_ROUND = ("output.clients", "output.updates")  # decide which rows each round writes: may not change
 
 
@@ -57,6 +56,7 @@ class Checkpoints(Checkpointer):
 
     Attributes:
         identity: as given; of a resumed run, also what was different before the checkpoint.
+        files: checksums of the user's own files, see `loader.sums_of`; empty on workers.
         written: step of the last checkpoint; 0 for none.
         tried: step of the last attempt to write one.
         since: `time.monotonic` of that attempt.
@@ -81,8 +81,8 @@ class Checkpoints(Checkpointer):
         self.about["data"] = dict(content)
         self.about["start"] = start
         self.about["output"] = _written_each_round(config)
-        times = {} if recorder is None else _files_of_times(config)
-        self.about["times"] = {key: checkpoint_files.sum_of(file)[1] for key, file in times.items()}
+        self.files = {} if recorder is None else loader.sums_of(config)
+        self.about["times"] = {key: self.files[key] for key in loader.FILES_OF_TIMES if key in self.files}
         self.written, self.tried, self.since = 0, 0, time.monotonic()
         self._lock = lock
         self._held: FileSums = {}
@@ -211,10 +211,10 @@ class Checkpoints(Checkpointer):
 
     def _check_times(self, before: Mapping[str, str]) -> None:
         """Raise `UserError` unless the files that say how long clients take equal those of the checkpoint."""
-        for key, file in _files_of_times(self.config).items():
-            now = self.about["times"][key]
+        files = loader.files_of(self.config)
+        for key, now in self.about["times"].items():
             remedy = "holds other content than at the checkpoint; bring the old one back, or begin a new run"
-            require(before.get(key, now) == now, key, str(file), remedy)
+            require(before.get(key, now) == now, key, str(files[key]), remedy)
 
     # -- during the run ----------------------------------------------------------------------------------
 
@@ -334,12 +334,6 @@ def _differing(
 def _written_each_round(config: Config) -> dict[str, Any]:
     """Return the options that decide which rows each round adds to the tables."""
     return {key: getattr(config.output, key.partition(".")[2]) for key in EACH_ROUND}
-
-
-def _files_of_times(config: Config) -> dict[str, Path]:
-    """Return key -> the user's own file that says how long clients take."""
-    named = {key: Path(value) for key, value in flat(loader.to_tree(config)) if key in TIMES and value}
-    return {key: file for key, file in named.items() if file.is_file()}
 
 
 def _digest(config: Config) -> str:

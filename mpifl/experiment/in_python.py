@@ -17,7 +17,7 @@ from mpifl.results import comparison, export, reader
 from mpifl.results.comparison_tables import numbers
 from mpifl.results.reader import Run
 from mpifl.results.run_folder import is_complete, refuse_more_rounds
-from mpifl.results.seed_groups import gather
+from mpifl.results.seed_groups import gather, say_other_inputs
 from mpifl.runtime.script import on_all_ranks
 
 from . import loader
@@ -228,6 +228,7 @@ def compare(
     import pandas as pd
 
     found = comparison.compare(_names(runs), choices, finished_only)
+    say_other_inputs(found.groups)
     say_missing(_names(runs))
     return pd.DataFrame(numbers(found))
 
@@ -255,6 +256,7 @@ def table(
     require(target is None or of == "final", "target", target, "has no effect: use of='final'")
     _check_target(target)
     groups = gather(_names(runs), finished_only)
+    say_other_inputs(groups)
     say_missing(_names(runs))
     return export.final_frame(groups, target) if of == "final" else export.frame(groups, of)
 

@@ -9,6 +9,7 @@ holds text and the value is a number, it is kept as it was written.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import os
 import types
@@ -35,6 +36,12 @@ from .schema import CHOICES, Config, Seeds, check_sections
 
 SHIPPED = Path(__file__).parents[1] / "configs"  # the configurations that come with mpifl
 EXCLUSIVE = ("participation", "cohort_size")  # keys of a run; the one that is given last counts
+FILES_OF_TIMES = ("delay.file", "network.file", "devices.file", "policy.uploads.file", "clock.trace")
+FILES = {  # keys that name files which decide numbers -> the file inside a folder that the key names
+    **dict.fromkeys(FILES_OF_TIMES, ""),
+    "model.weights": "",
+    "start.run": "model.safetensors",
+}
 MAX_BASES = 32  # length of a chain of bases
 MAX_INTEGER = 2**63 - 1
 NULLS = ("", "~", "null", "Null", "NULL")  # in YAML
@@ -471,6 +478,31 @@ def texts(config: Config) -> Iterator[str]:
                 yield from inside(one)
 
     yield from inside({key: value for key, value in to_tree(config).items() if key != "output"})
+
+
+def files_of(config: Config) -> dict[str, Path]:
+    """Return key -> the user's own file that it names, for keys whose files decide numbers.
+
+    Data and code are not among them; they have digests of their own (`Federation.content`, `code_of`). Files
+    that are not where this process looks for them are left out.
+    """
+    tree, found = to_tree(config), dict[str, Path]()
+    for key, inside in FILES.items():
+        value: Any = tree
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value and (file := Path(value).expanduser() / inside).is_file():
+            found[key] = file
+    return found
+
+
+def sums_of(config: Config) -> dict[str, str]:
+    """Return key -> SHA-256 of the user's own file that it names; see `files_of`."""
+    sums = {}
+    for key, path in files_of(config).items():
+        with path.open("rb") as file:
+            sums[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
 
 
 def dump(config: Config) -> str:

@@ -24,12 +24,13 @@ from mpifl.core.devices import CPU
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
 from mpifl.core.textfiles import json_file, yaml_of
+from mpifl.results.identity import describe_inputs
 from mpifl.results.reader import OF_A_MACHINE, SAME, load
-from mpifl.results.seed_groups import flat
+from mpifl.results.seed_groups import flat, origins_of
 
 from . import loader
 from .sweep_cases import Case, case_of, cases, combinations, table_of
-from .sweep_results import result_of, started_with
+from .sweep_results import check_case, is_complete, result_of, started_with
 from .sweep_table import SAMPLE, SEED, Result, TableConfig, largest_difference, lines, markdown
 
 PAPERS = {  # folder -> the paper
@@ -258,13 +259,15 @@ def record(folders: Sequence[str]) -> list[Path]:
         The files that were written.
 
     Raises:
-        UserError: a folder is no sweep of a paper, or has no finished case.
+        UserError: a folder is no sweep of a paper, has no finished case, or one with the run of another
+            case; or its cases were computed with different data, files or code of the user.
     """
     written = []
     for folder in map(Path, folders):
         found = _sweep_of(folder)
         new = [*_records(found, folder)]
         require(bool(new), "RUN", str(folder), "has no finished case; run it first")
+        _check_inputs(folder)
         text = ",\n".join(f"  {json.dumps(one)}" for one in found.latest([*found.measured, *new]))
         write_atomically(found.measured_file, f'{{"sweep": "{found.name}", "cases": [\n{text}\n]}}\n')
         written.append(found.measured_file)
@@ -284,6 +287,16 @@ def _sweep_of(folder: Path) -> Sweep:
         names = ", ".join(PAPERS)
         raise UserError("RUN", str(folder), f"is not a sweep of a paper (papers/PAPER/TABLE of {names})")
     return Sweep(paper, stem)
+
+
+def _check_inputs(folder: Path) -> None:
+    """Raise `UserError` unless each complete case is the sweep's, and all have the same inputs."""
+    complete = [case for case in cases(started_with(folder)) if is_complete(case, folder)]
+    for case in complete:
+        check_case(case, folder)
+    for line in describe_inputs(origins_of([load(case.folder(folder)) for case in complete])):
+        remedy = f"its cases differ in {line}; move those away that are not meant, and resume it"
+        raise UserError("RUN", str(folder), remedy)
 
 
 def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:

@@ -212,7 +212,9 @@ def write_retimed(run: Run, config: Config) -> Path:
         folders.write_csv(folder / name, (_with_device(row, devices) for row in run.rows(name)))
     rows = [{**row, "virtual_seconds": times[int(row["round"])]} for row in run.rows("metrics.csv")]
     folders.write_csv(folder / "metrics.csv", rows)
-    changes = {"format": folders.FORMAT, "retimed_from": run.folder.name}
+    files = {key: value for key, value in run.files.items() if key not in loader.FILES_OF_TIMES}
+    files |= {key: value for key, value in loader.sums_of(config).items() if key in loader.FILES_OF_TIMES}
+    changes = {"format": folders.FORMAT, "retimed_from": run.folder.name, "files": files}
     folders.write_json(folder / "summary.json", folders.without_infinity({**run.summary, **changes}))
     return folder
 

@@ -171,8 +171,9 @@ def train(
                     see = observer(context, server_step, engine, recorder, progress, observed, file)
                 server = engine.run(see, saved)
             with doing("writing results"):
-                identity = checkpoints.identity
-                return finish(context, server_step, engine, recorder, server, start, identity, watchdog)
+                origin = {"identity": checkpoints.identity}
+                origin |= {"files": checkpoints.files} if checkpoints.files else {}
+                return finish(context, server_step, engine, recorder, server, start, origin, watchdog)
 
 
 def open_recorder(context: RunContext, folder: Path) -> Recorder:
@@ -515,7 +516,7 @@ def finish(
     recorder: Recorder | None,
     server: Server | None,
     start: float,
-    identity: Mapping[str, Any],
+    origin: Mapping[str, Any],
     watchdog: Callable[[], Watchdog],
 ) -> UserError | CodeFailed | None:
     """Collect the results from all ranks and write the last files of the run folder; every rank calls.
@@ -527,7 +528,7 @@ def finish(
         recorder: recorder of the run folder, on rank 0.
         server: the server after the last step, on rank 0.
         start: start of the run by `perf_counter`, minus the seconds before the checkpoint of a resumed run.
-        identity: what decides the last bits of the run's numbers, on rank 0.
+        origin: entries of `summary.json` about what decides the run's numbers, on rank 0.
         watchdog: returns a watchdog for work that all ranks do together.
 
     Returns:
@@ -545,7 +546,7 @@ def finish(
     whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
     sha = digest(whole, server.assign, server.algorithm_state)
     summary = {
-        **_summary(context, server_step, recorder.last, sha, identity),
+        **_summary(context, server_step, recorder.last, sha, origin),
         "federation_bytes_expected": compared(context, server_step.ledger),
         "mpi_bytes": sum(row["bytes"] for row in traffic),
         "peak_bytes": [rank["peak_bytes"] for rank in places],
@@ -656,7 +657,7 @@ def _summary(
     server_step: ServerStep,
     last: Mapping[str, float | int],
     sha: str,
-    identity: Mapping[str, Any],
+    origin: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the final figures of a run."""
     tree = loader.to_tree(context.config)
@@ -682,7 +683,7 @@ def _summary(
         "num_classes": context.federation.num_classes,
         **({"class_names": list(names)} if (names := context.federation.class_names) else {}),
         "digest": sha,
-        "identity": identity,
+        **origin,
         "data": dict(context.federation.content),
         **{name: last[name] for name in figures},
         **shown,

@@ -29,6 +29,8 @@ from mpifl.core.case_names import LOCKS, labels_of
 from mpifl.core.errors import CodeFailed, Stopped, StoppedEarly, UserError, require
 from mpifl.core.files import try_lock
 from mpifl.core.progress import doing
+from mpifl.core.textfiles import json_mapping
+from mpifl.data import DataConfig, open_federation
 from mpifl.results import run_folder as folders
 from mpifl.results.progress import Progress
 from mpifl.results.reader import load
@@ -102,7 +104,6 @@ def sweep(
         return own, _folder(own, every)
 
     own, folder = on_server(transport, begin)
-    on_server(transport, lambda: check_cases(cases(own), folder))
     work = _Work(folder, part.chosen(cases(own)), quiet or not transport.is_server, part)
     return work.run(transport, jobs)
 
@@ -220,6 +221,7 @@ def _folder(tree: dict[str, Any], every: Sequence[Case]) -> Path:
     began = started_with(there, "output.id")
     whole = joined(began, tree, there)
     _check_same(cases(began), every, there)
+    check_cases(cases(whole), there)
     if whole != began:
         keep(whole, there)
     return there
@@ -262,10 +264,39 @@ def _check_same(old: Sequence[Case], new: Sequence[Case], there: Path) -> None:
 
 
 def check_cases(every: Sequence[Case], there: Path) -> None:
-    """Raise `UserError` if a case's folder holds a run of other settings, or of other code of the user."""
+    """Raise `UserError` if a case's folder holds a run of other settings, code, files or data of the user.
+
+    Each choice of data is opened once, with the seed of the first complete case that has it; a split is
+    compared under this seed alone. Data that are not there, or cannot be opened, are not compared.
+    """
+    opened: dict[str, tuple[int, Mapping[str, str]]] = {}
     for case in every:
         with _named(case):
             check_case(case, there)
+            then = json_mapping(case.folder(there) / "summary.json").get("data")
+            if not isinstance(then, dict):
+                continue
+            data, seed = case.config.data, case.config.seed.data
+            if repr(data) not in opened:
+                opened[repr(data)] = seed, _content(data, seed)
+            of, now = opened[repr(data)]
+            for part in sorted(then.keys() & now.keys() - ({"split"} if of != seed else set())):
+                differs = (
+                    f"{part} of its data: {then[part]} in the run in {case.folder(there)}, {now[part]} now"
+                )
+                remedy = (
+                    f"{differs}; bring the old data back, or move the run away, and the sweep runs it again"
+                )
+                require(then[part] == now[part], "data.source", data.source.name, remedy)
+
+
+def _content(data: DataConfig, seed: int) -> Mapping[str, str]:
+    """Return the digests of data, see `Federation.content`; empty if they cannot be opened."""
+    try:
+        with doing("comparing the data with those of complete cases"):
+            return open_federation(data, seed, verify=False).content
+    except (UserError, CodeFailed):  # a case that is to run says it
+        return {}
 
 
 # -- running -------------------------------------------------------------------------------------------------

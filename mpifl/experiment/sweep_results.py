@@ -143,7 +143,8 @@ def check_case(case: Case, parent: Path) -> None:
         parent: the sweep's folder.
 
     Raises:
-        UserError: its settings are not those of the case, or it was computed by other code of the user.
+        UserError: its settings are not those of the case, or it was computed by other code or with other
+            files of the user.
     """
     folder = case.folder(parent)
     if not (folder / "config.yaml").is_file() or not (folder / "run.json").is_file():
@@ -162,6 +163,13 @@ def check_case(case: Case, parent: Path) -> None:
     now = code_of(loader.texts(case.config))  # empty: the files are not where this process looks for them
     changed = f"the run in {folder} was computed by {then}, before a file of your own changed; {remedy}"
     require(not then or not now or then == now, OWN, now, changed)
+    before = summary.get("files")
+    before, sums = before if isinstance(before, dict) else {}, loader.sums_of(case.config)
+    for key, file in loader.files_of(case.config).items():
+        changed = (
+            f"holds other content than when the run in {folder} was computed; bring it back, or {remedy}"
+        )
+        require(before.get(key, sums[key]) == sums[key], key, str(file), changed)
 
 
 def say_missing(names: Sequence[str]) -> None:

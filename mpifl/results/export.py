@@ -20,7 +20,16 @@ from mpifl.core.textfiles import readable
 from .comparison import check_target, independent
 from .logging import warn_once
 from .reader import INTEGER, Run
-from .seed_groups import AXES, Group, default_target, flat, gather, metric_of, short_names
+from .seed_groups import (
+    AXES,
+    Group,
+    default_target,
+    flat,
+    gather,
+    metric_of,
+    say_other_inputs,
+    short_names,
+)
 from .tables import first_of
 
 if TYPE_CHECKING:
@@ -64,6 +73,7 @@ def export(
         require(path.suffix in FORMATS, "--out", file, f"use a file that ends in {' or '.join(FORMATS)}")
         _check_parquet(path)
     groups = gather(names, finished_only)
+    say_other_inputs(groups)
     found = final_frame(groups, target) if table == "final" else frame(groups, table)
     if path is None:
         return str(found.to_csv(index=False))

@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -167,6 +167,7 @@ class Origin:
         data_seed: the seed of its data, as a string.
         identity: its identity; empty for a run of an older version.
         content: digests of its data by name, see `Federation.content`; empty for a run of an older version.
+        files: checksums of the user's own files by the key that names them; empty for an older version.
     """
 
     configuration: str
@@ -174,22 +175,34 @@ class Origin:
     data_seed: str
     identity: Mapping[str, Any]
     content: Mapping[str, Any]
+    files: Mapping[str, Any] = field(default_factory=dict)
 
 
 def describe_origins(found: Mapping[str, Origin]) -> list[str]:
     """Return a line for each property in which runs differ besides their configurations and seeds.
 
-    Runs of one configuration should have the same user code. Runs with the same data settings should have the
-    same samples and files, and with the same data seed also the same split.
+    Args:
+        found: name of the run -> its origin.
+    """
+    return [*describe_differences({run: o.identity for run, o in found.items()}), *describe_inputs(found)]
+
+
+def describe_inputs(found: Mapping[str, Origin]) -> list[str]:
+    """Return a line for each input in which runs differ that should have the same one.
+
+    Runs of one configuration should have the same code and files of the user. Runs with the same data
+    settings should have the same samples and files, and with the same data seed also the same split.
 
     Args:
         found: name of the run -> its origin.
     """
     runs = found.items()
-    lines = describe_differences({run: o.identity for run, o in runs})
-    lines += _unlike(
+    lines = _unlike(
         f"{OWN} (in one configuration)", ((o.configuration, run, o.identity.get(OWN)) for run, o in runs)
     )
+    for key in dict.fromkeys(key for _, o in runs for key in o.files):
+        values = [(o.configuration, run, o.files.get(key)) for run, o in runs]
+        lines += _unlike(f"file of {key} (in one configuration)", values)
     for name in ("samples", "files"):
         values = [(o.data, run, o.content.get(name)) for run, o in runs]
         lines += _unlike(f"{name} of the data (under the same data)", values)

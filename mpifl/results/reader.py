@@ -162,7 +162,14 @@ class Run:
             str(seed.get("data") if isinstance(seed, Mapping) else seed),
             self.summary.get("identity", {}),
             content if isinstance(content, Mapping) else {},
+            self.files,
         )
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Checksums of the user's own files by the key that names them; empty for none."""
+        found = self.summary.get("files")
+        return found if isinstance(found, Mapping) else {}
 
     @property
     def written(self) -> str:

@@ -19,11 +19,11 @@ from . import report_data, statistics_figures
 from .comparison import NO_TEST, Choices, Comparison, compare
 from .comparison_tables import final_table, numbers, rank_table, test_tables, title_of
 from .figures import FIGURES, said_of
-from .identity import describe_origins
+from .identity import describe_differences, describe_inputs
 from .reader import Run
 from .report_page import page
 from .run_folder import write_csv
-from .seed_groups import REPORT, Group, short_names
+from .seed_groups import REPORT, Group, origins_of, say_other_inputs
 from .tables import Table, as_html, as_latex, as_markdown, as_text, narrowed, table_of, too_wide
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def report(
     """
     comparison = relabelled(compare(names, choices, finished_only), labels or {})
     groups = comparison.groups
+    say_other_inputs(groups)
     place = Path(folder) if folder else groups[0].runs[0].folder.parent / "report"
     try:
         (place / "figures").mkdir(parents=True, exist_ok=True)
@@ -274,5 +275,7 @@ def write_files(
 def warnings(comparison: Comparison) -> list[str]:
     """Return a line for each property in which these runs differ besides their configurations and seeds."""
     runs = [run for group in comparison.groups for run in group.runs] + [*comparison.rerun]
-    names = short_names([run.folder for run in runs])
-    return describe_origins({name: run.origin for name, run in zip(names, runs, strict=True)})
+    found = origins_of(runs)
+    bits = describe_differences({name: origin.identity for name, origin in found.items()})
+    lines = [f"last bits of these runs may differ, {line}" for line in bits]
+    return lines + [f"these runs differ in {line}" for line in describe_inputs(found)]

@@ -16,6 +16,7 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.metric import Metric
 
+from .identity import Origin, describe_inputs
 from .logging import warn_once
 from .reader import Run, is_unfinished, load
 from .statistics import ROUNDING
@@ -218,6 +219,17 @@ def gather(names: Sequence[str], finished_only: bool = False) -> list[Group]:
     trees = [({"name": name_of(run)} if run.label in apart else {}) | tree_of(run) for run in first]
     named = titles(trees, [head_of(run, tree) for run, tree in zip(first, trees, strict=True)])
     return [Group(name, tuple(group)) for name, group in zip(named, found.values(), strict=True)]
+
+
+def origins_of(runs: Sequence[Run]) -> dict[str, Origin]:
+    """Return short name of the run folder -> the origin of a run's numbers."""
+    return dict(zip(short_names([run.folder for run in runs]), (run.origin for run in runs), strict=True))
+
+
+def say_other_inputs(groups: Sequence[Group]) -> None:
+    """Print a line for each input in which runs differ that should have the same: data, files, own code."""
+    for line in describe_inputs(origins_of([run for group in groups for run in group.runs])):
+        warn_once(f"these runs differ in {line}")
 
 
 def tree_of(run: Run) -> dict[str, Any]:

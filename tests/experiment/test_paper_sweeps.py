@@ -252,6 +252,21 @@ def test_another_sweep_adds_its_cases_and_replaces_the_same_ones(paper, tmp_path
     assert "(ucfl.md)" in (papers.PAGES / "README.md").read_text()
 
 
+def test_cases_with_other_data_or_of_another_case_are_not_recorded(paper, tmp_path):
+    folder = sweep_with(paper, tmp_path, "a", "--only", "rows=FedAvg")
+    one, other = (folder / f"ucfl-table1-FedAvg-{seed}" for seed in (0, 1))
+    summary = json.loads((other / "summary.json").read_text())
+    data = {**summary["data"], "samples": "other"}
+    (other / "summary.json").write_text(json.dumps({**summary, "data": data}))
+    with pytest.raises(UserError, match="cases differ in samples of the data"):
+        papers.record([str(folder)])
+    shutil.rmtree(other)
+    shutil.copytree(one, other)
+    with pytest.raises(UserError, match=r"seed.data = 1: the run in .*FedAvg-1 has 0"):
+        papers.record([str(folder)])
+    assert not (paper / "measured" / "table1.json").exists()
+
+
 def test_a_page_says_what_did_not_run_and_counts_a_training_once(paper, tmp_path):
     """Local has no case; of FedAvg two cases rest on one training, as those of a sweep over networks."""
     folder = sweep_with(paper, tmp_path, "a", "--only", "rows=FedAvg")

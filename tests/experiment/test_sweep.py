@@ -36,6 +36,7 @@ from mpifl.experiment.sweep_results import over_seeds, table
 from mpifl.results import identity
 from mpifl.results.comparison import compare
 from mpifl.results.comparison_tables import final_table
+from mpifl.results.logging import warn_once
 from mpifl.results.seed_groups import gather
 from mpifl.results.sweep_figure import Curve
 from mpifl.results.tables import as_text
@@ -403,28 +404,42 @@ def test_a_sweep_says_that_its_cases_were_computed_by_other_code(tmp_path, monke
     assert "mended (tiny-1)" in said[0]
 
 
-def test_a_sweep_says_that_its_cases_have_other_data(tmp_path, capsys):
-    """The file of the split was written again between two cases, or between two runs that are compared."""
-    file = tmp_path / "split.csv"
-    scenario = f"{{name: partition, path: {file}, test: own}}"
-    options = ["--output.folder", str(tmp_path), "--data.cache", str(tmp_path / "cache")]
-    options += ["--data.scenario", scenario, "--output.id", "x", "--vary"]
+def test_a_case_that_was_computed_with_other_data_is_not_done(tmp_path, capsys):
+    """The file of the split, or that of times, was written again; comparisons and exports say it."""
+    split, times = tmp_path / "split.csv", tmp_path / "times.csv"
+    tree = {**loader.read(TINY), "output": {"folder": str(tmp_path), "id": "x"}, "rounds": 1}
+    tree["data"]["scenario"] = {"name": "partition", "path": str(split), "test": "own"}
+    tree["data"]["cache"] = str(tmp_path / "cache")
+    tree["delay"] = {"name": "measured", "file": str(times)}
 
-    def deal(samples):
-        file.write_text("client,sample\n" + "".join(f"{i % 4},{i}\n" for i in range(samples)))
+    def deal(samples, seconds=1):
+        split.write_text("client,sample\n" + "".join(f"{i % 4},{i}\n" for i in range(samples)))
+        times.write_text("client,seconds\n" + "".join(f"{k},{seconds}\n" for k in range(4)))
 
     deal(80)
-    folder = sweep(TINY, [*options, "{seed: [0, 1]}"], Single())
-    assert "cases differ in" not in capsys.readouterr().out
-    deal(60)
-    sweep(TINY, [*options, "{seed: [0, 1, 2]}"], Single())
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cases differ in ")]
-    assert [line.split(":")[0] for line in said] == [
-        "cases differ in files of the data (under the same data)"
-    ]
-    assert "(tiny-0, tiny-1)" in said[0]
-    assert main(["compare", str(folder / "tiny-0"), str(folder / "tiny-2")]) == 0
-    assert "files of the data" in capsys.readouterr().err
+    folder = mpifl.sweep(tree, vary={"seed": [0, 1]}).folder
+    assert main(["resume", str(folder), "-q"]) == 0
+    for changed, says in (((60,), "files of its data: "), ((80, 2), f"delay.file = '{times}': ")):
+        deal(*changed)
+        assert main(["resume", str(folder), "-q"]) == 2
+        assert says in capsys.readouterr().err
+        with pytest.raises(UserError, match=r"the run in .*tiny-0"):
+            mpifl.sweep(tree, vary={"seed": [0, 1, 2]})
+    deal(60, 2)
+    split.rename(tmp_path / "away")
+    times.rename(tmp_path / "too")
+    assert main(["resume", str(folder), "-q"]) == 0, "nothing can be compared"
+    deal(60, 2)
+    other = mpifl.sweep({**tree, "output": {"folder": str(tmp_path), "id": "y"}}, vary={"seed": [2]}).folder
+    runs = [str(folder / "tiny-0"), str(other / "tiny-2")]
+    says = ["these runs differ in file of delay.file (in one configuration)"]
+    says += ["these runs differ in files of the data (under the same data)"]
+    for command in ("compare", "export"):
+        warn_once.cache_clear()
+        assert main([command, *runs]) == 0
+        err = capsys.readouterr().err
+        assert all(f"{text}: " in err for text in says), command
+        assert "last bits of these runs may differ, file" not in err
 
 
 def test_cases_under_several_networks_have_their_times_in_the_table(tmp_path):

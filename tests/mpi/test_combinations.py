@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 from mpi import combinations
 from support import toy
+
+from mpifl.data import SOURCES, DataConfig
+from mpifl.experiment.schema import CHOICES
 
 PROGRAM = Path(combinations.__file__)
 COUNT = int(os.environ.get("MPIFL_CONFIGURATIONS", "300"))
@@ -42,6 +46,30 @@ def test_combinations_depend_on_the_seed_alone_and_repairs_end():
     for _ in range(2):
         tree = combinations.repaired(tree, "evaluation.by", random)
     assert [*tree] == ["seed", "rounds", "algorithm"]
+
+
+def test_all_that_the_registries_name_is_drawn_but_for_what_is_said():
+    sections = {"uploads": "policy", "compression": "payload", "cost": "system"}
+    drawn = combinations.draw(0, 6000)
+    missing = {}
+    for (cls, field), registry in CHOICES.items():
+        section = "data" if cls is DataConfig else sections.get(field, "")
+        held = (tree.get(section, {}) if section else tree for tree in drawn)
+        values = [tree.get(field) for tree in held if isinstance(tree, dict)]
+        default = type(default_of(cls, field))
+        names = {v if isinstance(v, str) else v.get("name") for v in values if v is not None}
+        names |= {name for name, option in registry.items() if option is default}
+        if left := registry.keys() - names:
+            missing[f"{section}.{field}".lstrip(".")] = left
+    public = missing.pop("data.public")
+    assert public == SOURCES.keys() - {type(DataConfig().public).name}
+    assert missing == combinations.LEFT_OUT
+
+
+def default_of(cls, field):
+    """Return the default of a field of a dataclass."""
+    (found,) = (f for f in dataclasses.fields(cls) if f.name == field)
+    return found.default if found.default_factory is dataclasses.MISSING else found.default_factory()
 
 
 def test_a_campaign_tells_what_differs(tmp_path):
