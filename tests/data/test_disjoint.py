@@ -49,6 +49,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("mixed", {"groups": MIXED, "validation": 0.2}),
     ("mixed", {"groups": MIXED, "validation": 0.2, "test": "own"}),
     ("mixed", {"groups": MIXED, "validation": 0.2, "test": "own", "copies": True}),
+    ("mixed", {"groups": ({"clients": 3}, {"clients": 3, "angle": 90}), "copies": True}),
     ("dirichlet", {"clients": 6, "by": "client", "alpha": 0.3, "validation": 0.2}),
     *(("natural", {"test": test, "validation": 0.2}) for test in ("origin", "own", "all")),
     ("population", {"clients": 30, "samples": 50, "validation": 0.2}),
@@ -79,6 +80,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("ucfl_batch", {"clients": 8, "points": 800, "validation": 0.2}),
     ("ccfl", {**CCFL, "validation": 0.2}),
     ("ccfl", {**CCFL, "static": True}),
+    ("ccfl", {**CCFL, "clusters": 1, "smallest": 60, "largest": 60}),
     ("fedcuau", {"clients": 8, "samples": 100, "test_images": 40, "validation": 0.2}),
 ]
 

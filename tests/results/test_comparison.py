@@ -11,10 +11,11 @@ from support.comparisons import group_of, run_of
 
 from mpifl.core.errors import UserError
 from mpifl.core.metric import METRICS
-from mpifl.results.comparison import Choices, Comparison, check_target, column_of, independent
+from mpifl.results.comparison import COLUMNS, Choices, Comparison, check_target, column_of, independent
 from mpifl.results.comparison_tables import final_table, numbers, rank_table, test_tables
 from mpifl.results.seed_groups import Group
 from mpifl.results.statistics import TEST_NAMES
+from mpifl.results.survival import median
 from mpifl.results.tables import BEST, TIED
 
 GOOD, NEAR, BAD = (
@@ -445,9 +446,47 @@ def test_methods_that_differ_in_their_names_only_are_ranked_apart():
 
 
 def test_ranks_by_a_figure_of_which_less_is_better():
-    """The loss is one minus the accuracy: the same ranks."""
+    """The loss is one minus the accuracy: the same ranks, marks, sides and wins; differences change sign."""
     scores = [0.9, 0.8, 0.7], [0.9, 0.7, 0.8], [0.6, 0.5, 0.7]
     np.testing.assert_array_equal(ranked(*scores).ranking.ranks, ranked(*scores, metric="loss").ranking.ranks)
+    groups = group_of("a", BAD), group_of("b", GOOD), group_of("c", NEAR)
+    found = []
+    for metric in ("accuracy", "loss"):
+        both = compared(*groups, metric=metric, test="t")
+        (problem,) = both.problems
+        contrasts = both.contrasts(problem, both.column(metric))
+        (table,) = tables_of_tests(both)
+        wins = {row[0].text: row[4].text for row in table.rows}
+        found.append((marks(both, metric), {c.group: (c.best, c.side) for c in contrasts}, wins))
+    assert found[0] == found[1]
+    assert found[1][1:] == ({0: (1, -1), 2: (1, -1)}, {"a": "0 of 5", "c": "1 of 5"})
+
+
+def test_a_level_that_is_not_95_percent():
+    """Intervals of means, differences, medians, answers and Nemenyi's difference follow the level."""
+    groups = group_of("a", [0.80, 0.84, 0.82, 0.90, 0.86]), group_of("b", [0.79, 0.82, 0.84, 0.87, 0.83])
+    d = compared(*groups).paired(1, 0, COLUMNS["accuracy"])
+    p = stats.ttest_1samp(d, 0.0).pvalue
+    assert 0.05 < p < 0.5
+    for level, worse in ((0.95, "not shown"), (0.6, "yes")):
+        both = compared(*groups, confidence=level, interval="t", columns=("run", "accuracy"), test="t")
+        low, high = stats.t.interval(level, 4, 100 * np.mean(GOOD), 100 * stats.sem(GOOD))
+        assert final_table(both).rows[0][1].text.endswith(f"[{low:.2f}, {high:.2f}]")
+        (table,) = tables_of_tests(both)
+        low, high = stats.t.interval(level, 4, np.mean(d), stats.sem(d))
+        texts = {name: cell.text for name, cell in zip(table.columns, table.rows[0], strict=True)}
+        assert texts[f"{100 * level:g} % interval"] == f"[{low:+.3g}, {high:+.3g}]"
+        assert texts["worse?"] == worse
+    scores = [0.9, 0.8, 0.7], [0.9, 0.7, 0.8], [0.6, 0.5, 0.7]
+    q = stats.studentized_range.ppf(0.7, 3, np.inf) / 2**0.5
+    cd = ranked(*scores, confidence=0.7).ranking.critical_difference
+    np.testing.assert_allclose(cd, q * (3 * 4 / (6 * 3)) ** 0.5)
+    for level in (0.95, 0.5):
+        runs = compared(timed("a", 2, 3, 4, 5, 9), target=0.9, confidence=level, interval="t")
+        column = runs.column("rounds_to_target")
+        said, wanted = runs.median(0, column), median(runs.reached(0, column), "t", level)
+        assert (said.low, said.high) == (wanted.low, wanted.high)
+    assert said.low > 2
 
 
 @pytest.mark.parametrize(

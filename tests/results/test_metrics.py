@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from mpifl.core.errors import UserError
+from mpifl.core.metric import METRICS
 from mpifl.results import metrics as M
 
 
@@ -28,7 +29,12 @@ def test_summary_of_accuracies_by_hand():
 
 def test_worst_tenth_of_twenty_one_clients_are_three():
     """ceil(21 / 10) = 3 lowest of 0, 0.01, ..., 0.2: mean 0.01."""
-    assert M.accuracy_summary(np.arange(21) / 100).worst_tenth == pytest.approx(0.01)
+    values = np.arange(21) / 100
+    assert M.accuracy_summary(values).worst_tenth == pytest.approx(0.01)
+    for name, worst in (("r2", 0.0), ("mse", 0.2)):  # of errors the largest
+        found = M.spread(values, METRICS[name])
+        assert found[f"{name}_worst"] == worst
+        assert found[f"{name}_worst_tenth"] == pytest.approx(abs(worst - 0.01))
 
 
 def test_a_client_without_test_samples_counts_in_no_figure_of_the_summary():

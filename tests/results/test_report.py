@@ -20,13 +20,13 @@ from support.runs import run_each
 import mpifl
 from mpifl import cli
 from mpifl.core.errors import UserError
-from mpifl.results import figures, seed_groups, sweep_figure
+from mpifl.results import figures, report_data, seed_groups, sweep_figure
 from mpifl.results import reader as finished
 from mpifl.results.comparison import Choices, Comparison
 from mpifl.results.comparison_tables import final_table
 from mpifl.results.report import _run_rows, report, warnings, write_files
 from mpifl.results.report_page import _own_parts, _shared_parts, _tiles
-from mpifl.results.seed_groups import Group, gather
+from mpifl.results.seed_groups import Group, default_target, gather
 from mpifl.results.tables import as_latex, as_text, table_of
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
@@ -362,6 +362,25 @@ def test_the_tile_of_the_target_says_what_the_table_says():
     assert "<b>4 MB</b><span>least to 90 % accuracy: b</span>" in _tiles(groups, 0.9)
     assert "<b>6 MB</b><span>to 90 % accuracy</span>" in _tiles(groups[:1], 0.9)
     assert "least to" not in _tiles([group("a", None, None), group("b", None, 2, None)], 0.9)
+
+
+def test_of_errors_the_least_is_the_best():
+    """Word errors 0.5, 0.2 and 0.4, 0.3: targets, tiles and records go down."""
+    groups = []
+    for name, curve, worst in (("a", [0.5, 0.2], 0.9), ("b", [0.4, 0.5, 0.3], 0.6)):
+        run = run_of(name, curve)
+        metric = {"name": "wer", "title": "word errors", "better": -1, "percent": True}
+        run.summary.update(metric=metric, wall_seconds=1.0)
+        run.series.update({"wer_mean": np.array(curve), "wer_worst": np.full(len(curve), worst)})
+        groups.append(Group(name, (run,)))
+    assert default_target(groups) == pytest.approx(1.05 * 0.2)
+    tiles = _tiles(groups, 0.35)
+    assert "<b>20.00 %</b><span>best mean word errors: a</span>" in tiles
+    assert "<b>60.00 %</b><span>best worst client: b</span>" in tiles
+    records = [[record[:2] for record in g["records"][0]] for g in report_data.curves(groups)["groups"]]
+    assert records == [[[50, 1], [20, 2]], [[40, 1], [30, 3]]]
+    assert groups[1].reached(0.4, "round").position.tolist() == [1]
+    assert groups[0].reached(0.4, "round").position.tolist() == [2]
 
 
 def test_the_table_in_terminal_csv_latex_and_markdown(folder, tmp_path, capsys):

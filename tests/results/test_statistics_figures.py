@@ -36,6 +36,10 @@ def test_intervals_show_every_run_the_mean_and_its_interval():
     assert lines[5] == ([pytest.approx(said.mean)], [1.0])
     assert [label.get_text() for label in axis.get_yticklabels()] == ["a", "b"]
     assert statistics_figures.intervals(Comparison((group_of("a", [0.5]),))) is None
+    narrow = Comparison((group_of("a", BAD), group_of("b", GOOD)), Choices(confidence=0.5))
+    said = statistics.estimate(100 * np.array(GOOD), confidence=0.5)
+    ends = drawn(statistics_figures.intervals(narrow).axes[0])[4][0]
+    np.testing.assert_allclose(ends, [said.low, said.high])
 
 
 def test_runs_that_end_without_the_target_have_a_triangle_and_an_open_interval_an_arrow():

@@ -35,6 +35,8 @@ def test_a_published_example():
     a, b = median(treated), median(placebo)
     assert (a.value, a.low, a.high, a.runs, a.unmet, a.beyond) == (23, 13, np.inf, 21, 12, 35)
     assert (b.value, b.low, b.high, b.unmet) == (8, 4, 11, 0)
+    narrow = median(placebo, confidence=0.5)
+    assert 4 < narrow.low <= 8 <= narrow.high < 11
     at, share = kaplan_meier(treated)
     np.testing.assert_allclose(share[[0, 1, 3]], [18 / 21, 18 / 21 * 16 / 17, 18 / 21 * 16 / 17 * 14 / 15])
     assert at[[0, 1, 3]].tolist() == [6, 7, 10]

@@ -160,5 +160,7 @@ def test_shares_whose_product_is_not_whole_take_the_nearest_number():
     assert TopK(0.1).code(x, key(0), True).count_nonzero() == 4
     assert TopK(0.1).size(37, 4) == 32
     assert RandomK(0.1).size(37, 4) == 24
+    sent = RandomK(0.1).code(x, key(0), True)
+    torch.testing.assert_close(sent[sent > 0], 37 / 4 * x[sent > 0])
     assert QSGD(bits=3, bucket=4).size(10, 4) == 4 + 3 * 4
     assert Int8(bucket=4).size(10, 4) == 10 + 3 * 4
