@@ -22,8 +22,8 @@ import torch
 from mpifl.comm.transport import Transport
 from mpifl.core.devices import to_main_memory
 from mpifl.core.errors import MethodError
-from mpifl.core.mixing import Mixing
-from mpifl.core.parameters import Part
+from mpifl.core.mixing import Mixing, statistics_of, weights_of
+from mpifl.core.parameters import Part, VectorParts
 
 from .exact_sum import kept_rows, spacings
 from .mixer import Mixer, check_uploads, gather_order, parts_of, stacked
@@ -53,6 +53,7 @@ class ExchangePlan:
         rows: indices of the active rows [Ka].
         max_abs: largest absolute value of each upload [m].
         row_max_abs: largest absolute value of the old row of each active row [Ka]; 0 where it is not used.
+        unmeasured: columns that do not count in distances: running statistics.
     """
 
     into: str
@@ -66,6 +67,7 @@ class ExchangePlan:
     rows: np.ndarray
     max_abs: np.ndarray
     row_max_abs: np.ndarray
+    unmeasured: Part = ()
 
     @property
     def num_centres(self) -> int:
@@ -86,6 +88,7 @@ class RobustMixer:
         mixer: carries out the ordinary mixings; its tables are the ones that are mixed into.
         rule: the robust rule.
         statistics: names of uploads that do not represent parameters (`Rule.applies`).
+        parts: which columns hold running statistics, whose distances mean nothing; None for no column.
 
     Attributes:
         num_too_small: number of rows in the last call of `mix` whose groups were too small for the rule,
@@ -93,9 +96,15 @@ class RobustMixer:
     """
 
     def __init__(
-        self, transport: Transport, mixer: Mixer, rule: Rule, statistics: Collection[str] = ()
+        self,
+        transport: Transport,
+        mixer: Mixer,
+        rule: Rule,
+        statistics: Collection[str] = (),
+        parts: VectorParts | None = None,
     ) -> None:
         self.transport, self.mixer, self.rule, self.statistics = transport, mixer, rule, statistics
+        self.parts = parts
         self.num_too_small = 0
 
     def mix(
@@ -121,12 +130,15 @@ class RobustMixer:
         if tables is not None:
             self.mixer.tables.publish(tables)
         self.num_too_small = 0
+        found: tuple[Mixing, Mixing] | None = None  # of weights that are mixed apart, and what the rule made
         changed: dict[str, torch.Tensor] = {}
         count = self.transport.bcast(None if mixings is None else len(mixings), "plan")
         for i in range(count):
             mixing = None if mixings is None else mixings[i]
             plan = None
-            if mixing is not None and upload_info is not None:
+            if mixing is not None and found is not None and _goes_with(mixing, found[0]):
+                mixing = alike(mixing, *found)
+            elif mixing is not None and upload_info is not None:
                 plan = self._plan(mixing, upload_info, changed)
             plan = self.transport.bcast(plan, "plan")
             if plan is not None and isinstance(self.rule, CoordinateRule):
@@ -138,7 +150,8 @@ class RobustMixer:
                 assert isinstance(self.rule, DistanceRule)
                 squares = self._distances(plan, uploads, changed, self.rule)
                 if mixing is not None and squares is not None:
-                    mixing = reweighted(mixing, plan, squares, self.rule)
+                    found = mixing, reweighted(mixing, plan, squares, self.rule)
+                    mixing = found[1]
             one = None if mixing is None else [mixing]
             changed |= self.mixer.mix(one, upload_info, uploads, changed)
         return changed
@@ -183,6 +196,7 @@ class RobustMixer:
             rows=rows,
             max_abs=max_abs,
             row_max_abs=row_max,
+            unmeasured=() if self.parts is None else self.parts.statistics(mixing.into, old.shape[1]),
         )
 
     def _old(self, name: str, changed: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -265,7 +279,10 @@ class RobustMixer:
         grids = _grids(plan, rule)
         sums = np.zeros(grids.shape, np.int64)
         centre = np.cumsum(plan.centres) - 1  # index of each active row's old row among those sent
-        for _, block in self._blocks(plan, uploads, changed, TILE):
+        for columns, block in self._blocks(plan, uploads, changed, TILE):
+            own = columns[self.transport.rank]
+            for s in plan.unmeasured:
+                block[:, max(s.start - own.start, 0) : max(s.stop - own.start, 0)] = 0.0
             for lo in range(0, block.shape[1], TILE):
                 tile = block[:, lo : lo + TILE].double()
                 found = []
@@ -363,17 +380,44 @@ def reweighted(
         squares: for each active row, the squared distances for `DistanceRule.weights`.
         rule: the robust rule.
     """
-    weights, keep = np.zeros_like(mixing.weights), mixing.keep
+    weights = np.zeros_like(mixing.weights)
     rest = np.zeros(mixing.num_rows)
     for k, group, apart, centred in zip(plan.rows, plan.groups, squares, plan.centres, strict=True):
         before = mixing.weights[k, group]
         weights[k, group] = rule.weights(apart, before)
         if centred:
             rest[k] = (before - weights[k, group]).sum()
-    if rest.any():
-        own = rest if keep is None or keep.ndim == 1 else np.eye(*keep.shape) * rest[:, None]
-        keep = own if keep is None else keep + own
-    return replace(mixing, weights=weights, keep=keep)
+    return replace(mixing, weights=weights, keep=_with_rest(mixing.keep, rest))
+
+
+def _goes_with(mixing: Mixing, weights: Mixing) -> bool:
+    """Return whether a mixing is that of the statistics beside a mixing of weights (`core/mixing.py`)."""
+    base = weights.into.removesuffix(weights_of(""))
+    return weights.into == weights_of(base) and mixing.into == statistics_of(base)
+
+
+def alike(mixing: Mixing, before: Mixing, after: Mixing) -> Mixing:
+    """Return a mixing of statistics in which each upload has the share that a rule gave to its weights.
+
+    Args:
+        mixing: the mixing of the statistics.
+        before: mixing of the weights, by the method.
+        after: the same, by the rule. The old row keeps what the rule removes.
+    """
+    sums = total(before.weights)
+    shares = after.weights / np.where(sums, sums, 1.0)[:, None]
+    weights, keep = shares * total(mixing.weights)[:, None], mixing.keep
+    rest = total(mixing.weights) - weights.sum(1)
+    rest = np.where(np.isclose(rest, 0.0, atol=1e-9), 0.0, rest)
+    return replace(mixing, weights=weights, keep=_with_rest(keep, rest))
+
+
+def _with_rest(keep: np.ndarray | None, rest: np.ndarray) -> np.ndarray | None:
+    """Return the weights of old rows, each with `rest` [K] more of its own row."""
+    if not rest.any():
+        return keep
+    own = rest if keep is None or keep.ndim == 1 else np.eye(*keep.shape) * rest[:, None]
+    return own if keep is None else keep + own
 
 
 def _places(owners: np.ndarray, centres: int) -> np.ndarray:

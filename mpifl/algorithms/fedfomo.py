@@ -124,7 +124,8 @@ class FedFomo(Algorithm):
         others = message["model"]  # [M, d]
         if self.variant == "paper":
             losses = [client.loss(v, client.data.val) for v in (w, *others)]
-            distances = [float((v - w).double().norm()) for v in others]
+            p = client.layout.num_parameters
+            distances = [float((v - w)[:p].double().norm()) for v in others]
             raw = gains(np.array(losses), np.array(distances))  # [M]
             if raw.any():
                 omega = torch.from_numpy(raw / raw.sum()).to(w)

@@ -40,7 +40,7 @@ from mpifl.core.method import (
 )
 from mpifl.core.mixing import rows
 from mpifl.core.rng import key
-from mpifl.training.evaluation import component_losses
+from mpifl.training.evaluation import component_losses, counts_of_best
 
 VAL_BATCH = 64  # samples; variant emdcfl
 VARIANTS = ("paper", "emdcfl")
@@ -140,9 +140,9 @@ class FedSoft(Algorithm):
         if emdcfl:
             counts = torch.zeros(len(c), dtype=torch.float64)
             for batch in losses.split(VAL_BATCH, dim=1):
-                counts[int(batch.mean(1).argmin())] += batch.shape[1]
+                counts += counts_of_best(batch.mean(1, keepdim=True)) * batch.shape[1]
             return torch.where(counts == 0, max(1, len(split) // 1000), counts)
-        counts = torch.bincount(losses.argmin(0).cpu(), minlength=len(c)).double()
+        counts = counts_of_best(losses)
         return torch.where(counts == 0, self.sigma * client.num_samples, counts)
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:

@@ -36,7 +36,7 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import blend
-from mpifl.training.evaluation import component_losses
+from mpifl.training.evaluation import component_losses, counts_of_best
 
 from .ccfl import CCFL, check_rates, lateness, pretrained
 
@@ -89,8 +89,8 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Count samples, then train with a proximal term towards the mixture."""
         w = message["model"]  # [K, d]
-        best = component_losses(client, w).argmin(0).cpu()  # [n]
-        mu = torch.bincount(best, minlength=len(w)).double() / len(best)
+        losses = component_losses(client, w)  # [K, n]
+        mu = counts_of_best(losses) / losses.shape[1]
         mu = torch.where(mu == 0, self.sigma, mu)
         ref = (mu.to(w) @ w).to(w)
         start = ref[: client.layout.num_parameters]

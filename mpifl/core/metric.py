@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,24 @@ def least(values: Any, axis: int = -1) -> Any:
     first_known = unknown.argmin(axis)  # 0 where none is known
     lowest = np.take_along_axis(array, np.expand_dims(found, axis), axis).squeeze(axis)
     return np.where(np.isnan(lowest), first_known, found)
+
+
+def warn_of_no_finite(what: str) -> None:
+    """Warn, once per process, that no model that a client chooses from or mixes has a finite loss.
+
+    Args:
+        what: what follows for the client.
+    """
+    warnings.warn(
+        f"no model has a finite loss for a client, which {what}; use a smaller local.lr", stacklevel=2
+    )
+
+
+def least_finite(losses: Any, axis: int = -1) -> Any:
+    """Return `least` of the losses of several models; warn where none is finite, and the first is taken."""
+    if not np.isfinite(losses).any(axis).all():
+        warn_of_no_finite("takes the first")
+    return least(losses, axis)
 
 
 def with_figures(figures: Mapping[str, Any], *columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -238,7 +238,8 @@ def statistics_of(name: str) -> str:
     return f"{name}.statistics"
 
 
-def _weights_of(name: str) -> str:
+def weights_of(name: str) -> str:
+    """Return the name of the weights of a table mixed apart."""
     return f"{name}.weights"
 
 
@@ -261,7 +262,7 @@ class MixingsApart:
         """Return the changed tables, with those joined that were mixed apart."""
         out = {name: rows for name, rows in changed.items() if name not in self.tables}
         for name, parts in self.columns.items():
-            pieces = [changed[_weights_of(name)], changed[statistics_of(name)]]
+            pieces = [changed[weights_of(name)], changed[statistics_of(name)]]
             rows = pieces[0].new_empty(len(pieces[0]), sum(map(width, parts)))
             for piece, part in zip(pieces, parts, strict=True):
                 put_(rows, part, piece)
@@ -303,10 +304,10 @@ def with_statistics_apart(
         size = tables[m.into].shape[1]
         weights, statistics = parts.weights(m.into, size), parts.statistics(m.into, size)
         columns[m.into] = weights, statistics
-        split[_weights_of(m.into)] = take(tables[m.into], weights)
+        split[weights_of(m.into)] = take(tables[m.into], weights)
         split[statistics_of(m.into)] = take(tables[m.into], statistics)
         whole = (slice(0, size),) if m.part is None else m.part
-        out.append(replace(m, into=_weights_of(m.into), part=beyond(weights, whole)))
+        out.append(replace(m, into=weights_of(m.into), part=beyond(weights, whole)))
         valued = m.of in values and m.part is None
         beside = replace(mixing_of_statistics(m, valued), into=statistics_of(m.into))
         if valued:

@@ -715,9 +715,14 @@ def privacy_spent_before(config: Config, federation: Federation, num_sampled: in
 
 
 def check_private_statistics(config: Config, layout: Layout) -> None:
-    """Raise `UserError` if clients of a private run send running statistics, to which no noise is added."""
+    """Raise `UserError` if clients of a private run send running statistics, to which no noise is added.
+
+    Masked sums are refused with central privacy, also without noise: its sums of updates over a fixed number
+    may lead beyond what arrived, and the server cannot make a mean of statistics that it does not see.
+    """
     method, noise = config.algorithm, getattr(config.privacy, "noise_multiplier", 0.0)
-    if not noise:
+    hidden = isinstance(config.secure_aggregation, MaskedSums) and isinstance(config.privacy, CentralPrivacy)
+    if not noise and not hidden:
         return
     vectors = vector_parts(method, layout)
     sent = {name: width(layout.part(part)) for name, part in method.holds.items()}
@@ -727,7 +732,10 @@ def check_private_statistics(config: Config, layout: Layout) -> None:
             remedy = (
                 "which no noise may change; use a model without batch norm (group norm has none), or fedbn"
             )
-            raise UserError("privacy.noise_multiplier", noise, f"{what}, {remedy}")
+            if noise:
+                raise UserError("privacy.noise_multiplier", noise, f"{what}, {remedy}")
+            remedy = f"{what}, whose mean is hidden in masked sums of updates; leave one of the two out"
+            raise UserError("secure_aggregation, privacy", "masks, central", remedy)
 
 
 def stack_of(config: Config, parts: Parts, num_sampled: int, num_ranks: int) -> int:
@@ -930,11 +938,12 @@ def check_task(task: Task, output: torch.Tensor, labels: torch.Tensor) -> None:
 # -- server step and engine ----------------------------------------------------------------------------------
 
 
-def _robust_steps(config: Config) -> RobustSteps | None:
+def _robust_steps(config: Config, layout: Layout) -> RobustSteps | None:
     rule = config.robust
     method = config.algorithm
     statistics = (*method.statistics, *map(statistics_of, method.changes))
-    return RobustSteps(rule, statistics) if isinstance(rule, Rule) else None
+    parts = vector_parts(method, layout)
+    return RobustSteps(rule, statistics, parts) if isinstance(rule, Rule) else None
 
 
 def build_server_step(
@@ -984,7 +993,7 @@ def build_server_step(
             counter=counter or VisitCounter(),
             secure=_secure(context),
             give_back=FreedMemory().give_back,
-            robust=_robust_steps(config),
+            robust=_robust_steps(config, context.problem.layout),
             attack=config.attack if isinstance(config.attack, UploadAttack) else None,
             attackers=frozenset([] if attackers is None else attackers.tolist()),
         )

@@ -31,13 +31,16 @@ class Aggregator(Protocol):
     arguments that only rank 0 knows; only the result on rank 0 is used.
     """
 
-    def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
-        """Return the pairwise inner products of an upload, float64 [m, m].
+    def gram(
+        self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
+    ) -> np.ndarray | None:
+        """Return the pairwise inner products of an upload or a part of it, float64 [m, m].
 
         Args:
             reports: reports of the uploads; None on rank 0 too if no products are wanted.
             uploads: uploads of this rank.
-            name: name of the upload.
+            name: name of the upload. Its components are joined to one vector.
+            part: the part; None for all. Allowed only for uploads with a single component.
         """
 
     def row_distances(
@@ -78,20 +81,19 @@ class MpiAggregator:
     ) -> np.ndarray | None:
         """Return the pairwise inner products of an upload or a part of it, float64 [m, m]; every rank calls.
 
-        The components of an upload are joined to one vector. `part` is allowed only for uploads with a single
-        component.
+        `part` is rank 0's.
         """
         wanted = None
         if reports is not None:
             counts = np.bincount(reports.owners, minlength=self.transport.size)
             components = reports.max_abs[name].shape[1]
             columns = components * reports.widths[name] if part is None else width(part)
-            wanted = tuple(int(c) for c in counts), columns, components
+            wanted = tuple(int(c) for c in counts), columns, components, part
         wanted = self.transport.bcast(wanted, "plan")
         if wanted is None:
             return None
         owners = reports.owners if reports is not None else None
-        mine = _joined(uploads.get(name, []), wanted[2])
+        mine, part = _joined(uploads.get(name, []), wanted[2]), wanted[3]
         mine = mine if part is None else [take(u, part) for u in mine]
         return self.mixer.gram(mine, wanted[0], owners, wanted[1])
 
@@ -121,11 +123,14 @@ class LocalAggregator:
         self.layout, self.exact = layout, exact
         self._mixer = Mixer(Single(), Tables(Single()))
 
-    def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
-        """Return the pairwise inner products of an upload, its components joined, float64 [m, m]."""
+    def gram(
+        self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
+    ) -> np.ndarray | None:
+        """Return the pairwise inner products of an upload or a part of it, float64 [m, m]."""
         if reports is None:
             return None
         x = _joined(uploads[name], reports.max_abs[name].shape[1])
+        x = x if part is None else [take(u, part) for u in x]
         return self._mixer.gram(x, (len(x),), np.zeros(len(x), np.int64), len(x[0]))
 
     def row_distances(
@@ -156,7 +161,9 @@ class LocalAggregator:
 class DryAggregator:
     """Aggregates nothing, for forecasts: results have the sizes of a real step, but made-up values."""
 
-    def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
+    def gram(
+        self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
+    ) -> np.ndarray | None:
         """Return the products [m, m] of orthonormal uploads: the identity matrix."""
         return None if reports is None else np.eye(len(reports.notes))
 

@@ -14,6 +14,7 @@ from mpifl.aggregation.robust_rules import Rule
 from mpifl.aggregation.tables import Tables
 from mpifl.comm.transport import Single
 from mpifl.core.mixing import Plan
+from mpifl.core.parameters import Part, VectorParts
 from mpifl.core.types import Server
 
 from .aggregators import Aggregator, LocalAggregator, MpiAggregator, Uploads
@@ -37,9 +38,11 @@ class RobustAggregator:
         """Metrics of the last step: the number of rows whose groups were too small for the rule."""
         return {"robust_too_small": float(self.mixer.num_too_small)}
 
-    def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
-        """Return the pairwise inner products of an upload, float64 [m, m]."""
-        return self.inner.gram(reports, uploads, name)
+    def gram(
+        self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
+    ) -> np.ndarray | None:
+        """Return the pairwise inner products of an upload or a part of it, float64 [m, m]."""
+        return self.inner.gram(reports, uploads, name, part)
 
     def row_distances(
         self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
@@ -63,18 +66,21 @@ class RobustSteps:
     Attributes:
         rule: the robust rule.
         statistics: names of uploads that do not represent parameters.
+        parts: which numbers of a vector are running statistics; None for none.
     """
 
     rule: Rule
     statistics: tuple[str, ...] = ()
+    parts: VectorParts | None = None
 
     def over_ranks(self, inner: MpiAggregator) -> RobustAggregator:
         """Return the robust form of an aggregator over MPI."""
-        mixer = RobustMixer(inner.transport, inner.mixer, self.rule, self.statistics)
+        mixer = RobustMixer(inner.transport, inner.mixer, self.rule, self.statistics, self.parts)
         return RobustAggregator(inner, mixer, local=False)
 
     def on_one_rank(self, inner: LocalAggregator) -> RobustAggregator:
         """Return the robust form of an aggregator on rank 0."""
         alone = Single()
-        mixer = RobustMixer(alone, Mixer(alone, Tables(alone), inner.exact), self.rule, self.statistics)
+        exact = Mixer(alone, Tables(alone), inner.exact)
+        mixer = RobustMixer(alone, exact, self.rule, self.statistics, self.parts)
         return RobustAggregator(inner, mixer, local=True)

@@ -411,6 +411,10 @@ class ServerStep:
         secure, ledger, step = self.config.secure, self.ledger, server.version + 1
         if secure is None or plan is None or reports is None:
             return plan
+        if with_statistics_apart(plan.mixings, server.tables, self.config.parts).tables:
+            what = "a mixing is no mean of the uploads, which hold running statistics that need one"
+            remedy = "average uploads of whole models by row, or use a model without batch norm"
+            raise MethodError(hook_name(self.algorithm, "aggregate"), f"under masks {what}", remedy)
         mixings, sent = secure.begin(plan.mixings, reports.notes.client, step, reports.widths)
         for client, direction, name, numbers, size in sent:
             add = ledger.add_up if direction == "up" else ledger.add_down
@@ -450,12 +454,15 @@ class ServerStep:
         aggregator: Aggregator,
         wanted: bool = True,
     ) -> GatheredReports | None:
-        """Add the pairwise inner products of an upload to the reports, if `wanted` on rank 0."""
+        """Add the pairwise inner products of an upload, without statistics, if `wanted` on rank 0."""
         if reports is not None and wanted and name not in reports.max_abs:
             what = f"no upload {name!r} in a step that compares: uploads are {', '.join(reports.max_abs)}"
             raise MethodError(hook_name(self.algorithm, "local_update"), what, "upload it, or see compares")
+        part = None
+        if reports is not None and wanted and reports.max_abs[name].shape[1] == 1:
+            part = self.config.parts.weights(name, reports.widths[name]) or None  # what is no model counts
         with self.watch("reduce"):
-            gram = aggregator.gram(reports if wanted else None, uploads, name)
+            gram = aggregator.gram(reports if wanted else None, uploads, name, part)
         return reports if reports is None or gram is None else reports.having(gram=gram)
 
     def _mix(

@@ -13,7 +13,7 @@ import torch
 from mpifl.core.client import Client, Trained, WeightedLoss
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.metric import least
+from mpifl.core.metric import least_finite, warn_of_no_finite
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Vector
@@ -67,9 +67,9 @@ def best_model(
         batch: size of consecutive batches; F is the mean of their mean losses. 0: F is the mean over samples.
     """
     if not batch:
-        return int(least([client.loss(w, split) for w in models]))
+        return int(least_finite([client.loss(w, split) for w in models]))
     losses = (client.losses(w, split).double().split(batch) for w in models)
-    return int(least([float(torch.stack([part.mean() for part in parts]).mean()) for parts in losses]))
+    return int(least_finite([float(torch.stack([part.mean() for part in parts]).mean()) for parts in losses]))
 
 
 def fitting_model(
@@ -86,6 +86,20 @@ def component_losses(client: Client, models: torch.Tensor, split: Split | None =
     """
     losses = torch.stack([client.losses(w, split) for w in models])
     return losses.masked_fill(losses.isnan(), torch.inf)
+
+
+def counts_of_best(losses: torch.Tensor) -> torch.Tensor:
+    """Return how many samples each model explains best, float64 [K], from losses [K, n]. FedSoft.
+
+    A sample that no model explains, because all losses are infinite, counts equally for all of them.
+    """
+    losses = losses.cpu()
+    known = torch.isfinite(losses).any(0)
+    counts = torch.bincount(losses[:, known].argmin(0), minlength=len(losses)).double()
+    if bool(known.all()):
+        return counts
+    warn_of_no_finite("counts those samples equally for all")
+    return counts + float((~known).sum()) / len(losses)
 
 
 def responsibilities(scores: torch.Tensor) -> torch.Tensor:

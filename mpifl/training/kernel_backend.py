@@ -10,7 +10,7 @@ import torch
 
 from mpifl.core.client import Trained, TrainedVisits, WeightedLoss
 from mpifl.core.federation import Split, StoredSamples
-from mpifl.core.metric import least
+from mpifl.core.metric import least_finite
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part, bounds
 from mpifl.core.rng import Key
@@ -165,7 +165,7 @@ class KernelBackend(Backend):
         losses = self.context.task.losses(logits.flatten(0, 1), labels.repeat(num_models)).double()
         # one sum per visit, as when visits are evaluated alone; a mean would take twice as long
         sums = [part.sum().item() for part in losses.split(sizes.tolist() * num_models)]
-        return np.asarray(least(np.array(sums).reshape(num_models, -1) / sizes, 0))
+        return np.asarray(least_finite(np.array(sums).reshape(num_models, -1) / sizes, 0))
 
     def outputs(
         self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False, train_mode: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ from mpifl.aggregation.robust_rules import (
 from mpifl.aggregation.tables import Tables
 from mpifl.comm.transport import Single
 from mpifl.core.errors import MethodError
-from mpifl.core.mixing import Mixing, add, average, by_cluster, carry
+from mpifl.core.mixing import Mixing, add, average, by_cluster, carry, with_statistics_apart
+from mpifl.core.parameters import Layout, VectorParts
 from mpifl.core.types import Notes
 
 RULES = [Median(), TrimmedMean(0.2), Krum(f=1), MultiKrum(f=1), NormBound(), GeometricMedian()]
@@ -164,6 +166,43 @@ def test_a_large_weight_that_all_share_leaves_distances_exact(rule):
     found = mixed(rule, [average(_notes(6))], old, uploads)
     right = expected(rule, uploads, np.full(6, 1 / 6), old[0].astype(np.float64))
     assert_allclose((found - old)[0], right - old[0], atol=1e-6)
+
+
+LAYOUT = Layout(("weight", "running_var"), ((590,), (10,)), 590)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["whole", "mixed apart"])
+@pytest.mark.parametrize("rule", [Krum(f=1), MultiKrum(f=1), NormBound(), GeometricMedian()], ids=str)
+def test_running_statistics_do_not_count_in_distances_and_have_the_shares_of_the_weights(rule, apart):
+    """The variances of uploads 0 and 1 are far from the others; the weights of the last one are.
+
+    Apart: the weights move by twice the mean, the statistics are means.
+    """
+    rng = np.random.default_rng(9)
+    old = rng.normal(size=(1, 600)).astype(np.float32)
+    uploads = rng.normal(size=(6, 600)).astype(np.float32)
+    uploads[:2, 590:] = 1e3 * rng.uniform(size=(2, 10))
+    uploads[5, :590] *= 50
+    n = average(_notes(6))
+    parts, table = VectorParts(LAYOUT), {"model": torch.from_numpy(old)}
+    mixing = replace(n, weights=2 * n.weights, keep=np.array([-1.0])) if apart else n
+    done = with_statistics_apart([mixing], table, parts)
+    assert bool(done.tables) == apart
+    tables = Tables(Single())
+    tables.central = {**table, **done.tables}
+    mixer = RobustMixer(Single(), Mixer(Single(), tables), rule, (), parts)
+    info = (np.abs(uploads).max(1).astype(np.float64), np.zeros(6, np.int64))
+    vectors = {"model": [torch.from_numpy(u) for u in uploads]}
+    found = done.joined(mixer.mix(done.mixings, lambda name: info, vectors))["model"].numpy()[0]
+
+    x, row = uploads.astype(np.float64), old[0].astype(np.float64)
+    squares = ((x[:, None, :590] - x[None, :, :590]) ** 2).sum(2)
+    if rule.from_row:
+        squares = ((x - row)[:, :590] ** 2).sum(1)
+    share = rule.weights(squares, np.full(6, 1 / 6))
+    by_rule = share @ x + (1 - share.sum()) * row
+    expected = np.concatenate([(2 * by_rule - row if apart else by_rule)[:590], by_rule[590:]])
+    assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_below_0_are_refused():

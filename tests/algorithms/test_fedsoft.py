@@ -27,6 +27,22 @@ def test_samples_are_counted_where_their_loss_is_lowest():
     assert_allclose(counts, [6, 4, 0.1], rtol=1e-6)
 
 
+def test_samples_that_no_centre_explains_count_equally():
+    """Of four samples, two have NaN or infinite losses everywhere: n_is = (1 + 1, 1 + 1), and (2, 2) batchwise.
+
+    Otherwise a client whose losses are all NaN would be counted for centre 0 alone.
+    """
+    nan, inf = float("nan"), float("inf")
+    losses = [[1.0, 3.0, nan, inf], [2.0, 0.0, inf, nan]]
+    with pytest.warns(UserWarning, match="no model has a finite loss for a client"):
+        counts = FedSoft()._counts(torch.tensor(CENTRES[:2]), byhand.Told(losses))
+    assert_allclose(counts, [2, 2])
+    emdcfl = FedSoft(variant="emdcfl")
+    with pytest.warns(UserWarning, match="no model has a finite loss for a client"):
+        counts = emdcfl._counts(torch.tensor(CENTRES[:2]), Validated([[nan] * 4, [nan] * 4]))
+    assert_allclose(counts, [2, 2])
+
+
 def test_the_proximal_step_by_hand():
     """F(w) = (w - 4)^2 / 2, eta = 0.5, lambda = 0.5; c = (1, 5), u = (1/4, 3/4), w = 2.
 

@@ -181,3 +181,29 @@ def test_a_run_of_flexcfl_under_emdcfl_counts_its_first_training_as_round_1(tmp_
         assert_allclose(weights[row], 1 / len(row))
     steps = [np.mean([[8, 8, 12, 16, 8, 8][k] for k in row]) for row in rows]
     assert_array_equal(first.algorithm_state["batches"], np.floor(steps))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "upload"),
+    [
+        ("fedamp", {}, "model"),
+        ("flhc", {"rounds_before": 0}, "delta"),
+        ("fesem", {"variant": "flt", "num_clusters": 2}, "model"),
+    ],
+)
+def test_products_of_models_are_those_of_their_weights(name, options, upload, tmp_path):
+    """Running statistics are no weights; by the EMD-CFL repository's variants above they count."""
+    sent = {}
+
+    def told(hook: str, args: Any, result: Any) -> None:
+        if hook == "local_update":
+            sent[args[2].id] = result[0].vectors[upload]
+
+    step, sampler = toy.start(
+        CATALOGUE[name](**options), toy.Tiny(), tmp_path, told=told, model=Normed(), local=LOCAL
+    )
+    _, notes = step.step(step.initialize(), sampler(1))
+    p = step.problem.layout.num_parameters
+    x = torch.stack([sent[k].reshape(-1)[:p] for k in notes.client.tolist()]).double()
+    assert step.problem.layout.size > p
+    assert_allclose(notes["gram"], (x @ x.T).numpy(), rtol=1e-6)

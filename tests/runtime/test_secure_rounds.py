@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,11 +13,14 @@ from torch.testing import assert_close
 
 from mpifl.aggregation.exact_sum import exact_sum, finish, spacings
 from mpifl.aggregation.secure_sum import MaskedSums, bytes_of_round
+from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm.transport import Single
-from mpifl.core.errors import UserError
+from mpifl.core.errors import MethodError, UserError
+from mpifl.core.mixing import Plan, average
 from mpifl.core.rng import key
 from mpifl.experiment.schema import EvaluationConfig, OutputConfig, Seeds, SystemConfig
+from mpifl.models import MODELS
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import EveryArrival, PartialWork, Synchronous
 from mpifl.traffic.payload import Payload
@@ -213,6 +218,22 @@ def test_a_row_that_is_given_up_stays_where_it_is(name, tmp_path):
     assert step.config.secure.figures()["secure_skipped"] == 1
     assert server.version == start.version + 1
     toy.same(server.tables, start.tables)
+
+
+def test_running_statistics_need_means_that_masks_would_hide(tmp_path):
+    """Sums of clipped updates over a fixed number, and mixings of a method that are no means."""
+    changes = {"model": MODELS["resnet20"](), "secure_aggregation": MaskedSums()}
+    privacy = CentralPrivacy(clip=1.0, noise_multiplier=0.0)
+    with pytest.raises(UserError, match="secure_aggregation, privacy.*running statistics"):
+        toy.start(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, privacy=privacy, **changes)
+
+    class Twice(FedAvg):
+        def aggregate(self, server, notes):
+            mean = average(notes)
+            return Plan([replace(mean, weights=2 * mean.weights, keep=np.array([-1.0]))])
+
+    with pytest.raises(MethodError, match="no mean of the uploads"):
+        toy.run(Twice(), toy.Tiny(4), tmp_path, 1, evaluate=False, **changes)
 
 
 @pytest.mark.parametrize(
