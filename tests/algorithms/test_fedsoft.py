@@ -28,7 +28,7 @@ def test_samples_are_counted_where_their_loss_is_lowest():
 
 
 def test_samples_that_no_centre_explains_count_equally():
-    """Of four samples, two have NaN or infinite losses everywhere: n_is = (1 + 1, 1 + 1), and (2, 2) batchwise.
+    """Of four samples, two have NaN or infinite losses everywhere: n_is = (1 + 1, 1 + 1); batchwise (2, 2).
 
     Otherwise a client whose losses are all NaN would be counted for centre 0 alone.
     """

@@ -147,7 +147,7 @@ def test_what_ranks_send_is_uniform(tmp_path, monkeypatch):
     """
     seen: list[torch.Tensor] = []
 
-    def reduce(self, sums, purpose):
+    def reduce(self, sums, purpose, dtype=None):
         seen.append(sums.clone())
 
     monkeypatch.setattr(Single, "Reduce", reduce)
@@ -224,7 +224,7 @@ def test_running_statistics_need_means_that_masks_would_hide(tmp_path):
     """Sums of clipped updates over a fixed number, and mixings of a method that are no means."""
     changes = {"model": MODELS["resnet20"](), "secure_aggregation": MaskedSums()}
     privacy = CentralPrivacy(clip=1.0, noise_multiplier=0.0)
-    with pytest.raises(UserError, match="secure_aggregation, privacy.*running statistics"):
+    with pytest.raises(UserError, match=r"secure_aggregation, privacy.*running statistics"):
         toy.start(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, privacy=privacy, **changes)
 
     class Twice(FedAvg):
