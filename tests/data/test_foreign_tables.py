@@ -160,6 +160,43 @@ def test_the_mean_is_that_of_the_training_part(tmp_path):
     assert load(tmp_path, path=path, part="part", missing="drop").num_train == 29
 
 
+@pytest.mark.parametrize("how", ["folder", "test file", "part"])
+@pytest.mark.parametrize("role", ["missing", "text", "target"])
+def test_a_refusal_names_the_row_of_the_file_that_it_is_in(tmp_path, how, role):
+    """Rows count from 1 in each file, wherever its rows stand among all."""
+    value = {"missing": "?", "text": "7 mg"}.get(role, "1")
+    bad = frame_of(a=texts(9, value), part=["test", "train"] * (N // 2))
+    if role == "target":
+        bad["y"] = [None if i == 8 else y for i, y in enumerate(Y)]
+    files = {"folder": ("d/0.csv", "d/1.csv"), "test file": ("0.csv", "1.csv"), "part": ("1.csv",)}[how]
+    (tmp_path / "d").mkdir()
+    for name in files:
+        (frame_of(part="train") if "0" in name else bad).to_csv(tmp_path / name, index=False)
+    options = {"path": "d", "features": ("a", "b")}
+    if how != "folder":
+        options = {"path": files[0], "features": ("a", "b")}
+        options |= {"test_path": "1.csv"} if how == "test file" else {"part": "part"}
+    where = "row 9" if how == "part" else rf"row 9 of {tmp_path}.*1\.csv"
+    with pytest.raises(
+        UserError, match=rf"data.source.{'target' if role == 'target' else 'features'} = .*{where}"
+    ):
+        load(tmp_path, **options)
+
+
+def test_a_test_file_that_lacks_a_column_is_refused(tmp_path):
+    frame_of().to_csv(tmp_path / "0.csv", index=False)
+    frame_of().drop(columns="b").to_csv(tmp_path / "1.csv", index=False)
+    with pytest.raises(UserError, match=r"1\.csv = \['a', 'y'\]: other columns than .*0\.csv has"):
+        load(tmp_path, path="0.csv", test_path="1.csv")
+
+
+def test_a_test_file_may_have_its_columns_in_another_order(tmp_path):
+    frame_of().to_csv(tmp_path / "0.csv", index=False)
+    frame_of()[["y", "b", "a"]].to_csv(tmp_path / "1.csv", index=False)
+    pool = load(tmp_path, path="0.csv", test_path="1.csv")
+    np.testing.assert_array_equal(pool.inputs[N:, 0], A)
+
+
 # -- headers -------------------------------------------------------------------------------------------------
 
 
@@ -213,13 +250,22 @@ def test_blanks_do_not_make_another_client_group_category_or_class(tmp_path, end
     assert pool.categories == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("role", "what"), [("client", "clients"), ("target", "classes"), ("c", "categories")]
-)
-def test_values_that_differ_by_case_are_told(tmp_path, role, what):
-    path = write(tmp_path, frame_of(s=["Rome" if i % 3 else "rome" for i in range(N)]))
-    options = {"client": "s"} if role == "client" else {"target": ("s",)} if role == "target" else {}
-    assert any(f"{what} 'Rome' and 'rome'" in line for line in load(tmp_path, path=path, **options).remarks)
+ROLES = {
+    "clients": {"client": "s"},
+    "groups": {"client": "of", "group": "s"},
+    "classes": {"target": ("s",)},
+    "categories": {},
+}
+
+
+@pytest.mark.parametrize("what", ROLES)
+@pytest.mark.parametrize("other", ["new york", "New  York", "NewYork", "New\u00a0York"])
+def test_values_that_differ_by_case_or_blanks_are_told(tmp_path, what, other):
+    values = ["New York" if i % 3 else other for i in range(N)]
+    path = write(tmp_path, frame_of(s=values, of=[f"c{i % 3}" for i in range(N)]))
+    pool = load(tmp_path, path=path, **ROLES[what])
+    [line] = [line for line in pool.remarks if "differ by case or blanks" in line]
+    assert f"{what} 'New York' and" in line or f"{what} {other!r} and" in line
 
 
 @pytest.mark.parametrize("mark", ["?", "-", "null", " "])

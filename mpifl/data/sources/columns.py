@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpifl.core.errors import require
+from mpifl.core.errors import UserError, require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +28,8 @@ ALMOST = re.compile(
 """A number with another decimal mark, separators of thousands, a unit or a sign of comparison."""
 DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}(?:[ T]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}(?::\d{2}.*)?")
 INDEX = re.compile(r"Unnamed: \d+|__index_level_\d+__|")  # how pandas calls a column without a name
+SHOWN = 1000  # texts, by which a column of them is taken for numbers or for sentences
+CONSTANT = "it has one value alone, which tells samples apart by nothing"
 FEW = 20  # rows, below which a column may decide the target or name every row by chance
 
 
@@ -46,6 +50,42 @@ def missing_in(column: pd.Series) -> np.ndarray:
     )
 
 
+def index_of(files: Sequence[tuple[Path, int]]) -> pd.Index[Any]:
+    """Return the index of the joined rows of files, (file, rows) each, by which `row_of` names a row."""
+    import pandas as pd
+
+    counts = [count for _, count in files]
+    rows = np.concatenate([np.arange(count) for count in counts]) if files else np.zeros(0, np.int64)
+    if len(files) < 2:
+        return pd.RangeIndex(len(rows))
+    names, number = [str(file) for file, _ in files], np.repeat(np.arange(len(files)), counts)
+    return pd.MultiIndex([names, range(max(counts))], [number, rows])
+
+
+def row_of(column: pd.Series, i: int) -> str:
+    """Return which row of which file the i-th value of a column is from, for messages; rows count from 1."""
+    at: Any = column.index[i]
+    return f"row {at[1] + 1} of {at[0]}" if isinstance(at, tuple) else f"row {at + 1}"
+
+
+def refuse_gaps(
+    column: pd.Series, key: str, name: str, gaps: np.ndarray | None = None, remedy: str = "leave it out"
+) -> None:
+    """Raise `UserError` for a column that lacks a value.
+
+    Args:
+        column: its values.
+        key: configuration key or file that names it.
+        name: its name.
+        gaps: where it lacks one, bool [n]; None: as `missing_in` finds.
+        remedy: what to do about it.
+    """
+    gaps = missing_in(column) if gaps is None else gaps
+    if gaps.any():
+        where = row_of(column, int(gaps.argmax()))
+        raise UserError(key, name, f"lacks a value in {where}: {remedy}")
+
+
 def stripped(column: pd.Series) -> pd.Series:
     """Return a column whose texts have no blanks at their ends."""
     if column.dtype.kind in "biufcmM":
@@ -53,7 +93,9 @@ def stripped(column: pd.Series) -> pd.Series:
     return column.map(lambda value: value.strip() if isinstance(value, str) else value)
 
 
-def numbers_in(column: pd.Series, key: str, name: str, decimal: str = ".") -> np.ndarray | None:
+def numbers_in(
+    column: pd.Series, key: str, name: str, decimal: str = ".", otherwise: tuple[str, str] = ("", "")
+) -> np.ndarray | None:
     """Return the numbers of a column, float64 [n] (NaN where one is missing), or None for a column of names.
 
     Args:
@@ -61,6 +103,7 @@ def numbers_in(column: pd.Series, key: str, name: str, decimal: str = ".") -> np
         key: configuration key that names it, for messages.
         name: its name.
         decimal: the decimal mark of numbers in texts, `.` or `,`.
+        otherwise: further advice, on another decimal mark and on any column; empty for none.
 
     Raises:
         UserError: most values are numbers and some are not, or all are dates.
@@ -74,8 +117,8 @@ def numbers_in(column: pd.Series, key: str, name: str, decimal: str = ".") -> np
     if not texts:
         return None
     dates = all(DATE.fullmatch(text) for _, text in texts)
-    remedy = f"holds dates or times, such as {texts[0][1]!r}: make them numbers, or name it in categories"
-    require(not dates, key, name, remedy)
+    also = f", or {otherwise[1]}" if otherwise[1] else ""
+    require(not dates, key, name, f"holds dates or times, such as {texts[0][1]!r}: make them numbers{also}")
     numbers, wrong, almost = np.full(len(column), np.nan), [], 0
     for i, text in texts:
         written = isinstance(column.iloc[i], str) and decimal == ","
@@ -90,10 +133,41 @@ def numbers_in(column: pd.Series, key: str, name: str, decimal: str = ".") -> np
     if wrong:
         i, text = wrong[0]
         other = "," if decimal == "." else "."
-        how = f"write plain numbers, set decimal: '{other}', " if other in text else "write plain numbers, "
-        most = f"row {i + 1} holds {text!r}, which is no plain number, and most of its values are numbers"
-        require(False, key, name, f"{most}: {how}or name it in categories")
+        how = f", {otherwise[0].format(other)}" if otherwise[0] and other in text else ""
+        says = f"{row_of(column, i)} holds {text!r}, which is no plain number, and most of its values are "
+        raise UserError(key, name, f"{says}numbers: write plain numbers{how}{also}")
     return numbers
+
+
+def numbers_of_texts(column: pd.Series, key: str, name: str) -> np.ndarray | None:
+    """Return the numbers of samples that are texts, float64 [n], or None for words; see `numbers_in`.
+
+    Raises:
+        UserError: most of them are numbers, and some lack a value or are something else.
+    """
+    few = column.iloc[:: max(1, len(column) // SHOWN)]
+    like = [bool(ALMOST.fullmatch(text)) for text in few if isinstance(text, str) and not is_missing(text)]
+    if 2 * sum(like) <= len(like):
+        return None
+    numbers = numbers_in(column, key, name)
+    if numbers is not None:
+        refuse_gaps(column, key, name)
+    return numbers
+
+
+def lines_on_texts(column: pd.Series, key: str) -> list[str]:
+    """Return a line that counts samples of text which are empty or stand for a missing value."""
+    gaps = [i for i, text in enumerate(column) if len(text) < 16 and is_missing(text)]
+    if not gaps:
+        return []
+    first = f"the first is {column.iloc[gaps[0]]!r} in {row_of(column, gaps[0])}"
+    return [f"{key}: {len(gaps)} of {len(column)} texts are empty or stand for a missing value ({first})"]
+
+
+def clean_name(name: str, where: str) -> str:
+    """Return the name of a client without blanks at its ends; refuse one that is a mark of `MARKS`."""
+    require(not is_missing(name), where, name, "stands for a missing name: name the client, or leave it out")
+    return name.strip()
 
 
 def check_header(names: Sequence[object], where: str) -> list[object]:
@@ -105,12 +179,12 @@ def check_header(names: Sequence[object], where: str) -> list[object]:
 
 
 def lines_on_names(names: Sequence[str], key: str, what: str) -> list[str]:
-    """Return a line for the user if names differ by upper and lower case alone."""
+    """Return a line for the user if names differ by upper and lower case or blanks alone."""
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(name.casefold(), name)
+        other = seen.setdefault("".join(unicodedata.normalize("NFKC", name).casefold().split()), name)
         if other != name:
-            return [f"{key}: {what} {other!r} and {name!r} differ by case alone; they count as two"]
+            return [f"{key}: {what} {other!r} and {name!r} differ by case or blanks alone; they count as two"]
     return []
 
 
@@ -126,27 +200,61 @@ def lines_on_column(
         labels: classes [n], or numbers to predict [n, L].
         classes: number of classes.
     """
-    n, key = len(values), f"data.source.features = {name}"
+    told = _told_of(values, categories, labels, classes)
+    return [f"data.source.features = {name}: {told}"] if told else []
+
+
+def lines_on_columns(values: np.ndarray, key: str, labels: np.ndarray, classes: int) -> list[str]:
+    """Return lines for the user on columns of numbers without names, one for each kind of `lines_on_column`.
+
+    Columns of one value are left out: pixels at the border of pictures are such.
+
+    Args:
+        values: samples [n, F] in the order of their files.
+        key: where they come from.
+        labels: classes [n], or numbers to predict [n, L].
+        classes: number of classes.
+    """
+    found: dict[str, list[int]] = {}
+    for i in range(values.shape[1]):
+        found.setdefault(_told_of(values[:, i], 0, labels, classes), []).append(i)
+    return [
+        f"{key}: {'column' if len(at) == 1 else f'{len(at)} columns, the first is'} {at[0]}: {told}"
+        for told, at in found.items()
+        if told not in ("", CONSTANT)
+    ]
+
+
+def _told_of(values: np.ndarray, categories: int, labels: np.ndarray, classes: int) -> str:
+    """Return what is said of a column; see `lines_on_column`."""
+    n = len(values)
     if n < FEW:
-        return []
+        return ""
     if 2 * categories > n:
-        return [f"{key}: {categories} categories in {n} rows: it names the rows; leave it out of features"]
+        return f"{categories} categories in {n} rows: it names the rows; leave it out of features"
     step = np.diff(values)
-    if not categories and (np.abs(step) == 1).all() and (step == step[0]).all():
-        return [f"{key}: it numbers the rows of the file; leave it out of features"]
+    if not categories and abs(step[0]) == 1 and (step == step[0]).all():
+        return "it numbers the rows of the file; leave it out of features"
     if (values == values[0]).all():
-        return [f"{key}: it has one value alone, which tells samples apart by nothing"]
+        return CONSTANT
+    copy = "it decides the target alone; leave it out if it is a copy of it"
     if labels.ndim == 1:
-        # numbers whose order is the order of the classes, or categories with one class each
-        order = np.lexsort((labels, values))
-        y, v = labels[order], values[order]
-        change = y[1:] != y[:-1]
-        decides = classes > 1 and not (change & (v[1:] == v[:-1])).any()
-        decides = decides and (bool(categories) or int(change.sum()) == classes - 1)
-        return [f"{key}: it decides the target alone; leave it out if it is a copy of it"] if decides else []
+        return copy if classes > 1 and _decides(values, bool(categories), labels) else ""
     same = not categories and any(
         abs(np.corrcoef(values, labels[:, j])[0, 1]) > 1 - 1e-9
         for j in range(labels.shape[1])
         if labels.dtype.kind == "f" and np.ptp(labels[:, j]) > 0
     )
-    return [f"{key}: it decides the target alone; leave it out if it is a copy of it"] if same else []
+    return copy if same else ""
+
+
+def _decides(values: np.ndarray, coded: bool, labels: np.ndarray) -> bool:
+    """Return whether each category has one class, or each class a range of numbers to itself."""
+    if coded:
+        pairs = np.unique(np.stack([values, labels.astype(values.dtype)]), axis=1)
+        return pairs.shape[1] == len(np.unique(values)) and bool((labels != labels[0]).any())
+    order = np.argsort(labels, kind="stable")
+    starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
+    low, high = (f.reduceat(values[order], starts) for f in (np.minimum, np.maximum))
+    by = np.argsort(low, kind="stable")
+    return len(starts) > 1 and bool((high[by][:-1] < low[by][1:]).all())

@@ -16,10 +16,12 @@ from mpifl.data.sources.base import Source, place_of, reading
 from mpifl.data.sources.columns import (
     INDEX,
     check_header,
+    index_of,
     lines_on_column,
     lines_on_names,
     missing_in,
     numbers_in,
+    refuse_gaps,
     stripped,
 )
 
@@ -30,6 +32,7 @@ LABELS = ("classes", "numbers", "multi_hot")
 MISSING = ("refuse", "drop", "mean")
 NAMES = ("numbers", "string", "boolean", "categorical", "mixed-integer", "integer")
 """Kinds of columns, as pandas calls them: numbers, and what is numbered by name."""
+MARK = "set decimal: '{}'"  # advice on numbers with another decimal mark
 FEW_ROWS = 10  # with fewer rows per class, whole numbers are probably no classes
 
 
@@ -108,16 +111,16 @@ class Table(Source):
         """Read the columns and number categories and classes over both parts."""
         import pandas as pd  # heavy: only when a table is read
 
-        train = self._read(_inside(place_of(self.path, root)))
+        parts = [self.path] if self.test_path is None else [self.path, self.test_path]
+        train, *test = self._read(*(_inside(place_of(path, root)) for path in parts))
         count: int | None = None
-        if self.test_path is not None:
-            test = self._read(_inside(place_of(self.test_path, root)))
-            count, frame = len(train), _joined([train, test[list(train.columns)]])
+        if test:
+            count, frame = len(train), _joined([train, *test])
         elif self.part is not None:
             first = self._column(train, self.part, "part").astype(str).str.strip() != "test"
             known = set(train[self.part].astype(str).str.strip()) <= {"train", "test"}
             require(known, "data.source.part", self.part, "its values must be train and test")
-            frame = pd.concat([train[first], train[~first]], ignore_index=True)
+            frame = pd.concat([train[first], train[~first]])
             count = int(first.sum())
         else:
             frame = train
@@ -161,7 +164,9 @@ class Table(Source):
         share, key = self.test_share, "data.source.path"
         pool = pool_of(train, test, key, classes, 0, share, origin, origin_names)
         if self.group is not None and origin is not None:
-            pool = replace(pool, origin_groups=self._groups(frame, origin, len(origin_names)))
+            groups, names_of_groups = self._groups(frame, origin, len(origin_names))
+            pool = replace(pool, origin_groups=groups)
+            told += lines_on_names(names_of_groups, f"data.source.group = {self.group}", "groups")
         if y.dtype.kind == "f" and self.standardise_target:
             part = pool.labels[: pool.num_train].astype(np.float64)  # sums in float32 lose digits
             std = part.std(0)
@@ -197,7 +202,7 @@ class Table(Source):
         lines = (
             [f"{int(lacks.sum())} of {len(frame)} rows lack a value and are left out"] if lacks.any() else []
         )
-        return frame[~lacks].reset_index(drop=True), left, [f"data.source.missing: {line}" for line in lines]
+        return frame[~lacks], left, [f"data.source.missing: {line}" for line in lines]
 
     def _feature(
         self, frame: pd.DataFrame, name: str, train: np.ndarray
@@ -205,14 +210,16 @@ class Table(Source):
         """Return a column as numbers [n], its categories, if any, and how many values are filled in."""
         column, coded = self._there(frame, name, "features"), name in self.categories
         key = "data.source.features"
-        values = None if coded else numbers_in(column, key, name, self.decimal)
+        values = (
+            None if coded else numbers_in(column, key, name, self.decimal, (MARK, "name it in categories"))
+        )
         gaps = column.isna().to_numpy(bool) if coded else missing_in(column)
         fill = self.missing == "mean" and bool(gaps.any())
         known = train[~gaps[train]]
         if fill:
             require(len(known) > 0, key, name, "lacks every value in the training part: leave it out")
         else:
-            self._refuse_gaps(gaps, name, "features")
+            self._refuse_gaps(column, gaps, name, "features")
         if values is not None:
             values[gaps] = values[known].mean() if fill else np.nan
             return as_float32(values, key, name), (), int(gaps.sum())
@@ -249,10 +256,12 @@ class Table(Source):
     def _numbered(self, frame: pd.DataFrame, name: str, role: str) -> tuple[np.ndarray, tuple[str, ...]]:
         return numbered(self._column(frame, name, role).tolist())
 
-    def _groups(self, frame: pd.DataFrame, origin: np.ndarray, count: int) -> tuple[int, ...]:
-        """Return the group of each client."""
+    def _groups(
+        self, frame: pd.DataFrame, origin: np.ndarray, count: int
+    ) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return the group of each client, and the names of the groups."""
         assert self.group is not None
-        group, _ = self._numbered(frame, self.group, "group")
+        group, names = self._numbered(frame, self.group, "group")
         of = np.full(count, -1)
         of[origin] = group
         wrong = np.flatnonzero(of[origin] != group)
@@ -261,14 +270,15 @@ class Table(Source):
             raise UserError(
                 "data.source.group", self.group, f"client {who} is in several groups: give it one"
             )
-        return tuple(of.tolist())
+        return tuple(of.tolist()), names
 
     def _target(self, frame: pd.DataFrame, name: str) -> pd.Series:
         """Return a column to predict; numbers that are written as texts are numbers."""
         column = self._column(frame, name, "target")
         if self.labels == "classes" or column.dtype.kind in "biufcmM":
             return column
-        numbers = numbers_in(column, "data.source.target", name, self.decimal)
+        other = (MARK, "set labels: classes")
+        numbers = numbers_in(column, "data.source.target", name, self.decimal, other)
         return column if numbers is None else column.astype(object).where(False, numbers).astype(np.float64)
 
     def _there(self, frame: pd.DataFrame, name: str, role: str) -> pd.Series:
@@ -279,34 +289,46 @@ class Table(Source):
     def _column(self, frame: pd.DataFrame, name: str, role: str) -> pd.Series:
         """Return a column that lacks no value; its texts have no blanks at their ends."""
         column = self._there(frame, name, role)
-        self._refuse_gaps(missing_in(column), name, role)
+        self._refuse_gaps(column, missing_in(column), name, role)
         return stripped(column)
 
-    def _refuse_gaps(self, gaps: np.ndarray, name: str, role: str) -> None:
-        if gaps.any():
-            remedy = f"lacks a value in row {int(np.flatnonzero(gaps)[0]) + 1}: fill it in"
-            other = "missing: drop, or mean" if role == "features" else "missing: drop"
-            raise UserError(f"data.source.{role}", name, f"{remedy}, set {other}, or leave the column out")
+    def _refuse_gaps(self, column: pd.Series, gaps: np.ndarray, name: str, role: str) -> None:
+        other = "missing: drop, or mean" if role == "features" else "missing: drop"
+        remedy = f"fill it in, set {other}, or leave the column out"
+        refuse_gaps(column, f"data.source.{role}", name, gaps, remedy)
 
-    def _read(self, paths: list[Path]) -> pd.DataFrame:
+    def _read(self, *parts: list[Path]) -> list[pd.DataFrame]:
+        """Return the rows of the files of each part; their index says where each is from (`index_of`)."""
+        frames = [[self._file(path) for path in part] for part in parts]
+        held = [
+            (path, frame)
+            for pair in zip(parts, frames, strict=True)
+            for path, frame in zip(*pair, strict=True)
+        ]
+        index, end = index_of([(path, len(frame)) for path, frame in held]), 0
+        first, columns = held[0][0], list(held[0][1].columns)
+        for path, frame in held:
+            same = set(frame.columns) == set(columns)
+            require(same, str(path), list(frame.columns)[:4], f"other columns than {first} has")
+            frame.index, end = index[end : end + len(frame)], end + len(frame)
+        return [_joined([frame[columns] for frame in part]) for part in frames]
+
+    def _file(self, path: Path) -> pd.DataFrame:
+        """Return the rows of one file."""
         import pandas as pd
 
-        frames = []
-        for path in paths:
-            with reading(path, "a table"):
-                if path.suffix == ".parquet":
-                    try:
-                        import pyarrow  # noqa: F401
-                    except ImportError as error:
-                        remedy = 'needs pyarrow: pip install "mpifl[parquet]"'
-                        raise UserError("data.source.path", str(path), remedy) from error
-                    frames.append(pd.read_parquet(path, engine="pyarrow"))
-                else:
-                    frames.append(self._csv(path))
-                frames[-1].columns = check_header(list(frames[-1].columns), str(path))
-            same = list(frames[-1].columns) == list(frames[0].columns)
-            require(same, str(path), list(frames[-1].columns)[:4], f"other columns than {paths[0]} has")
-        return _joined(frames)
+        with reading(path, "a table"):
+            if path.suffix == ".parquet":
+                try:
+                    import pyarrow  # noqa: F401
+                except ImportError as error:
+                    remedy = 'needs pyarrow: pip install "mpifl[parquet]"'
+                    raise UserError("data.source.path", str(path), remedy) from error
+                frame = pd.read_parquet(path, engine="pyarrow")
+            else:
+                frame = self._csv(path)
+            frame.columns = pd.Index(check_header(list(frame.columns), str(path)))
+        return frame
 
     def _csv(self, path: Path) -> pd.DataFrame:
         """Return the rows of a .csv under the names of its first line."""
@@ -339,7 +361,7 @@ def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
     import pandas as pd
 
     filled = [frame for frame in frames if len(frame)] or frames[:1]
-    return pd.concat(filled, ignore_index=True) if len(filled) > 1 else filled[0]
+    return pd.concat(filled) if len(filled) > 1 else filled[0]
 
 
 def _inside(path: Path) -> list[Path]:
