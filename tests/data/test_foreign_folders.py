@@ -409,9 +409,9 @@ HUBS = {
     "two sizes, scaled": Case(
         hub(train=[*some(8), encoded(9, side=9)]), check=shape(3, SIDE, SIDE), source={"side": SIDE}
     ),
-    "no bytes": Case(hub(train=[*some(8), {"bytes": None, "path": "a.png"}]), "row 8 = None: holds no bytes"),
+    "no bytes": Case(hub(train=[*some(8), {"bytes": None, "path": "a.png"}]), "row 9 = None: holds no bytes"),
     "a truncated picture": Case(
-        hub(train=[*some(8), {"bytes": b"\x89PNG", "path": None}]), "row 8 = 'unreadable'"
+        hub(train=[*some(8), {"bytes": b"\x89PNG", "path": None}]), "row 9 = 'unreadable'"
     ),
     "a key twice in its description": Case(
         hub('{"info": {"features": {"label": {"names": ["a", "b"], "names": ["b", "a"]}}}}', train=some(8)),

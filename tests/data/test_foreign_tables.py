@@ -6,6 +6,7 @@ Each file is small and made by the library that users make theirs with.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -321,6 +322,8 @@ def float_labels(folder: Path, source: str, y: np.ndarray) -> dict[str, object]:
     if source == "npz":
         np.savez(folder / "a.npz", x_train=x, y_train=y)
         return {"path": "a.npz", "test_share": 0.0}
+    if source == "tff":
+        return tff(folder, x, y)
     if source == "leaf":
         for part in ("train", "test"):
             (folder / "a" / part).mkdir(parents=True)
@@ -336,7 +339,7 @@ def float_labels(folder: Path, source: str, y: np.ndarray) -> dict[str, object]:
     return {"path": "t.csv", "test_share": 0.0}
 
 
-@pytest.mark.parametrize("source", ["npz", "leaf", "huggingface", "table"])
+@pytest.mark.parametrize("source", ["npz", "leaf", "huggingface", "table", "tff"])
 def test_classes_stored_as_floats_are_read_by_a_key(tmp_path, source):
     y = np.arange(12) % 3 * 1.0
     options = float_labels(tmp_path, source, y)
@@ -348,7 +351,7 @@ def test_classes_stored_as_floats_are_read_by_a_key(tmp_path, source):
     assert "classes" in SOURCES[source].readable_labels
 
 
-@pytest.mark.parametrize("source", ["npz", "leaf", "huggingface"])
+@pytest.mark.parametrize("source", ["npz", "leaf", "huggingface", "tff"])
 @pytest.mark.parametrize("wrong", [0.5, -1.0, np.nan])
 def test_floats_that_are_no_class_numbers_are_refused_by_row(tmp_path, source, wrong):
     y = np.where(np.arange(12) == 4, wrong, 1.0)
@@ -357,7 +360,7 @@ def test_floats_that_are_no_class_numbers_are_refused_by_row(tmp_path, source, w
         load(tmp_path, source, labels="classes", **options)
 
 
-@pytest.mark.parametrize("source", ["npz", "leaf", "huggingface"])
+@pytest.mark.parametrize("source", ["npz", "leaf", "huggingface", "tff"])
 def test_whole_numbers_are_numbers_to_predict_by_a_key(tmp_path, source):
     options = float_labels(tmp_path, source, np.arange(12) % 3)
     assert load(tmp_path, source, **options).label_kind == "classes"
@@ -379,6 +382,207 @@ def test_the_same_marks_are_refused_in_data_sets_of_hugging_face(tmp_path, colum
         UserError, match=rf"data.source.{'label' if column == 'label' else 'client'} = .*row 3"
     ):
         load(tmp_path, "huggingface", **options)
+
+
+# -- Hugging Face, LEAF and TensorFlow Federated ------------------------------------------------------------
+
+
+def hugging(folder: Path, **columns: object) -> dict[str, object]:
+    """Write two Parquet files of a training split, half of the rows in each; return the source's options."""
+    parquet, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    table = pa.table({"label": [i % 2 for i in range(N)]} | columns)
+    for i in range(2):
+        parquet.write_table(table.slice(i * N // 2, N // 2), folder / f"train-{i}.parquet")
+    return {"path": ".", "inputs": "x", "test_share": 0.0}
+
+
+def leaf(folder: Path, x: list, y: list | None = None, *users: str) -> dict[str, object]:
+    """Write shards of LEAF, the samples dealt to the users in turn, and the first four again as test part."""
+    users = users or ("a", "b")
+    y = [i % 2 for i in range(len(x))] if y is None else y
+    for part, rows in (("train", range(len(x))), ("test", range(4))):
+        data = {u: {"x": [], "y": []} for u in users}
+        for i in rows:
+            data[users[i % len(users)]]["x"].append(x[i])
+            data[users[i % len(users)]]["y"].append(y[i])
+        held = {"users": list(users), "num_samples": [len(d["y"]) for d in data.values()], "user_data": data}
+        (folder / "l" / part).mkdir(parents=True, exist_ok=True)
+        (folder / "l" / part / "0.json").write_text(json.dumps(held))
+    return {"path": "l"}
+
+
+def tff(folder: Path, x: np.ndarray, y: object, *clients: str) -> dict[str, object]:
+    """Write both HDF5 files of TensorFlow Federated, in which each client has all samples."""
+    h5py = pytest.importorskip("h5py")
+    for part in ("train", "test"):
+        with h5py.File(folder / f"t_{part}.h5", "w") as file:
+            for client in clients or ("a", "b"):
+                group = file.create_group(f"examples/{client}")
+                group["x"] = x
+                group["label"] = y
+    return {"path": "t"}
+
+
+WORDS = [f"the {i} good words" for i in range(N)]
+
+
+def edited(values: list, row: int, value: object) -> list:
+    """Return a copy with another value in a row, counted from 1."""
+    return [value if i == row - 1 else v for i, v in enumerate(values)]
+
+
+ROWS = RNG.normal(size=(N, 3)).tolist()
+SAMPLES = {
+    "a mark among numbers": (edited([str(a) for a in A], 25, "?"), "lacks a value in {25}"),
+    "a decimal comma": (edited([str(a) for a in A], 25, "21,5"), "{25} holds '21,5'"),
+    "a unit": (edited([str(a) for a in A], 25, "7 mg"), "{25} holds '7 mg'"),
+    "decimal commas": ([f"{a},5" for a in A], "{1} holds '\\d+,5'"),
+    "dates": ([f"2024-01-{1 + i % 28:02}" for i in range(N)], "holds dates"),
+    "a number without a value": (edited(ROWS, 25, [0.5, None, 1.0]), "lacks a value in {25}"),
+    "NaN": (edited(ROWS, 25, [0.5, float("nan"), 1.0]), "lacks a value in {25}"),
+    "infinity": (edited(ROWS, 25, [0.5, float("inf"), 1.0]), "is not finite"),
+    "no sample": (edited(ROWS, 25, None), "lacks a value in {25}"),
+    "no text": (edited(WORDS, 25, None), "lacks a value in {25}"),
+    "another length": (edited(ROWS, 25, [0.5, 1.0]), "lists of numbers of one"),
+    "texts of numbers, one missing": (
+        edited([[str(a), "1.5"] for a in A], 25, ["3", "-"]),
+        "lacks a value in {25}",
+    ),
+    "texts of numbers, a unit": (edited([[str(a), "1.5"] for a in A], 25, ["3", "4 m"]), "{25} holds '4 m'"),
+}
+
+
+@pytest.mark.parametrize("source", ["huggingface", "leaf"])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples_with_gaps_or_other_notations_are_refused_by_row(tmp_path, source, name):
+    x, says = SAMPLES[name]
+    if source == "huggingface":
+        options = hugging(tmp_path, x=x)
+        says = re.sub(
+            r"\{25\}", r"row 5 of .*train-1.parquet", re.sub(r"\{1\}", "row 1 of .*train-0.parquet", says)
+        )
+    else:
+        options = leaf(tmp_path, x)
+        says = re.sub(
+            r"\{25\}", "row 13 of user a in train", re.sub(r"\{1\}", "row 1 of user a in train", says)
+        )
+    with pytest.raises(UserError, match=says) as error:
+        load(tmp_path, source, **options)
+    assert "decimal:" not in str(error.value), "there is no such key"
+
+
+@pytest.mark.parametrize("source", ["huggingface", "leaf"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_samples_of_numbers_in_texts_are_numbers(tmp_path, source, width):
+    x = [f" {a}.5" for a in A] if width == 1 else [[f"{a}.5", "2e1"] for a in A]
+    options = hugging(tmp_path, x=x) if source == "huggingface" else leaf(tmp_path, x)
+    pool = load(tmp_path, source, **options)
+    assert (pool.kind, pool.shape) == ("features", (width,))
+    np.testing.assert_array_equal(np.sort(pool.inputs[: pool.num_train, 0]), np.sort(A + 0.5))
+
+
+@pytest.mark.parametrize("source", ["huggingface", "leaf"])
+def test_texts_that_stand_for_nothing_are_counted(tmp_path, source):
+    x = edited(edited(WORDS, 25, "N/A"), 31, " ")
+    options = hugging(tmp_path, x=x) if source == "huggingface" else leaf(tmp_path, x)
+    pool = load(tmp_path, source, **options)
+    [line] = [line for line in pool.remarks if "stand for a missing value" in line]
+    assert re.search(r"2 of 4[04] texts .*'N/A' in row (5 of .*train-1.parquet|13 of user a)", line)
+    assert load(tmp_path, source, **options).kind == "tokens"
+
+
+@pytest.mark.parametrize("bad", [2**31, None])
+def test_lists_of_whole_numbers_with_something_else_are_refused_by_row(tmp_path, bad):
+    with pytest.raises(UserError, match=r"row 5 of .*train-1.parquet holds no tokens"):
+        load(tmp_path, "huggingface", **hugging(tmp_path, x=edited([[1, 2]] * N, 25, [3, bad])))
+
+
+LABELS = {
+    "numbers in their order": ([str(9 + i % 3) for i in range(N)], ("9", "10", "11")),
+    "blanks": (["yes" if i % 2 else " no" if i % 4 else "no " for i in range(N)], ("no", "yes")),
+    "a mark": (edited([["no", "yes"][i % 2] for i in range(N)], 7, "?"), "lacks a value in row"),
+    "a unit": (edited([str(i % 3) for i in range(N)], 7, "1 kg"), "holds '1 kg'"),
+    "numbers to predict": ([f"{i}.5" for i in range(N)], "numbers"),
+}
+
+
+@pytest.mark.parametrize("source", ["huggingface", "leaf", "tff"])
+@pytest.mark.parametrize("name", LABELS)
+def test_labels_written_as_texts_are_read_alike(tmp_path, source, name):
+    y, expected = LABELS[name]
+    if source == "tff":
+        options = tff(tmp_path, np.array(ROWS), np.array(y, "S"))
+    else:
+        options = hugging(tmp_path, x=ROWS, label=y) if source == "huggingface" else leaf(tmp_path, ROWS, y)
+    if isinstance(expected, str) and expected != "numbers":
+        with pytest.raises(UserError, match=expected):
+            load(tmp_path, source, **options)
+        return
+    pool = load(tmp_path, source, **options)
+    if expected == "numbers":
+        assert pool.label_kind == "numbers"
+    else:
+        assert pool.class_names == expected
+
+
+@pytest.mark.parametrize("source", ["huggingface", "leaf", "tff"])
+def test_names_of_clients_are_read_alike(tmp_path, source):
+    """Blanks at the ends do not count, marks for missing names are refused, twins but for case are said."""
+
+    def written(*names: str) -> dict[str, object]:
+        if source == "tff":
+            return tff(tmp_path, np.array(ROWS), np.arange(N) % 2, *names)
+        if source == "leaf":
+            return leaf(tmp_path, ROWS, None, *names)
+        return hugging(tmp_path, x=ROWS, who=[names[i % len(names)] for i in range(N)]) | {"client": "who"}
+
+    pool = load(tmp_path, source, **written(" Ann", "bob ", "ann"))
+    assert pool.origin_names == ("Ann", "ann", "bob")
+    assert [line for line in pool.remarks if "clients 'Ann' and 'ann' differ by case" in line]
+    for mark in ("NaN", "null", "?", " "):
+        with pytest.raises(UserError, match=r"missing name|lacks a value in row 2"):
+            load(tmp_path, source, **written("Ann", mark))
+    if source != "huggingface":
+        with pytest.raises(UserError, match=r"client Ann = 'twice'|user Ann = 'twice'"):
+            load(tmp_path, source, **written("Ann", "Ann "))
+
+
+@pytest.mark.parametrize("source", ["huggingface", "leaf", "npz"])
+def test_columns_of_samples_that_tell_too_much_are_told(tmp_path, source):
+    x = np.stack([RNG.normal(size=N), np.arange(N), np.arange(N) % 2 * 3.0, np.ones(N), np.arange(N) % 2], 1)
+    if source == "npz":
+        np.savez(tmp_path / "a.npz", x_train=x, y_train=np.arange(N) % 2)
+        pool = load(tmp_path, source, path="a.npz")
+    else:
+        many = leaf(tmp_path, x.tolist(), None, "a") if source == "leaf" else hugging(tmp_path, x=x.tolist())
+        pool = load(tmp_path, source, **many)
+    told = [line for line in pool.remarks if "column" in line]
+    assert sum("2 columns, the first is 2: it decides the target alone" in line for line in told) == 1
+    assert sum("column 1: it numbers the rows" in line for line in told) == (source != "leaf")
+    assert len(told) == 1 + (source != "leaf")
+
+
+@pytest.mark.parametrize("part", ["x", "y", "num_samples"])
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("source", ["leaf", "femnist"])
+def test_what_json_does_not_have_is_refused(tmp_path, part, word, source):
+    """Python's json writes and reads NaN and Infinity, which are no JSON."""
+    x = [[0.25] * 784] * 4 if source == "femnist" else ROWS[:4]
+    leaf(tmp_path, x, None, "a")
+    path = tmp_path / "l" / "train" / "0.json"
+    tree = json.loads(path.read_text())
+    if part == "num_samples":
+        tree["num_samples"][0] = float(word)
+    elif part == "x":
+        tree["user_data"]["a"]["x"][1] = [float(word), *x[1][1:]]
+    else:
+        tree["user_data"]["a"]["y"][1] = float(word)
+    path.write_text(json.dumps(tree))
+    assert word in path.read_text()
+    reader = SOURCES[source](**{"path" if source == "leaf" else "folder": "l"})
+    with pytest.raises(UserError) as error:
+        reader.load(tmp_path, tmp_path)
+    assert "\n" not in str(error.value)
 
 
 # -- categories in models ------------------------------------------------------------------------------------

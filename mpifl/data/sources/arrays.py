@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +13,17 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.federation import FEATURES, IMAGES, TOKENS
 from mpifl.core.rng import key
 from mpifl.data.pool import Pool, count_classes, images_of, labels_of, stratified
+from mpifl.data.sources.columns import (
+    lines_on_columns,
+    lines_on_names,
+    numbers_in,
+    refuse_gaps,
+    row_of,
+    stripped,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 KINDS = (IMAGES, FEATURES, TOKENS)
 PADDING, UNKNOWN = 0, 1  # reserved tokens in sequences of words
@@ -45,6 +57,7 @@ def inputs_of(array: np.ndarray, name: str, kind: str | None = None, otherwise: 
     if kind == FEATURES:
         remedy = "features must be numbers, [n, ...]"
         require((real or whole) and array.ndim >= 2, name, f"{array.dtype} {list(array.shape)}", remedy)
+        refuse_not_finite(array, name)
         return array if array.dtype in (np.float16, np.float32) else as_float32(array, name)
     if kind == TOKENS:
         remedy = "tokens must be whole numbers, [n, T]"
@@ -53,7 +66,25 @@ def inputs_of(array: np.ndarray, name: str, kind: str | None = None, otherwise: 
     return images_of(array, name, otherwise)
 
 
-def any_labels_of(array: np.ndarray, name: str, kind: str | None = None) -> np.ndarray:
+def refuse_not_finite(array: np.ndarray, name: str, rows: pd.Series | None = None) -> None:
+    """Raise `UserError` for NaN or infinity in an array [n, ...]; names the row.
+
+    Args:
+        array: numbers.
+        name: where they come from.
+        rows: any column with the index of the rows (`index_of`); None: rows are those of the array.
+    """
+    bad = ~np.isfinite(array).reshape(len(array), -1) if array.dtype.kind == "f" else np.zeros((1, 0), bool)
+    if bad.any():
+        row, at = map(int, np.argwhere(bad)[0])
+        where = f"row {row + 1}" if rows is None else row_of(rows, row)
+        value = float(array.reshape(len(array), -1)[row, at])
+        raise UserError(name, value, f"is not finite, in {where}: fill it in or leave the row out")
+
+
+def any_labels_of(
+    array: np.ndarray, name: str, kind: str | None = None, rows: pd.Series | None = None
+) -> np.ndarray:
     """Return labels as a pool stores them; their type determines their kind, see `Pool`.
 
     Args:
@@ -61,9 +92,10 @@ def any_labels_of(array: np.ndarray, name: str, kind: str | None = None) -> np.n
             (numbers), integers [n, T] (tokens).
         name: where the array comes from, for error messages.
         kind: `classes` or `numbers` for labels of one number each whose type says otherwise; None: by type.
+        rows: where each is from, as for `refuse_not_finite`.
 
     Raises:
-        UserError: the labels are one-hot, or have another shape or type.
+        UserError: the labels are one-hot, not finite, or have another shape or type.
     """
     array = np.asarray(array)
     single = array.ndim == 1 or (array.ndim == 2 and array.shape[1] == 1)
@@ -71,10 +103,11 @@ def any_labels_of(array: np.ndarray, name: str, kind: str | None = None) -> np.n
         remedy = f"labels: {kind} is for one number for each sample: leave it out"
         require(single and array.dtype.kind in "iufb", name, f"{array.dtype} {list(array.shape)}", remedy)
     if kind == "classes" and array.dtype.kind == "f":
-        array = classes_of_floats(array, name)
+        array = classes_of_floats(array, name, rows)
     elif kind == "numbers":
         array = array.astype(np.float64)
     if np.issubdtype(array.dtype, np.floating) and array.ndim in (1, 2):
+        refuse_not_finite(array, name, rows)
         return as_float32(array.reshape(len(array), -1), name)
     if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind in "iub":
         one_hot = len(array) > 1 and bool(((array == 1).sum(1) == 1).all() and (array == 0).sum(1).min() > 0)
@@ -85,13 +118,40 @@ def any_labels_of(array: np.ndarray, name: str, kind: str | None = None) -> np.n
     return labels_of(array.astype(np.uint8) if array.dtype == np.bool_ else array, name)
 
 
-def classes_of_floats(array: np.ndarray, name: str) -> np.ndarray:
+def labels_of_texts(
+    column: pd.Series, key: str, name: str, kind: str | None = None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return labels that are written as texts, and the names of classes, which are in the order of numbers.
+
+    Args:
+        column: the texts.
+        key: where they come from, for error messages.
+        name: name of their column.
+        kind: `classes` or `numbers`; None: texts are classes, and so are whole numbers.
+
+    Raises:
+        UserError: one is missing; most are numbers and some are not; or none are, and `kind` is `numbers`.
+    """
+    refuse_gaps(column, key, name)
+    numbers = numbers_in(column, key, name)
+    remedy = "holds texts, which are no numbers: use labels: classes"
+    require(kind != "numbers" or numbers is not None, key, name, remedy)
+    if numbers is None:
+        return numbered(stripped(column).tolist())
+    whole = bool((numbers % 1 == 0).all())
+    if kind == "numbers" or (kind is None and not whole):
+        return as_float32(numbers[:, None], key, name), ()
+    return numbered((numbers.astype(np.int64) if whole else numbers).tolist())
+
+
+def classes_of_floats(array: np.ndarray, name: str, rows: pd.Series | None = None) -> np.ndarray:
     """Return class numbers that are stored as floats as int64; refuse other floats, and name the first."""
     flat = array.ravel()
     wrong = np.flatnonzero(~(np.isfinite(flat) & (flat >= 0) & (flat % 1 == 0)))
     row = int(wrong[0]) if len(wrong) else 0
     at = float(flat[row]) if len(flat) else 0.0
-    remedy = f"no class number, in row {row + 1}: give whole numbers from 0, or leave labels out"
+    where = f"row {row + 1}" if rows is None or not len(wrong) else row_of(rows, row)
+    remedy = f"no class number, in {where}: give whole numbers from 0, or leave labels out"
     require(not len(wrong), name, at, remedy)
     return array.astype(np.int64)
 
@@ -132,6 +192,7 @@ def pool_of(
     test_share: float = TEST_SHARE,
     origin: np.ndarray | None = None,
     origin_names: tuple[str, ...] = (),
+    columns: str = "",
 ) -> Pool:
     """Return the pool of samples and labels as `inputs_of` and `any_labels_of` return them.
 
@@ -144,6 +205,7 @@ def pool_of(
         test_share: share of each class, or of each range of the first number, set aside if `test` is None.
         origin: int64 [n] of training samples, then test samples.
         origin_names: names of the origins.
+        columns: where columns of numbers come from, if lines are to tell what is wrong with them.
 
     Raises:
         UserError: samples, labels and names do not fit together.
@@ -172,10 +234,12 @@ def pool_of(
     remedy = f"names for {width} classes, labels or targets: give one to each"
     require(len(class_names) in (0, width), name, len(class_names), remedy)
     n = len(train[0])
+    told = lines_on_columns(x, columns, y, width) if columns and x.dtype.kind == "f" and x.ndim == 2 else []
+    told += lines_on_names(origin_names, name, "clients") + lines_on_names(class_names, name, "classes")
     if test is None:
         order, n = with_test(y, test_share)
         x, y, origin = x[order], y[order], None if origin is None else origin[order]
-    return Pool(x, y, n, width, origin, origin_names, class_names, vocabulary)
+    return Pool(x, y, n, width, origin, origin_names, class_names, vocabulary, remarks=tuple(told))
 
 
 def refuse_unused_share(share: float, has_test: bool) -> None:

@@ -50,7 +50,7 @@ def missing_in(column: pd.Series) -> np.ndarray:
     )
 
 
-def index_of(files: Sequence[tuple[Path, int]]) -> pd.Index[Any]:
+def index_of(files: Sequence[tuple[Path | str, int]]) -> pd.Index[Any]:
     """Return the index of the joined rows of files, (file, rows) each, by which `row_of` names a row."""
     import pandas as pd
 
@@ -146,13 +146,37 @@ def numbers_of_texts(column: pd.Series, key: str, name: str) -> np.ndarray | Non
         UserError: most of them are numbers, and some lack a value or are something else.
     """
     few = column.iloc[:: max(1, len(column) // SHOWN)]
-    like = [bool(ALMOST.fullmatch(text)) for text in few if isinstance(text, str) and not is_missing(text)]
+    known = [text.strip() for text in few if isinstance(text, str) and not is_missing(text)]
+    like = [bool(ALMOST.fullmatch(text) or DATE.fullmatch(text)) for text in known]
     if 2 * sum(like) <= len(like):
         return None
     numbers = numbers_in(column, key, name)
     if numbers is not None:
         refuse_gaps(column, key, name)
     return numbers
+
+
+def numbers_of_lists(column: pd.Series, key: str, name: str) -> np.ndarray:
+    """Return lists of texts that are numbers, float64 [n, F]; see `numbers_in`.
+
+    Raises:
+        UserError: they differ in length, or a place in them holds texts, or lacks a value.
+    """
+    import pandas as pd
+
+    widths = column.map(len).to_numpy()
+    wrong = np.flatnonzero(widths != widths[0])
+    where = row_of(column, int(wrong[0])) if len(wrong) else ""
+    require(not len(wrong), key, name, f"{where} holds another number of values than row 1: give as many")
+    columns = []
+    for i in range(int(widths[0])):
+        values = pd.Series([row[i] for row in column], column.index, dtype=object)
+        numbers = numbers_in(values, key, f"{name}[{i}]")
+        remedy = "holds lists of texts: give numbers, or one text a sample"
+        require(numbers is not None, key, f"{name}[{i}]", remedy)
+        refuse_gaps(values, key, f"{name}[{i}]")
+        columns.append(numbers)
+    return np.stack(columns, axis=1)  # type: ignore[arg-type]
 
 
 def lines_on_texts(column: pd.Series, key: str) -> list[str]:

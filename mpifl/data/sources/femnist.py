@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from mpifl.core.progress import each
 from mpifl.core.textfiles import json_of
 from mpifl.data.pool import Pool, images_of, labels_of
 from mpifl.data.sources.base import Source, Statistics, reading
+from mpifl.data.sources.columns import clean_name, lines_on_names
 from mpifl.data.sources.npz import read_npz
 
 NUM_CLASSES, SHAPE = 62, (28, 28)
@@ -60,7 +61,8 @@ class Femnist(Source):
         images = 255 - images if self.inverted else images
         labels = np.concatenate([labels for _, (_, labels) in rows]).astype(np.int64)
         origin = np.repeat([i for i, _ in rows], [len(labels) for _, (_, labels) in rows])
-        return Pool(images, labels, sum(len(y) for _, y in train.values()), NUM_CLASSES, origin, names)
+        pool = Pool(images, labels, sum(len(y) for _, y in train.values()), NUM_CLASSES, origin, names)
+        return replace(pool, remarks=tuple(lines_on_names(names, str(paths[0].parent), "writers")))
 
 
 def read_shards(paths: list[Path]) -> Part:
@@ -69,10 +71,11 @@ def read_shards(paths: list[Path]) -> Part:
     for path in each(paths, "reading shards", "files"):
         with reading(path, "a LEAF shard"):
             shard = json_of(path.read_bytes())
-            for name, count in zip(shard["users"], shard["num_samples"], strict=True):
+            for user, count in zip(shard["users"], shard["num_samples"], strict=True):
+                name = clean_name(user, f"{path}: users")
                 where = f"{path}: client {name}"
                 require(name not in found, where, "twice", "a client stands in one shard only; remove one")
-                found[name] = _of_writer(shard["user_data"][name], where, count)
+                found[name] = _of_writer(shard["user_data"][user], where, count)
             more = sorted(shard["user_data"].keys() - set(shard["users"]))
             require(not more, str(path), more[:1], "clients that `users` does not list; fetch it again")
     return found

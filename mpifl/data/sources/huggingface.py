@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -20,9 +20,12 @@ from mpifl.data.sources.arrays import (
     LABELS,
     TEST_SHARE,
     any_labels_of,
+    as_float32,
     inputs_of,
+    labels_of_texts,
     numbered,
     pool_of,
+    refuse_not_finite,
     refuse_pictures,
     refuse_unused_share,
     tokens_of,
@@ -30,10 +33,20 @@ from mpifl.data.sources.arrays import (
     with_test,
 )
 from mpifl.data.sources.base import TEST, TRAIN, VALIDATION, Source, part_of, place_of, reading, roles_of
-from mpifl.data.sources.columns import is_missing
+from mpifl.data.sources.columns import (
+    index_of,
+    lines_on_names,
+    lines_on_texts,
+    numbers_of_lists,
+    numbers_of_texts,
+    refuse_gaps,
+    row_of,
+    stripped,
+)
 from mpifl.data.sources.folder import FORMATS, GREY, PIXELS, middle_square, upright
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 IMAGE_NAMES, LABEL_NAMES = ("image", "img"), ("label", "labels", "fine_label", "target", "class")
@@ -102,36 +115,41 @@ class HuggingFace(Source):
         """Read the columns."""
         top = place_of(self.path, root)
         splits, remarks = self._splits(top)
-        tables = {name: _table(files) for name, files in splits.items()}
+        held_in = {file: _table(file) for files in splits.values() for file in files}
+        tables = {name: _joined([held_in[file] for file in files]) for name, files in splits.items()}
+        index = index_of([(file, len(table)) for file, table in held_in.items()])
         schema = tables[TRAIN].schema
         features = _features(top, schema)
         held = _column(self.inputs, (*IMAGE_NAMES, *TEXT_NAMES), "inputs", schema.names)
         label = _column(self.label, LABEL_NAMES, "label", schema.names)
         columns = {name: [table.column(held), table.column(label)] for name, table in tables.items()}
-        y, names = self._labels([column[1] for column in columns.values()], features.get(label), label)
+        y, names = self._labels(_values(index, columns.values(), 1), features.get(label), label)
         origin: np.ndarray | None = None
         origin_names: tuple[str, ...] = ()
         if self.client is not None:
             _column(self.client, (), "client", schema.names)
-            values = [v for table in tables.values() for v in table.column(self.client).to_pylist()]
-            origin, origin_names = numbered(_complete(values, self.client, "client"))
+            owners = _values(index, ([table.column(self.client)] for table in tables.values()))
+            refuse_gaps(owners, "data.source.client", self.client)
+            origin, origin_names = numbered(stripped(owners).tolist())
         sizes = [len(column[0]) for column in columns.values()]
         whole = np.arange(sum(sizes)), sizes[0]
         order, count = whole if len(sizes) > 1 else with_test(y, self.test_share)
         if _is_image(schema.field(held).type):
             refuse_unused_share(self.test_share, len(sizes) > 1)
             pictures = [column[0] for column in columns.values()]
-            images, said = self._pictures(pictures, order, scratch, top)
+            images, said = self._pictures(pictures, order, scratch, top, index)
             origin = None if origin is None else origin[order]
             width = len(names) or (int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
             pool = Pool(images, y[order], count, width, origin, origin_names, names)
+            said += lines_on_names(origin_names, f"data.source.client: {self.client}", "clients")
             return replace(pool, remarks=(*remarks, *said))
-        x, vocabulary = self._samples([column[0] for column in columns.values()], held, order[:count])
+        x, vocabulary, said = self._samples(_values(index, columns.values()), held, order[:count])
         n = sizes[0]
         parts = ((x[:n], y[:n]), (x[n:], y[n:]) if len(sizes) > 1 else None)
         share = self.test_share
-        pool = pool_of(*parts, "data.source.path", names, vocabulary, share, origin, origin_names)
-        return replace(pool, remarks=(*pool.remarks, *remarks))
+        key = f"data.source.inputs: {held}"
+        pool = pool_of(*parts, "data.source.path", names, vocabulary, share, origin, origin_names, key)
+        return replace(pool, remarks=(*remarks, *pool.remarks, *said))
 
     def _splits(self, top: Path) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
         """Return the files of the training part, those of the test part, and lines about other splits."""
@@ -143,78 +161,97 @@ class HuggingFace(Source):
             remarks = (*remarks, f"{top}: splits that are no part are left out: {', '.join(others[:3])}")
         return {role: files for role, files in splits.items() if files}, remarks
 
-    def _labels(self, columns: Sequence[Any], feature: Any, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    def _labels(self, column: pd.Series, feature: Any, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return labels, and the names of classes."""
-        values = [v for column in columns for v in column.to_pylist()]
-        values = _complete(values, name, "label")
+        key = "data.source.label"
+        refuse_gaps(column, key, name)
+        values = column.tolist()
         if values and isinstance(values[0], str):
-            return numbered(values)
+            return labels_of_texts(column, key, name, self.labels)
         known = feature.get("names") if isinstance(feature, Mapping) else None
-        return any_labels_of(np.asarray(values), f"data.source.label: {name}", self.labels), tuple(
-            known or ()
-        )
+        return any_labels_of(np.asarray(values), f"{key}: {name}", self.labels, column), tuple(known or ())
 
-    def _samples(self, columns: Sequence[Any], name: str, learnt: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return samples that are not pictures, and the number of different tokens, 0 for features.
+    def _samples(self, column: pd.Series, name: str, learnt: np.ndarray) -> tuple[np.ndarray, int, list[str]]:
+        """Return samples that are not pictures, the number of different tokens (0 for features), and lines.
 
         Args:
-            columns: samples of each split.
-            name: their column.
+            column: the samples of all splits.
+            name: its name.
             learnt: rows of the training part, whose words are the vocabulary, int64 [n].
         """
-        first = next((v for v in columns[0].to_pylist() if v is not None), None)
+        key = "data.source.inputs"
+        refuse_gaps(column, key, name, column.isna().to_numpy(bool))
+        rows = column.tolist()
+        if rows and isinstance(rows[0], str):
+            refuse_pictures(rows, f"{key}: {name}")
+            numbers = numbers_of_texts(column, key, name)
+            if numbers is not None:
+                return as_float32(numbers[:, None], key, name), 0, []
+            known = vocabulary_of((rows[i] for i in learnt.tolist()), self.vocabulary)
+            lines = lines_on_texts(column, f"{key}: {name}")
+            return tokens_of(rows, known, self.length), len(known) + 2, lines
+        first = next((row[0] for row in rows if isinstance(row, list) and row), None)
+        if isinstance(first, int):
+            return self._tokens(column, name)
         if isinstance(first, str):
-            texts = [str(v) for column in columns for v in column.to_pylist()]
-            refuse_pictures(texts, f"data.source.inputs: {name}")
-            known = vocabulary_of((texts[i] for i in learnt.tolist()), self.vocabulary)
-            return tokens_of(texts, known, self.length), len(known) + 2
-        rows = [v for column in columns for v in column.to_pylist()]
-        if isinstance(first, list) and first and isinstance(first[0], int):
-            out = np.zeros((len(rows), min(self.length, max(map(len, rows)))), np.int32)
-            for target, row in zip(out, rows, strict=True):
-                target[: len(row)] = row[: out.shape[1]]
-            return out, int(out.max()) + 1
+            return numbers_of_lists(column, key, name), 0, []
         try:
             x = np.asarray(rows, np.float64)
         except (ValueError, TypeError) as error:
             remedy = (
                 f"samples must be pictures, texts, or lists of numbers of one shape ({type(error).__name__})"
             )
-            raise UserError("data.source.inputs", name, remedy) from error
-        return inputs_of(
-            x.reshape(len(x), -1) if x.ndim == 1 else x, f"data.source.inputs: {name}", "features"
-        ), 0
+            raise UserError(key, name, remedy) from error
+        x = x.reshape(len(x), -1) if x.ndim == 1 else x
+        refuse_gaps(column, key, name, np.asarray(np.isnan(x).reshape(len(x), -1).any(1)))
+        refuse_not_finite(x, f"{key}: {name}", column)
+        return inputs_of(x, f"{key}: {name}", "features"), 0, []
+
+    def _tokens(self, column: pd.Series, name: str) -> tuple[np.ndarray, int, list[str]]:
+        """Return lists of whole numbers, cut or padded to one length, and the number of different tokens."""
+        rows = column.tolist()
+        out = np.zeros((len(rows), min(self.length, max(map(len, rows)))), np.int32)
+        for i, row in enumerate(rows):
+            try:
+                out[i, : len(row)] = row[: out.shape[1]]
+            except (TypeError, OverflowError) as error:
+                remedy = f"{row_of(column, i)} holds no tokens: give whole numbers below 2**31"
+                raise UserError("data.source.inputs", name, remedy) from error
+        return out, int(out.max(initial=0)) + 1, []
 
     def _pictures(
-        self, columns: Sequence[Any], order: np.ndarray, scratch: Path, top: Path
-    ) -> tuple[np.ndarray, tuple[str, ...]]:
+        self, columns: Sequence[Any], order: np.ndarray, scratch: Path, top: Path, index: pd.Index[Any]
+    ) -> tuple[np.ndarray, list[str]]:
         """Decode the pictures into `scratch`, one at a time; uint8 [n, C, H, W], and lines for the user.
 
         C is 1 if all are grey, otherwise 3.
         """
-        ends = np.cumsum([len(column) for column in columns])
+        import pandas as pd
+
+        ends, where = np.cumsum([len(column) for column in columns]), pd.Series(0, index)
+
+        def place(i: int) -> str:
+            return f"{top}: {row_of(where, i)}"
 
         def content(i: int) -> bytes:
             part = int(np.searchsorted(ends, i, side="right"))
             row = columns[part][int(i - (ends[part - 1] if part else 0))].as_py()
-            return _content(row, f"{top}: row {i}")
+            return _content(row, place(i))
 
         rows: list[int] = order.tolist()
-        grey = sum(
-            is_grey(content(i), f"{top}: row {i}") for i in each(rows, "looking for colours", "pictures")
-        )
+        grey = sum(is_grey(content(i), place(i)) for i in each(rows, "looking for colours", "pictures"))
         colour = grey < len(rows)
         images: np.ndarray | None = None
         for target, i in enumerate(each(rows, "decoding pictures", "pictures")):
-            pixels = decoded(content(i), f"{top}: row {i}", self.side, colour)
+            pixels = decoded(content(i), place(i), self.side, colour)
             if images is None:
                 images = cache.allocate(scratch, "images", (len(order), *pixels.shape))
             remedy = f"a picture of {list(pixels.shape)} among those of {list(images.shape[1:])}: set side"
-            require(pixels.shape == images.shape[1:], f"{top}: row {i}", list(pixels.shape), remedy)
+            require(pixels.shape == images.shape[1:], place(i), list(pixels.shape), remedy)
             images[target] = pixels
         assert images is not None
         mixed = f"{top}: {grey} of {len(rows)} pictures are grey and read as RGB, as the others are"
-        return images, (mixed,) if colour and grey else ()
+        return images, [mixed] if colour and grey else []
 
 
 def _content(row: Any, name: str) -> bytes:
@@ -278,23 +315,41 @@ def _arrow_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _table(files: Sequence[Path]) -> pa.Table:
-    """Return the rows of Arrow files (mapped) or of Parquet files."""
+def _table(file: Path) -> pa.Table:
+    """Return the rows of an Arrow file (mapped) or of a Parquet file."""
     try:
         import pyarrow as pa
         from pyarrow import ipc, parquet
     except ImportError as error:
         remedy = 'needs pyarrow: pip install "mpifl[parquet]"'
         raise UserError("data.source.name", "huggingface", remedy) from error
-    tables = []
-    for file in files:
-        with reading(file, "an Arrow file"):
-            if file.suffix == ".parquet":
-                tables.append(parquet.read_table(file, memory_map=True))
-            else:
-                tables.append(_mapped(pa, ipc, file))
-            tables[-1].validate(full=True)  # a corrupt offset could point anywhere
+    with reading(file, "an Arrow file"):
+        if file.suffix == ".parquet":
+            table = parquet.read_table(file, memory_map=True)
+        else:
+            table = _mapped(pa, ipc, file)
+        table.validate(full=True)  # a corrupt offset could point anywhere
+    return table
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    """Return the rows of several tables."""
+    import pyarrow as pa
+
     return pa.concat_tables(tables)
+
+
+def _values(index: pd.Index[Any], splits: Iterable[Sequence[Any]], at: int = 0) -> pd.Series:
+    """Return a column of all splits as Python objects.
+
+    Args:
+        index: where each row is from.
+        splits: columns of each split.
+        at: which of these.
+    """
+    import pandas as pd
+
+    return pd.Series([v for columns in splits for v in columns[at].to_pylist()], index, dtype=object)
 
 
 def _mapped(pa: Any, ipc: Any, file: Path) -> Any:
@@ -338,14 +393,6 @@ def _column(given: str | None, usual: Sequence[str], role: str, names: Sequence[
     require(found is not None, f"data.source.{role}", None, remedy)
     assert found is not None
     return found
-
-
-def _complete(values: list[Any], name: str, role: str) -> list[Any]:
-    """Return values whose texts have no blanks at their ends; refuse a missing one, such as `?`."""
-    wrong = next((i for i, v in enumerate(values) if is_missing(v)), None)
-    remedy = f"lacks a value in row {0 if wrong is None else wrong + 1}: leave it out"
-    require(wrong is None, f"data.source.{role}", name, remedy)
-    return [value.strip() if isinstance(value, str) else value for value in values]
 
 
 def _is_image(kind: Any) -> bool:

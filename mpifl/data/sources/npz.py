@@ -107,7 +107,8 @@ class Npz(Source):
         origin = np.concatenate(held) if held else None
         test = read[1] if len(parts) == 2 else None
         name = f"{path}: y_train"
-        return pool_of(read[0], test, name, names, self.vocabulary, self.test_share, origin)
+        key = f"{path}: x_train"
+        return pool_of(read[0], test, name, names, self.vocabulary, self.test_share, origin, (), key)
 
 
 @dataclass(frozen=True)

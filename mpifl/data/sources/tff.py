@@ -8,7 +8,7 @@ to lists of bytes, float32 or int64; `example_of` reads its wire format.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import isqrt
@@ -20,8 +20,16 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.core.progress import doing, each
 from mpifl.data.pool import Pool
-from mpifl.data.sources.arrays import any_labels_of, characters_of, inputs_of, pool_of
+from mpifl.data.sources.arrays import (
+    LABELS,
+    any_labels_of,
+    characters_of,
+    inputs_of,
+    labels_of_texts,
+    pool_of,
+)
 from mpifl.data.sources.base import Source, reading
+from mpifl.data.sources.columns import clean_name, index_of
 from mpifl.data.sources.leaf import LETTERS
 
 EXAMPLES = "examples"  # HDF5 group, or SQL table, of the clients' examples
@@ -30,7 +38,8 @@ TRAIN, TEST = "train", "test"
 TEST_SHARE = 0.2  # of a file without a test part
 QUERY = f"select client_id, split_name, serialized_example_proto from {EXAMPLES} order by client_id, rowid"
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
-INPUTS, LABELS, TEXTS = ("pixels", "image", "x"), ("label", "labels", "y"), "snippets"
+INPUTS, LABEL_NAMES, TEXTS = ("pixels", "image", "x"), ("label", "labels", "y"), "snippets"
+TWICE = "two clients have this name, but for blanks at its ends: rename one"
 Held = dict[str, tuple[np.ndarray, np.ndarray]]  # client -> samples, labels
 
 
@@ -47,17 +56,23 @@ class TensorFlowFederated(Source):
         path: below data.root: common name of both HDF5 files, without `_train.h5`, or an SQLite file with its
             ending.
         label: name of the labels; null: label, labels or y. CIFAR-100 has `coarse_label`, too.
+        labels: classes or numbers, for labels of one number each whose type says otherwise, such as classes
+            that are stored as floats; null: whole numbers are classes, floats numbers.
         length: for snippets, the number of characters before the one to predict.
     """
 
     name: ClassVar[str] = "tff"
+    readable_labels: ClassVar[tuple[str, ...]] = LABELS
 
     path: str = "fed_emnist"
     label: str | None = None
+    labels: str | None = None
     length: int = 80
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        known_labels = self.labels is None or self.labels in LABELS
+        require(known_labels, "labels", self.labels, f"known: {', '.join(LABELS)}")
         require(self.length > 0, "length", self.length, "counts characters")
 
     def files(self, root: Path) -> list[Path]:
@@ -80,7 +95,8 @@ class TensorFlowFederated(Source):
                 return self._pool(found.get(None, {}), None, str(root / self.path))
         else:
             train, test = map(self._read, self.files(root))
-        return replace(self._pool(train, test, str(root / self.path)), remarks=remarks)
+        pool = self._pool(train, test, str(root / self.path))
+        return replace(pool, remarks=(*remarks, *pool.remarks))
 
     def _pool(self, train: Held, test: Held | None, name: str) -> Pool:
         """Return the pool of the clients' samples; without a test part, a share is set aside."""
@@ -96,13 +112,36 @@ class TensorFlowFederated(Source):
         count = sum(len(labels) for _, labels in train.values())
         text = x.dtype.kind == "U"
         inputs = characters_of(x.tolist(), LETTERS, f"{name}: {TEXTS}") if text else inputs_of(x, name)
-        labels = any_labels_of(y, f"{name}: labels")
+        places = zip((TRAIN, TEST), parts, strict=False)  # without a test part, the one part has all
+        owned = [
+            (f"client {c} in {part}", len(held[c][1])) for part, held in places for c in clients if c in held
+        ]
+        labels, classes = self._labels(y, name, owned)
         origin = np.repeat([i for i, _ in rows], [len(held[1]) for _, held in rows]).astype(np.int64)
         ours = inputs[:count], labels[:count]
         theirs = None if test is None else (inputs[count:], labels[count:])
-        names, vocabulary = (tuple(map(repr, LETTERS)), len(LETTERS)) if text else ((), 0)
+        names, vocabulary = (tuple(map(repr, LETTERS)), len(LETTERS)) if text else (classes, 0)
         share = TEST_SHARE if test is None else 0.0
-        return pool_of(ours, theirs, name, names, vocabulary, share, origin, tuple(clients))
+        return pool_of(ours, theirs, name, names, vocabulary, share, origin, tuple(clients), f"{name}: x")
+
+    def _labels(
+        self, y: np.ndarray, name: str, owned: Sequence[tuple[Path | str, int]]
+    ) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return labels, and the names of classes where they are texts.
+
+        Args:
+            y: the labels of all clients.
+            name: the file.
+            owned: where they are from, for `index_of`.
+        """
+        import pandas as pd
+
+        index = index_of(owned)
+        if y.dtype.kind not in "OSU":
+            return any_labels_of(y, f"{name}: labels", self.labels, pd.Series(0, index)), ()
+        texts = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in y.ravel().tolist()]
+        column = pd.Series(texts, index, dtype=object)
+        return labels_of_texts(column, name, self.label or "labels", self.labels)
 
     def _read(self, path: Path) -> Held:
         """Return the clients of a file; those without a sample are left out."""
@@ -113,8 +152,10 @@ class TensorFlowFederated(Source):
         found: Held = {}
         with reading(path, "an HDF5 file"), h5py.File(path) as file:
             require(EXAMPLES in file, str(path), [*file], f"has no group {EXAMPLES}; fetch it again")
-            for client in each([*file[EXAMPLES]], "reading clients", "clients"):
-                x, y = self._samples(file[EXAMPLES][client], f"{path}: client {client}")
+            for name in each([*file[EXAMPLES]], "reading clients", "clients"):
+                x, y = self._samples(file[EXAMPLES][name], f"{path}: client {name}")
+                client = clean_name(name, f"{path}: clients")
+                require(client not in found, f"{path}: client {client}", "twice", TWICE)
                 if len(y):
                     found[client] = x, y
         return found
@@ -127,7 +168,8 @@ class TensorFlowFederated(Source):
             with closing(sqlite3.connect(address, uri=True)) as file:
                 file.execute("pragma trusted_schema = off")
                 for client, part, example in file.execute(QUERY):
-                    rows.setdefault((part or None, str(client)), []).append(_shaped(example_of(example)))
+                    client = clean_name("" if client is None else str(client), f"{path}: client_id")
+                    rows.setdefault((part or None, client), []).append(_shaped(example_of(example)))
             found: dict[str | None, Held] = {}
             for (part, client), examples in rows.items():
                 where = f"{path}: client {client}"
@@ -142,7 +184,7 @@ class TensorFlowFederated(Source):
         """Return the samples and labels of a client."""
         if TEXTS in group:
             return self._characters([bytes(t).decode("utf-8", "replace") for t in group[TEXTS][()]])
-        wanted = LABELS if self.label is None else (self.label,)
+        wanted = LABEL_NAMES if self.label is None else (self.label,)
         x = next((name for name in INPUTS if name in group), None)
         y = next((name for name in wanted if name in group), None)
         remedy = f"needs one of {', '.join(INPUTS)} and one of {', '.join(wanted)}"
