@@ -617,8 +617,22 @@ PARTITIONS = {
     "a client twice": Case(partition('{"0": [1, 2], "1": [3], "0": [4]}'), "the key '0' appears twice"),
     "a part twice": Case(partition('{"0": {"train": [1], "train": [2]}}'), "the key 'train' appears twice"),
     "a sample of two clients": Case(
-        partition({"0": [1, 2], "1": [2, 3]}), check=held((2, 0, 8), (2, 0, 8)), scenario={"test": "all"}
+        partition({"0": [1, 2], "1": [2, 3]}),
+        said=(r"1 of 3 training samples are held by several clients \(sample 2 by 0 and 1\)$",),
+        check=held((2, 0, 8), (2, 0, 8)),
+        scenario={"test": "all"},
     ),
+    "test samples of several clients": Case(
+        partition({k: {"train": [i], "test": [41, 42 + i]} for i, k in enumerate("abc")}),
+        said=(r"1 of 4 test samples are held by several clients \(sample 41 by a and b\)$",),
+        check=held((1, 0, 2), (1, 0, 2), (1, 0, 2)),
+    ),
+    "clients that differ by case": Case(
+        partition({"Ann": [1, 2], "ann": [3]}),
+        said=("clients 'Ann' and 'ann' differ by case or blanks",),
+        scenario={"test": "all"},
+    ),
+    "a client without a name": Case(partition({"0": [1], " ": [2]}), "has no client in row 2"),
     "a sample twice": Case(
         partition({"0": [1, 1], "1": [3]}),
         said=("1 rows repeat a sample of their client",),

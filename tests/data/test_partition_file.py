@@ -161,9 +161,13 @@ def test_the_csv_of_the_federated_vision_data_sets_is_read(small_root, cache, tm
 
 
 FROM_0 = " test samples are of the source's training part"
+SHARED = " samples are held by several clients"
 OVERLAPS = [  # the digits' test part begins at 1438
     ("0,train,1\n0,train,2\n1,train,3\n0,test,1500\n1,test,1501", []),
-    ("0,train,1\n0,train,2\n1,train,1\n0,test,1500\n1,test,1500", []),  # two clients may hold the same
+    (
+        "0,train,1\n0,train,2\n1,train,1\n0,test,1500\n1,test,1500",
+        [f"1 of 2 training{SHARED} (sample 1 by 0 and 1)", f"1 of 1 test{SHARED} (sample 1500 by 0 and 1)"],
+    ),
     ("0,train,1\n0,train,2\n1,train,3\n0,test,5\n1,test,6", [f"all 2{FROM_0}"]),
     ("0,train,1\n1,train,3\n0,test,5\n1,test,1438", []),  # one of them is of the test part
     (
@@ -176,8 +180,14 @@ OVERLAPS = [  # the digits' test part begins at 1438
         ["1 of 1 test samples also train or validate", f"all 1{FROM_0}"],
     ),
     ("0,train,1\n0,train,2\n0,val,2\n0,test,1500", ["1 of 1 validation samples also train their client"]),
-    ("0,train,1\n0,val,2\n1,train,2\n0,test,1500", []),  # no client chooses by what it trains on
-    ("0,train,5\n0,train,5\n0,train,5\n1,train,5\n0,test,1500", ["2 rows repeat a sample of their client"]),
+    (  # no client chooses by what it trains on
+        "0,train,1\n0,val,2\n1,train,2\n0,test,1500",
+        [f"1 of 2 training{SHARED} (sample 2 by 0 and 1)"],
+    ),
+    (
+        "0,train,5\n0,train,5\n0,train,5\n1,train,5\n0,test,1500",
+        ["2 rows repeat a sample of their client", f"1 of 1 training{SHARED} (sample 5 by 0 and 1)"],
+    ),
 ]
 
 

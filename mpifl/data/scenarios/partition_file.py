@@ -19,6 +19,7 @@ from mpifl.data.pool import Pool
 from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_fraction, check_test_share
 from mpifl.data.scenarios.relations import PermuteFeatures, PermuteTargets, PermuteTokens
 from mpifl.data.scenarios.usual import TESTS, strata, test_like
+from mpifl.data.sources.columns import lines_on_names
 from mpifl.data.transforms import Border, Colour, Noise, Op, Patch, PermuteLabels, Rotate
 
 VERSION = 1
@@ -82,7 +83,10 @@ class PartitionFile(Scenario):
                 lambda: self._splits(pool, key, table),
                 groups,
                 facts=own,
-                remarks=lambda splits: self._remarks(splits, self._numbered_by_part(pool, table)),
+                remarks=lambda splits: [
+                    *self._remarks(splits, [*self._numbered_by_part(pool, table), *_shared(table)]),
+                    *lines_on_names(table.clients, f"data.scenario.path = {self.path!r}", "clients"),
+                ],
             )
         try:
             return self._as_exported(facts, pool, key)
@@ -241,6 +245,21 @@ class PartitionFile(Scenario):
         """Return the rows in random order: those of a file may be sorted by label."""
         held = [np.asarray(rows.of(k)) for k in range(len(rows.sizes))]
         return from_lists([key.of(k).numpy().permutation(samples) for k, samples in enumerate(held)])
+
+
+def _shared(table: PartitionTable) -> list[str]:
+    """Return words that count samples of a foreign file which several clients hold to train or to test."""
+    found = []
+    for what, parts in (("training", ("train", "val")), ("test", ("test",))):
+        of = np.isin(table.part, parts)
+        pairs = np.unique(np.stack([table.sample[of], table.client[of]]), axis=1)
+        sample, clients = np.unique(pairs[0], return_counts=True)
+        if (twice := clients > 1).any():
+            first = pairs[1][pairs[0] == sample[twice][0]][:2]
+            who = " and ".join(table.clients[k] for k in first.tolist())
+            says = f"{int(twice.sum())} of {len(sample)} {what} samples are held by several clients"
+            found.append(f"{says} (sample {int(sample[twice][0])} by {who})")
+    return found
 
 
 def exported(spec: ScenarioSpec, pool: Pool, source: str, of: Mapping[str, Any]) -> PartitionTable:
