@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -15,7 +16,7 @@ from mpifl.core.textfiles import readable
 MAX_ORIGINS = 1 << 24
 IGNORED = -100  # label token of a position that is ignored, as PyTorch's `ignore_index`
 BLOCK = 1 << 22  # numbers that are processed at a time
-DETAIL = 0.1  # of the deviation of a channel: pixels may be rounded by this share of it
+DETAIL = 0.1  # of the deviation between images: pixels may be rounded by this share of it
 
 
 @dataclass(frozen=True)
@@ -172,17 +173,35 @@ def _rounded(images: np.ndarray, name: str, otherwise: str) -> np.ndarray:
         if not held.size:
             continue
         lost = float(np.abs(held - pixels[:, channel] / held.dtype.type(255)).max())
-        spread = float(held.std(dtype=np.float64))
+        spread = _deviation(held)
         remedy = (
-            f"channel {channel} would be rounded by up to {lost:.3g}, to 256 steps between 0 and 1, and its "
-            f"deviation is {spread:.3g}: scale the images to fill [0, 1]"
+            f"channel {channel} would be rounded by up to {lost:.3g}, to 256 steps between 0 and 1, and the "
+            f"deviation between images is {spread:.3g}: scale the images so that what differs fills [0, 1]"
         )
-        flat = spread <= np.finfo(held.dtype).eps * float(held.max())  # rounding errors of one value
+        flat = spread <= _noise(held)
         remedy += f"; {otherwise}" if otherwise else ""
         require(
             flat or lost <= DETAIL * spread, name, f"{held.dtype} in [{held.min():g}, {held.max():g}]", remedy
         )
     return pixels
+
+
+def _deviation(images: np.ndarray) -> float:
+    """Return by how much images [n, H, W] differ from one another: a root mean square over their pixels.
+
+    A background that all share does not count. Of images that are all alike, the deviation of their pixels.
+    """
+    mean = images.mean(0, dtype=np.float64)
+    rows, total = max(1, BLOCK // max(1, mean.size)), 0.0
+    for start in range(0, len(images), rows):
+        total += float(((images[start : start + rows] - mean) ** 2).sum())
+    apart = math.sqrt(total / images.size)
+    return apart if apart > _noise(images) else float(images.std(dtype=np.float64))
+
+
+def _noise(images: np.ndarray) -> float:
+    """Return the largest deviation that rounding errors of equal values can make."""
+    return 8 * float(np.finfo(images.dtype).eps) * float(images.max())
 
 
 def labels_of(array: np.ndarray | None, name: str, num_classes: int | None = None) -> np.ndarray:
@@ -245,6 +264,8 @@ def check_pool(pool: Pool, name: str) -> None:
     _check_columns(pool, name)
     _check_labels(pool, name)
     for called in (*pool.class_names, *pool.origin_names):
+        remedy = "is a name of a class or a client: make it a text"
+        require(isinstance(called, str), name, called, remedy)
         shown = readable(called)
         require(called == shown, name, shown, "is a name that is not UTF-8 text: give it another")
     if pool.origin is not None:

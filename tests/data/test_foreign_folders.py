@@ -20,7 +20,7 @@ from PIL import Image
 from mpifl.core.errors import UserError
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 from mpifl.data.federation import PoolFederation
-from mpifl.data.pool import Pool, repeated
+from mpifl.data.pool import Pool, check_pool, repeated
 
 RNG = np.random.default_rng(0)
 Writer = Callable[[Path], object]
@@ -413,6 +413,19 @@ HUBS = {
     "a truncated picture": Case(
         hub(train=[*some(8), {"bytes": b"\x89PNG", "path": None}]), "row 9 = 'unreadable'"
     ),
+    "names of classes that are numbers": Case(
+        hub('{"info": {"features": {"label": {"names": [7, 9]}}}}', train=some(8)),
+        check=sizes(8, 0, "7", "9"),
+        source={"test_share": 0.0},
+    ),
+    "a class name that is NaN": Case(
+        hub('{"info": {"features": {"label": {"names": ["a", NaN]}}}}', train=some(8)),
+        "names of classes .* must be texts",
+    ),
+    "names of classes in one text": Case(
+        hub('{"info": {"features": {"label": {"names": "ab"}}}}', train=some(8)),
+        "names of classes .* must be texts",
+    ),
     "a key twice in its description": Case(
         hub('{"info": {"features": {"label": {"names": ["a", "b"], "names": ["b", "a"]}}}}', train=some(8)),
         "the key 'names' appears twice",
@@ -487,6 +500,27 @@ ARCHIVES = {
         archive(x_train=floats(0, 1, 40, 6, 6, 3) * np.float32([1, 1, 0.01]), **ALONE),
         "channel 2 would be rounded",
     ),
+    "little contrast on a background": Case(
+        archive(x_train=floats(0, 0.001, 40, 6, 6) + floats(0, 0.99, 6, 6), **ALONE), TINY
+    ),
+    "little contrast beside bright pixels": Case(
+        archive(x_train=np.concatenate([floats(0, 0.001, 40, 6, 5), np.ones((40, 6, 1))], 2), **ALONE), TINY
+    ),
+    "one image of little contrast among others": Case(
+        archive(x_train=np.concatenate([floats(0, 1, 39, 6, 6), floats(0, 0.01, 1, 6, 6)]), **ALONE),
+        check=sizes(32, 8),
+    ),
+    "borders that hardly vary": Case(
+        archive(
+            x_train=np.pad(floats(0, 1, 40, 4, 4), ((0, 0), (1, 1), (1, 1))) * 0.9999
+            + floats(0, 1e-4, 40, 6, 6)
+        ),
+        check=sizes(40, 8),
+    ),
+    "one image": Case(
+        archive(x_train=floats(0, 0.001, 1, 6, 6), y_train=np.zeros(1, np.int64), x_test=None, y_test=None),
+        TINY,
+    ),
     "little contrast in the test part": Case(
         archive(x_train=X / 255, x_test=floats(0, 0.01, 8, 6, 6)), f"x_test = .*{TINY}"
     ),
@@ -554,6 +588,13 @@ def test_samples_that_differ_are_not_taken_for_one_another(monkeypatch):
     assert repeated(pool) == ""
     monkeypatch.setattr("mpifl.data.pool._hashes", lambda inputs: np.zeros(len(inputs), np.uint64))
     assert repeated(pool) == ""
+
+
+@pytest.mark.parametrize("names", [{"class_names": ("a", 1)}, {"origin_names": (None,)}])
+def test_names_that_are_no_texts_are_refused(names):
+    pool = Pool(np.arange(24, dtype=np.uint8).reshape(6, 1, 2, 2), np.arange(6) % 2, 4, 2, **names)
+    with pytest.raises(UserError, match="make it a text"):
+        check_pool(pool, "data.source")
 
 
 # -- partitions ----------------------------------------------------------------------------------------------

@@ -168,8 +168,13 @@ class HuggingFace(Source):
         values = column.tolist()
         if values and isinstance(values[0], str):
             return labels_of_texts(column, key, name, self.labels)
-        known = feature.get("names") if isinstance(feature, Mapping) else None
-        return any_labels_of(np.asarray(values), f"{key}: {name}", self.labels, column), tuple(known or ())
+        known = (feature.get("names") if isinstance(feature, Mapping) else None) or []
+        good = isinstance(known, list) and not any(isinstance(one, (float, list, dict)) for one in known)
+        remedy = "are the names of classes in its description, and must be texts: save the data set again"
+        require(good, f"{key}: {name}", known, remedy)
+        return any_labels_of(np.asarray(values), f"{key}: {name}", self.labels, column), tuple(
+            map(str, known)
+        )
 
     def _samples(self, column: pd.Series, name: str, learnt: np.ndarray) -> tuple[np.ndarray, int, list[str]]:
         """Return samples that are not pictures, the number of different tokens (0 for features), and lines.
