@@ -165,6 +165,13 @@ def test_kmeans_finds_separated_points_and_numbers_them_by_appearance():
     assert_allclose(centres, [[9, 9.5], [0, 0.5]])
 
 
+def test_kmeans_of_as_many_clusters_as_points():
+    points = np.array([[3.0, 0.0], [0.0, 1.0], [7.0, 7.0]])
+    labels, centres = G.kmeans(points, 3)
+    assert_array_equal(labels, [0, 1, 2])
+    assert_array_equal(centres, points)
+
+
 def test_kmeans_from_given_centres_keeps_their_numbers():
     points = np.array([[9.0, 9], [0, 0], [9, 10], [0, 1]])
     labels, centres = G.kmeans(points, 2, init=np.array([[0, 0], [9, 9]]))

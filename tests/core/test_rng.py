@@ -18,7 +18,10 @@ from numpy.testing import assert_array_equal
 from support import toy
 
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.comm.transport import Single
 from mpifl.core.rng import Key, key
+from mpifl.experiment import loader
+from mpifl.experiment.build import build
 from mpifl.experiment.schema import EvaluationConfig, Seeds
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.delays import Exponential, LogNormal, ShiftedExponential, Tiers, Uniform
@@ -304,3 +307,28 @@ def test_who_uploads_and_how_stale_is_drawn_by_step(drawn, tmp_path):
             assert {a for a in found if a[1] == "uploads"} == {(4, "uploads", 0)}
         else:
             assert grid(4, "staleness", range(5)) <= found <= grid(4, ("staleness", "start"), range(9))
+
+
+def test_a_world_is_drawn_with_the_seeds_of_data_model_and_system(drawn, tmp_path):
+    """Samples, attackers; initial weights; newcomers, devices, days: nothing with the training seed."""
+    asked = {
+        "seed": "{data: 1, model: 2, training: 3, system: 4}",
+        "data": f"{{cache: {tmp_path}, source: {{name: generated, kind: classes, train: 60, test: 20}}, "
+        "scenario: {name: iid, clients: 6}}",
+        **{"model": "{name: mlp, hidden: []}", "algorithm": "fedavg", "local.epochs": "1"},
+        **{"attack": "{name: noise, share: 0.3}", "newcomers": "{share: 0.3, joins: 2}"},
+        "devices": "{name: measured, file: phones.csv}",
+        "availability": "{profile: [0.5, 0.3]}",
+    }
+    overrides = [word for key, value in asked.items() for word in (f"--{key}", value)]
+    build(loader.load("quickstart", overrides), Single())
+    places = {a for a in drawn if a[0] != 0 and "presence" not in a}
+    assert places == (
+        grid(1, "data", ("composed", "splits", "train", "test"))
+        | {(1, "attack", "attackers"), (2, "init", 0), (4, "newcomers")}
+        | grid(4, "devices", "device", ALL)
+        | grid(4, "devices", "row", ALL, 0)
+    )
+    slots = {a for a in drawn if a[1:3] == ("presence", "slot")}
+    assert grid(4, "presence", "slot", ALL, 0) <= slots <= grid(4, "presence", "slot", ALL, MANY)
+    assert grid(4, "presence", "shift", ALL) <= {*drawn}

@@ -98,6 +98,8 @@ def test_records_say_what_an_accuracy_took():
     """The accuracies 25, 62.5, 50 %: the best so far come in rounds 1 and 2."""
     (curve,) = report_data.curves([Group("a", (run_of(),))])["groups"]
     assert curve["records"] == [[[25, 1, 5, 1.5, 1], [62.5, 2, 10, 3, 2]]]
+    (curve,) = report_data.curves([Group("a", (run_of(accuracy_mean=[0.25, 0.25, 0.5]),))])["groups"]
+    assert [record[:2] for record in curve["records"][0]] == [[25, 1], [50, 3]], "no record where it is equal"
 
 
 def test_records_are_no_better_than_the_runs():

@@ -111,6 +111,14 @@ def test_real_time_goes_on_to_the_first_return_with_polls_on_the_way():
     assert pool.polls > 0
 
 
+def test_who_uploads_is_drawn_anew_after_a_thousand_steps():
+    clock = DrawnClock(2, key(0))
+    steps = {int(clock.due(0, 0, 0, 0)) for _ in range(1300)}
+    first, second = {s for s in steps if s <= 1024}, {s - 1024 for s in steps if 1024 < s <= 2048}
+    assert min(len(first), len(second)) > 400
+    assert first != second
+
+
 @pytest.mark.parametrize(("due", "is_back"), [(9.0, True), (0.01, False)])
 def test_real_time_goes_on_to_a_return_unless_an_upload_arrives_first(due, is_back):
     """Client 1 comes back after 0.1 s; visit 0 is trained, and held back until it is due."""
