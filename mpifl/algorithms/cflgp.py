@@ -166,6 +166,7 @@ class CFLGP(ComparedUploads, Algorithm):
             criterion = message["model"][1]
             v, sent = self._train(client, criterion, key.of("criterion")).vector - criterion, False
         beta = 1 / ((t + 1) // (K * (self.period if self.variant == "paper" else 1)) + 1)
+        beta = beta if w.steps else 0.0  # a client that takes no step has nothing to add
         G = state.get("profile", torch.zeros(blocks, len(v))).clone()
         G[block] = (1 - beta) * G[block] + beta * v.to(G)
         unsent = ("profile",) if sent else ()  # the server can compute it from the uploads

@@ -87,7 +87,8 @@ class FedAMP(ComparedUploads, Algorithm):
         """Train with a proximal term towards u_i."""
         u = message["model"][0]
         w = client.sgd(u, key, direction=proximal(self.lam / self.alpha, u))
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {"model": w.vector}
+        kept = state if state and not w.steps else {"model": w.vector}
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), kept
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """u_i <- sum_j xi_ij w_j over the clients that take part."""

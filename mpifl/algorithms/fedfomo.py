@@ -19,7 +19,7 @@ that repository every client weighs all others, which is `num_models` N - 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -104,12 +104,14 @@ class FedFomo(Algorithm):
         return self.reads(server, k) if self.variant == "ucfl" else {}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Mix helpful models into the own model, then train it."""
+        """Mix helpful models into the own model, then train it; a client without a step keeps its own."""
         w, notes = self.mixed(message, state, client)
-        trained = client.sgd(w, key)
+        trained, own = client.sgd(w, key), state.get("model", client.init)
+        if not trained.steps:
+            trained, notes = replace(trained, vector=own), {name: 0.0 * gain for name, gain in notes.items()}
         new = {"model": trained.vector}
         if self.variant == "ucfl":
-            new["before"] = state.get("model", client.init)
+            new["before"] = own if trained.steps else state.get("before", own)
         metrics = {"train_loss": trained.loss}
         based = {} if "model" in message.vectors else {"model": client.init}  # the row that the server has
         return client.report(notes, metrics, based_on=based, model=trained.vector), new

@@ -130,7 +130,8 @@ class FedSoft(Algorithm):
             w = client.sgd(start, key, direction=lambda g, w: g + pull * (w - target))
         notes = {"counts": counts.numpy()} if due else {}
         report = client.report(notes, {"train_loss": w.loss}, model=w.vector)
-        return report, {"model": w.vector, "counts": counts, "samples": n}
+        model = state["model"] if state and not w.steps else w.vector
+        return report, {"model": model, "counts": counts, "samples": n}
 
     def _counts(self, c: torch.Tensor, client: Client) -> torch.Tensor:
         """Return n_is [K]: samples whose loss is lowest under c_s, with a small positive number for none."""

@@ -576,13 +576,16 @@ def warn_of_idle_clients(config: Config, parts: Parts) -> None:
     """Say how many clients have too few samples for a step, or take none because their options say so."""
     sizes, single = parts.federation.sizes[:, 0], parts.learner.drop_single
     ways = {config.local, *parts.differing.values()}
-    idle = {way: [int(n) for n in np.unique(sizes) if not way.num_steps(int(n), single)] for way in ways}
+    own: dict[str, Any] = {"epochs": 1, "steps": None}  # a method that ignores a key has steps of its own
+    own = {name: value for name, value in own.items() if name in config.algorithm.needs.ignores}
+    takes = {way: replace(way, **own).num_steps for way in ways}
+    idle = {way: [int(n) for n in np.unique(sizes) if not takes[way](int(n), single)] for way in ways}
     if not any(idle.values()):
         return
     names = [str(k) for k, n in enumerate(sizes.tolist()) if n in idle[parts.differing.get(k, config.local)]]
     if names:
         why = "epochs or steps are 0, or batch norm leaves out their only sample"
-        does = "their uploads are what they received, and what they keep stays as it is"
+        does = "their uploads are what they received, and what they keep of their training stays"
         warn_once(
             f"local: {len(names)} of {len(sizes)} clients take no step ({first_of(names)}): {why}; {does}"
         )

@@ -15,6 +15,7 @@ tests/training/test_batched.py), not bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +26,7 @@ from greenlet import getcurrent, greenlet
 from torch import nn
 
 from mpifl.core.client import Trained
+from mpifl.core.federation import Split
 from mpifl.core.module_checks import untouched
 from mpifl.core.parameters import Part, frozen_names
 from mpifl.core.rng import key
@@ -32,8 +34,9 @@ from mpifl.core.task import Task
 
 from .augmentation import AUGMENTATIONS
 from .backend import Backend, BatchShares, Request
+from .config import LocalConfig
 from .model_context import ModelContext, is_random
-from .optimizer import adam, fused_sgd
+from .optimizer import adam, fused_sgd, gradients
 from .precision import FLOAT32, forward_pass, training_in, under_autocast
 from .tasks import IGNORED, Classification, NextToken
 
@@ -132,6 +135,22 @@ def moving_names(context: ModelContext, part: Part | None) -> list[str]:
         for name, s in context.layout.slices.items()
         if s.stop <= p and name not in frozen and any(q.start <= s.start < q.stop for q in slices)
     ]
+
+
+def unused_names(context: ModelContext, split: Split, config: LocalConfig) -> frozenset[str]:
+    """Return the parameters of a `stackable` model on which the loss does not depend.
+
+    PyTorch leaves them alone; stacked gradients are 0 there. Only weight decay tells the difference: without
+    it, none is looked for.
+    """
+    if not config.weight_decay or not len(split):
+        return frozenset()
+    module, few = context.flat.module, slice(0, 2)
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    with torch.enable_grad(), forward_pass(config.precision, context.device):
+        loss = context.task.loss(module(split.x[few]), split.y[few])
+    found = gradients(loss, [*named.values()]) if loss.requires_grad else ()
+    return frozenset(name for name, g in zip(named, found, strict=False) if g is None)
 
 
 def stacked_gradients(
@@ -236,6 +255,7 @@ class _Stack:
         starts = torch.stack([r.start.to(self.device) for r in self.requests])  # [C, d]
         self.tensors = {name: t.contiguous() for name, t in self.layout.tensors(starts).items()}
         self.moving = moving_names(context, first.part)
+        self.unused = unused_names(context, first.split, self.config)
         self.first = [torch.zeros_like(self.tensors[name]) for name in self.moving]  # momentum
         self.second = [torch.zeros_like(m) for m in self.first] if self.config.optimizer == "adam" else []
         self.losses = torch.zeros(len(starts), device=self.device)
@@ -292,10 +312,14 @@ class _Stack:
         if any(r.direction is not None for r in self.requests[:active]):
             grads = self._directed(active, grads)
         first, second = [m[:active] for m in self.first], [v[:active] for v in self.second]
-        if self.config.optimizer == "adam":
-            adam(weights, grads, first, second, self.config, self.lr, step + 1)
-            return
-        fused_sgd(weights, [g.contiguous() for g in grads], first, self.config, self.lr, step == 0)
+        used = [i for i, name in enumerate(self.moving) if name not in self.unused]
+        others = [i for i, name in enumerate(self.moving) if name in self.unused]
+        for which, config in ((used, self.config), (others, replace(self.config, weight_decay=0.0))):
+            w, g, m = ([some[i] for i in which] for some in (weights, grads, first))
+            if which and self.config.optimizer == "adam":
+                adam(w, g, m, [second[i] for i in which], config, self.lr, step + 1)
+            elif which:
+                fused_sgd(w, [x.contiguous() for x in g], m, config, self.lr, step == 0)
 
     def _directed(self, active: int, grads: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the gradients as changed by each client's `direction`, which gets them as a vector [p]."""

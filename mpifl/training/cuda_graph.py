@@ -28,6 +28,7 @@ from .batched import (
     sample_weights,
     stacked_gradients,
     train_stack,
+    unused_names,
 )
 from .config import LocalConfig
 from .model_context import ModelContext
@@ -242,7 +243,8 @@ class CapturedStack:
             name: torch.zeros(count, *shape, device=device)
             for name, shape in zip(layout.slices, layout.shapes, strict=True)
         }
-        self.moving = moving_names(context, request.part)
+        unused = unused_names(context, split, self.config)
+        self.moving = [name for name in moving_names(context, request.part) if name not in unused]
         self.momenta = [torch.zeros_like(self.tensors[name]) for name in self.moving]
         self.x = split.x.new_zeros(count, size, *split.x.shape[1:])
         self.y = split.y.new_zeros(count, size, *split.y.shape[1:])

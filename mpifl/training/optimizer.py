@@ -3,11 +3,15 @@
 SGD follows PyTorch's definition of momentum (no dampening, the buffer starts at the first gradient) and of
 weight decay (added to the gradient). It reads gradient, momentum and weights once and writes the last two
 once. Adam is that of Kingma and Ba (ICLR 2015), with bias correction.
+
+As in PyTorch, a parameter on which the loss does not depend is left alone: it has no gradient, and so neither
+weight decay nor momentum move it. A method's direction does, but without weight decay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,15 +25,13 @@ from .config import LocalConfig
 from .model_context import ModelContext
 
 
-def gradients(loss: torch.Tensor, params: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return the gradient of a scalar with respect to each parameter; zeros if it does not depend on it."""
+def gradients(loss: torch.Tensor, params: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradient of a scalar with respect to each parameter; None if it does not depend on it."""
     # torch.autograd.grad makes this call after checks that take a tenth of the time of a small step
     one = torch.ones_like(loss)
     found = _engine_run_backward((loss,), (one,), False, False, tuple(params), True, accumulate_grad=False)
     # the fused step runs over memory in order: another memory format would add gradients to wrong weights
-    return tuple(
-        torch.zeros_like(p) if g is None else g.contiguous() for g, p in zip(found, params, strict=True)
-    )
+    return tuple(None if g is None else g.contiguous() for g in found)
 
 
 def fused_sgd(
@@ -149,22 +151,50 @@ class OptimizerStep:
     def __call__(self, loss: torch.Tensor) -> None:
         """Take one step."""
         moving = self.moving
-        grads = gradients(loss, moving.params)
+        found = gradients(loss, moving.params)
+        grads = [g for g in found if g is not None]
         self.steps += 1
+        if len(grads) < len(found):
+            self._step_without_some(found)
+            return
         if self.direction is None and not self.adam:
-            self._sgd(moving.weights, grads, moving.momenta)
+            fused_sgd(moving.weights, grads, moving.momenta, self.config, self.lr, self._first)
             return
         torch._foreach_copy_(moving.gradients, grads)
-        flat, context = self.context.flat, self.context
-        gradient = flat.grad if self.direction is None else self.direction(flat.grad, flat.weights)
-        vectors = flat.weights, gradient, context.momentum, context.square
-        w, g, m, v = ([x[s] for s in moving.slices] for x in vectors)
-        if self.adam:
-            adam(w, g, m, v, self.config, float(self.lr), self.before + self.steps)
-        else:
-            self._sgd(w, g, m)
+        self._step(self._directed(), moving.slices, self.config)
 
-    def _sgd(
-        self, w: list[torch.Tensor], g: list[torch.Tensor] | tuple[torch.Tensor, ...], m: list[torch.Tensor]
-    ) -> None:
-        fused_sgd(w, g, m, self.config, self.lr, self.before + self.steps == 1)
+    @property
+    def _first(self) -> bool:
+        return self.before + self.steps == 1
+
+    def _directed(self) -> torch.Tensor:
+        """Return the flat gradient [p] after a method's change."""
+        flat = self.context.flat
+        return flat.grad if self.direction is None else self.direction(flat.grad, flat.weights)
+
+    def _step(self, gradient: torch.Tensor, slices: Sequence[slice], config: LocalConfig) -> None:
+        """Take a step on some slices of the flat vectors."""
+        context = self.context
+        vectors = context.flat.weights, gradient, context.momentum, context.square
+        w, g, m, v = ([x[s] for s in slices] for x in vectors)
+        if self.adam:
+            adam(w, g, m, v, config, float(self.lr), self.before + self.steps)
+        else:
+            fused_sgd(w, g, m, config, self.lr, self._first)
+
+    def _step_without_some(self, found: Sequence[torch.Tensor | None]) -> None:
+        """Take a step in which some parameters have no gradient (None)."""
+        weights, view = self.context.flat.weights, self.moving.weights
+        starts = [w.storage_offset() - weights.storage_offset() for w in view]
+        places = [slice(a, a + w.numel()) for a, w in zip(starts, view, strict=True)]
+        for g, gradient, momentum in zip(found, self.moving.gradients, self.moving.momenta, strict=True):
+            gradient.zero_() if g is None else gradient.copy_(g)
+            if g is None and self._first:
+                momentum.zero_()  # its first gradient may still come
+        directed = self._directed()
+        used = [s for s, g in zip(places, found, strict=True) if g is not None]
+        if used:
+            self._step(directed, used, self.config)
+        if self.direction is not None:
+            others = [s for s, g in zip(places, found, strict=True) if g is None]
+            self._step(directed, others, replace(self.config, weight_decay=0.0))

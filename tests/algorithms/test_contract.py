@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from mpifl.algorithms.registry import CATALOGUE, citation
 from mpifl.core.capabilities import OneShotStatistics, uses
 from mpifl.experiment.loader import from_tree, to_tree
 from mpifl.experiment.schema import Config
+from mpifl.training.client import LocalClient
 
 
 def three_steps(name: str, options: dict[str, object], folder: Path, participation: float) -> toy.Run:
@@ -94,6 +96,41 @@ def test_a_method_keeps_the_contract(case, untrained, tmp_path):
     toy.same(toy.state_of(done.server), toy.state_of(again.server), told)
     toy.same(dict(done.scores), dict(again.scores), told)
     assert not broken, "\n".join(broken)
+
+
+MEASURED = {"pi", "omega", "counts", "samples", "last"}  # what clients keep of measuring received models
+KEEPING = [
+    name
+    for name, method in CATALOGUE.items()
+    if (needs := method().needs).client_state and "epochs" not in needs.ignores and not needs.single_upload
+]
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_visit_without_a_step_leaves_what_training_left(name, tmp_path):
+    """The second visit of client 0 once more, with a learner that takes no step."""
+    options: dict[str, object] = {"fedfomo": {"num_models": 2}}.get(name, {})
+    options |= {"flexcfl": {"num_groups": 2}, "cflgp": {"num_clusters": 2, "period": 1}}.get(name, {})
+    method, visits = CATALOGUE[name](**options), []
+
+    def told(hook, args, result):
+        if hook == "local_update" and args[2].id == 0:
+            visits.append(args)
+
+    step, sampler = toy.start(method, toy.Tiny(), tmp_path, told=told)
+    server = step.initialize()
+    for number in (1, 2):
+        server, _ = step.step(server, sampler(number))
+    (_, (message, state, client, address)) = visits
+    learner = step.config.clients.learner.without_training()
+    idle = LocalClient(0, toy.Tiny(), learner, toy.LOCAL, client.visit, client.step)
+    report, kept = method.local_update(message, state, idle, address)
+    trained = kept.keys() - MEASURED
+    toy.same({name: kept[name] for name in trained}, {name: state[name] for name in trained})
+    assert math.isnan(report.metrics["train_loss"])
+    if name == "fedfomo":  # it mixes before it trains
+        torch.testing.assert_close(report.vectors["model"], state["model"])
+        assert not report.notes["gain"].any()
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

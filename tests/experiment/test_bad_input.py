@@ -13,9 +13,11 @@ import pytest
 import torch
 from support import toy
 
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import main
 from mpifl.comm.transport import Single
 from mpifl.data import SOURCES
+from mpifl.training.config import LocalConfig
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 SOON = 10.0  # seconds of the processor; meant are 5
@@ -700,6 +702,14 @@ def test_a_first_client_of_one_sample_does_not_end_a_run_with_batch_norm(
     assert "1 of 2 clients take no step (0)" in "".join(capsys.readouterr())
     none = refused("run", str(CONFIG), *options, "--data.scenario", "{name: 'lonely.py:Lonely', first: 0}")
     assert "client 0 has no training data" in none
+
+
+@pytest.mark.parametrize(("name", "idle"), [("fedavg", True), ("pfedme", False)])
+def test_only_clients_that_take_no_step_are_idle(name, idle, capsys):
+    """pFedMe has steps of its own and ignores `local.epochs`."""
+    local = LocalConfig(epochs=0, weight_decay=1e-3 * idle)  # lines are said once
+    toy.context_of(toy.config_of(CATALOGUE[name](), local=local), toy.Tiny(5 + idle))
+    assert ("clients take no step" in capsys.readouterr().err) == idle
 
 
 def test_a_network_may_have_more_outputs_than_there_are_classes(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from support import toy
@@ -92,6 +94,54 @@ def test_every_client_keeps_its_own_direction():
     compare(one, asked)
     plain = train_all(one.context, requests(one, CONFIGS["momentum and decay"]))
     assert (train_all(one.context, asked)[0].vector - plain[0].vector).abs().max() > 1e-3
+
+
+class Unused(nn.Module):
+    """A network with a layer that nobody calls and, in training, one that joins in with the third batch."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.never, self.head = nn.Linear(16, 3), nn.Linear(16, 3)
+        self.late = nn.Linear(16, 3) if late else None
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        out = self.head(x.flatten(1))
+        return out if self.late is None or self.calls < 3 else out + self.late(x.flatten(1))
+
+
+@pytest.mark.parametrize("pull", [None, 0.7])
+@pytest.mark.parametrize("name", ["momentum and decay", "adam"])
+def test_a_layer_without_gradient_is_left_alone_by_weight_decay_and_momentum(name, pull):
+    """As `torch.optim` leaves it; a direction of the method moves it, without decay. Alone and in a stack."""
+    config = CONFIGS[name]
+    one = Learner(Unused(late=False))
+    start = one.init + 0.05
+    direction = None if pull is None else lambda g, w: g + pull
+    asked = Request(start, SPLITS[0], config, key(3), 1, direction=direction)
+    compare(one, [asked])
+    never = torch.cat([start[s] for n, s in one.layout.slices.items() if n.startswith("never")])
+    assert never.any()
+    found = alone(one, asked).vector
+    moved = torch.cat([found[s] for n, s in one.layout.slices.items() if n.startswith("never")])
+    if pull is None:
+        assert_close(moved, never, rtol=0, atol=0)
+    else:
+        one.sgd(start, SPLITS[0], config, key(3))
+        assert (never - moved > 0.01).all()
+
+    if pull is None and name == "momentum and decay":
+        late = Learner(Unused(late=True), kernels=False)
+        late.context.momentum.fill_(7.0)  # what another client left
+        net = copy.deepcopy(late.flat.load(late.init, train=True))
+        optimizer = torch.optim.SGD(net.parameters(), config.lr, momentum=0.9, weight_decay=0.01)
+        for index in late.context.batches(SPLITS[0], config, key(3)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(SPLITS[0].x[index]), SPLITS[0].y[index]).backward()
+            optimizer.step()
+        expected = torch.cat([p.detach().flatten() for p in net.parameters()])
+        assert_close(late.sgd(late.init, SPLITS[0], config, key(3)).vector, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_requests_of_several_kinds_are_answered_in_their_order():
