@@ -40,6 +40,8 @@ NOT_STARTED = "The PMIx server's listener thread failed to start"  # says an mpi
 TRIES = 3  # of such an mpirun
 SLOWEST = ("test_digests.py", "test_deaths.py", "test_async.py", "test_catalogue.py", "test_mpi_bodies.py")
 
+ENDS, ENDED = pytest.StashKey[list[int]](), "mpifl would have ended this process with exit code {}"
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -64,21 +66,32 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Let a test fail in whose process mpifl would end it (`os._exit`), which ended pytest before its report.
 
     Processes that a test forks or starts still end.
     """
     own, end = os.getpid(), os._exit
+    item.stash[ENDS] = codes = []
 
     def refused(code: int) -> None:
         if os.getpid() != own or not sys._getframe(1).f_globals["__name__"].startswith("mpifl"):
             end(code)
-        pytest.fail(f"mpifl would have ended this process with exit code {code}")
+        codes.append(code)
+        pytest.fail(ENDED.format(code))
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "_exit", refused)
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Let a test fail, too, where that was in another thread or its failure was caught."""
+    result = yield
+    if item.stash[ENDS]:
+        pytest.fail(ENDED.format(item.stash[ENDS][0]))
+    return result
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -108,6 +121,12 @@ def data_root(pytestconfig: pytest.Config) -> Path:
     if not Path(root).is_dir():
         pytest.fail(f"data root {root}: no such folder")
     return Path(root)
+
+
+@pytest.fixture
+def ends(request: pytest.FixtureRequest) -> list[int]:
+    """Return the exit codes with which mpifl would have ended this process; a test fails if any is left."""
+    return request.node.stash[ENDS]
 
 
 @pytest.fixture

@@ -73,9 +73,12 @@ def test_one_process_is_one_group():
     assert alone.split(1) is alone
 
 
-def test_a_run_that_would_end_the_process_fails_its_test_instead():
+def test_a_run_that_would_end_the_process_fails_its_test_instead(ends):
+    """At once, and at its end if that was in another thread, whose failure no test sees."""
     with pytest.raises(pytest.fail.Exception, match="exit code 3"):
         Single().abort(3)
+    assert ends == [3]
+    ends.clear()
 
 
 @pytest.mark.parametrize(

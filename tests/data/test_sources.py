@@ -172,6 +172,19 @@ def test_leaf_shards_and_the_archive_give_the_same_pool(small_root, tmp_path):
     np.testing.assert_array_equal(np.bincount(a.origin[a.train]), [15, 14, 13, 12, 11, 10])
 
 
+def test_writers_of_femnist_keep_their_number_though_they_have_one_part_alone(tmp_path):
+    """Writer a trains, b tests, c does both; each image shows the number of its writer."""
+    writer = np.array([0, 0, 1, 2, 2], np.uint16)
+    x = np.broadcast_to(writer[:, None, None], (5, 28, 28)).astype(np.uint8)
+    held = np.array([0, 0, 1, 0, 1], np.uint8)
+    (tmp_path / "femnist").mkdir()
+    made = {"x": x, "y": np.zeros(5, np.uint8), "writer": writer, "is_test": held}
+    np.savez(tmp_path / "femnist" / "femnist_leaf_writers.npz", users=np.array(["a", "b", "c"]), **made)
+    pool = load("femnist", tmp_path)
+    assert pool.origin.tolist() == [0, 0, 2, 1, 2] == pool.images[:, 0, 0, 0].tolist()
+    assert (pool.num_train, pool.origin_names) == (3, ("a", "b", "c"))
+
+
 def test_femnist_can_be_white_on_black(small_root):
     plain, inverted = (load("femnist", small_root, inverted=flag) for flag in (False, True))
     np.testing.assert_array_equal(inverted.images.astype(int), 255 - plain.images.astype(int))
