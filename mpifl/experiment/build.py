@@ -78,7 +78,7 @@ from mpifl.training.cuda_graph import Replayed
 from mpifl.training.learner import Learner, pick_stack
 from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import SECTION, local_configs
-from mpifl.training.precision import FLOAT32, check_precision
+from mpifl.training.precision import FLOAT32, check_precision, set_tf32
 from mpifl.training.tasks import Classification
 
 from . import loader
@@ -172,6 +172,7 @@ def take_resources(config: Config, transport: Transport) -> Resources:
     if device != CPU:
         torch.cuda.set_device(device)  # otherwise page-locked memory and MPI open a context on another GPU
         torch.cuda.reset_peak_memory_stats(device)  # of earlier runs in this process
+        set_tf32(torch.device(device), False)  # PyTorch's default uses it in convolutions
     if system.deterministic:
         use_deterministic_algorithms(torch.device(device))
     if "ready" not in transport.started:  # only the first of several runs in a process starts anything

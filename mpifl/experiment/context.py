@@ -14,7 +14,7 @@ from mpifl.comm.transport import Transport
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key, key
 from mpifl.core.types import ProblemInfo
-from mpifl.results.identity import CONVOLUTIONS, OWN, WINOGRAD, identity
+from mpifl.results.identity import CONVOLUTIONS, OWN, WINOGRAD, identity, with_replaced
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.sampling import Sampler
@@ -162,6 +162,7 @@ class RunContext:
         options |= {"frozen": self.decisions.base} if self.decisions.base else {}
         own = self.places[0]["own_code"]
         options |= {OWN: own} if own else {}
-        machines = [place["machine"] for place in workers_of(self.places)]
-        server = {**self.places[0]["machine"], "device": machines[0]["device"]}  # it trains no client
+        machines = [with_replaced(place["machine"]) for place in workers_of(self.places)]
+        # it trains no client
+        server = {**with_replaced(self.places[0]["machine"]), "device": machines[0]["device"]}
         return identity(options, [server, *machines])

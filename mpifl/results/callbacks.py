@@ -22,7 +22,7 @@ from typing import Any
 
 from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond
 from mpifl.core.imports import load_object
-from mpifl.core.torch_state import kept
+from mpifl.core.torch_state import Originals, kept
 
 from .logging import warn
 from .trackers import TRACKERS
@@ -39,13 +39,14 @@ class Callbacks:
 
     Args:
         named: pairs of the name used in messages and the callback object.
+        originals: PyTorch as it was before they were made.
 
     Attributes:
         failure: the first exception that a callback raised, and where; None while there is none.
     """
 
-    def __init__(self, named: Sequence[tuple[str, Any]]) -> None:
-        self.named = tuple(named)
+    def __init__(self, named: Sequence[tuple[str, Any]], originals: Originals | None = None) -> None:
+        self.named, self._originals = tuple(named), originals or Originals()
         self.failure: UserError | CodeFailed | None = None
         self._broken: set[int] = set()  # indices in `named`
         self._ended: set[int] = set()
@@ -66,6 +67,8 @@ class Callbacks:
                 if method is not None:
                     with kept(), chdir(os.curdir):  # relative paths of the run stay what they are
                         method(value)
+                    if self.failure is None and hook != "on_end":
+                        self._originals.check(f"callback {name}.{hook}")
                 if hook == "on_end":
                     self._ended.add(place)
             except (Exception, SystemExit) as error:
@@ -131,10 +134,10 @@ def made(entries: Sequence[Any], given: Sequence[Any] = ()) -> Callbacks:
 
     Raises:
         UserError: as in `check_entries`; or a callback is a class instead of an object, or has none of the
-            hooks.
+            hooks; or making one has replaced functions of PyTorch.
         CodeFailed: the constructor of a callback raised an exception.
     """
-    named = []
+    named, originals = [], Originals()
     for entry in entries:
         name, found, options = _found(entry)
         named.append((name, _make(name, found, options) if isinstance(found, type) or options else found))
@@ -142,7 +145,8 @@ def made(entries: Sequence[Any], given: Sequence[Any] = ()) -> Callbacks:
     for name, callback in named:
         require(not isinstance(callback, type), KEY, name, "is a class; give an object of it")
         _check_hooks(name, callback)
-    return Callbacks(named)
+    originals.check("callbacks: making them")
+    return Callbacks(named, originals)
 
 
 def _make(name: str, found: Any, options: Mapping[str, Any]) -> Any:

@@ -30,11 +30,13 @@ PACKAGES = (  # packages that compute numbers; UMAP uses the last two
     *("mpifl", "torch", "numpy", "scipy", "scikit-learn"),
     *("POT", "umap-learn", "numba", "pynndescent"),
 )
+EINSUM = "opt_einsum"  # where it is installed, it orders the products of torch.einsum
 LIBRARY_VARIABLES = "library_variables"
 REPLACED = "replaced"
 MACHINE = (  # see `machine`
     *("device", "processor", "instructions", LIBRARY_VARIABLES, REPLACED, "kernels", "compiler", CODE),
     *PACKAGES,
+    EINSUM,
 )
 CONVOLUTIONS, WINOGRAD = "convolutions", "wide ones by Winograd's algorithm (rounding 1e-5, PyTorch 1e-6)"
 NONE = "none"
@@ -78,7 +80,8 @@ def machine(gpu: str | None = None) -> dict[str, str]:
         `device`, `processor`, `instructions`, `library_variables` (environment variables that change how
         libraries compute; left out if none is set), `replaced` (functions of PyTorch that other code has
         replaced, and its hooks on all modules; left out if there is none), `kernels` (hash of the C sources,
-        or `none`), `compiler`, `code` and the version of each of `PACKAGES`.
+        or `none`), `compiler`, `code`, the version of each of `PACKAGES`, and `opt_einsum` (left out where it
+        is not installed).
     """
     build = bindings.BUILD if bindings.TRAINING_AVAILABLE else {}
     values = (
@@ -91,8 +94,18 @@ def machine(gpu: str | None = None) -> dict[str, str]:
         f"{build['compiler']}, {build['flags']}" if build else NONE,
         code(),
         *(str(version_of(name)) for name in PACKAGES),
+        version_of(EINSUM) or "",
     )
     return {name: value for name, value in zip(MACHINE, values, strict=True) if value}
+
+
+def with_replaced(found: Mapping[str, str]) -> dict[str, str]:
+    """Return a rank's `machine` with the functions of PyTorch that are replaced by now.
+
+    The user's modules, which every rank imports, may have replaced some since.
+    """
+    names = dict.fromkeys([*filter(None, found.get(REPLACED, "").split(", ")), *replaced()])
+    return {**found, **({REPLACED: ", ".join(names)} if names else {})}
 
 
 def of_machine(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.core.capabilities import PlainVisit
 from mpifl.core.client import TrainedVisits
 from mpifl.core.timing import Stopwatch
+from mpifl.core.torch_state import kept
 from mpifl.core.types import Message
 
 from .protocol import ClientTask, ReportHeader, ReportTable, TaskBatch
@@ -52,10 +53,10 @@ class PlainVisitRunner:
 
         c = config
         changed = c.payload.compresses or c.payload.dtype != "float32" or c.attack is not None
-        kept = (remembered or visit.upload) in self.names and not c.clients.keeps_optimizer
+        stays = (remembered or visit.upload) in self.names and not c.clients.keeps_optimizer
         # a change of a model with running statistics is reported with them (`Algorithm.changes`)
         changed |= visit.change and c.problem.layout.num_parameters < c.problem.layout.size
-        self.possible = kept and not (changed or c.protection)  # nothing else happens to uploads
+        self.possible = stays and not (changed or c.protection)  # nothing else happens to uploads
 
     def fit(self, batch: TaskBatch) -> bool:
         """Return whether the visits of a step only train, with no further processing of their uploads."""
@@ -74,7 +75,7 @@ class PlainVisitRunner:
         if models.shape[1] != len(out):
             return None
         visit = np.array([task.client], np.int64), np.array([task.visit], np.int64)
-        with self.watch("train"):
+        with self.watch("train"), kept():
             made = self._in_one_call(visit, [models], [out], message.step)
         table = None if made is None else self._report([task], [out], None, [made])
         if table is None:
@@ -127,7 +128,7 @@ class PlainVisitRunner:
             return None
         made = []
         for some in _runs(c.federation.sizes[clients, 0]):
-            with self.watch("train"):
+            with self.watch("train"), kept():
                 which = clients[some], visits[some]
                 trained = self._in_one_call(which, models[some], out[some], batch.step)
             if trained is None:
@@ -171,14 +172,14 @@ class PlainVisitRunner:
         assert self.remembered is not None
         with self.watch("load"):
             for task, row in zip(tasks, out, strict=True):
-                kept = c.store.load("upload", task.client, task.visit)[self.remembered]
-                if kept.numel() != len(row):
+                before = c.store.load("upload", task.client, task.visit)[self.remembered]
+                if before.numel() != len(row):
                     return None
-                row.copy_(kept.reshape(-1))
+                row.copy_(before.reshape(-1))
         c.counter.advance(len(tasks))
-        before = [c.federation.num_samples(task.client, task.visit - 1) for task in tasks]
+        samples = [c.federation.num_samples(task.client, task.visit - 1) for task in tasks]
         largest = np.array([max_abs(row) for row in out])
-        return self._table(tasks, out, batch.compared, np.array(before, np.int64), largest, fresh=False)
+        return self._table(tasks, out, batch.compared, np.array(samples, np.int64), largest, fresh=False)
 
     # -- reports ---------------------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from mpifl.core.mixing import statistics_of
 from mpifl.core.parameters import take
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
+from mpifl.core.torch_state import Originals, kept
 from mpifl.core.types import Message, Report, State, Vector
 from mpifl.traffic.encoding import Coder
 from mpifl.traffic.ledger import count_numbers
@@ -119,8 +120,9 @@ class Worker:
         self.coder = Coder(config.payload, config.store, config.parts)
         self._remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
         self._trained = upload_named(config.algorithm, RowUpdates, "trained")
-        kept = self._remembered is not None or uses(config.algorithm, SecondLook) or config.payload.compresses
-        self._sums_only = config.exact and not kept
+        reused = self._remembered is not None or uses(config.algorithm, SecondLook)
+        self._sums_only = config.exact and not (reused or config.payload.compresses)
+        self._originals = Originals()
         self._plain: PlainVisitRunner | None = None
         if (visit := plain_visit(config.algorithm)) is not None and config.stack == 1:
             self._plain = PlainVisitRunner(config, tables, watch, visit, self._remembered)
@@ -154,7 +156,18 @@ class Worker:
         Args:
             batch: this rank's tasks.
             fingerprint: whether clients send their one-shot statistics instead of training.
+
+        Raises:
+            UserError: a function, hook or mode of PyTorch was changed on this rank since the run began.
         """
+        results = self._run(batch, fingerprint)
+        self._check_originals(batch)
+        return results
+
+    def _check_originals(self, batch: TaskBatch) -> None:
+        self._originals.check(f"code that ran on rank {self.config.transport.rank} until round {batch.step}")
+
+    def _run(self, batch: TaskBatch, fingerprint: bool) -> VisitResults:
         start, headers, dropped = perf_counter(), list[ReportHeader](), list[Dropped]()
         self._bases.clear()
         if self._plain is not None and not fingerprint and self._plain.fit(batch):
@@ -181,7 +194,8 @@ class Worker:
                         continue
                     # treated as a client outside the cohort
                     task = replace(task, fresh=False, looks_at=np.zeros(len(peers), bool))
-                    report = self._report(task, batch, peers, visits)
+                    with kept():
+                        report = self._report(task, batch, peers, visits)
                 header, brought = report
                 headers.append(header)
                 for name, vector in brought.items():
@@ -468,6 +482,7 @@ class Worker:
                 counter.advance()
                 assert not isinstance(scores, Dropped)
                 out[task.client] = scores
+        self._check_originals(batch)
         return out
 
     def models(self, batch: TaskBatch) -> tuple[list[int], torch.Tensor]:
@@ -478,9 +493,9 @@ class Worker:
             for row, task in zip(rows, batch.visits, strict=True):
                 client = self.client(task.client, max(task.visit - 1, 0), batch.step)
                 message = self._downloads.message(self.message(task, batch.step, batch.version))
-                kept = self.config.store.load("state", task.client, task.visit)
+                state = self.config.store.load("state", task.client, task.visit)
                 work = partial(
-                    self.hooks.model_of, message, state_on(kept, device), client, client.layout.size
+                    self.hooks.model_of, message, state_on(state, device), client, client.layout.size
                 )
                 model = attempt(work, self._place(batch.step, task.client, task.visit), drops=False)
                 assert not isinstance(model, Dropped)

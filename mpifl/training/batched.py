@@ -31,6 +31,7 @@ from mpifl.core.module_checks import untouched
 from mpifl.core.parameters import Part, frozen_names
 from mpifl.core.rng import key
 from mpifl.core.task import Task
+from mpifl.core.torch_state import kept, restore, state
 
 from .augmentation import AUGMENTATIONS
 from .backend import Backend, BatchShares, Request
@@ -348,7 +349,7 @@ class _Visit(Generic[T]):
         self.answer: Trained | Dismissed | None = None
         self.over = False
         self.greenlet = greenlet(self._run)  # when it ends, the greenlet that created it continues
-        self._grad = True
+        self._settings = state()
 
     def _run(self) -> None:
         try:
@@ -358,15 +359,16 @@ class _Visit(Generic[T]):
         self.over = True
 
     def advance(self) -> None:
-        """Run the visit until its next request or its end, with its own setting of gradient recording."""
-        before = torch.is_grad_enabled()
-        torch.set_grad_enabled(self._grad)
+        """Run the visit until its next request or its end, with its own settings of PyTorch."""
+        before = state()
+        restore(self._settings, before)
         self.greenlet.switch()
-        torch.set_grad_enabled(before)
+        self._settings = state()
+        restore(before, self._settings)
 
     def ask(self, request: Request) -> Trained:
         """Wait until a request is answered and return the answer; called by the visit itself."""
-        self.request, self._grad = request, torch.is_grad_enabled()
+        self.request = request
         assert self.greenlet.parent is not None
         self.greenlet.parent.switch()
         if isinstance(self.answer, Dismissed):
@@ -414,7 +416,8 @@ class LockstepRunner:
             left = [visit for visit in left if not visit.over]
             requests = [visit.request for visit in left if visit.request is not None]
             try:
-                answers = self.train_requests(requests) if left else []
+                with kept():
+                    answers = self.train_requests(requests) if left else []
             except BaseException:
                 self._dismiss(visits)
                 raise

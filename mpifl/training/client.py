@@ -21,6 +21,7 @@ from mpifl.core.parameters import Layout, Part
 from mpifl.core.progress import Stage, doing
 from mpifl.core.rng import Key
 from mpifl.core.task import Task
+from mpifl.core.torch_state import kept
 from mpifl.core.types import State, Vector
 
 from .backend import VisitRequests, train_visits
@@ -384,7 +385,11 @@ class LocalClients(ClientHost):
         if stored is not None:
             return stored
         clients = zip(*(numbers.tolist() for numbers in visits), strict=True)
-        return [self.federation.client(k, visit).train for k, visit in clients]
+        splits = list[Split]()
+        for k, visit in clients:
+            with kept():  # a user's data set may change settings
+                splits.append(self.federation.client(k, visit).train)
+        return splits
 
     def run_lockstep(self, works: Sequence[Callable[[], T]]) -> list[T]:
         """Run visits side by side, training them in one stack where possible; return their results."""

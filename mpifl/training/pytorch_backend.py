@@ -19,6 +19,7 @@ from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
 from mpifl.core.task import Task
+from mpifl.core.torch_state import kept
 
 from .augmentation import AUGMENTATIONS
 from .backend import Backend, BatchShares, Request
@@ -111,7 +112,7 @@ def train_by_steps(
     context.seed(request.key.of("dropout"))
     kernels = context.kernels() if config.precision == FLOAT32 else nullcontext()
     precision = training_in(config.precision, context.device)
-    with precision, kernels, nullcontext() if part is None else context.only(part):
+    with kept(), precision, kernels, nullcontext() if part is None else context.only(part):
         replacement = None if full_batch is None else full_batch()
         if replacement is not None:
             update.load()  # `replacement` has cleared the optimiser state
@@ -148,7 +149,7 @@ def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, bat
     module = flat.load(vector, train=False)
     flat.grad.zero_()
     count, size = max(task.count(split.y), 1), batch_size if task.has_total else max(len(split), 1)
-    with context.seeded(key(0, "gradient")):
+    with kept(), context.seeded(key(0, "gradient")):
         for index in torch.arange(len(split), device=context.device).split(size):
             with context.kernels():
                 output, y = module(split.x[index]), split.y[index]
@@ -175,7 +176,7 @@ def outputs(
     remedy = "its embedding is needed; build a mpifl.models.Net(body, head)"
     require(not embedding or hasattr(module, "embed"), "model.name", "a network without `embed`", remedy)
     function = module.embed if embedding else module
-    with context.kernels(), context.seeded(key(0, "outputs")):
+    with kept(), context.kernels(), context.seeded(key(0, "outputs")):
         found = [function(batch.to(context.device)) for batch in _batches_of(context, x, train_mode)]  # type: ignore[operator]  # every model has embed
     context.flat.check_buffers()
     return torch.cat(found)

@@ -7,9 +7,12 @@ import os
 import pytest
 import torch
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mpifl
-from mpifl.core.torch_state import SETTINGS, kept, pinned, replaced, restore, state
+from mpifl.core.errors import UserError
+from mpifl.core.torch_state import SETTINGS, Originals, kept, pinned, replaced, restore, state
 
 CONFIG = {
     "rounds": 2,
@@ -21,15 +24,35 @@ CONFIG = {
 }
 OTHER = {
     "autocast of the CPU": True,
+    "autocast of GPUs": True,
+    "type of autocast on the CPU": torch.float16,
+    "type of autocast on GPUs": torch.bfloat16,
+    "fp32_precision": "tf32",
     "float32_matmul_precision": "medium",
+    "mkldnn.matmul.fp32_precision": "bf16",
     "mkldnn.conv.fp32_precision": "bf16",
+    "mkldnn.rnn.fp32_precision": "bf16",
     "mkldnn.enabled": False,
+    "mkldnn.deterministic": True,
+    "nnpack.enabled": False,
+    "mha.fastpath": False,
+    "kernels of attention (flash, mem_efficient, math, cudnn)": (False, True, True, False),
+    "cudnn.enabled": False,
+    "cudnn.benchmark": True,
+    "cudnn.deterministic": True,
+    "cudnn.conv.fp32_precision": "ieee",
+    "cudnn.rnn.fp32_precision": "ieee",
     "default_dtype": torch.float64,
     "default_device": torch.device("meta"),
     "grad_enabled": False,
     "deterministic_algorithms": (True, True),
+    "denormal numbers as 0": True,
+    "errors of NumPy": dict.fromkeys(("divide", "over", "under", "invalid"), "raise"),
     "num_threads": 2,
 }
+if torch.backends.opt_einsum.is_available():
+    OTHER |= {"opt_einsum.enabled": False, "opt_einsum.strategy": "greedy"}
+OTHER = {name: OTHER[name] for name in SETTINGS if name in OTHER}
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +79,10 @@ def test_the_block_of_a_run_has_the_default_and_the_caller_what_it_has_set(name)
     with pinned(said.append):
         if SETTINGS[name].default is not None:
             assert SETTINGS[name].get() == SETTINGS[name].default
-            assert name in said[0]
-            assert str(OTHER[name]) in said[0]
+            told = name, str(OTHER[name])
+            if name == "mkldnn.matmul.fp32_precision":
+                told = "float32_matmul_precision", "mixed"
+            assert all(text in said[0] for text in told)
     assert SETTINGS[name].get() == OTHER[name]
 
 
@@ -73,6 +98,10 @@ def test_user_code_leaves_a_setting_as_it_was_also_if_it_fails(name):
     with pytest.raises(ValueError, match="so be it"):
         fails()
     assert state()[list(SETTINGS).index(name)] == before[list(SETTINGS).index(name)]
+
+
+def test_each_setting_is_changed_here():
+    assert {*SETTINGS} - {*OTHER} <= {"opt_einsum.enabled", "opt_einsum.strategy"}
 
 
 def test_the_defaults_of_pytorch_are_not_reported():
@@ -118,6 +147,103 @@ class Net(torch.nn.Module):
         {what}
         return out
 """
+
+
+CHANGES = {  # name -> how other code changes it, and how the test puts it back
+    "torch.nn.functional.relu": lambda: setattr_of(functional, "relu", functional.gelu),
+    "torch.matmul": lambda: setattr_of(torch, "matmul", lambda *args: args[0]),
+    "torch.Tensor.add": lambda: setattr_of(torch.Tensor, "add", lambda *args: args[0]),
+    "torch.nn.Linear.forward": lambda: setattr_of(torch.nn.Linear, "forward", lambda self, x: x),
+    "torch.nn.modules.module._global_forward_hooks": lambda: (
+        torch.nn.modules.module.register_module_forward_hook(lambda *args: None).remove
+    ),
+    "torch.overrides.TorchFunctionMode": lambda: entered(Functions()),
+    "torch.utils._python_dispatch.TorchDispatchMode": lambda: entered(Operations()),
+    "torch.autograd.graph.saved_tensors_hooks": lambda: entered(
+        torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    ),
+    "torch.inference_mode": lambda: entered(torch.inference_mode()),
+}
+
+
+class Functions(TorchFunctionMode):
+    """A mode that calls each function as it is."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    """A mode that calls each operation as it is."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def setattr_of(owner, name, value):
+    """Replace a member; return a function that takes the replacement back."""
+    old, own = getattr(owner, name), name in vars(owner)
+    setattr(owner, name, value)
+    return lambda: setattr(owner, name, old) if own else delattr(owner, name)
+
+
+def entered(context):
+    """Enter a context; return a function that leaves it."""
+    context.__enter__()
+    return lambda: context.__exit__(None, None, None)
+
+
+class Changes:
+    """Changes one of `CHANGES` after the first round."""
+
+    def __init__(self, name):
+        self.name, self.rounds, self.undo = name, 0, lambda: None
+
+    def on_round(self, done):
+        self.rounds += 1
+        self.undo = CHANGES[self.name]()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_cannot_be_put_back_is_seen(name):
+    originals = Originals()
+    assert not originals.changed()
+    undo = CHANGES[name]()
+    try:
+        found = originals.changed()
+    finally:
+        undo()
+    assert found == [name]
+    assert not originals.changed()
+
+
+@pytest.mark.parametrize("name", [*CHANGES][::4])
+def test_a_callback_that_replaces_a_part_of_pytorch_ends_the_run(name, tmp_path):
+    changes = Changes(name)
+    try:
+        with pytest.raises(UserError, match=rf"{name}.*Changes\.on_round"):
+            mpifl.run(CONFIG, output={"folder": str(tmp_path)}, callbacks=[changes])
+    finally:
+        changes.undo()
+    assert changes.rounds == 1
+
+
+def test_a_module_that_replaces_a_function_in_a_visit_ends_the_run(tmp_path, monkeypatch):
+    what = "torch.nn.functional.relu = lambda x: x"
+    (tmp_path / "net.py").write_text(MODULE.format(what=what))
+    monkeypatch.setattr(functional, "relu", functional.relu)  # puts it back
+    model = {"name": "custom", "path": f"{tmp_path}/net.py:Net", "head": "layer"}
+    with pytest.raises(UserError, match=r"torch\.nn\.functional\.relu.*rank 0"):
+        mpifl.run({**CONFIG, "model": model}, output={"folder": str(tmp_path)})
+
+
+def test_what_a_module_replaces_when_it_is_imported_is_in_the_identity(tmp_path, monkeypatch):
+    monkeypatch.setattr(functional, "silu", functional.silu)  # puts it back
+    first = "import torch\ntorch.nn.functional.silu = lambda x: x\n"
+    (tmp_path / "net.py").write_text(first + MODULE.format(what=""))
+    model = {"name": "custom", "path": f"{tmp_path}/net.py:Net", "head": "layer"}
+    run = mpifl.run({**CONFIG, "model": model}, output={"folder": str(tmp_path)})
+    assert run.summary["identity"]["replaced"] == "torch.nn.functional.silu"
 
 
 class Sees:

@@ -36,7 +36,7 @@ FEW = (  # on one process and on three ranks; all of them, also on other numbers
         "ucfl-reduced",
     ),
     *("ucfl-4", "compressed", "private", "secure", "partial-work", "median", "norm-bound", "fedbuff"),
-    *("own-metric", "lora", "updates", "evaluated", "started"),
+    *("own-metric", "own-module", "lora", "updates", "evaluated", "started"),
     *(name for name in ("bfloat16", "bfloat16-stacked") if name in RUNS),
     *(name for name in TASK_RUNS if name.endswith(("-fedavg", "-fedem"))),
 )

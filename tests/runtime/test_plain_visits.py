@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_array_equal
 from support import toy
 
@@ -19,6 +20,7 @@ from mpifl.core.algorithm import Algorithm, plain_visit
 from mpifl.core.capabilities import PlainVisit, PlainVisits
 from mpifl.core.errors import CodeFailed, MethodError
 from mpifl.core.federation import ClientData, Federation, Split
+from mpifl.core.torch_state import state
 from mpifl.data import open_federation
 from mpifl.experiment import loader
 from mpifl.experiment.build import build_engine, build_server_step
@@ -215,6 +217,27 @@ def test_samples_are_read_where_they_are_stored(model, monkeypatch, tmp_path):
         server, _ = step.step(step.initialize(), np.arange(federation.num_clients))
         models.append(server.tables["model"])
     assert_array_equal(*models)
+
+
+def test_data_that_change_a_setting_leave_it_to_no_other_client(tmp_path):
+    """A data set whose reading stops PyTorch from recording gradients, and takes denormal numbers as 0."""
+    seen, before, step = [], state(), None
+
+    class Changes(toy.Tiny):
+        def client(self, k, visit=0):
+            if step is not None:
+                seen.append(state() == before)
+                torch.set_grad_enabled(False)
+                torch.set_flush_denormal(True)
+            return super().client(k, visit)
+
+    context = toy.context_of(toy.config_of(FedAvg()), Changes(), Single())
+    made = build_server_step(context, ClientStore("test", str(tmp_path)))
+    server = made.initialize()
+    step = made
+    step.step(server, np.arange(6))
+    assert seen == [True] * 6
+    assert state() == before
 
 
 def test_a_client_that_fails_is_named(tmp_path):

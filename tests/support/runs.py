@@ -101,7 +101,8 @@ RUNS: dict[str, list[str]] = {
         *("--robust", "{name: trimmed_mean, beta: 0.25}"),
     ],
     "fedbuff": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF],
-    "own-metric": [*HALF, "--evaluation.metrics", f"[{OWN}:top2, {OWN}:recalled]"],
+    "own-metric": [*HALF, "--evaluation.metrics", f"[{OWN}:top2, {OWN}:recalled, {OWN}:careless]"],
+    "own-module": [*HALF, "--model", f"{{name: custom, path: {OWN}:CarelessNet, head: head}}"],
     "lora": [
         *("--algorithm", "{name: ifca, num_clusters: 3}", *HALF, "--seed", "1"),
         *("--model", "{name: lenet5, lora: {rank: 2}}", "--data.scenario.resize", "16"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -322,6 +323,28 @@ def test_a_visit_that_records_no_gradients_leaves_the_others_theirs():
     assert runner.run([without, usual]) == [False, True]
     assert recorded == [True]
     assert torch.is_grad_enabled()
+
+
+def test_settings_that_a_visit_changes_are_its_own():
+    seen = []
+
+    def answers(requests: list) -> list:
+        seen.append(torch.get_default_dtype())
+        torch.set_default_dtype(torch.bfloat16)
+        return requests
+
+    runner = LockstepRunner(answers)
+
+    def visit(dtype: torch.dtype) -> list[torch.dtype]:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        runner.ask(1)
+        return [before, torch.get_default_dtype()]
+
+    types = torch.float64, torch.float16
+    assert runner.run([partial(visit, dtype) for dtype in types]) == [[torch.float32, t] for t in types]
+    assert seen == [torch.float32]
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_an_error_of_the_training_ends_all_visits():
