@@ -192,7 +192,7 @@ NPZ: dict[str, tuple[dict[str, np.ndarray], str, str]] = {
     "one-hot labels": ({"y_train": np.eye(4, dtype=int)[Y]}, "y_train", "shape"),
     "pixel that is not a number": ({"x_train": spoilt(X / 255, np.nan)}, "x_train", "between 0 and 1"),
     "pixel of 10^9": ({"x_train": spoilt(X / 255, 1e9)}, "x_train", "between 0 and 1"),
-    "strings": ({"x_train": np.full((40, 6, 6), "a")}, "x_train", "uint8"),
+    "strings": ({"x_train": np.full((40, 6, 6), "a")}, "x_train", "real numbers"),
     "images of no height": ({"x_train": X[:, :0]}, "data.source", "uint8"),
     "no images": ({"x_train": X[:0], "y_train": Y[:0]}, "y_train", "no samples"),
     "labels without images": ({"y_test": Y}, "y_test", "belong together"),

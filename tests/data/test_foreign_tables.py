@@ -15,8 +15,8 @@ import pytest
 
 from mpifl.core.errors import UserError
 from mpifl.core.federation import DataInfo
+from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 from mpifl.data.pool import Pool
-from mpifl.data.sources import SOURCES
 from mpifl.models import MODELS
 
 N = 40
@@ -583,6 +583,290 @@ def test_what_json_does_not_have_is_refused(tmp_path, part, word, source):
     with pytest.raises(UserError) as error:
         reader.load(tmp_path, tmp_path)
     assert "\n" not in str(error.value)
+
+
+# -- files of SciPy, h5py, NumPy and pandas ------------------------------------------------------------------
+
+RANDOM = np.random.default_rng(11)
+REAL, TWO = RANDOM.normal(size=(N, 3)), np.arange(N) % 2
+TWO_COLUMNS = np.c_[REAL[:, 0], TWO]
+ARFF = "@relation t\n@attribute a numeric\n@attribute y {no,yes}\n@data\n"
+
+
+def matlab(name: str, **arrays: object):
+    """Return the writer of a MATLAB file."""
+    from scipy.io import savemat
+
+    return lambda root: savemat(root / name, arrays)
+
+
+def written(name: str, text: str):
+    """Return the writer of a text."""
+    return lambda root: (root / name).write_text(text)
+
+
+def numpy_file(**arrays: object):
+    """Return the writer of an archive of arrays."""
+    return lambda root: np.savez(root / "t.npz", **arrays)
+
+
+def pandas_file(how: str, name: str, **options: object):
+    """Return the writer of a table by a method of pandas."""
+    return lambda root: getattr(pd.DataFrame({"a": REAL[:, 0], "y": TWO}), how)(root / name, **options)
+
+
+def hdf5(name: str, **arrays: object):
+    """Return the writer of an HDF5 file."""
+
+    def write_it(root: Path) -> None:
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(root / name, "w") as file:
+            for key, array in arrays.items():
+                file[key.replace("__", "/")] = array
+
+    return write_it
+
+
+def clients(top: str = "examples/", **held: dict[str, object]):
+    """Return the writer of both files of TensorFlow Federated."""
+    arrays = {f"{top}{who}/{key}": array for who, of in held.items() for key, array in of.items()}
+    return lambda root: [hdf5(f"t_{part}.h5", **arrays)(root) for part in ("train", "test")]
+
+
+def one(**changes: object) -> dict[str, object]:
+    """Return what a client of TensorFlow Federated holds; None leaves an array out."""
+    return {k: v for k, v in ({"x": REAL, "label": TWO} | changes).items() if v is not None}
+
+
+def house_numbers(**changes: object):
+    """Return the writer of both files of SVHN; None leaves an array out."""
+    x = RANDOM.integers(0, 256, (32, 32, 3, 12)).astype(np.uint8)
+    arrays = {"X": x, "y": (np.arange(12) % 10 + 1)[:, None], **changes}
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    return lambda root: [matlab(f"{part}_32x32.mat", **arrays)(root) for part in ("train", "test")]
+
+
+def sparse(rows: int = N) -> object:
+    """Return a sparse matrix of SciPy."""
+    from scipy.sparse import csr_matrix
+
+    return csr_matrix(np.eye(rows, 6))
+
+
+def save_sparse(root: Path) -> None:
+    from scipy.sparse import save_npz
+
+    save_npz(root / "t.npz", sparse())
+
+
+def packed(value: object) -> np.ndarray:
+    """Return an array that holds one Python object."""
+    out = np.empty((), object)
+    out[()] = value
+    return out
+
+
+TABLE, NPZ = ({"name": name} for name in ("table", "npz"))
+TFF, SVHN = {"name": "tff", "path": "t"}, {"name": "svhn"}
+READ = {"classes": {"label_kind": "classes", "num_classes": 2}, "numbers": {"label_kind": "numbers"}}
+FOREIGN = {  # file -> writer, source, what is read or what refuses it
+    "mat as a table": (matlab("t.mat", x=REAL), TABLE | {"path": "t.mat"}, "read it with scipy.io.loadmat"),
+    "mat as npz": (matlab("t.mat", x_train=REAL), NPZ | {"path": "t.mat"}, "scipy.io.loadmat .*numpy.savez"),
+    "mat named csv": (matlab("t.csv", x=REAL), TABLE | {"path": "t.csv"}, "t.csv = 'unreadable'"),
+    "mat 7.3 as npz": (hdf5("t.mat", x_train=REAL), NPZ | {"path": "t.mat"}, "read it with scipy.io.loadmat"),
+    "HDF5 as a table": (hdf5("t.h5", x=REAL), TABLE | {"path": "t.h5"}, "read it with h5py.File, or pandas"),
+    "HDF5 as npz": (hdf5("t.hdf5", x=REAL), NPZ | {"path": "t.hdf5"}, "read it with h5py.File, or pandas"),
+    "ARFF": (written("t.arff", ARFF + "1.5,yes\n" * N), TABLE | {"path": "t.arff"}, "scipy.io.arff.loadarff"),
+    "ARFF named csv": (written("t.csv", ARFF + "1.5,yes\n"), TABLE | {"path": "t.csv"}, "scipy.io.arff.load"),
+    "ARFF with a comment": (written("t.csv", "% 1987\n" + ARFF), TABLE | {"path": "t.csv"}, "scipy.io.arff"),
+    "SVMlight": (written("t.svm", "1 1:0.5\n" * N), TABLE | {"path": "t.svm"}, "load_svmlight_file"),
+    "SVMlight named csv": (
+        written("t.csv", "1 1:0.5 3:2\n" * N),
+        TABLE | {"path": "t.csv"},
+        "'1 1:0.5 3:2': no CSV: read it with sklearn.datasets.load_svmlight_file",
+    ),
+    "Octave's header": (
+        written("t.csv", "# by Octave\n# a,y\n1,0\n"),
+        TABLE | {"path": "t.csv"},
+        "begins with a comment",
+    ),
+    "savetxt without header": (
+        lambda root: np.savetxt(root / "t.csv", TWO_COLUMNS, delimiter=","),
+        TABLE | {"path": "t.csv"},
+        "target = 'y': the table has no such column",
+    ),
+    "savetxt with header": (
+        lambda root: np.savetxt(root / "t.csv", TWO_COLUMNS, delimiter=",", header="a,y"),
+        TABLE | {"path": "t.csv", "features": ("a",), "labels": "classes"},
+        READ["classes"],
+    ),
+    "savetxt with blanks": (
+        lambda root: np.savetxt(root / "t.csv", TWO_COLUMNS, header="a y", comments=""),
+        TABLE | {"path": "t.csv"},
+        "set data.source.separator to ' '",
+    ),
+    "savetxt with blanks, said": (
+        lambda root: np.savetxt(root / "t.csv", TWO_COLUMNS, header="a y", comments=""),
+        TABLE | {"path": "t.csv", "separator": " ", "labels": "classes"},
+        READ["classes"],
+    ),
+    "gzip": (pandas_file("to_csv", "t.csv.gz", index=False), TABLE | {"path": "t.csv.gz"}, READ["classes"]),
+    "tabs": (pandas_file("to_csv", "t.tsv", sep="\t"), TABLE | {"path": "t.tsv"}, r"separator to '\\t'"),
+    "JSON lines": (
+        pandas_file("to_json", "t.jsonl", orient="records", lines=True),
+        TABLE | {"path": "t.jsonl"},
+        "read it with pandas.read_json",
+    ),
+    "a pickle": (pandas_file("to_pickle", "t.pkl"), TABLE | {"path": "t.pkl"}, "pandas.read_pickle"),
+    "Stata": (pandas_file("to_stata", "t.dta"), TABLE | {"path": "t.dta"}, "pandas.read_stata"),
+    "npz as a table": (numpy_file(x=REAL), TABLE | {"path": "t.npz"}, "read it with numpy.load"),
+    "npy as npz": (lambda root: np.save(root / "t.npy", REAL), NPZ | {"path": "t.npy"}, "numpy.load .*savez"),
+    "a sparse matrix": (save_sparse, NPZ | {"path": "t.npz"}, r"sparse matrix of SciPy: write X.toarray\(\)"),
+    "a sparse matrix in npz": (
+        numpy_file(x_train=packed(sparse()), y_train=TWO),
+        NPZ | {"path": "t.npz"},
+        "holds Python objects",
+    ),
+    "other names in npz": (numpy_file(X=REAL, y=TWO), NPZ | {"path": "t.npz"}, "lacks the array x_train"),
+    "complex": (numpy_file(x_train=REAL + 0j, y_train=TWO), NPZ | {"path": "t.npz"}, "must be real numbers"),
+    "records": (
+        numpy_file(x_train=np.zeros(N, [("a", "f4")]), y_train=TWO),
+        NPZ | {"path": "t.npz"},
+        "must be real numbers",
+    ),
+    "times": (
+        numpy_file(x_train=REAL.astype("M8[s]"), y_train=TWO),
+        NPZ | {"path": "t.npz"},
+        "must be real numbers",
+    ),
+    "text labels in npz": (
+        numpy_file(x_train=REAL, y_train=np.array(["a", "b"])[TWO]),
+        NPZ | {"path": "t.npz"},
+        "must be integers from zero",
+    ),
+    "booleans": (numpy_file(x_train=REAL, y_train=TWO == 1), NPZ | {"path": "t.npz"}, READ["classes"]),
+    "extended precision": (
+        numpy_file(x_train=REAL.astype(np.longdouble), y_train=TWO),
+        NPZ | {"path": "t.npz"},
+        READ["classes"],
+    ),
+    "NaN in npz": (
+        numpy_file(x_train=np.where(REAL[26, 1] == REAL, np.nan, REAL), y_train=TWO),
+        NPZ | {"path": "t.npz"},
+        "x_train = nan: is not finite, in row 27",
+    ),
+    "classes from 1": (
+        numpy_file(x_train=REAL, y_train=TWO + 1),
+        NPZ | {"path": "t.npz"},
+        {"says": r"1 of 3 classes have no sample \(the first is 0\); classes count from 0"},
+    ),
+    "samples last": (numpy_file(x_train=REAL.T, y_train=TWO), NPZ | {"path": "t.npz"}, "differ in number"),
+    "one label": (
+        numpy_file(x_train=REAL, y_train=np.int64(1)),
+        NPZ | {"path": "t.npz"},
+        "give one for each",
+    ),
+    "no rows": (numpy_file(x_train=REAL[:0], y_train=TWO[:0]), NPZ | {"path": "t.npz"}, "no samples"),
+    "TFF": (clients(a=one(), b=one()), TFF, READ["classes"]),
+    "TFF below another group": (clients("data/", a=one()), TFF, "has no group examples"),
+    "TFF without a group": (clients("", a=one()), TFF, "has no group examples"),
+    "TFF without labels": (clients(a=one(label=None)), TFF, "client a = 'x': needs one of"),
+    "TFF under other names": (
+        clients(a={"features": REAL, "target": TWO}),
+        TFF,
+        "needs one of pixels, image",
+    ),
+    "TFF with one label": (clients(a=one(label=1)), TFF, "client a = 'label': is one value"),
+    "TFF with fewer labels": (clients(a=one(label=TWO[:-1])), TFF, "client a = 39: labels for 40 samples"),
+    "TFF of two widths": (clients(a=one(), b=one(x=REAL[:, :2])), TFF, "must have one shape"),
+    "TFF with an empty client": (clients(a=one(), b=one(x=REAL[:0], label=TWO[:0])), TFF, READ["classes"]),
+    "TFF with float labels": (clients(a=one(label=TWO * 1.0)), TFF, READ["numbers"]),
+    "TFF with float classes": (
+        clients(a=one(label=TWO * 1.0)),
+        TFF | {"labels": "classes"},
+        READ["classes"],
+    ),
+    "TFF with NaN": (
+        clients(a=one(), b=one(x=np.where(REAL[26, 1] == REAL, np.nan, REAL))),
+        TFF,
+        "not finite, in row 27 of client b in train",
+    ),
+    "TFF with texts": (
+        clients(a=one(label=np.array([b"yes ", b" no"])[TWO])),
+        TFF,
+        {"class_names": ("no", "yes")},
+    ),
+    "TFF with a text for nothing": (
+        clients(a=one(), b=one(label=np.array([b"yes", b"?"])[TWO])),
+        TFF,
+        "labels",
+    ),
+    "TFF, one-hot": (clients(a=one(label=np.eye(2, dtype=np.int64)[TWO])), TFF, "one-hot"),
+    "TFF with a column of labels": (clients(a=one(label=TWO[:, None])), TFF, READ["classes"]),
+    "TFF with classes below 0": (clients(a=one(label=TWO - 1)), TFF, "-1: must be integers from zero"),
+    "TFF, big-endian": (
+        clients(a=one(x=REAL.astype(">f4"), label=TWO.astype(">i2"))),
+        TFF,
+        READ["classes"],
+    ),
+    "TFF of records": (clients(a=one(x=np.zeros(N, [("a", "f4")]))), TFF, "must be real numbers"),
+    "TFF of texts under x": (clients(a=one(x=np.array([b"a", b"b"])[TWO])), TFF, "must be real numbers"),
+    "TFF of pixels up to 255": (
+        clients(a=one(x=None, pixels=RANDOM.uniform(0, 255, (N, 4, 4)))),
+        TFF,
+        "images must be uint8, or floats between 0 and 1",
+    ),
+    "TFF that is text": (
+        lambda root: [(root / f"t_{part}.h5").write_text("hi") for part in ("train", "test")],
+        TFF,
+        "t_train.h5 = 'unreadable'",
+    ),
+    "TFF without a test file": (hdf5("t_train.h5", examples__a__x=REAL), TFF, "t_test.h5"),
+    "SVHN": (house_numbers(), SVHN, {"num_classes": 10}),
+    "SVHN in MATLAB 7.3": (
+        lambda root: [hdf5(f"{part}_32x32.mat", X=REAL)(root) for part in ("train", "test")],
+        SVHN,
+        "train_32x32.mat = 'unreadable'",
+    ),
+    "SVHN of floats": (house_numbers(X=RANDOM.random((32, 32, 3, 12))), SVHN, "not SVHN's images"),
+    "SVHN, samples first": (house_numbers(X=np.zeros((12, 32, 32, 3), np.uint8)), SVHN, "not SVHN's images"),
+    "SVHN with classes from 0": (house_numbers(y=(np.arange(12) % 10)[:, None]), SVHN, "integers from zero"),
+    "SVHN without labels": (house_numbers(y=None), SVHN, "train_32x32.mat = 'unreadable'"),
+    "SVHN with a row of labels": (house_numbers(y=np.arange(12)[None] % 10 + 1.0), SVHN, {"num_classes": 10}),
+    "SVHN with half a label": (
+        house_numbers(y=np.full((12, 1), 1.5)),
+        SVHN,
+        "y = 1.5: no whole number, in row",
+    ),
+    "SVHN with a struct": (house_numbers(y={"a": 1}), SVHN, "not SVHN's images"),
+    "SVHN with sparse labels": (house_numbers(y=sparse(2)), SVHN, "train_32x32.mat = "),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*NumPy 1.25")
+@pytest.mark.parametrize("name", FOREIGN)
+def test_files_of_other_programs_are_read_right_or_refused_in_one_line(tmp_path, name):
+    write_it, source, expected = FOREIGN[name]
+    write_it(tmp_path)
+    options = ({"target": ("y",)} if source["name"] == "table" else {}) | source
+    config = DataConfig(
+        str(tmp_path),
+        str(tmp_path / "cache"),
+        SOURCES[options.pop("name")](**options),
+        SCENARIOS["iid"](clients=2),
+    )
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected) as error:
+            open_federation(config, 0)
+        assert "\n" not in str(error.value)
+        return
+    lines: list[str] = []
+    pool = open_federation(config, 0, lines.append).pool
+    says = expected.get("says")
+    assert {key: getattr(pool, key) for key in expected if key != "says"} == {
+        key: value for key, value in expected.items() if key != "says"
+    }
+    assert says is None or any(re.search(says, line) for line in lines)
 
 
 # -- categories in models ------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ def inputs_of(array: np.ndarray, name: str, kind: str | None = None, otherwise: 
         UserError: the array has a shape or type that does not fit its kind.
     """
     array = np.asarray(array)
+    require(array.dtype.kind in "biuf", name, str(array.dtype), "samples must be real numbers")
     real, whole = np.issubdtype(array.dtype, np.floating), np.issubdtype(array.dtype, np.integer)
     if kind is None and array.ndim == 2 and (real or (whole and array.dtype.itemsize > 1)):
         kind = FEATURES if real else TOKENS
@@ -74,12 +75,11 @@ def refuse_not_finite(array: np.ndarray, name: str, rows: pd.Series | None = Non
         name: where they come from.
         rows: any column with the index of the rows (`index_of`); None: rows are those of the array.
     """
-    bad = ~np.isfinite(array).reshape(len(array), -1) if array.dtype.kind == "f" else np.zeros((1, 0), bool)
-    if bad.any():
-        row, at = map(int, np.argwhere(bad)[0])
-        where = f"row {row + 1}" if rows is None else row_of(rows, row)
-        value = float(array.reshape(len(array), -1)[row, at])
-        raise UserError(name, value, f"is not finite, in {where}: fill it in or leave the row out")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        at = tuple(np.argwhere(~np.isfinite(array))[0])
+        where = f"row {at[0] + 1}" if rows is None else row_of(rows, int(at[0]))
+        remedy = f"is not finite, in {where}: fill it in or leave the row out"
+        raise UserError(name, float(array[at]), remedy)
 
 
 def any_labels_of(
@@ -235,6 +235,10 @@ def pool_of(
     require(len(class_names) in (0, width), name, len(class_names), remedy)
     n = len(train[0])
     told = lines_on_columns(x, columns, y, width) if columns and x.dtype.kind == "f" and x.ndim == 2 else []
+    if is_class and not class_names:
+        bare = np.setdiff1d(np.arange(width), y)
+        says = f"{name}: {len(bare)} of {width} classes have no sample (the first is {bare[:1].sum()})"
+        told += [f"{says}; classes count from 0"] if len(bare) else []
     told += lines_on_names(origin_names, name, "clients") + lines_on_names(class_names, name, "classes")
     if test is None:
         order, n = with_test(y, test_share)

@@ -238,6 +238,37 @@ def broken(path: Path, why: str) -> UserError:
     return UserError(str(path), "unreadable", remedy)
 
 
+FOREIGN = {
+    **dict.fromkeys((".mat",), "scipy.io.loadmat"),
+    **dict.fromkeys((".arff",), "scipy.io.arff.loadarff"),
+    **dict.fromkeys((".svm", ".svmlight", ".libsvm"), "sklearn.datasets.load_svmlight_file"),
+    **dict.fromkeys((".h5", ".hdf5", ".hdf"), "h5py.File, or pandas.read_hdf,"),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "pandas.read_excel"),
+    **dict.fromkeys((".feather", ".arrow"), "pandas.read_feather"),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), "pandas.read_json"),
+    **dict.fromkeys((".pkl", ".pickle"), "pandas.read_pickle"),
+    **dict.fromkeys((".npy", ".npz"), "numpy.load"),
+    **dict.fromkeys((".pt", ".pth"), "torch.load"),
+    **dict.fromkeys((".orc",), "pandas.read_orc"),
+    **dict.fromkeys((".dta",), "pandas.read_stata"),
+    **dict.fromkeys((".sav",), "pandas.read_spss"),
+    **dict.fromkeys((".sas7bdat", ".xpt"), "pandas.read_sas"),
+}  # ending of a file of another program -> what reads it
+
+
+def refuse_foreign(path: Path, what: str, writer: str) -> None:
+    """Refuse a file whose ending is that of another format, and say what converts it.
+
+    Args:
+        path: the file.
+        what: what it should be.
+        writer: what writes such a file.
+    """
+    reader = FOREIGN.get(path.suffix.lower())
+    remedy = f"is a file {path.suffix}, not {what}: read it with {reader} and write it with {writer}"
+    require(reader is None, "data.source.path", str(path), remedy)
+
+
 def in_one_line(error: BaseException) -> str:
     """Return the type of an error and the beginning of its text."""
     text = " ".join(str(error).split())

@@ -168,6 +168,8 @@ def read_users(paths: Sequence[Path]) -> Held:
                 sizes = (len(data["x"]), len(data["y"]), count)
                 require(len(set(sizes)) == 1, where, sizes, "x, y and num_samples differ; fetch it again")
                 found[user] = list(data["x"]), list(data["y"])
+            more = sorted(shard["user_data"].keys() - set(shard["users"]))
+            require(not more, str(path), more[:1], "users that `users` does not list; fetch it again")
     return found
 
 

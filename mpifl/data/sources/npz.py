@@ -18,7 +18,7 @@ from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.arrays import AS_FEATURES, LABELS, TEST_SHARE, any_labels_of, inputs_of, pool_of
 from mpifl.data.sources.arrays import KINDS as INPUT_KINDS
-from mpifl.data.sources.base import Source, broken, check_unpacked, place_of, reading
+from mpifl.data.sources.base import Source, broken, check_unpacked, place_of, reading, refuse_foreign
 
 KINDS = ("x", "y", "origin")
 NAMES = "class_names"
@@ -178,6 +178,11 @@ def lacks(named: str, path: Path, name: str) -> UserError:
         there = [entry.removesuffix(".npy") for entry in archive.namelist()]
     more = ", ..." if len(there) > SHOWN else ""
     found = f"{path} holds {', '.join(there[:SHOWN]) or 'none'}{more}"
+    found += (
+        "; it is a sparse matrix of SciPy: write X.toarray()"
+        if {"format", "shape", "data"} <= {*there}
+        else ""
+    )
     return UserError("data.source.path", named, f"lacks the array {name}; {found}")
 
 
@@ -187,6 +192,8 @@ def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
     Python objects are refused, and nothing is unpacked before its size is checked.
     """
     arrays: dict[str, np.ndarray] = {}
+    if path.suffix != ".npz":
+        refuse_foreign(path, "an .npz", "numpy.savez")
     with reading(path, "an .npz"), zipfile.ZipFile(path) as archive:
         entries = {e.filename.removesuffix(".npy"): e for e in archive.infolist()}
         found = {name: entries[name] for name in wanted if name in entries}

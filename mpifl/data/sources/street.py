@@ -51,6 +51,9 @@ class Svhn(Source):
             data = loadmat(path, variable_names=["X", "y"])
             numbers = np.nan_to_num(data["y"], nan=-1).ravel()  # some writers store only doubles
             images, labels = data["X"].transpose(3, 2, 0, 1), numbers.astype(np.int64)
+            wrong = int((labels != numbers).argmax())
+            remedy = f"no whole number, in row {wrong + 1}; fetch it again"
+            require(labels[wrong] == numbers[wrong], f"{path}: y", float(numbers[wrong]), remedy)
         labels_of(labels - 1, f"{path}: y, less one", 10)
         return path, np.ascontiguousarray(images), labels % 10
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -12,7 +13,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.arrays import TEST_SHARE, as_float32, numbered, pool_of, with_test
-from mpifl.data.sources.base import Source, place_of, reading
+from mpifl.data.sources.base import FOREIGN, Source, place_of, reading, refuse_foreign
 from mpifl.data.sources.columns import (
     INDEX,
     check_header,
@@ -33,6 +34,8 @@ MISSING = ("refuse", "drop", "mean")
 NAMES = ("numbers", "string", "boolean", "categorical", "mixed-integer", "integer")
 """Kinds of columns, as pandas calls them: numbers, and what is numbered by name."""
 MARK = "set decimal: '{}'"  # advice on numbers with another decimal mark
+ARFF = re.compile(r"\s*(@relation\b|%)", re.IGNORECASE)
+SVMLIGHT = re.compile(r"\S+(\s+\d+:\S+)+")
 FEW_ROWS = 10  # with fewer rows per class, whole numbers are probably no classes
 
 
@@ -317,6 +320,7 @@ class Table(Source):
         """Return the rows of one file."""
         import pandas as pd
 
+        refuse_foreign(path, "a table in CSV or Parquet", "DataFrame.to_parquet")
         with reading(path, "a table"):
             if path.suffix == ".parquet":
                 try:
@@ -338,13 +342,31 @@ class Table(Source):
         form = {"sep": self.separator, "skipinitialspace": True, "low_memory": False}
         head = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **form)
         names = check_header(head.iloc[0].tolist(), str(path))
-        other = next((mark for mark in (";", "\t", "|") if mark in str(names[0])), None)
+        _refuse_other_texts(path, str(names[0]), len(names) == 1)
+        names[0] = str(names[0]).removeprefix("#").strip()  # as numpy.savetxt writes a header
+        other = next((mark for mark in (";", "\t", "|", ",", " ") if mark in str(names[0])), None)
         remedy = f"one column: set data.source.separator to {other!r}"
         require(len(names) > 1 or other is None, str(path), names[0], remedy)
         frame = pd.read_csv(path, decimal=self.decimal, **form)
         remedy = "the rows have more fields than the first line has names: name every column"
         require(isinstance(frame.index, pd.RangeIndex), str(path), len(names), remedy)
-        return frame
+        return frame.rename(columns={name: name.removeprefix("#").strip() for name in frame.columns[:1]})
+
+
+def _refuse_other_texts(path: Path, first: str, alone: bool) -> None:
+    """Refuse texts that are no CSV, by the first field of their first line.
+
+    Args:
+        path: the file.
+        first: the field.
+        alone: whether the line has no other.
+    """
+    forms = {ARFF: FOREIGN[".arff"], SVMLIGHT: FOREIGN[".svm"]}
+    reader = next((reader for form, reader in forms.items() if form.match(first)), None)
+    remedy = f"no CSV: read it with {reader} and write it with DataFrame.to_parquet"
+    require(reader is None, str(path), first, remedy)
+    remedy = "begins with a comment: begin with the names of columns"
+    require(not (alone and first.startswith("#")), str(path), first, remedy)
 
 
 def _check_names(column: pd.Series, name: str, role: str) -> None:

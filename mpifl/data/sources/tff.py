@@ -8,12 +8,12 @@ to lists of bytes, float32 or int64; `example_of` reads its wire format.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -27,10 +27,14 @@ from mpifl.data.sources.arrays import (
     inputs_of,
     labels_of_texts,
     pool_of,
+    refuse_not_finite,
 )
 from mpifl.data.sources.base import Source, reading
 from mpifl.data.sources.columns import clean_name, index_of
 from mpifl.data.sources.leaf import LETTERS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EXAMPLES = "examples"  # HDF5 group, or SQL table, of the clients' examples
 SQLITE = (".sqlite", ".sqlite3", ".db")
@@ -100,6 +104,8 @@ class TensorFlowFederated(Source):
 
     def _pool(self, train: Held, test: Held | None, name: str) -> Pool:
         """Return the pool of the clients' samples; without a test part, a share is set aside."""
+        import pandas as pd  # heavy: only when files are read
+
         parts = [train] if test is None else [train, test]
         clients = sorted({c for held in parts for c in held})
         rows = [(i, held[c]) for held in parts for i, c in enumerate(clients) if c in held]
@@ -110,13 +116,14 @@ class TensorFlowFederated(Source):
         except ValueError as error:
             raise UserError(name, "shapes", "samples of all clients must have one shape") from error
         count = sum(len(labels) for _, labels in train.values())
-        text = x.dtype.kind == "U"
-        inputs = characters_of(x.tolist(), LETTERS, f"{name}: {TEXTS}") if text else inputs_of(x, name)
         places = zip((TRAIN, TEST), parts, strict=False)  # without a test part, the one part has all
         owned = [
-            (f"client {c} in {part}", len(held[c][1])) for part, held in places for c in clients if c in held
+            (f"client {c} in {of}", len(held[c][1])) for of, held in places for c in clients if c in held
         ]
-        labels, classes = self._labels(y, name, owned)
+        index, text = pd.Series(0, index_of(owned)), x.dtype.kind == "U"
+        refuse_not_finite(x, f"{name}: x", index)
+        inputs = characters_of(x.tolist(), LETTERS, f"{name}: {TEXTS}") if text else inputs_of(x, name)
+        labels, classes = self._labels(y, name, index)
         origin = np.repeat([i for i, _ in rows], [len(held[1]) for _, held in rows]).astype(np.int64)
         ours = inputs[:count], labels[:count]
         theirs = None if test is None else (inputs[count:], labels[count:])
@@ -124,23 +131,20 @@ class TensorFlowFederated(Source):
         share = TEST_SHARE if test is None else 0.0
         return pool_of(ours, theirs, name, names, vocabulary, share, origin, tuple(clients), f"{name}: x")
 
-    def _labels(
-        self, y: np.ndarray, name: str, owned: Sequence[tuple[Path | str, int]]
-    ) -> tuple[np.ndarray, tuple[str, ...]]:
+    def _labels(self, y: np.ndarray, name: str, rows: pd.Series) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return labels, and the names of classes where they are texts.
 
         Args:
             y: the labels of all clients.
             name: the file.
-            owned: where they are from, for `index_of`.
+            rows: where they are from, see `refuse_not_finite`.
         """
+        if y.dtype.kind not in "OSU":
+            return any_labels_of(y, f"{name}: labels", self.labels, rows), ()
+        texts = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in y.ravel().tolist()]
         import pandas as pd
 
-        index = index_of(owned)
-        if y.dtype.kind not in "OSU":
-            return any_labels_of(y, f"{name}: labels", self.labels, pd.Series(0, index)), ()
-        texts = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in y.ravel().tolist()]
-        column = pd.Series(texts, index, dtype=object)
+        column = pd.Series(texts, rows.index, dtype=object)
         return labels_of_texts(column, name, self.label or "labels", self.labels)
 
     def _read(self, path: Path) -> Held:
@@ -191,6 +195,8 @@ class TensorFlowFederated(Source):
         if x is None or y is None:
             raise UserError(where, ", ".join(group), remedy)
         samples, labels = np.asarray(group[x][()]), np.asarray(group[y][()])
+        for name, array in ((x, samples), (y, labels)):
+            require(array.ndim > 0, where, name, "is one value: give an array, one for each sample")
         require(len(samples) == len(labels), where, len(labels), f"labels for {len(samples)} samples")
         return samples, labels
 
