@@ -516,6 +516,29 @@ def on_server(
     return told[0] if everywhere else answer[0]
 
 
+def on_all(transport: Transport, work: Callable[[], T], purpose: str = "end") -> T:
+    """Return the result of `work` on this rank, after all ranks have theirs; every rank calls.
+
+    Args:
+        transport: connects the ranks.
+        work: function that is called on every rank, and calls no other.
+        purpose: label under which the traffic is counted.
+
+    Raises:
+        UserError, CodeFailed: on every rank, that of the first rank on which `work` failed.
+    """
+    made, fault = list[T](), None
+    try:
+        made.append(work())
+    except (UserError, CodeFailed) as error:
+        fault = error
+    faults = transport.gather(fault, purpose) or []
+    first = transport.bcast(next((f for f in faults if f is not None), None), purpose)
+    if first is not None:
+        raise first
+    return made[0]
+
+
 @dataclass
 class Count:
     """Calls, messages, bytes and seconds of one call and purpose."""

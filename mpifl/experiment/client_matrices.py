@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from mpifl.algorithms.pacfl import PACFL
 from mpifl.clustering.distances import cosine_matrix, squared_distances
-from mpifl.comm.transport import RankLost, Transport
+from mpifl.comm.transport import RankLost, Transport, on_all
 from mpifl.core.errors import CodeFailed, UserError, code_failed, require
 from mpifl.core.federation import CLASSES
 from mpifl.core.parameters import take
@@ -155,21 +156,8 @@ def _guarded(work: Callable[[], Made]) -> Made:
 
 
 def _on_all(transport: Transport, work: Callable[[], Made]) -> Made:
-    """Return the result of `work` on this rank, after all ranks have theirs; every rank calls.
-
-    Raises:
-        UserError, CodeFailed: on every rank, that of the first rank on which `work` failed.
-    """
-    made, fault = list[Made](), None
-    try:
-        made.append(_guarded(work))
-    except (UserError, CodeFailed) as error:
-        fault = error
-    faults = transport.gather(fault, "end") or []
-    first = transport.bcast(next((f for f in faults if f is not None), None), "end")
-    if first is not None:
-        raise first
-    return made[0]
+    """Return the result of `work` on this rank, after all ranks have theirs; every rank calls."""
+    return on_all(transport, partial(_guarded, work))
 
 
 def _owners(context: RunContext) -> np.ndarray:

@@ -45,7 +45,6 @@ from mpifl.runtime.server_step import ServerStep
 
 from . import loader
 from .build import build, build_server_step, open_data
-from .client_matrices import check_matrices
 from .context import RunContext
 from .data_preview import named_classes
 from .measured_times import VISITS, MeasuredTimes, measure
@@ -61,7 +60,8 @@ from .time_forecast import (
     efficiencies,
     forecast_time,
 )
-from .traffic_forecast import TrafficForecast, check_uploads, forecast, uploads_per_step, without_training
+from .traffic_forecast import TrafficForecast, forecast, uploads_per_step, without_training
+from .trials import try_outcomes
 
 MANY_CLIENTS = 10**8  # a table of ranks also gives the bytes for this number of clients
 BUSY = 1.3  # ratio of wall time to processor seconds from which the page says that the machine is busy
@@ -142,8 +142,7 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
         context = build(replace(config, system=here), transport, prepared.append)
         opened = process_time() - start
         context = replace(context, config=config)
-    on_server(transport, lambda: check_uploads(context))
-    on_server(transport, lambda: check_matrices(context))
+    on_server(transport, lambda: try_outcomes(context))
     start = process_time()
     memory = MeasuredMemory.of(context) if transport.is_server else None
     figures = process_time() - start

@@ -51,12 +51,13 @@ from mpifl.training.batched import stackable
 from . import loader
 from .build import Say, build, build_engine, build_server_step
 from .checkpoints import Checkpoints, locked
-from .client_matrices import check_matrices, compare_clients
+from .client_matrices import compare_clients
 from .context import RunContext
 from .observed import Observed
 from .placement import CPU, Place, place, table, unlike
 from .schema import Config
-from .traffic_forecast import check_uploads, compared, compares_uploads
+from .traffic_forecast import compared
+from .trials import has_trials, try_outcomes
 
 
 def run(
@@ -101,10 +102,8 @@ def run(
     with calling, lock or nullcontext(), bar as progress, Signals(asked_to_stop, not silent) as signals:
         with doing("opening data and model"):
             context = build(config, transport, progress.say)
-            if compares_uploads(config):
-                on_server(transport, lambda: check_uploads(context))
-            if config.evaluation.matrices and not resumed:  # a run that has trained writes what it has
-                on_server(transport, lambda: check_matrices(context))
+            if has_trials(config):
+                on_server(transport, lambda: try_outcomes(context, resumed is not None))
         announce(context, progress.say, bind_report)
         folder = on_server(transport, lambda: resumed or new_folder(config))
         signals.folder = str(folder)
@@ -532,11 +531,15 @@ def finish(
         watchdog: returns a watchdog for work that all ranks do together.
 
     Returns:
-        Why a matrix of `evaluation.matrices` is missing, on every rank; None if none is.
+        Why a matrix of `evaluation.matrices`, or `client_models.safetensors`, is missing, on every rank; None
+        if none is.
     """
     asynchronous = {} if server is None else engine.summary()
     found, fault = compare_clients(context, server_step)
-    own = client_models(context, server_step, server)
+    try:
+        own = client_models(context, server_step, server)
+    except (UserError, CodeFailed) as error:  # on every rank
+        own, fault = None, fault or error
     with watchdog():
         tables, places, traffic = collect(context, server_step, server)
     if recorder is None or server is None or places is None or traffic is None:

@@ -28,7 +28,15 @@ from mpifl.core.capabilities import (
 from mpifl.core.mixing import Plan
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.scheduler import Scheduler
-from mpifl.simulation.clock import DrawnClock, TrainingPool, VirtualClock, WallClock, WallTime, first_return
+from mpifl.simulation.clock import (
+    DrawnClock,
+    Replay,
+    TrainingPool,
+    VirtualClock,
+    WallClock,
+    WallTime,
+    first_return,
+)
 from mpifl.simulation.dispatcher import Dispatcher
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.traffic.ledger import Moves
@@ -450,6 +458,30 @@ def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[
         traffic: traffic forecast of the run.
         steps: number of steps.
     """
+    down, up = (size // uploads_per_step(context) for size in traffic.per_round)
+    return events_of(context, _statistics_moved(context, traffic), down, up, steps)
+
+
+def check_replay(context: RunContext) -> None:
+    """Raise `UserError` if the arrivals of a trace are not those of such a run, or too few for its steps.
+
+    Visits that fail, and are left out, can still make a trace too short.
+    """
+    if isinstance(context.config.clock, Replay):
+        everyone = np.arange(context.problem.num_clients * uses(context.config.algorithm, OneShotStatistics))
+        events_of(context, _moved(everyone, 0, 0), 0, 0, context.config.rounds)
+
+
+def events_of(context: RunContext, statistics: Moves, down: int, up: int, steps: int) -> list[Event]:
+    """Return the events in the first steps of an asynchronous run whose visits all move the same bytes.
+
+    Args:
+        context: context of the run.
+        statistics: messages of the one-shot statistics; empty if there are none.
+        down: bytes of a download.
+        up: bytes of an upload.
+        steps: number of steps.
+    """
     config, policy, sampler = context.config, context.config.policy, context.sampler
     assert isinstance(policy, AsynchronousPolicy)
     m = context.decisions.num_sampled
@@ -457,17 +489,17 @@ def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[
     clock = policy.open_clock(parts)
     if isinstance(clock, WallClock):  # assume that visits arrive when due, or in the order of their starts
         clock = _HeldBack(clock) if clock.scale else DrawnClock()
-    down, up = (size // uploads_per_step(context) for size in traffic.per_round)
     dispatcher, pool = Dispatcher(policy, clock, sampler, context.system_key), _NoPool()
     visits, out = np.zeros(context.problem.num_clients, np.int64), list[Event]()
     schedule = EvaluationSchedule(context.evaluated_clients, config.evaluation.every)
     version = waiting = 0
 
     def start(client: int, read: int) -> None:
+        policy.check_read(client, read, version)
         visit = dispatcher.begin(client, int(visits[client]), read, down, up)
         out.append((START, visit.number, client, visit.due))
 
-    dispatcher.take_statistics(_statistics_moved(context, traffic), pool)
+    dispatcher.take_statistics(statistics, pool)
     dispatcher.fill(version, waiting, pool, start)
     while version < steps:
         visit = dispatcher.next_arrival(pool)
@@ -490,6 +522,11 @@ def _statistics_moved(context: RunContext, traffic: TrafficForecast) -> Moves:
     n = context.problem.num_clients
     who = np.arange(n if uses(context.config.algorithm, OneShotStatistics) else 0)
     down, up = (total // n for total in traffic.fingerprints)
+    return _moved(who, down, up)
+
+
+def _moved(who: np.ndarray, down: int, up: int) -> Moves:
+    """Return messages of one size of some clients [n] before the first step."""
     nothing = np.zeros_like(who)
     return Moves(np.stack([nothing, who, nothing, nothing, nothing + down, nothing + up], axis=1))
 

@@ -629,7 +629,10 @@ class Recorder:
         return {name: value for name, value in found.items() if not np.isnan(value)}
 
     def _update_figures(self) -> dict[str, Any]:
-        """Return the means of `updates.csv` over clients and rounds by block, and distances also by group."""
+        """Return the means of `updates.csv` over clients and rounds by block, and distances also by group.
+
+        A cosine with an update of 0 does not exist and is left out; NaN if there are no others.
+        """
         if not self.updates.columns:
             return {}
         found: dict[str, dict[str, list[float]]] = {}
@@ -639,8 +642,7 @@ class Recorder:
                 figures.setdefault(name, []).append(float(row[name]))
             if "group" in row:
                 figures.setdefault(f"distance_group{row['group']}", []).append(float(row["distance"]))
-        means = {block: {k: float(np.nanmean(v)) for k, v in sorted(f.items())} for block, f in found.items()}
-        return {"updates": means}
+        return {"updates": {block: {k: _mean(v) for k, v in sorted(f.items())} for block, f in found.items()}}
 
     def _clusters(self) -> dict[str, list[int]]:
         """Return the columns of `clusters.csv`: final cluster, true group (-1: none), whether placed."""
@@ -649,3 +651,9 @@ class Recorder:
         who = np.arange(len(final)) if self.written is None else self.written[: len(final)]
         columns = {"client": who, "cluster": final[who], "group": truth[who], "placed": self._placed[who]}
         return {name: values.astype(int).tolist() for name, values in columns.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean of the numbers that are not NaN; NaN if there are none."""
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else float("nan")

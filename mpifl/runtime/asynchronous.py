@@ -22,7 +22,6 @@ from mpifl.comm.task_pool import RecoveringPool, Task, task_loop
 from mpifl.comm.transport import RankLost
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import message_on
-from mpifl.core.errors import require
 from mpifl.core.metric import with_figures
 from mpifl.core.mixing import Plan
 from mpifl.core.progress import ROUND, Stage, doing
@@ -345,9 +344,7 @@ class AsynchronousEngine(Engine):
 
     def _start(self, k: int, version: int, pool: RecoveringPool) -> None:
         """Send a client the rows it reads, and add its visit to the clock."""
-        newest = max(self.servers)
-        remedy = f"reads version {version}, and the server is at {newest}: this is not a trace of such a run"
-        require(version in self.servers, "clock.trace", f"client {k}", remedy)
+        self.policy.check_read(k, version, max(self.servers))
         server_step, server, v = self.server_step, self.servers[version], int(self.server_step.visits[k])
         step = max(self.servers) + 1
         reads = server_step.hooks.reads("reads", server, np.array([k]))[k]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from functools import partial
 from itertools import filterfalse
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from mpifl.aggregation.collective_choice import is_sharded
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables, rows_of
-from mpifl.comm.transport import RankLost
+from mpifl.comm.transport import RankLost, on_all
 from mpifl.core.algorithm import apply_plan
 from mpifl.core.capabilities import (
     ComparedUploads,
@@ -870,6 +871,9 @@ class ServerStep:
         Args:
             server: the server, on rank 0; None elsewhere.
             clients: numbers of the clients, ascending; the same on every rank.
+
+        Raises:
+            UserError, CodeFailed: the method failed at a client; on every rank.
         """
         d = self.problem.layout.size
         table = None if server is None else torch.empty(len(clients), d, dtype=torch.float32)
@@ -879,7 +883,8 @@ class ServerStep:
             if server is not None:
                 serves = self.serves(server, some)
                 batches = self._batches(server.version, some, serves, np.ones(len(some)), server.version)
-            mine, rows = self.worker.models(self._scatter(batches))
+            batch = self._scatter(batches)
+            mine, rows = on_all(self.transport, partial(self.worker.models, batch))
             whose = self.transport.bcast(self.transport.gather(mine, "end"), "end")
             block = self.transport.Gatherv(rows, [len(ks) for ks in whose], "end")
             if table is not None and block is not None:

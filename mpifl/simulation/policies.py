@@ -346,6 +346,18 @@ class AsynchronousPolicy(Policy):
         """The number of versions of the rows that the server keeps."""
         return 1
 
+    def check_read(self, client: int, version: int, newest: int) -> None:
+        """Raise `UserError` if a trace lets a client read rows that the server does not keep.
+
+        Args:
+            client: number of the client.
+            version: the version that it reads.
+            newest: current server version.
+        """
+        remedy = f"reads version {version}, and the server is at {newest}: this is not a trace of such a run"
+        there = newest - self.num_versions < version <= newest
+        require(there, "clock.trace", f"client {client}", remedy)
+
     def make_engine(self, engines: EngineFactory[E_co]) -> E_co:
         """Return the asynchronous engine."""
         return engines.asynchronous(self)

@@ -451,6 +451,20 @@ def test_updates_have_a_row_for_each_visit_and_block(tmp_path):
     assert next(tmp_path.glob("*/updates.csv")).read_bytes().count(b"\n") == 1 + 2 * 4 * 2
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_update_of_nothing_has_no_cosine_and_counts_in_no_mean_of_them(tmp_path):
+    """Client 0 trains on nothing, or all clients do."""
+    options = ["--output.updates", "true", "--output.folder", str(tmp_path), "--rounds", "1", "-q"]
+    for name, more in (("one", ["--per_client", "{0: {epochs: 0}}"]), ("all", ["--local.epochs", "0"])):
+        assert cli.main(["run", str(TINY), *options, "--output.id", name, *more]) == 0
+        rows = table(tmp_path / f"tiny-{name}" / "updates.csv")
+        cosines = {r["client"]: float(r["cosine"]) for r in rows if r["block"] == "head"}
+        known = [x for x in cosines.values() if x == x]
+        assert [k for k, x in cosines.items() if x != x] == (["0"] if name == "one" else [*cosines])
+        means = json.loads((tmp_path / f"tiny-{name}" / "summary.json").read_text())["updates"]["head"]
+        assert means["cosine"] == (pytest.approx(sum(known) / len(known)) if known else None)
+
+
 @pytest.mark.parametrize("part", ["number", "row", "name", "assign", "memo", "memo name", "memo kind"])
 def test_the_digest_sees_every_part_of_a_server(part):
     tables, assign = {"model": torch.zeros(2, 3), "control": torch.ones(1, 3)}, np.array([0, 1])
