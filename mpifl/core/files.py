@@ -31,6 +31,34 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in FULL
 
 
+@contextmanager
+def same_folder() -> Iterator[None]:
+    """Leave the working folder after a block as it was before it: a user's code may change it.
+
+    Relative paths of a run then stay what they are.
+    """
+    before = working_folder()
+    try:
+        yield
+    finally:
+        if working_folder() != before:
+            change_folder(before)
+
+
+def working_folder() -> str:
+    """Return the working folder; empty if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def change_folder(folder: str) -> None:
+    """Change the working folder to what `working_folder` returned before."""
+    if folder:
+        os.chdir(folder)
+
+
 def write_atomically(path: Path, content: bytes | str | Iterable[str], durable: bool = False) -> None:
     """Write a file so that it is either complete or, on failure, as it was before.
 

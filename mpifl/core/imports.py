@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from .errors import UserError, nearest
+from .files import same_folder
 
 OURS = __package__.partition(".")[0]
 INSTALLED = {"site-packages", "dist-packages"}  # folders
@@ -140,11 +141,12 @@ def load_object(path: str, key: str, kind: type = object) -> Any:
         UserError: there is no such module, file or name, or the import fails.
     """
     place, _, name = path.partition(":")
-    module = (
-        _from_file(Path(os.path.expanduser(place)), path, key)
-        if place.endswith(".py")
-        else _import(place, path, key)
-    )
+    with same_folder():
+        module = (
+            _from_file(Path(os.path.expanduser(place)), path, key)
+            if place.endswith(".py")
+            else _import(place, path, key)
+        )
     if not name or not hasattr(module, name):
         known = _offered(module, kind)
         meant = nearest(name, known) if known else "it defines nothing that could be meant"

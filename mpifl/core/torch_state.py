@@ -1,8 +1,8 @@
 """Settings of PyTorch and NumPy that change numbers: pinned during a run, and kept by the user's code.
 
 A run begins with the defaults, whatever the calling code has set (`pinned`). Visits, evaluations, hooks on
-rank 0 and callbacks leave the settings as they found them (`kept`): which rank ran them, and what ran before
-them, changes no number. Functions and modes that nobody can put back are named (`replaced`), or refused where
+rank 0 and callbacks leave the settings, and the working folder, as they found them (`kept`): which rank ran
+them, and what ran before them, changes no number. Functions and modes that nobody can put back are named (`replaced`), or refused where
 they change during a run (`Originals`).
 """
 
@@ -23,6 +23,7 @@ from torch.nn import functional, init
 from torch.nn.modules import module
 
 from .errors import UserError
+from .files import change_folder, working_folder
 
 C: Any = torch._C  # its getters take tens of nanoseconds, those of `torch.backends` up to two microseconds
 CPU = torch.device("cpu")
@@ -47,7 +48,7 @@ HOOKS = (
 
 
 class Setting(NamedTuple):
-    """A setting of PyTorch.
+    """A setting of the process.
 
     Attributes:
         get: returns its value.
@@ -186,6 +187,7 @@ SETTINGS = {
     "denormal numbers as 0": Setting(_flushes, torch.set_flush_denormal, False),
     "errors of NumPy": Setting(np.geterr, lambda kinds: np.seterr(**kinds), np.geterr()),
     "num_threads": Setting(torch.get_num_threads, torch.set_num_threads, None),
+    "working folder": Setting(working_folder, change_folder, None),  # relative paths stay what they are
 }
 _GETTERS = tuple(setting.get for setting in SETTINGS.values())
 State = list[Any]
@@ -210,7 +212,7 @@ def restore(before: State, now: State | None = None) -> None:
 
 
 class kept:  # named as `suppress` and other contexts of contextlib are
-    """Leave the settings after a block as they were before it."""
+    """Leave the settings, and the working folder, after a block as they were before it."""
 
     __slots__ = ("_before",)
 

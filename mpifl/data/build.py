@@ -14,6 +14,7 @@ import torch
 
 from mpifl.core.errors import UserError, code_failed, is_ours, name_of, no_memory, require, within_memory
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, TOKENS, Split
+from mpifl.core.files import same_folder
 from mpifl.core.process import check_memory
 from mpifl.core.progress import doing, each
 from mpifl.core.rng import key
@@ -212,9 +213,13 @@ def _composed(scenario: Scenario, pool: Pool, seed: int) -> ScenarioSpec:
 
 @contextmanager
 def _of_users(options: Source | Scenario, what: str) -> Iterator[None]:
-    """Raise `CodeFailed` for an exception of a user's class; its traceback starts at the user's code."""
+    """Raise `CodeFailed` for an exception of a user's class; its traceback starts at the user's code.
+
+    The working folder stays what it is.
+    """
     try:
-        yield
+        with same_folder():
+            yield
     except Exception as error:
         if isinstance(error, UserError) or no_memory(error) or is_ours(options):
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from mpifl.core.errors import is_ours
+from mpifl.core.torch_state import kept
 from mpifl.simulation.clock import Replay
 from mpifl.training.client import LocalClient
 from mpifl.training.own_metrics import load_metrics
@@ -38,11 +39,12 @@ def try_outcomes(context: RunContext, resumed: bool = False) -> None:
         UserError: uploads cannot be compared, or data or arrivals are not such as the configuration needs.
         MethodError, CodeFailed: a metric or a matrix of client 0 failed.
     """
-    check_uploads(context)
-    if not resumed:
-        check_matrices(context)
-        check_metrics(context)
-        check_replay(context)
+    with kept():
+        check_uploads(context)
+        if not resumed:
+            check_matrices(context)
+            check_metrics(context)
+            check_replay(context)
 
 
 def check_metrics(context: RunContext) -> None:

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from mpifl.core.errors import UserError, is_ours, name_of, no_memory, require, within_memory
 from mpifl.core.federation import FEATURES, IMAGES, TOKENS, DataInfo
+from mpifl.core.files import same_folder
 from mpifl.core.rng import key
 
 from .lora import LoRA, adapt, merged_state
@@ -114,7 +115,8 @@ class ModelOptions(ABC):
         Raises:
             UserError: the network cannot take such samples, or an option does not fit it.
         """
-        net = self.make_for(info)
+        with same_folder():  # the constructor of a user's module may change it
+            net = self.make_for(info)
         if self.weights is not None:
             load_weights(net, self.weights, **self.published())
         if self.lora.rank:

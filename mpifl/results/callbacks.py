@@ -15,9 +15,7 @@ the label of a run. If a callback raises an exception, the run saves its state a
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import chdir
 from typing import Any
 
 from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond
@@ -65,7 +63,7 @@ class Callbacks:
                 continue
             try:
                 if method is not None:
-                    with kept(), chdir(os.curdir):  # relative paths of the run stay what they are
+                    with kept():
                         method(value)
                     if self.failure is None and hook != "on_end":
                         self._originals.check(f"callback {name}.{hook}")

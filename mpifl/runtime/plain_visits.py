@@ -154,7 +154,8 @@ class PlainVisitRunner:
         distinct = {id(some): some for some in models}
         rows = {number: some.unbind() for number, some in distinct.items()}  # equal starts are one object
         starts = [rows[id(some)][k] for some, k in zip(models, chosen.tolist(), strict=True)]
-        outcome = clients.train_visits(visits, starts, out, key, step, visit.mu, visit.change)
+        with kept():  # a user's module
+            outcome = clients.train_visits(visits, starts, out, key, step, visit.mu, visit.change)
         return None if outcome is None else _Trained(outcome, chosen)
 
     # -- remembered uploads ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mpifl
 from mpifl.core.errors import UserError
 from mpifl.core.torch_state import SETTINGS, Originals, kept, pinned, replaced, restore, state
+from mpifl.results.run_folder import is_complete
 
 CONFIG = {
     "rounds": 2,
@@ -134,6 +136,68 @@ def test_a_callback_and_the_calling_code_change_no_number(tmp_path, usual, monke
         assert torch.is_autocast_enabled("cpu")
     assert os.getcwd() == str(tmp_path)
     assert not [*(tmp_path / "elsewhere").iterdir()]
+
+
+WANDERS = """
+import os
+from dataclasses import dataclass
+import torch
+from torch.utils.data import Dataset
+from mpifl.algorithms.fedavg import FedAvg
+
+AWAY = {folder!r}
+
+class Samples(Dataset):
+    def __init__(self, train):
+        os.chdir(AWAY)
+    def __len__(self):
+        return 40
+    def __getitem__(self, i):
+        os.chdir(AWAY)
+        return torch.full((4,), float(i % 3)).numpy(), i % 3
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        os.chdir(AWAY)
+        self.layer = torch.nn.Linear(4, 3)
+    def forward(self, x):
+        os.chdir(AWAY)
+        return self.layer(x)
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    def aggregate(self, *args):
+        os.chdir(AWAY)
+        return super().aggregate(*args)
+
+def share(logits, labels):
+    os.chdir(AWAY)
+    return 0.5
+
+os.chdir(AWAY)
+"""
+
+
+def test_no_code_of_the_user_moves_the_folders_of_a_run(tmp_path, monkeypatch):
+    """A method, a data set, a model and a metric change the working folder, and so does their import."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "away").mkdir()
+    Path("wanders.py").write_text(WANDERS.format(folder=str(tmp_path / "away")))
+    own = {name: f"wanders.py:{name}" for name in ("Mine", "Samples", "Net", "share")}
+    tree = {
+        "algorithm": {"name": own["Mine"]},
+        "data": {"source": {"name": "dataset", "path": own["Samples"]}, "cache": "cache"},
+        "model": {"name": "custom", "path": own["Net"], "head": "layer"},
+        "evaluation": {"metrics": [own["share"]]},
+        "output": {"folder": "relative", "id": "x", "client_models": True},
+        **{"name": "tiny", "rounds": 2, "checkpoint": {"every": 1}},
+    }
+    tree["data"]["scenario"] = {"name": "iid", "clients": 4}
+    mpifl.run(tree)
+    assert is_complete(tmp_path / "relative" / "tiny-x")
+    assert not [*(tmp_path / "away").iterdir()]
+    assert os.getcwd() == str(tmp_path)
 
 
 MODULE = """
