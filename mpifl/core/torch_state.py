@@ -2,8 +2,8 @@
 
 A run begins with the defaults, whatever the calling code has set (`pinned`). Visits, evaluations, hooks on
 rank 0 and callbacks leave the settings, and the working folder, as they found them (`kept`): which rank ran
-them, and what ran before them, changes no number. Functions and modes that nobody can put back are named (`replaced`), or refused where
-they change during a run (`Originals`).
+them, and what ran before them, changes no number. Functions and modes that nobody can put back are named
+(`replaced`), or refused where they change during a run (`Originals`).
 """
 
 from __future__ import annotations

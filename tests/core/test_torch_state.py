@@ -51,6 +51,7 @@ OTHER = {
     "denormal numbers as 0": True,
     "errors of NumPy": dict.fromkeys(("divide", "over", "under", "invalid"), "raise"),
     "num_threads": 2,
+    "working folder": os.sep,
 }
 if torch.backends.opt_einsum.is_available():
     OTHER |= {"opt_einsum.enabled": False, "opt_einsum.strategy": "greedy"}
