@@ -676,3 +676,27 @@ def test_writers_with_just_enough_samples_are_clients():
     for least, clients in ((2, 3), (3, 2), (4, 1), (5, 1)):
         spec = SCENARIOS["natural"](min_samples=least).compose(pool, key(0))
         assert len(spec.facts["origins"]) == clients
+
+
+def test_an_attacker_lies_about_what_it_trains_and_validates_on_and_about_no_test_label(cache):
+    """Whichever way labels are read; kernels read none of their own while anybody lies."""
+    source, scenario = SOURCES["digits"](), SCENARIOS["iid"](clients=4, validation=0.2)
+    honest, lying = (
+        open_federation(DataConfig(cache=str(cache), source=source, scenario=scenario), 0) for _ in range(2)
+    )
+    lying.attack((1,), np.arange(10)[::-1].copy())
+    for k in range(4):
+        for split in ("train", "val", "test"):
+            y = honest.labels(k, split)
+            y = 9 - y if k == 1 and split != "test" else y
+            ways = (
+                lying.client(k).split(split).y.numpy(),
+                lying.samples(k, split)[1],
+                lying.pixels(k, split).y.numpy(),
+                lying.labels(k, split),
+            )
+            for found in ways:
+                np.testing.assert_array_equal(found, y)
+    every = np.arange(4), np.zeros(4, np.int64)
+    assert honest.stored(*every) is not None
+    assert lying.stored(*every) is None

@@ -526,3 +526,17 @@ def test_each_part_of_an_npz_keeps_its_order_and_origins(tmp_path):
     assert pool.inputs[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert (pool.num_train, pool.labels.tolist()) == (4, [0, 1, 0, 1, 1, 0])
     assert pool.origin.tolist() == [3, 2, 1, 0, 0, 3]
+
+
+def test_what_is_set_aside_of_an_npz_stands_behind_the_rest_with_its_labels_and_origins(tmp_path):
+    number, labels = np.arange(20), np.arange(20) // 3 % 2
+    made = {"x_train": number[:, None].astype(np.float32), "y_train": labels, "origin_train": number // 2}
+    np.savez(tmp_path / "a.npz", **made)
+    pool = load("npz", tmp_path, path=str(tmp_path / "a.npz"), test_share=0.3)
+    place = pool.inputs[:, 0].astype(int)
+    assert sorted(place) == [*range(20)]
+    assert pool.num_train == 14
+    for part in (pool.train, pool.test):
+        assert (np.diff(place[part]) > 0).all(), "in the order of the file"
+    np.testing.assert_array_equal(pool.labels, labels[place])
+    np.testing.assert_array_equal(pool.origin, place // 2)
