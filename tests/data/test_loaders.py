@@ -682,14 +682,14 @@ def test_a_data_set_whose_classes_were_renamed_is_prepared_again(tmp_path):
 
 
 def test_pictures_may_have_numbers_to_predict(tmp_path):
-    pictures = [{"bytes": png(10 * i), "path": None} for i in range(8)]
-    columns = {"label": [10.0 * i for i in range(8)], "who": [f"w{i}" for i in range(8)]}
+    pictures = [{"bytes": png(8 * i), "path": None} for i in range(30)]
+    columns = {"label": [8.0 * i for i in range(30)], "who": [f"w{i:02}" for i in range(30)]}
     save_split(tmp_path / "ages", {"image": pictures, **columns}, {})
     pool = opened(tmp_path, "huggingface", SCENARIOS["iid"](clients=2), path="ages", client="who").pool
     assert (pool.kind, pool.label_kind, pool.num_classes) == ("images", "numbers", 1)
     np.testing.assert_array_equal(pool.labels[:, 0], pool.inputs[:, 0, 0, 0])
-    assert pool.num_train < 8
-    np.testing.assert_array_equal(10 * pool.origin, pool.inputs[:, 0, 0, 0])
+    assert pool.num_train < 30
+    np.testing.assert_array_equal(8 * pool.origin, pool.inputs[:, 0, 0, 0])
 
 
 def test_words_of_the_share_set_aside_for_testing_are_unknown(tmp_path):
