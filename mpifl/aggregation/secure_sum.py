@@ -147,7 +147,7 @@ class SecureGroup:
     @property
     def needed(self) -> int:
         """How many shares reveal a secret."""
-        return max(1, ceil(self.threshold * self.degree))
+        return max(1, ceil(self.threshold * self.degree - 1e-9))  # 0.55 * 100 is above 55 in floating point
 
     def shares(self, which: str, owner: int, holders: Sequence[int]) -> dict[int, int]:
         """Return the shares of the owner's secret (`KEY` or `SEED`) held by some of its neighbours."""

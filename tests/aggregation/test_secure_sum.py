@@ -82,6 +82,14 @@ def test_neighbours_give_back_a_clients_secrets_only_when_enough_are_left():
     assert not group(members=(4,)).holds((4,)), "the sum of one upload is the upload"
 
 
+@pytest.mark.parametrize(
+    ("threshold", "degree", "needed"),
+    [(0.55, 100, 55), (0.5, 5, 3), (0.3, 6, 2), (2 / 3, 6, 4), (0.1, 4, 1), (1, 6, 6)],
+)
+def test_a_share_of_the_neighbours_is_rounded_up_to_whole_ones(threshold, degree, needed):
+    assert SecureGroup(key(9), CLIENTS, threshold, degree, {}).needed == needed
+
+
 def sums(made: SecureGroup, left, uploads, weights, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the plain sum of those who are left, the unmasked one, and what travelled [left, d]."""
     d = len(uploads[0])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mpifl.comm.task_pool import RecoveringPool, Task, _WorkerPool, packed, unpacked
-from mpifl.comm.transport import Mismatch, Single
+from mpifl.comm.transport import Mismatch, RankLost, Single
 
 
 class Silent:
@@ -61,6 +61,39 @@ def test_a_poll_is_progress_for_the_watchdog():
     before = transport.last_call
     pool.poll()
     assert transport.last_call > before
+
+
+class Losing(Silent):
+    """Three workers; the second answers nobody, and is lost while tasks are sent again."""
+
+    size, is_server = 4, True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers = (1, 2, 3)
+
+    def isend(self, rank, header, block, purpose):
+        """Fail at rank 2, as long as it is there."""
+        if rank == 2:
+            raise RankLost
+        super().isend(rank, header, block, purpose)
+
+
+def test_a_second_loss_while_tasks_are_sent_again_is_made_up_for_too():
+    transport, groups = Losing(), [(1, 2), (1,)]
+
+    def regroup() -> None:
+        transport.workers = groups.pop(0)
+        transport.sent.clear()
+
+    pool = RecoveringPool(
+        transport, lambda header, vectors: (header, {}), regroup, lambda task: transport.workers
+    )
+    for number in range(2):
+        pool.tasks[number] = Task(number, 0.0, None, {"x": torch.zeros(1, 1)}, (3,))
+    pool.recover()
+    assert not groups
+    assert sorted(transport.sent) == [(1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("size", [5, 7])

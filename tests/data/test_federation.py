@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import multiprocessing
 import random
 import sys
@@ -73,6 +74,29 @@ def test_the_servers_sets_are_those_that_a_scenario_names_also_if_it_stores_imag
         for turns, found in enumerate(sets):
             np.testing.assert_array_equal(found.y, labels)
             assert_close(found.x, federation.to_tensor(np.rot90(images, turns, (2, 3))))
+
+
+def test_attackers_flip_labels_of_training_and_validation_wherever_these_are_read(cache):
+    """Nobody else's, and none of the test part; plain visits, which read stored labels, are not offered."""
+    config = DataConfig(cache=str(cache), scenario=SCENARIOS["iid"](clients=4, validation=0.2))
+    honest, flipped = open_federation(config, 3), open_federation(config, 3)
+    wrong = np.arange(10)[::-1]
+    flipped.attack([1], wrong)
+    for k, split in itertools.product((0, 1), ("train", "val", "test")):
+        true = honest.client(k).split(split).y.numpy()
+        expected = wrong[true] if k == 1 and split != "test" else true
+        ways = (
+            flipped.client(k).split(split).y,
+            flipped.pixels(k, split).y,
+            flipped.samples(k, split)[1],
+            flipped.labels(k, split),
+        )
+        assert len({*true.tolist()}) > 1
+        for found in ways:
+            np.testing.assert_array_equal(found, expected)
+    everyone, first = np.arange(4), np.zeros(4, np.int64)
+    assert honest.stored(everyone, first) is not None
+    assert flipped.stored(everyone, first) is None
 
 
 @pytest.mark.parametrize(("scenario", "options"), SCENARIO_OPTIONS)

@@ -42,6 +42,7 @@ from mpifl.simulation.policies import (
 from mpifl.simulation.sampling import Sampler
 from mpifl.simulation.upload_triggers import WhenDone
 from mpifl.simulation.visits import DispatchState
+from mpifl.training.config import LocalConfig
 
 CFL = {"warmup": 1, "eps1": 100.0, "eps2": 0.0}
 SLOW = Exponential(mean_s=2.0)
@@ -643,6 +644,27 @@ def test_staleness_is_drawn_also_where_clients_fail(most, tmp_path):
     clock = Replay(write(done.arrivals, tmp_path / "events.csv"))
     again = toy.events(FailingAt3(), toy.Tiny(), tmp_path / "again", 30, policy=policy, clock=clock)
     assert again.arrivals == done.arrivals
+
+
+def test_a_stale_visit_has_the_learning_rate_of_the_step_in_which_it_starts(tmp_path):
+    """Not of the step in which it arrives, nor of that whose rows it reads. The rate halves with each step."""
+    found = {}
+
+    class Asked(CATALOGUE["fedasync"]):
+        plain_visit = None
+
+        def local_update(self, message, state, client, key):
+            """Note the step and the rate."""
+            found[client.id, client.visit] = message.step, client.sgd(message["model"][0], key).lr
+            return super().local_update(message, state, client, key)
+
+    local = LocalConfig(epochs=1, batch_size=5, lr=0.1, lr_decay=0.5)
+    done = toy.events(Asked(), toy.Tiny(), tmp_path, 12, policy=DrawnStaleness(most=3), local=local)
+    assert any(row["read_version"] < row["start"] < row["arrival_version"] for row in done.arrivals)
+    for row in done.arrivals:  # the clock counts steps
+        step, rate = found[row["client"], row["visit"]]
+        assert step == row["start"] + 1
+        assert rate == pytest.approx(0.1 * 0.5 ** row["start"])
 
 
 def test_a_step_with_fewer_uploads_than_the_method_needs_is_refused(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import toy
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedavg import FedAvg
@@ -16,6 +16,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.runtime.hook_errors import ClientError
+from mpifl.runtime.private_step import PrivateStep
 from mpifl.simulation.policies import EveryArrival
 from mpifl.simulation.sampling import Sampler
 from mpifl.traffic.payload import Payload
@@ -106,6 +107,24 @@ def test_the_clip_follows_the_quantile(tmp_path):
     ledger = done.server_step.ledger
     d = done.server.tables["model"].shape[1]
     assert ledger.total("up", 1) == 6 * (4 * d + 4), "and each client sends one number more"
+
+
+@pytest.mark.parametrize("quantile_noise", [None, 2.0])
+def test_the_share_within_the_clip_is_of_the_expected_number_of_clients(quantile_noise):
+    """Three of five expected clients came, two within: (0.5 + 0.5 - 0.5 + noise) / 5 + 0.5, quantile 0.3.
+
+    The number that came is not public. Without noise on updates there is none on the share.
+    """
+    z = 0.0 if quantile_noise is None else 0.1
+    privacy = CentralPrivacy(
+        2.0, z, sampling="poisson", quantile=0.3, clip_lr=0.5, quantile_noise=quantile_noise
+    )
+    step = PrivateStep(privacy, CATALOGUE["fedavg"](), 5, key(7))
+    notes = byhand.notes([4, 4, 4], within_clip=[1.0, 0.0, 1.0])
+    step._follow(privacy, notes, 3)
+    noise = 0.0 if quantile_noise is None else 2.0 * float(key(7, 3, "quantile").numpy().standard_normal())
+    step.commit()
+    assert_allclose(step.clip, 2.0 * np.exp(-0.5 * ((0.5 + noise) / 5 + 0.5 - 0.3)), rtol=1e-12)
 
 
 def test_local_noise_of_each_client_is_averaged_with_the_methods_weights(tmp_path):
