@@ -647,7 +647,7 @@ def test_staleness_is_drawn_also_where_clients_fail(most, tmp_path):
 
 
 def test_a_stale_visit_has_the_learning_rate_of_the_step_in_which_it_starts(tmp_path):
-    """Not of the step in which it arrives, nor of that whose rows it reads. The rate halves with each step."""
+    """Not of that in which it arrives, nor of that whose rows it reads. The rate halves with each step."""
     found = {}
 
     class Asked(CATALOGUE["fedasync"]):
