@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ CPU = torch.device("cpu")
 MKLDNN: Any = torch.backends.mkldnn  # its attributes are not declared
 CUDNN: Any = torch.backends.cudnn
 EINSUM: Any = torch.backends.opt_einsum
+EINSUM_STATE = EINSUM.m  # the module behind it, whose attributes are read at once
 EINSUM_HERE = EINSUM.is_available()
 BY_OPERATION = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # `fp32_precision` exists
 OWN = str(Path(torch.__file__).parent)
@@ -94,7 +96,7 @@ def _set_autocast_type(device: str) -> Callable[[torch.dtype], None]:
 def _precision(backend: str, operation: str, owner: Any, default: str = "none") -> Setting:
     """Return the setting of the float32 precision of an operation."""
     return Setting(
-        lambda: C._get_fp32_precision_getter(backend, operation),
+        partial(C._get_fp32_precision_getter, backend, operation),
         lambda value: setattr(owner, "fp32_precision", value),
         default,
     )
@@ -143,26 +145,26 @@ def _set_kernels_of_attention(value: tuple[bool, ...]) -> None:
 
 SETTINGS = {
     "autocast of the CPU": Setting(
-        lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on), False
+        partial(torch.is_autocast_enabled, "cpu"), lambda on: torch.set_autocast_enabled("cpu", on), False
     ),
     "autocast of GPUs": Setting(
-        lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on), False
+        partial(torch.is_autocast_enabled, "cuda"), lambda on: torch.set_autocast_enabled("cuda", on), False
     ),
     "type of autocast on the CPU": Setting(
-        lambda: torch.get_autocast_dtype("cpu"), _set_autocast_type("cpu"), torch.bfloat16
+        partial(torch.get_autocast_dtype, "cpu"), _set_autocast_type("cpu"), torch.bfloat16
     ),
     "type of autocast on GPUs": Setting(
-        lambda: torch.get_autocast_dtype("cuda"), _set_autocast_type("cuda"), torch.float16
+        partial(torch.get_autocast_dtype, "cuda"), _set_autocast_type("cuda"), torch.float16
     ),
     **_inherited(),
     "float32_matmul_precision": Setting(_product_precision, _set_product_precision, "highest"),
     "mkldnn.enabled": Setting(C._get_mkldnn_enabled, lambda on: MKLDNN.set_flags(on), True),
     "nnpack.enabled": Setting(C._get_nnpack_enabled, torch.backends.nnpack.set_flags, True),
     "opt_einsum.enabled": Setting(
-        lambda: EINSUM.m.enabled, lambda on: setattr(EINSUM, "enabled", on), EINSUM_HERE
+        lambda: EINSUM_STATE.enabled, lambda on: setattr(EINSUM, "enabled", on), EINSUM_HERE
     ),
     "opt_einsum.strategy": Setting(
-        lambda: EINSUM.m.strategy,
+        lambda: EINSUM_STATE.strategy,
         lambda name: setattr(EINSUM, "strategy", name),
         "auto" if EINSUM_HERE else None,
     ),
