@@ -585,6 +585,65 @@ def test_what_json_does_not_have_is_refused(tmp_path, part, word, source):
     assert "\n" not in str(error.value)
 
 
+# -- roles of columns ----------------------------------------------------------------------------------------
+
+HALVES = {"part": ["train"] * 30 + ["test"] * 10}
+KEYS = {
+    "infinity": ({"a": edited(A.tolist(), 9, np.inf)}, {}, "features = 'a': row 9 holds inf"),
+    "a number beyond float64": ({"a": texts(9, "1e999")}, {}, "features = 'a': row 9 holds inf"),
+    "infinity to predict": (
+        {"y": edited(A.tolist(), 9, np.inf)},
+        {},
+        "target = y = inf: is not finite, in row 9",
+    ),
+    "the target among the features": ({}, {"features": ("a", "y")}, "features = 'y': is the target"),
+    "a feature twice": ({}, {"features": ("a", "a")}, "features = 'a': stands there twice"),
+    "categories without such a column": ({}, {"categories": ("q",)}, "categories = 'q': is no column"),
+    "categories that are no features": ({}, {"categories": ("b",), "features": ("a",)}, "'b': is no column"),
+    "a part in capitals": ({"part": ["Train"] * 30 + ["TEST "] * 10}, {"part": "part"}, ()),
+    "a third part": ({"part": ["train"] * 39 + ["val"]}, {"part": "part"}, "row 40 holds 'val'"),
+    "no test part": (
+        {"part": ["train"] * 40},
+        {"part": "part"},
+        "part = 'part': names no row of the test part",
+    ),
+    "one class": ({"y": "a"}, {}, ("target = y: all samples are of one class",)),
+    "a class for each row": (
+        {"y": [f"u{i}" for i in range(N)]},
+        {},
+        ("target = y: 40 different texts in 40 rows are taken for classes",),
+    ),
+    "a class in the test part alone": (
+        HALVES | {"y": ["u", "w"] * 15 + ["u", "w", "v"] * 3 + ["v"]},
+        {"part": "part"},
+        ("target = y: 1 of 3 classes have no training sample: v",),
+    ),
+    "classes in the training part alone": (
+        HALVES | {"y": ["u", "w", "v"] * 10 + ["u"] * 10},
+        {"part": "part"},
+        ("target = y: 2 of 3 classes have no test sample: v, w",),
+    ),
+    "a category in the test part alone": (
+        HALVES | {"c": ["u", "w"] * 15 + ["u", "v"] * 5},
+        {"part": "part", "features": ("a", "c")},
+        ("features = c: 1 of 3 categories have no training row",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_roles_that_cannot_be_meant_are_refused_or_told(tmp_path, name):
+    columns, options, expected = KEYS[name]
+    path = write(tmp_path, frame_of(**columns))
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            load(tmp_path, path=path, **options)
+        return
+    told = load(tmp_path, path=path, **options).remarks
+    assert len(told) == len(expected), told
+    assert all(says in line for says, line in zip(expected, told, strict=True))
+
+
 # -- files of SciPy, h5py, NumPy and pandas ------------------------------------------------------------------
 
 RANDOM = np.random.default_rng(11)
@@ -758,7 +817,7 @@ FOREIGN = {  # file -> writer, source, what is read or what refuses it
     "classes from 1": (
         numpy_file(x_train=REAL, y_train=TWO + 1),
         NPZ | {"path": "t.npz"},
-        {"says": r"1 of 3 classes have no sample \(the first is 0\); classes count from 0"},
+        {"says": "1 of 3 classes have no training sample: 0; classes count from 0"},
     ),
     "samples last": (numpy_file(x_train=REAL.T, y_train=TWO), NPZ | {"path": "t.npz"}, "differ in number"),
     "one label": (

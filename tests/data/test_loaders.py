@@ -174,8 +174,11 @@ def test_a_file_without_a_row_in_a_folder_changes_nothing(tmp_path):
         ({"target": ("sold",), "labels": "numbers"}, r"data.source.target = 'sold': holds texts"),
         ({"group": "site"}, r"group = 'site': needs client"),
         ({"client": "who", "group": "b"}, r"data.source.group = 'b': client .* is in several groups"),
-        ({"part": "sold"}, r"data.source.part = 'sold': its values must be train and test"),
-        ({"target": ("a", "b"), "labels": "multi_hot"}, r"labels = 'multi_hot': needs two columns"),
+        ({"part": "sold"}, r"data.source.part = 'sold': row 1 holds 'yes': its values must be train"),
+        (
+            {"target": ("a", "b"), "labels": "multi_hot", "features": ("sold",)},
+            r"labels = 'multi_hot': needs two columns",
+        ),
         ({"features": ("gap",)}, r"data.source.features = 'gap': lacks a value in row 3"),
     ],
 )
@@ -578,7 +581,9 @@ def test_federated_emnist_is_read_from_sqlite_too(tmp_path):
     assert pool.origin.tolist() == [0, 1, 1, 0, 2]
     assert pool.labels.tolist() == [1, 0, 2, 0, 1]
     assert np.array_equal(pool.inputs[0, 0], np.rint(pixels[1] * 255).astype(np.uint8))
-    assert pool.remarks == ("emnist.sqlite: part heldout is left out",)
+    left, classes = pool.remarks
+    assert left == "emnist.sqlite: part heldout is left out"
+    assert classes.endswith("emnist.sqlite: 1 of 3 classes have no test sample: 2")
 
 
 def test_colours_numbers_and_texts_of_sqlite(tmp_path):

@@ -235,15 +235,37 @@ def pool_of(
     require(len(class_names) in (0, width), name, len(class_names), remedy)
     n = len(train[0])
     told = lines_on_columns(x, columns, y, width) if columns and x.dtype.kind == "f" and x.ndim == 2 else []
-    if is_class and not class_names:
-        bare = np.setdiff1d(np.arange(width), y)
-        says = f"{name}: {len(bare)} of {width} classes have no sample (the first is {bare[:1].sum()})"
-        told += [f"{says}; classes count from 0"] if len(bare) else []
+    if is_class and not tokens:
+        told += _lines_on_classes(train[1], None if test is None else test[1], width, class_names, name)
     told += lines_on_names(origin_names, name, "clients") + lines_on_names(class_names, name, "classes")
     if test is None:
         order, n = with_test(y, test_share)
         x, y, origin = x[order], y[order], None if origin is None else origin[order]
     return Pool(x, y, n, width, origin, origin_names, class_names, vocabulary, remarks=tuple(told))
+
+
+def _lines_on_classes(
+    train: np.ndarray, test: np.ndarray | None, width: int, names: Sequence[str], key: str
+) -> list[str]:
+    """Return lines for the user on classes that occur in one part alone, or in none, and on a single class.
+
+    Args:
+        train: classes of the training part [n], or of all samples if a share of them is set aside.
+        test: classes of the test part, if there is one.
+        width: number of classes.
+        names: their names, or empty.
+        key: where they come from.
+    """
+    every = np.arange(width)
+    there = np.isin(every, train), np.ones(width, bool) if test is None else np.isin(every, test)
+    told = []
+    for part, bare in (("training", ~there[0]), ("test", there[0] & ~there[1])):
+        first = [names[i] if names else str(i) for i in np.flatnonzero(bare)[:3].tolist()]
+        more = ", ..." if bare.sum() > 3 else ""
+        what = f"{int(bare.sum())} of {width} classes have no {part} sample: {', '.join(first)}{more}"
+        hint = "; classes count from 0" if part == "training" and bare[0] and not names else ""
+        told += [f"{key}: {what}{hint}"] if bare.any() else []
+    return told or ([f"{key}: all samples are of one class"] if there[0].sum() == 1 else [])
 
 
 def refuse_unused_share(share: float, has_test: bool) -> None:

@@ -263,7 +263,7 @@ def _told_of(values: np.ndarray, categories: int, labels: np.ndarray, classes: i
         return CONSTANT
     copy = "it decides the target alone; leave it out if it is a copy of it"
     if labels.ndim == 1:
-        return copy if classes > 1 and _decides(values, bool(categories), labels) else ""
+        return copy if 1 < classes <= n / 2 and _decides(values, bool(categories), labels) else ""
     same = not categories and any(
         abs(np.corrcoef(values, labels[:, j])[0, 1]) > 1 - 1e-9
         for j in range(labels.shape[1])

@@ -12,8 +12,8 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
-from mpifl.data.sources.arrays import TEST_SHARE, as_float32, numbered, pool_of, with_test
-from mpifl.data.sources.base import FOREIGN, Source, place_of, reading, refuse_foreign
+from mpifl.data.sources.arrays import TEST_SHARE, as_float32, numbered, pool_of, refuse_not_finite, with_test
+from mpifl.data.sources.base import FOREIGN, TEST, TRAIN, Source, part_of, place_of, reading, refuse_foreign
 from mpifl.data.sources.columns import (
     INDEX,
     check_header,
@@ -23,6 +23,7 @@ from mpifl.data.sources.columns import (
     missing_in,
     numbers_in,
     refuse_gaps,
+    row_of,
     stripped,
 )
 
@@ -120,9 +121,16 @@ class Table(Source):
         if test:
             count, frame = len(train), _joined([train, *test])
         elif self.part is not None:
-            first = self._column(train, self.part, "part").astype(str).str.strip() != "test"
-            known = set(train[self.part].astype(str).str.strip()) <= {"train", "test"}
-            require(known, "data.source.part", self.part, "its values must be train and test")
+            column = self._column(train, self.part, "part")
+            roles = column.map(lambda value: part_of(str(value)))
+            wrong = np.flatnonzero(~roles.isin((TRAIN, TEST)).to_numpy())
+            where = f"{row_of(column, int(wrong[0]))} holds {column.iloc[wrong[0]]!r}" if len(wrong) else ""
+            require(
+                not len(wrong), "data.source.part", self.part, f"{where}: its values must be train and test"
+            )
+            first = roles == TRAIN
+            remedy = "names no row of the test part: leave it out, and test_share sets one aside"
+            require(not first.all(), "data.source.part", self.part, remedy)
             frame = pd.concat([train[first], train[~first]])
             count = int(first.sum())
         else:
@@ -140,6 +148,13 @@ class Table(Source):
         for name in names if not self.features else ():
             remedy = "a column without a name, such as the row numbers that pandas writes unless index=False"
             require(not INDEX.fullmatch(str(name)), "data.source.features", name, f"{remedy}: name features")
+        twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+        require(twice is None, "data.source.features", twice, "stands there twice: name it once")
+        both = next((name for name in names if name in self.target), None)
+        require(both is None, "data.source.features", both, "is the target: leave it out of features")
+        other = next((name for name in self.categories if name not in names), None)
+        remedy = f"is no column of the samples, which are {', '.join(map(str, names[:20]))}: leave it out"
+        require(other is None, "data.source.categories", other, remedy)
         told: list[str] = []
         if self.missing == "drop":
             frame, count, told = self._complete(
@@ -156,6 +171,11 @@ class Table(Source):
             kinds.append(len(values))
             told += lines_on_column(name, x[:, j], len(values), y, len(classes))
             told += lines_on_names(values, f"data.source.features = {name}", "categories")
+            new = len(values) - len(np.unique(x[:count, j])) if values and count is not None else 0
+            if new:
+                told.append(
+                    f"data.source.features = {name}: {new} of {len(values)} categories have no training row"
+                )
             told += (
                 [f"data.source.features = {name}: {filled} missing values are filled in"] if filled else []
             )
@@ -164,8 +184,9 @@ class Table(Source):
         if self.client is not None:
             origin, origin_names = self._numbered(frame, self.client, "client")
         train, test = (x[:count], y[:count]), None if count is None else (x[count:], y[count:])
-        share, key = self.test_share, "data.source.path"
-        pool = pool_of(train, test, key, classes, 0, share, origin, origin_names)
+        share, key = self.test_share, f"data.source.target = {', '.join(self.target)}"
+        pool = replace(pool_of(train, test, key, classes, 0, share, origin), origin_names=origin_names)
+        told += lines_on_names(origin_names, f"data.source.client = {self.client}", "clients")
         if self.group is not None and origin is not None:
             groups, names_of_groups = self._groups(frame, origin, len(origin_names))
             pool = replace(pool, origin_groups=groups)
@@ -175,19 +196,21 @@ class Table(Source):
             std = part.std(0)
             scaled = (pool.labels - part.mean(0)) / np.where(std > 0, std, 1.0)
             pool = replace(pool, labels=scaled.astype(np.float32))
-        if y.ndim == 1:
-            told += lines_on_names(classes, f"data.source.target = {self.target[0]}", "classes")
-        told += lines_on_names(origin_names, f"data.source.client = {self.client}", "clients")
         told += lines_on_names(list(map(str, frame.columns)), "data.source.path", "columns")
+        told += [line for line in pool.remarks if line not in told]
         remarks = (*(self._guessed(frame, len(classes)) if y.ndim == 1 else ()), *told)
         return replace(pool, categories=tuple(kinds) if any(kinds) else (), remarks=remarks)
 
     def _guessed(self, frame: pd.DataFrame, classes: int) -> tuple[str, ...]:
-        """Return a line for the user if whole numbers were taken for classes with few rows each."""
-        numbers = self.labels is None and frame[self.target[0]].dtype.kind in "iu"
-        if not numbers or classes * FEW_ROWS <= len(frame):
+        """Return a line for the user if whole numbers or names of rows were taken for classes."""
+        numbers = frame[self.target[0]].dtype.kind in "iu"
+        few = classes * FEW_ROWS if numbers else 2 * classes
+        if self.labels is not None or few <= len(frame):
             return ()
-        say = f"{classes} different whole numbers in {len(frame)} rows are taken for classes"
+        what = "whole numbers" if numbers else "texts"
+        say = f"{classes} different {what} in {len(frame)} rows are taken for classes"
+        if not numbers:
+            return (f"data.source.target = {self.target[0]}: {say}; labels: classes leaves out this line",)
         remedy = "labels: numbers predicts their values, labels: classes leaves out this line"
         return (f"data.source.target = {self.target[0]}: {say}; {remedy}",)
 
@@ -224,6 +247,9 @@ class Table(Source):
         else:
             self._refuse_gaps(column, gaps, name, "features")
         if values is not None:
+            infinite = np.flatnonzero(np.isinf(values))
+            where = f"{row_of(column, int(infinite[0]))} holds {values[infinite[0]]}" if len(infinite) else ""
+            require(not len(infinite), key, name, f"{where}, which is not finite: leave the row out")
             values[gaps] = values[known].mean() if fill else np.nan
             return as_float32(values, key, name), (), int(gaps.sum())
         column = stripped(column)
@@ -249,12 +275,17 @@ class Table(Source):
         values = [column.to_numpy(np.float64) for column in columns]
         if kind == "numbers":
             pairs = zip(values, self.target, strict=True)
-            numbers = [as_float32(v, "data.source.target", name) for v, name in pairs]
+            numbers = [self._finite(frame, v, name) for v, name in pairs]
             return np.stack(numbers, axis=1), self.target
         y = np.stack(values, axis=1)
         good = bool(np.isin(y, (0, 1)).all()) and len(self.target) > 1
         require(good, "data.source.labels", kind, "needs two columns or more that hold 0 and 1 alone")
         return y.astype(np.uint8), self.target
+
+    def _finite(self, frame: pd.DataFrame, values: np.ndarray, name: str) -> np.ndarray:
+        """Return a column to predict as float32 [n]; refuse infinity."""
+        refuse_not_finite(values, f"data.source.target = {name}", frame[name])
+        return as_float32(values, "data.source.target", name)
 
     def _numbered(self, frame: pd.DataFrame, name: str, role: str) -> tuple[np.ndarray, tuple[str, ...]]:
         return numbered(self._column(frame, name, role).tolist())
