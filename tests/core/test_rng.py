@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -22,7 +23,7 @@ from mpifl.comm.transport import Single
 from mpifl.core.rng import Key, key
 from mpifl.experiment import loader
 from mpifl.experiment.build import build
-from mpifl.experiment.schema import EvaluationConfig, Seeds
+from mpifl.experiment.schema import EvaluationConfig, Seeds, SystemConfig
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.delays import Exponential, LogNormal, ShiftedExponential, Tiers, Uniform
 from mpifl.simulation.network import Links, NetworkTiers
@@ -240,6 +241,18 @@ def test_what_is_drawn_in_rounds_has_an_address_by_purpose_client_and_round(case
     run, expected = ROUNDS[case]
     done = run(tmp_path)
     assert {*drawn} == expected(done)
+
+
+@pytest.mark.parametrize("system", [SystemConfig(), SystemConfig(kernels=False)], ids=["kernels", "loop"])
+def test_every_batch_is_augmented_with_draws_of_its_own(system, drawn, tmp_path):
+    """Kernels and loop draw from the same addresses: visit and mini-batch of five samples."""
+    local, one = replace(toy.LOCAL, augment="crop_flip"), {"participation": 0.5, "evaluate": False}
+    done = toy.run(
+        CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, 1, seed=SEEDS, system=system, local=local, **one
+    )
+    batches = -(-done.server_step.sizes[:, 0] // 5)
+    wanted = {(3, "visit", k, 0, "augment", t) for k in done.notes[0].client for t in range(batches[k])}
+    assert {a for a in drawn if "augment" in a} == wanted
 
 
 VISITS, MANY = range(9), range(60)

@@ -157,6 +157,15 @@ def test_a_client_whose_model_diverged_counts_as_infinitely_bad_by_hand():
     assert found == [2.0, 3.0, 0.5, 2.0, 2.0]
 
 
+def test_of_errors_the_worst_is_the_largest_on_every_set():
+    scores = {name: np.array([1.0, 3.0, 2.0]) for name in ("mse", "loss", "mse_train", "loss_train")}
+    row = metrics_row(scores, np.zeros(3, int), None, task=Regression(("mse", "r2")))
+    assert (row["mse_worst"], row["mse_train_worst"]) == (3.0, 3.0)
+    shares = {"r2": scores["mse"], "r2_train": scores["mse"], "loss": scores["loss"]}
+    row = metrics_row(shares, np.zeros(3, int), None, task=Regression(("r2",)))
+    assert (row["r2_worst"], row["r2_train_worst"]) == (1.0, 1.0)
+
+
 def test_models_that_diverged_count_on_the_set_on_which_they_were_measured():
     """Client 0 has samples in `train` alone, and client 1's sequences there have no token that counts."""
     nan, scores = np.nan, {}
