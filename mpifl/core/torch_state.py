@@ -303,6 +303,7 @@ def _is_foreign(function: FunctionType) -> bool:
     return not file.startswith(STANDARD) or any(part in PACKAGES for part in Path(file).parts)
 
 
+COMPILER = str(Path(OWN, "_dynamo"))
 STANDARD = sysconfig.get_path("stdlib")
 
 
@@ -349,5 +350,7 @@ def _differs(name: str, old: Any, new: Any) -> bool:
     if new is old:
         return False
     if isinstance(new, FunctionType):
-        return _is_foreign(new) or (callable(old) and new.__name__ != name)
+        file = new.__code__.co_filename  # the first torch.compile wraps members itself
+        swapped = callable(old) and new.__name__ != name and not file.startswith(COMPILER)
+        return _is_foreign(new) or swapped
     return callable(old) and not isinstance(old, type)

@@ -282,6 +282,14 @@ def test_what_cannot_be_put_back_is_seen(name):
     assert not originals.changed()
 
 
+def test_what_pytorch_changes_in_itself_is_not_taken_for_others():
+    originals = Originals()
+    compiled = torch.compile(lambda x: functional.relu(x) + 1, backend="eager")
+    assert compiled(torch.ones(2)).tolist() == [2, 2]
+    assert not originals.changed()
+    assert not replaced()
+
+
 @pytest.mark.parametrize("name", [*CHANGES][::4])
 def test_a_callback_that_replaces_a_part_of_pytorch_ends_the_run(name, tmp_path):
     changes = Changes(name)
