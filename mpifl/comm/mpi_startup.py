@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import select
 import shutil
 import signal
@@ -30,11 +31,14 @@ DEFAULTS = {HANG_S: 0.0, START_S: 120.0}
 RANK_S = 2.0  # added for each rank unless START_S is set: on few cores, ranks load one after the other
 MOST_S = 1e7
 POLL_S = 3.0  # between two polls of the ranks of this host
+DEAD_LOOKS = 3  # polls that see dead ranks: a launcher may still start them at the first
 TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "prte")
+PARENTS = (*LAUNCHERS, "hydra_pmi_proxy", "slurmstepd")  # of all ranks of a host
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+TASKS_OF_NODES, NODE = "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"
 STEP_SIZE, JOB_SIZE, TASK = "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID"
 
 
@@ -129,6 +133,25 @@ def find_hangs() -> None:
             os.environ.setdefault(f"OMPI_MCA_mpi_ft_{name}", value)
 
 
+def ranks_here(environment: Mapping[str, str]) -> int:
+    """Return how many ranks the launcher started on this host; 0 if it does not say.
+
+    Slurm lists the tasks of each node of a step, as in `2(x3),1`.
+
+    Args:
+        environment: environment variables of a rank.
+    """
+    for name in LOCAL_SIZES:
+        if (text := environment.get(name, "")).isdecimal():
+            return int(text)
+    counts = list[int]()
+    for part in environment.get(TASKS_OF_NODES, "").split(","):
+        if found := re.fullmatch(r"(\d{1,7})(?:\(x(\d{1,7})\))?", part):
+            counts += [int(found[1])] * int(found[2] or 1)
+    node = environment.get(NODE, "")
+    return counts[int(node)] if node.isdecimal() and int(node) < len(counts) else 0
+
+
 @contextmanager
 def starting() -> Iterator[None]:
     """Guard the start of MPI in the `with` block.
@@ -170,12 +193,13 @@ def _watch(heard: int, limit: float, launcher: Process | None) -> None:
             os._exit(0)
         fault, before, waited = looks.fault(), fault, waited + pause
         count = count + 1 if fault and fault == before else int(bool(fault))
-        if count == LOOKS or waited > limit:
+        needed = LOOKS if looks.stopped else DEAD_LOOKS
+        if count >= needed or waited > limit:
             break
     else:
         os._exit(0)
     time.sleep(min(launch_info(os.environ).rank, 50))  # the first rank prints; the others are killed by then
-    if count < LOOKS:
+    if count < needed:
         fault = f"MPI did not come up within {limit:.0f} s ({START_S}): a rank died or hangs"
     if select.select([heard], [], [], 0.0)[0] or os.getppid() != parent:
         os._exit(0)
@@ -184,7 +208,8 @@ def _watch(heard: int, limit: float, launcher: Process | None) -> None:
     if launcher is not None:
         launcher.send(signal.SIGTERM)  # the launcher kills all ranks, stopped ones too
         time.sleep(5.0)
-    for pid in (*looks.stopped, parent):
+    others = () if launcher is not None else looks.ranks  # srun, say, may let them wait
+    for pid in dict.fromkeys((*looks.stopped, *others, parent)):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     os._exit(0)
@@ -203,14 +228,15 @@ class _HostPoll:
 
     Attributes:
         size: number of ranks that the launcher started on this host; 0 if it does not say.
-        stopped: process ids of the ranks that were stopped at the last poll.
+        ranks: process ids of the ranks at the last poll.
+        stopped: those of them that were stopped.
     """
 
     def __init__(self, launcher: int) -> None:
-        self.launcher, self.stopped, self.most = launcher, tuple[int, ...](), 0
-        started = Process.of(launcher).program in LAUNCHERS  # else a shell between launcher and rank, say
-        sizes = (os.environ[name] for name in LOCAL_SIZES if started and name in os.environ)
-        self.size = next((int(text) for text in sizes if text.isdecimal()), 0)
+        self.launcher, self.most = launcher, 0
+        self.ranks, self.stopped = tuple[int, ...](), tuple[int, ...]()
+        started = Process.of(launcher).program in PARENTS  # else a shell between launcher and rank, say
+        self.size = ranks_here(os.environ) if started else 0
         number = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "")
         self.command = self._command(os.getppid()) if number in ("0", "1") else b""
 
@@ -226,7 +252,7 @@ class _HostPoll:
         with suppress(OSError, ValueError):
             children = f"/proc/{self.launcher}/task/{self.launcher}/children"
             pids = [int(p) for p in Path(children).read_text().split()]
-            ranks = [p for p in pids if self._command(p) == self.command]
+            self.ranks = ranks = tuple(p for p in pids if self._command(p) == self.command)
             self.stopped = tuple(p for p in ranks if status(p)[0] == STOPPED)
             if self.stopped:
                 who = ", ".join(map(str, self.stopped))

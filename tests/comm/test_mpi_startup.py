@@ -120,6 +120,8 @@ def wait_for_programs(parent, name, count):
     [
         ("mpirun", "3", "1 of this host's 3 ranks died before MPI was up"),
         ("mpirun", "2", ""),
+        ("hydra_pmi_proxy", "3", "1 of this host's 3 ranks died before MPI was up"),
+        ("slurmstepd", "3", "1 of this host's 3 ranks died before MPI was up"),
         ("bash", "3", ""),  # between launcher and rank: it has one child
     ],
 )
@@ -127,8 +129,17 @@ def test_a_rank_that_died_before_the_first_poll_is_missed(program, size, says, t
     """The launcher has two children, and says how many ranks it started on this host."""
     shutil.copy(shutil.which("bash") or "", tmp_path / program)
     command = [str(tmp_path / program), "-c", "sleep 60 & sleep 60 & echo up; wait"]
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0")
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", size)
+    local = {
+        "hydra_pmi_proxy": {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": size},
+        "slurmstepd": {
+            "SLURM_LOCALID": "0",
+            "SLURM_NODEID": "2",
+            "SLURM_STEP_TASKS_PER_NODE": f"4(x2),{size}",
+        },
+    }
+    local["mpirun"] = {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": size}
+    for name, value in local.get(program, local["mpirun"]).items():
+        monkeypatch.setenv(name, value)
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as launcher:
         try:
             assert launcher.stdout is not None
