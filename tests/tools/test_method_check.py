@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from mpifl.cli import main
 from mpifl.kernels import bindings
+from mpifl.tools import method_check
 
 HEAD = """
 import itertools
@@ -141,6 +144,79 @@ def test_a_plain_visit_that_is_no_local_update_is_found(mu, passed, tmp_path, mo
     assert line.endswith("the same digest" if passed else "another digest")
     assert code == (0 if passed else 1)
     assert len([line for line in lines if line.startswith("FAIL")]) == (not passed)
+
+
+FEW = """
+    def aggregate(self, server, notes):
+        if len(notes.client) < 6:
+            raise ValueError("where is everybody?")
+        return Plan([average(notes)])
+"""
+STOPPED = """
+    def aggregate(self, server, notes):
+        if server.version and not hasattr(self, "begun"):
+            raise ValueError("nobody told me")
+        object.__setattr__(self, "begun", True)
+        return Plan([average(notes)])
+"""
+IDLE = """
+    def local_update(self, message, state, client, key):
+        return client.report({"weight": 1.0}, model=message["model"][0].clone()), state
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "says", "code"),
+    [
+        (FEW, ["FAIL rounds with 3 clients: ", "where is everybody?"], 1),
+        (STOPPED, ["FAIL stopped after 2 steps and resumed: ", "nobody told me"], 1),
+        (IDLE, ["note a run: accuracy ", "nothing was learned"], 0),
+        ('    paper = ""', ["note no paper", "set `paper`"], 0),
+    ],
+    ids=["rounds of some clients", "after a stop", "nothing learned", "no paper"],
+)
+def test_one_trial_and_no_other_tells_a_mistake(more, says, code, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(globals(), "HEAD", HEAD + more)
+    told, lines = tried(tmp_path, monkeypatch, capsys, SOUND)
+    assert told == code
+    (at,) = [
+        i for i, line in enumerate(lines) if line[:4] in ("FAIL", "note") and "ranks: not tried" not in line
+    ]
+    assert lines[at].startswith(says[0])
+    assert says[1] in "\n".join(lines[at : at + 2])
+
+
+DOWN = """
+    def reads(self, server, k):
+        return {"model": (0,) * int(os.environ.get("RANKS", 1))}
+"""
+
+
+@pytest.mark.parametrize(
+    ("weight", "more", "found"),
+    [
+        ("float(os.environ.get('RANKS', 3)) + client.id", "", "FAIL 2 ranks: another digest"),
+        (f"[{SOUND}] * int(os.environ.get('RANKS', 1))", "", "FAIL 2 ranks: another federation_bytes_up"),
+        (SOUND, DOWN, "FAIL 2 ranks: another federation_bytes_down"),
+        ("1 / ('RANKS' not in os.environ)", "", "FAIL 2 ranks: exit code 1"),
+    ],
+    ids=["digest", "up", "down", "failure"],
+)
+def test_what_differs_over_ranks_is_named(weight, more, found, tmp_path, monkeypatch, capsys):
+    """The job is a run in this process, in which the method sees another number of ranks."""
+
+    def job(command, **options):
+        monkeypatch.setenv("RANKS", "2")
+        code = main(command[command.index("run") :])
+        monkeypatch.delenv("RANKS")
+        return subprocess.CompletedProcess(command, code, "", capsys.readouterr().err)
+
+    monkeypatch.setattr(method_check.subprocess, "run", job)
+    monkeypatch.setattr(method_check, "mpirun", lambda ranks: ["mpirun", "-n", str(ranks)])
+    monkeypatch.setitem(globals(), "HEAD", HEAD + more)
+    code, lines = tried(tmp_path, monkeypatch, capsys, weight, "--ranks", "2", "--rounds", "1")
+    assert code == 1
+    assert [line for line in lines if line.startswith("FAIL")] == [found]
 
 
 @pytest.mark.nightly
