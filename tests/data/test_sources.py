@@ -540,3 +540,15 @@ def test_what_is_set_aside_of_an_npz_stands_behind_the_rest_with_its_labels_and_
         assert (np.diff(place[part]) > 0).all(), "in the order of the file"
     np.testing.assert_array_equal(pool.labels, labels[place])
     np.testing.assert_array_equal(pool.origin, place // 2)
+
+
+def test_drawn_samples_have_the_noise_and_the_patterns_that_they_say(tmp_path):
+    """Numbers are a linear map plus noise; images differ by class, and blocks of 4096 images do too."""
+    pool = load("generated", tmp_path, kind="numbers", train=2000, test=10, noise=0.3)
+    x, y = pool.inputs.astype(float), pool.labels.astype(float)
+    rest = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
+    np.testing.assert_allclose(rest.std(0), 0.3, atol=0.02)
+    images = load("synthetic", tmp_path, train=5000, test=10, shape=(1, 2, 2), classes=2, noise=9.0).images
+    assert (np.asarray(images[:900]) != images[4096:4996]).mean() > 0.9
+    one, other = (np.asarray(images[c::2], float).mean(0) for c in (0, 1))
+    assert np.abs(one - other).max() > 5
