@@ -54,7 +54,9 @@ class FedEM(Algorithm):
     variant: str = "paper"
 
     paper = "marfoq2021federated"
-    needs = Needs(client_state=True, averages=True, different_starts=True, several_models=True)
+    needs = Needs(
+        client_state=True, averages=True, sample_losses=True, different_starts=True, several_models=True
+    )
 
     def __post_init__(self) -> None:
         require(self.num_components >= 1, "num_components", self.num_components, "use at least one")

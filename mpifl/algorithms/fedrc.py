@@ -57,7 +57,14 @@ class FedRC(Algorithm):
     variant: str = "paper"
 
     paper = "guo2024fedrc"
-    needs = Needs(client_state=True, averages=True, classes=True, different_starts=True, several_models=True)
+    needs = Needs(
+        client_state=True,
+        averages=True,
+        classes=True,
+        sample_losses=True,
+        different_starts=True,
+        several_models=True,
+    )
     statistics = ("labels",)
 
     def __post_init__(self) -> None:

@@ -66,6 +66,7 @@ class Needs:
             only through the model.
         exact_uploads: the server follows what clients keep from their uploads, which must arrive as they were
             made; payloads that round or compress and attacks on uploads are refused.
+        sample_losses: it weighs the losses of single samples; tasks whose loss is not their mean are refused.
         different_starts: it distinguishes its models by their outputs from the first round on, so that the
             initial models must not all compute the same function.
         several_models: a client is evaluated with several models together, or with one that no hook returns;
@@ -96,6 +97,7 @@ class Needs:
     classes: bool = False
     inputs: tuple[str, ...] = ()
     exact_uploads: bool = False
+    sample_losses: bool = False
     different_starts: bool = False
     several_models: bool = False
 

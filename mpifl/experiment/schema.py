@@ -455,6 +455,7 @@ def check_sections(config: Config) -> None:
     check_secure_aggregation(config)
     check_alone(config)
     check_exact_uploads(config)
+    check_sample_losses(config)
     check_robust(config.robust, config.algorithm)
     remedy = "a rule needs single uploads, and masks show the server their sums only; use one of the two"
     alone = isinstance(config.robust, NoRule) or not isinstance(config.secure_aggregation, MaskedSums)
@@ -628,6 +629,16 @@ def check_alone(config: Config) -> None:
     remedy += "leave it out"
     require(not payload.compresses, "payload.compression", compression, remedy)
     require(payload.dtype == Payload.dtype, "payload.dtype", payload.dtype, remedy)
+
+
+def check_sample_losses(config: Config) -> None:
+    """Raise `UserError` for a task whose loss is no mean over samples if the method weighs samples."""
+    remedy = (
+        f"{type(config.algorithm).__name__} weighs the losses of samples, and the loss of this task is not "
+    )
+    remedy += "their mean; define `losses`, or `total_loss` and `count`"
+    fits = config.task.has_total or not config.algorithm.needs.sample_losses
+    require(fits, "task.name", type(config.task).__name__, remedy)
 
 
 def check_exact_uploads(config: Config) -> None:

@@ -897,3 +897,23 @@ def test_uploads_of_visits_that_end_at_different_times_fill_every_wave(tmp_path)
     options = ["--algorithm", "ucfl", "--policy", "{name: waves, size: 2}", "--cohort_size", "3"]
     drawn = ["--delay", "exponential", "--rounds", "2", "--output.folder", str(tmp_path), "-q"]
     assert main(["run", str(CONFIG), *options, *drawn]) == 0
+
+
+WHOLE = """
+from dataclasses import dataclass
+from torch.nn import functional
+from mpifl.training.tasks import Classification
+
+@dataclass(frozen=True)
+class Whole(Classification):
+    def loss(self, output, labels):
+        return functional.cross_entropy(output, labels) ** 2
+"""
+
+
+@pytest.mark.parametrize("method", ["fedem", "fedrc"])
+def test_a_loss_that_is_no_mean_over_samples_is_refused_before_methods_weigh_them(method, tmp_path, refused):
+    (tmp_path / "own.py").write_text(WHOLE)
+    said = refused("run", str(CONFIG), "--algorithm", method, "--task.name", f"{tmp_path / 'own.py'}:Whole")
+    assert "task.name = 'Whole': " in said
+    assert not [*tmp_path.glob("**/run.json")]
