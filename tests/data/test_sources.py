@@ -232,13 +232,15 @@ def test_pictures_are_read_from_folders(tmp_path, domains):
             folder = tmp_path / "pictures" / domain / label
             folder.mkdir(parents=True)
             for i in range(5):
-                Image.new("RGB", (40, 20 + i), (grey, grey, grey)).save(folder / f"{i}.png")
+                shade = grey + 10 * (domain == "photo")
+                Image.new("RGB", (40, 20 + i), (shade, shade, shade)).save(folder / f"{i}.png")
             (folder / "readme.txt").write_text("no picture")
     pool = load("folder", tmp_path, tmp_path, path="pictures", domains=domains, side=16, test_share=0.2)
     n = 20 if domains else 10
     assert pool.images.shape == (n, 3, 16, 16)
     assert (pool.num_train, pool.num_classes) == (n * 4 // 5, 2)
-    np.testing.assert_array_equal(pool.images[:, 0, 3, 3], np.where(pool.labels == 0, 50, 200))
+    shades = np.where(pool.labels == 0, 50, 200) + (10 * pool.origin if domains else 0)
+    np.testing.assert_array_equal(pool.images[:, 0, 3, 3], shades)
     assert pool.origin_names == (("art", "photo") if domains else ())
 
 
