@@ -279,3 +279,9 @@ def test_a_bound_without_a_number_is_the_median_norm():
     """Norms 1, 2 and 9: the bound is 2, not the mean 4."""
     w = NormBound().weights(np.array([1.0, 4.0, 81.0]), np.full(3, 1 / 3))
     assert_allclose(w, [1 / 3, 1 / 3, 2 / 27])
+
+
+def test_as_many_uploads_may_be_selected_as_can_be_honest():
+    MultiKrum(f=1, select=4).check_options(5)
+    with pytest.raises(UserError, match="use at most 4"):
+        MultiKrum(f=1, select=5).check_options(5)

@@ -192,6 +192,14 @@ def test_a_share_that_is_a_whole_number_of_samples_is_not_rounded_down():
     assert_array_equal(np.bincount(owner), [29, 71])
 
 
+def test_shares_of_parts_and_weights_are_rounded_as_numbers_are():
+    """7 of 100 are held out, though 0.07 * 100 is 7.000000000000001; thirds of 10 end at 3, 7 and 10."""
+    whole = from_owner(np.zeros(100, int), np.arange(100), 1, rng())
+    kept, held = hold_out(whole, 0.07)
+    assert (len(kept.index), len(held.index)) == (93, 7)
+    assert_array_equal(np.bincount(owners_by_weight(10, np.ones(3), rng())), [3, 4, 3])
+
+
 def test_the_rich_give_until_everyone_has_enough():
     """Sizes 6, 3, 0, 0 with a minimum of 2: four move from those above the level 2, sizes end 2..3."""
     owner = np.array([0] * 6 + [1] * 3)

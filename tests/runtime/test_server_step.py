@@ -501,3 +501,13 @@ def test_updates_and_their_mean_by_hand():
     assert_allclose(size, [5, 5, 0])
     assert_allclose(cosine, [17.5 / (5 * np.sqrt(12.8125)), 16.25 / (5 * np.sqrt(12.8125)), np.nan])
     assert_allclose(distance, np.sqrt([1.5**2 + 0.75**2, 1.5**2 + 1.75**2, 12.8125]))
+
+
+def test_evaluations_that_remain_include_that_of_the_last_step():
+    """Of ten steps 3, 6, 9 and 10 are evaluated."""
+    schedule = EvaluationSchedule(np.arange(2), every=3)
+    due = [t for t in range(1, 11) if schedule.due(t, 10)]
+    assert due == [3, 6, 9, 10]
+    assert [schedule.num_due(done, 10) for done in range(11)] == [
+        sum(t > done for t in due) for done in range(11)
+    ]
