@@ -43,7 +43,7 @@ from .transport import (
 
 TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T}
 TAGS = 30000  # the tags of scatter and gather cycle through this many numbers; MPI guarantees 32767
-HEADER, BLOCK, ALARM = 30001, 30002, 30003
+HEADER, BLOCK, ALARM, STOP = 30001, 30002, 30003, 30004
 LENGTH = struct.Struct("q")  # a message begins with the number of bytes of its rows; rows and value follow
 POLLS_PER_CHECK = 16  # polls without a message between two checks whether another rank has failed
 MOST_SENDS = 32  # with more pending sends than this, the completed ones are dropped
@@ -128,6 +128,7 @@ class Mpi(Transport):
         self._empty_polls = 0  # polls without a message
         self._failed = False  # whether an error was raised on this rank or another
         self._remote_error: tuple[Exception | None, int] = None, 0  # the error of another rank, and that rank
+        self._request_to_stop = MPI.REQUEST_NULL
         self._groups: list[Mpi] = []  # transports over a part of the ranks, made by `split`
         self._stopped_s = 0.0
         self._watcher: StoppedProcessWatcher | None = None
@@ -285,6 +286,21 @@ class Mpi(Transport):
                     self._sends.append((self.comm.isend(error, rank, ALARM), error))
 
     @guarded
+    def ask_to_stop(self) -> None:
+        """Send rank 0 an empty message, which no collective waits for."""
+        if self.rank:
+            with suppress(MPI.Exception):  # a rank was lost at this moment
+                self._request_to_stop = self.comm.Isend([b"", 0, MPI.BYTE], 0, STOP)
+
+    def stop_asked(self) -> bool:
+        """Receive such messages; see `Transport`."""
+        asked = False
+        with suppress(MPI.Exception):  # a rank was lost; the next collective says so
+            while not self.rank and self.comm.Iprobe(MPI.ANY_SOURCE, STOP):
+                self.comm.Recv([bytearray(0), 0, MPI.BYTE], MPI.ANY_SOURCE, STOP)
+                asked = True
+        return asked
+
     def gather_traffic(self) -> list[dict[str, Any]] | None:
         """Send this rank's counts to rank 0, which adds the bytes of this message."""
         tag, rows = self._tag(), self.traffic.rows(self.numbers[self.rank])

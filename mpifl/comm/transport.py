@@ -317,6 +317,14 @@ class Transport(ABC):
         """Return the names of the ranks that rank 0 waits for in `gather`; callable from any thread."""
         return []
 
+    def ask_to_stop(self) -> None:
+        """Tell rank 0 that this rank was asked to stop; callable from a handler of signals."""
+        return
+
+    def stop_asked(self) -> bool:
+        """Return whether a rank has called `ask_to_stop` since the last call; on rank 0."""
+        return False
+
     def abort_from_any_thread(self, code: int) -> None:
         """Kill every rank and the launcher, even if hosts are unreachable; callable from any thread."""
         self.abort(code)

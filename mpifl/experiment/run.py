@@ -98,8 +98,9 @@ def run(
         lock = on_server(transport, lambda: locked(resumed), everywhere=False)
     transport.begin_run()
     transport.watch_stopped(config.system.stopped_timeout_s)
+    heard = Signals(lambda: asked_to_stop() or transport.stop_asked(), not silent, transport.ask_to_stop)
     calling = pinned(warn_once if transport.is_server else ignore)
-    with calling, lock or nullcontext(), bar as progress, Signals(asked_to_stop, not silent) as signals:
+    with calling, lock or nullcontext(), bar as progress, heard as signals:
         with doing("opening data and model"):
             context = build(config, transport, progress.say)
             if has_trials(config):

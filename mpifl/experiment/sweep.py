@@ -379,7 +379,7 @@ class _Work:
         display, every = Progress(title=self.folder.name, quiet=self.quiet), len(self.mine)
         answers = transport.is_server and not self.quiet
         counted = doing("case", every, alike=False)
-        with Signals(answers=answers) as signals, display as progress, counted as stage:
+        with Signals(answers=answers, tell=transport.ask_to_stop) as signals, display as progress, counted as stage:
             for number, case in enumerate(self.mine, 1):
                 progress.say(f"case {number}/{every}: {case.title}")
                 try:
@@ -560,7 +560,8 @@ class _SideBySide:
         """Run cases until none is left; return the error or stop that ended this group early, else None."""
         out = sys.stdout
         try:
-            with Signals(answers=self.transport.is_server and not self.quiet) as signals:
+            answers = self.transport.is_server and not self.quiet
+            with Signals(answers=answers, tell=self.group.ask_to_stop) as signals:
                 while (unit := on_server(self.group, lambda: self._next(signals))) >= 0:
                     for case in self.units[unit]:
                         self.case = case

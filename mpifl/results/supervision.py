@@ -34,9 +34,11 @@ class Signals:
     passed on to the enclosing `Signals` of a sweep, if any, and the sweep ends between two runs.
 
     Args:
-        asked: returns whether to stop without a signal; called between steps.
+        asked: returns whether to stop without a signal of this process; called between steps.
         answers: whether to confirm a request to stop at once on standard error, because a step can be long;
             within a sweep, the setting of the sweep applies.
+        tell: called by the handler of the first request to stop. Rank 0 decides when a run stops, but a
+            scheduler may signal the ranks of some nodes only.
 
     Attributes:
         folder: the run folder, for the message if the run ends before its first step.
@@ -47,8 +49,13 @@ class Signals:
         StoppedEarly: at the first request to stop, during a stage that ends at once.
     """
 
-    def __init__(self, asked: Callable[[], bool] = lambda: False, answers: bool = False) -> None:
-        self.asked, self.answers = asked, answers
+    def __init__(
+        self,
+        asked: Callable[[], bool] = lambda: False,
+        answers: bool = False,
+        tell: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.asked, self.answers, self.tell = asked, answers, tell
         self.folder = "RUN"
         self.save = False
         self.stop = False
@@ -83,6 +90,7 @@ class Signals:
             self.save = True
         elif not self.stop:
             self.stop, self._stopped_at = True, time.monotonic()
+            self.tell()
             if any(stage.ends_at_once for stage in stages()):
                 raise StoppedEarly(f"mpifl resume {self.folder} --from-start")
             if self.answers:

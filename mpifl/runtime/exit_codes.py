@@ -7,12 +7,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from mpifl.comm.transport import CannotRecover, RankLost, Transport
 from mpifl.core.errors import INTERRUPTED, STOPPED, CodeFailed, Stopped, UserError
 from mpifl.core.files import is_full
 
 OK, FAILED, BAD_INPUT = 0, 1, 2
+EXIT_FILE = "MPIFL_EXIT_FILE"  # environment variable with a file; the launch scripts set it
 
 
 def outcome(transport: Transport, command: Callable[[], int | None]) -> int:
@@ -24,8 +27,26 @@ def outcome(transport: Transport, command: Callable[[], int | None]) -> int:
 
     Returns:
         0 for success; 1 for a failure; 2 for bad input; 75 for a run that was stopped and can be resumed; 130
-        for an interrupt.
+        for an interrupt. Rank 0 also writes it to the file that `MPIFL_EXIT_FILE` names, which holds `began`
+        until then and if a lost rank ends the run: a launcher can exit with 0 although a node has died.
     """
+    if transport.is_server:
+        leave("began")
+    code = _outcome(transport, command)
+    if transport.is_server:
+        leave(str(code))
+    return code
+
+
+def leave(word: str) -> None:
+    """Write `began` or an exit code to the file that `MPIFL_EXIT_FILE` names, if it names one."""
+    if file := os.environ.get(EXIT_FILE):
+        with suppress(OSError):  # the exit code of the process is the same
+            Path(file).write_text(f"{word}\n")
+
+
+def _outcome(transport: Transport, command: Callable[[], int | None]) -> int:
+    """Run a command and return its exit code; see `outcome`."""
     try:
         code = command() or OK
         sys.stdout.flush()
@@ -51,12 +72,14 @@ def outcome(transport: Transport, command: Callable[[], int | None]) -> int:
         if is_full(error):
             text = f"{error}; make room, then go on from the last checkpoint: mpifl resume RUN"
             print(f"mpifl: rank {transport.rank}: {text}", file=sys.stderr, flush=True)
+            leave(str(FAILED))
             transport.abort(FAILED)
             return FAILED
         if transport.size == 1 and not isinstance(error, Exception):
             raise
         trace = traceback.format_exc()
         print(f"mpifl: rank {transport.rank} failed\n{trace}", file=sys.stderr, flush=True)
+        leave(str(FAILED))
         transport.abort(FAILED)
         return FAILED
     return code
@@ -70,6 +93,7 @@ def _failed(transport: Transport, error: Exception, text: str, code: int) -> int
     if not transport.final_barrier():
         if not transport.is_server:
             print(f"{text} (on rank {transport.rank})", file=sys.stderr, flush=True)
+        leave(str(code))
         transport.abort(code)
     return code
 

@@ -51,6 +51,7 @@ TEMPLATES = {
     "sweep": Template("sweep.yaml", "mpifl sweep {file} --list", "mpifl sweep {file}"),
 }
 JOB_SCRIPTS = ("slurm", "pbs", "lsf")  # files of launch/
+SHARED = "job.sh"  # what these scripts read when they run
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -93,11 +94,11 @@ def job_script(name: str) -> str:
     """Return the job script for a scheduler.
 
     Args:
-        name: one of `JOB_SCRIPTS`.
+        name: one of `JOB_SCRIPTS`, or `SHARED`.
 
     Raises:
         UserError: there is no script with that name.
     """
-    if name not in JOB_SCRIPTS:
+    if name not in (*JOB_SCRIPTS, SHARED):
         raise UserError("launch", name, nearest(name, [*JOB_SCRIPTS]))
     return files("mpifl").joinpath("launch", name).read_text(encoding="utf-8")

@@ -1,0 +1,210 @@
+"""A small real Slurm on this machine: munged, slurmctld and a slurmd for each node, on 127.0.0.1.
+
+Each node has its own host name, processes, /tmp and /dev/shm (namespaces), so that it can die like a machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "unshare", "setpriv")
+NODE = """set -e
+hostname "$1"
+mount -t tmpfs -o mode=1777,size=2g tmpfs /dev/shm
+mount --bind "$2/tmp-$1" /tmp
+mount --bind "$2/hosts" /etc/hosts
+slurmd -D -N "$1" -f "$2/slurm.conf" -L "$2/$1.log" & pid=$!
+trap 'kill $pid || true' TERM
+while kill -0 $pid 2> /dev/null; do wait $pid || true; done
+"""
+CONF = """ClusterName=tests
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={port}
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin={task_plugin}
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType={accounting}
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SlurmdTimeout=10
+SlurmctldTimeout=30
+KillWait=12
+MinJobAge=3600
+SchedulerParameters=sched_interval=1,bf_interval=1,requeue_delay=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+NodeName=DEFAULT CPUs={cores} Sockets=1 CoresPerSocket={cores} ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=30
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10
+"""
+
+
+def missing() -> str:
+    """Return why there can be no Slurm here, empty if there can."""
+    if os.geteuid():
+        return "a Slurm of the tests is started by root"
+    if lacking := [name for name in PROGRAMS if shutil.which(name) is None]:
+        return f"no {', '.join(lacking)}: apt-get install slurm-wlm slurmctld slurmd munge"
+    namespaces = ["unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc", "true"]
+    return "" if subprocess.run(namespaces, capture_output=True).returncode == 0 else "no namespaces here"
+
+
+def wait_for(what: Callable[[], object], seconds: float, name: str, log: Callable[[], str] = str) -> None:
+    """Poll until `what` returns something true; `log` is shown if it does not in time."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"not within {seconds:g} s: {name}\n{log()}"
+        time.sleep(0.2)
+
+
+class Slurm:
+    """A running cluster; `close` ends it.
+
+    Args:
+        folder: holds its files; short, because a socket lies in it.
+        nodes: number of nodes, node1, node2, ...
+        cores: cores that each node has in the configuration.
+        environment: what the submitting shell has.
+    """
+
+    def __init__(self, folder: Path, nodes: int, cores: int, environment: Mapping[str, str]) -> None:
+        self.folder, self.names = folder, [f"node{i}" for i in range(1, nodes + 1)]
+        self.environment = {**environment, "SLURM_CONF": str(folder / "slurm.conf")}
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        for name in ("state", "munge", *(f"tmp-{node}" for node in self.names)):
+            (folder / name).mkdir()
+        for node in self.names:
+            (folder / f"tmp-{node}").chmod(0o1777)
+        port, text = self._free_ports(nodes + 1), ""
+        for i, node in enumerate(self.names):
+            text += f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port + 1 + i}\n"
+        options = {"task_plugin": "task/none", "accounting": "accounting_storage/none"}
+        conf = CONF.format(folder=folder, port=port, cores=cores, nodes=text, **options)
+        (folder / "slurm.conf").write_text(conf)
+        hosts = Path("/etc/hosts").read_text() + "".join(f"127.0.0.1 {node}\n" for node in self.names)
+        (folder / "hosts").write_text(hosts)
+        self._start_munge()
+        self._daemons.append(self._start(["slurmctld", "-D", "-f", f"{folder}/slurm.conf"]))
+        for node in self.names:
+            self.start_node(node)
+        self.wait_until_idle()
+
+    @staticmethod
+    def _free_ports(count: int) -> int:
+        """Return the first of `count` ports in a row that nobody listens to."""
+        for first in range(21000 + os.getpid() % 7000, 32000, count):
+            with suppress(OSError):
+                for port in range(first, first + count):
+                    with socket.socket() as one:
+                        one.bind(("127.0.0.1", port))
+                return first
+        raise AssertionError("no free ports")
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        log = (self.folder / "daemons.log").open("ab")
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment, start_new_session=True
+        )
+
+    def _start_munge(self) -> None:
+        place = self.folder / "munge"
+        (place / "key").write_bytes(os.urandom(128))
+        (place / "key").chmod(0o400)
+        for each in (place, place / "key"):
+            shutil.chown(each, "munge", "munge")
+        user = ["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups"]
+        files = [f"--{what}={place}/{what.split('-')[0]}" for what in ("key-file", "pid-file", "log-file", "seed-file")]
+        self._daemons.append(self._start([*user, "munged", "--foreground", f"--socket={place}/socket", *files]))
+        wait_for((place / "socket").exists, 10, "munged")
+
+    def start_node(self, node: str) -> None:
+        """Start a node, or start it again."""
+        spaces = ["unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc"]
+        self._nodes[node] = self._start([*spaces, "bash", "-c", NODE, "node", node, str(self.folder)])
+
+    def kill_node(self, node: str) -> None:
+        """End all processes of a node at once, as if it had lost its power."""
+        unshare = self._nodes.pop(node)
+        first = subprocess.run(["pgrep", "-P", str(unshare.pid)], capture_output=True, text=True).stdout.split()
+        for pid in first:
+            os.kill(int(pid), signal.SIGKILL)
+        unshare.wait(20)
+
+    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of Slurm in the folder of the jobs."""
+        env = self.environment | environment
+        return subprocess.run(command, cwd=self.jobs, env=env, capture_output=True, text=True, timeout=60)
+
+    @property
+    def jobs(self) -> Path:
+        """The folder that jobs are submitted from."""
+        place = self.folder / "jobs"
+        place.mkdir(exist_ok=True)
+        return place
+
+    def wait_until_idle(self) -> None:
+        """Wait until no job holds a node."""
+        show = ("sinfo", "-h", "-N", "-p", "main", "-o", "%T")
+        wait_for(lambda: self.run(*show).stdout.split() == ["idle"] * len(self.names), 60, "idle nodes")
+
+    def about(self, job: str) -> dict[str, str]:
+        """Return what `scontrol show job` says."""
+        words = self.run("scontrol", "show", "job", "-o", job).stdout.split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait_until_ended(self, job: str, seconds: float = 90) -> str:
+        """Wait for the end of a job, and return its state; a job that is queued again begins at once."""
+        ended: list[str] = []
+
+        def look() -> bool:
+            about = self.about(job)
+            if about.get("JobState") == "PENDING" and about.get("Reason") == "BeginTime":
+                self.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits two minutes
+            ended[:] = [about.get("JobState", "")]
+            return ended[0] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
+
+        wait_for(look, seconds, f"the end of job {job}", lambda: self.log(job))
+        return ended[0]
+
+    def log(self, job: str) -> str:
+        """Return what a job of `launch/slurm` has printed."""
+        file = self.jobs / f"mpifl-{job}.log"
+        return file.read_text() if file.exists() else ""
+
+    def close(self) -> None:
+        """End all jobs and daemons."""
+        self.run("scancel", "--full", "-s", "KILL", "-u", "root")
+        self.run("scancel", "-u", "root")
+        time.sleep(0.5)
+        for node in [*self._nodes]:
+            self.kill_node(node)
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
