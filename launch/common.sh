@@ -110,33 +110,3 @@ install() {
     echo "$environment takes $(du -sh "$environment" | cut -f 1); to type mpifl and mpirun: source $environment/bin/activate"
     echo "$stamp $extras" > "$environment/installed"
 }
-
-# gently COMMAND...: run mpirun so that SIGTERM and Ctrl-C become SIGUSR2, on which the run writes its state and ends with 75:
-# mpirun hands that on to all ranks, while at SIGTERM it ends them at once. A second one is SIGTERM. SIGUSR1 is handed on.
-asked_to_stop=0
-gently() {
-    local job code stop_by=(USR2 TERM)
-    set -m  # a process group of its own: Ctrl-C is for this script
-    "$@" < /dev/null &
-    job=$!
-    set +m
-    trap 'kill "-${stop_by[asked_to_stop > 0]}" $job 2> /dev/null || true; asked_to_stop=1' TERM INT
-    trap 'kill -USR1 $job 2> /dev/null || true' USR1
-    while kill -0 $job 2> /dev/null; do wait $job || true; done  # a signal ends `wait`, not the job
-    code=0
-    wait $job || code=$?
-    trap - TERM INT USR1
-    return "$code"
-}
-
-# again N COMMAND...: run it, up to N times more where it neither ends well (0), nor was given bad input (2), nor was stopped (75).
-again() {
-    local left=$1 code; shift
-    while true; do
-        code=0
-        gently "$@" || code=$?
-        case $code in 0 | 2 | 75) return "$code" ;; esac
-        ((left-- > 0 && !asked_to_stop)) || return "$code"
-        echo "${0##*/}: ended with $code; going on from the last checkpoint ($left restarts left)" >&2
-    done
-}

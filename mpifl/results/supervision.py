@@ -18,7 +18,7 @@ from mpifl.core.errors import StoppedEarly
 from mpifl.core.progress import stages
 
 SAVE_SIGNALS = (signal.SIGUSR1,)
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 REPEAT_SECONDS = (
     1.0  # a scheduler may signal both the job and its launcher, which forwards it: this is one request
 )
@@ -64,7 +64,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():  # the only thread that may set handlers
-            for number in (*SAVE_SIGNALS, *STOP_SIGNALS):
+            kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # nohup
+            for number in sorted({*SAVE_SIGNALS, *STOP_SIGNALS} - kept):
                 self._previous[number] = signal.signal(number, self._handle)
         if self._around is not None:
             self.answers = self._around.answers

@@ -21,13 +21,25 @@ SCRIPTS = sorted(
 
 
 RUN = "mpifl run a.yaml --resume --output.id 17 --rounds 3\n"
+LAUNCHER = """#!/bin/bash
+all=" $* "
+file=${all#* MPIFL_EXIT_FILE=}; file=${file%% *}
+all=${all/ env MPIFL_EXIT_FILE=$file/}
+echo "${0##*/} threads=$OMP_NUM_THREADS${all% }"
+echo 0 > "$file"
+"""
 
 
 @pytest.fixture
 def stubs(tmp_path):
-    """Return an environment in which mpirun, srun and mpifl print their name, threads and arguments."""
+    """Return an environment in which mpirun and srun print their name, threads and arguments.
+
+    As rank 0 does, they write an exit code to the file that the script names in an `env` before the program.
+    """
+    for name in ("mpirun", "srun"):
+        (tmp_path / name).write_text(LAUNCHER)
+    (tmp_path / "mpifl").write_text(f'#!/bin/sh\n[ "$1" = launch ] && cat {LAUNCH}/"$2"\n')
     for name in ("mpirun", "srun", "mpifl"):
-        (tmp_path / name).write_text('#!/bin/sh\necho "${0##*/} threads=$OMP_NUM_THREADS $*"\n')
         (tmp_path / name).chmod(0o755)
     outside = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     return outside | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -44,7 +56,7 @@ def launch(script: str, *arguments: str, **options) -> subprocess.CompletedProce
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
 def test_scripts_parse_and_stop_at_the_first_error(script):
     assert subprocess.run(["bash", "-n", script]).returncode == 0
-    if script.name != "common.sh":  # read by the others
+    if script.suffix != ".sh":  # read by the others
         assert "\nset -euo pipefail\n" in script.read_text()
         assert os.access(script, os.X_OK)
 
@@ -173,34 +185,21 @@ def test_lsf_runs_a_sweep(index, part, stubs):
     assert done.stdout == f"mpirun threads=1 -n 4 mpifl sweep a.yaml --output.id 17{part}\n", done.stderr
 
 
-def test_slurm_hands_the_warning_on_and_queues_the_job_again(stubs, tmp_path):
-    """A stub scheduler: the launcher sleeps until SIGUSR2 and ends with 75; scontrol notes its arguments."""
-    (tmp_path / "mpirun").write_text(
-        "#!/bin/bash\ntrap 'exit 75' USR2\ntouch started\nfor i in $(seq 600); do sleep 0.05; done\nexit 1\n"
-    )
-    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$*" >> requeued\n')
-    (tmp_path / "scontrol").chmod(0o755)
-    env = stubs | {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "17"}
-    command = ["bash", str(LAUNCH / "slurm"), "a.yaml"]
-    with subprocess.Popen(command, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL) as job:
-        while not (tmp_path / "started").exists():
-            assert job.poll() is None
-            time.sleep(0.02)
-        job.send_signal(signal.SIGUSR1)
-        assert job.wait(300) == 0
-    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
-
-
 MPIRUN = """
 import os, signal, sys, time
+words = sys.argv[1:]
+at = words.index("env")
+_, code_file = words[at + 1].split("=")  # MPIFL_EXIT_FILE
 def stop(*_):
     time.sleep(0.3)  # it writes its state first
-    os._exit(75)
+    with open(code_file, "w") as file:
+        file.write("75")
+    os._exit(1)
 signal.signal(signal.SIGUSR2, stop)
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: os._exit(1))
 with open("args", "w") as file:
-    file.write(" ".join(sys.argv[1:]))
+    file.write(" ".join(words[:at] + words[at + 2 :]))
 os.rename("args", "started")
 time.sleep(60)
 """
@@ -235,13 +234,32 @@ def test_what_a_scheduler_sends_to_all_processes_stops_the_run_in_good_order(
     assert (tmp_path / "started").read_text() == "-n 2 mpifl run a.yaml --resume --output.id 9"
 
 
-@pytest.mark.parametrize(("codes", "ended"), [("1 137 0", 0), ("1 1 1 1", 1), ("75 0", 75), ("2 0", 2)])
-def test_again_restarts_what_was_killed_and_nothing_else(codes, ended, tmp_path):
-    program = f"""set -euo pipefail; source {LAUNCH}/common.sh; codes=({codes})
-    next() {{ local n; n=$(cat n 2> /dev/null || echo 0); echo $((n + 1)) > n; return "${{codes[$n]}}"; }}
-    again 2 next"""
+@pytest.mark.parametrize(
+    ("starts", "code", "num"),
+    [
+        ("began:1 began:137 0:0", 0, 3),  # two deaths, then the end
+        ("began:1 began:1 began:1 0:0", 1, 3),  # more deaths than restarts
+        ("began:0 0:0", 0, 2),  # mpirun ends with 0 although a host has died
+        (":0 0:0", 0, 2),  # mpirun ends with 0 although nothing has begun
+        (":213", 213, 1),  # nothing could be started
+        ("75:1 0:0", 75, 1),
+        ("2:2 0:0", 2, 1),
+        ("1:1 0:0", 1, 1),  # an error of the run itself: it would come again
+        ("0:1", 0, 1),  # mpirun was ended by force after the end of the run
+    ],
+)
+def test_what_rank_0_leaves_decides_how_a_job_has_ended(starts, code, num, tmp_path):
+    """A start of the stub leaves a word in the file that it is given, and ends with a code: word:code."""
+    (tmp_path / "stub").write_text(f"""#!/bin/bash
+starts=({starts}); n=$(cat n 2> /dev/null || echo 0); echo $((n + 1)) > n; now=${{starts[$n]}}
+echo "${{now%:*}}" > "${{2#MPIFL_EXIT_FILE=}}"; exit "${{now#*:}}"
+""")
+    (tmp_path / "stub").chmod(0o755)
+    program = f"""set -euo pipefail; source {LAUNCH}/job.sh
+    launcher=(./stub) program=(mpifl); run_again 2; exit "$code" """
     done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == ended, done.stderr
+    assert (done.returncode, int((tmp_path / "n").read_text())) == (code, num), done.stderr
+    assert {f.name for f in tmp_path.iterdir()} == {"stub", "n"}
 
 
 @pytest.fixture
@@ -251,12 +269,12 @@ def workstation(tmp_path) -> Path:
     kernels = ROOT / "mpifl" / "kernels"
     sources = [f.relative_to(ROOT) for f in (*kernels.glob("*.[ch]"), *kernels.glob("*.inc"))]
     sources += [Path(name) for name in ("setup.cfg", "setup.py", "pyproject.toml", "constraints.txt")]
-    for file in [*sources, Path("launch/common.sh"), Path("launch/workstation")]:
+    for file in [*sources, *(Path("launch", name) for name in ("common.sh", "job.sh", "workstation"))]:
         (place / file).parent.mkdir(parents=True, exist_ok=True)
         (place / file).write_bytes((ROOT / file).read_bytes())
     for name in ("mpirun", "mpifl"):
         (place / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
-        (place / ".venv" / "bin" / name).write_text('#!/bin/sh\necho "$*"\n')
+        (place / ".venv" / "bin" / name).write_text(LAUNCHER)
         (place / ".venv" / "bin" / name).chmod(0o755)
     program = f"source '{place}/launch/common.sh'; cd '{place}'; echo \"$(stamp) openmpi\" > .venv/installed"
     subprocess.run(["bash", "-c", program], check=True)
@@ -271,7 +289,7 @@ def test_a_workstation_has_a_worker_for_each_core(threads, workstation):
     mpifl = workstation.parents[1] / ".venv" / "bin" / "mpifl"
     clean = {k: v for k, v in outside.items() if not k.startswith("OMP_")}
     cores = int(subprocess.run("nproc", env=clean, capture_output=True, text=True, check=True).stdout)
-    assert done.stdout == f"-n {cores + 1} {mpifl} run a b.yaml\n", done.stderr
+    assert done.stdout == f"mpirun threads=1 -n {cores + 1} {mpifl} run a b.yaml\n", done.stderr
 
 
 @pytest.mark.parametrize("times", ["", "quickstart", "configs/quickstart.yaml", "2.5", "-1", "08"])

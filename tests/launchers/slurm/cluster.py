@@ -125,6 +125,8 @@ class Slurm:
         raise AssertionError("no free ports")
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        """Start a daemon that ends with this process."""
+        command = ["setpriv", "--pdeathsig", "KILL", *command]
         log = (self.folder / "daemons.log").open("ab")
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment, start_new_session=True
@@ -136,14 +138,14 @@ class Slurm:
         (place / "key").chmod(0o400)
         for each in (place, place / "key"):
             shutil.chown(each, "munge", "munge")
-        user = ["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups"]
+        user = ["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", "--pdeathsig", "KILL"]
         files = [f"--{what}={place}/{what.split('-')[0]}" for what in ("key-file", "pid-file", "log-file", "seed-file")]
         self._daemons.append(self._start([*user, "munged", "--foreground", f"--socket={place}/socket", *files]))
         wait_for((place / "socket").exists, 10, "munged")
 
     def start_node(self, node: str) -> None:
         """Start a node, or start it again."""
-        spaces = ["unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc"]
+        spaces = ["unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         self._nodes[node] = self._start([*spaces, "bash", "-c", NODE, "node", node, str(self.folder)])
 
     def kill_node(self, node: str) -> None:
