@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mpifl.core.errors import UserError
-from mpifl.core.files import told_as_os_error, write_atomically
+from mpifl.core.files import safetensors_file, write_atomically
 
 OWNER = ".owner"  # holds the host name; every rank of the node locks it while it runs
 SCRATCH = re.compile(r"mpifl-[0-9a-f]{16}-[0-9a-f]{8}")  # mpifl-RUN-LAUNCH
@@ -144,8 +144,8 @@ class ClientStore:
             own = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
             partial = f"{path}.tmp"
             try:
-                with told_as_os_error(Path(partial)):
-                    save_file(own, partial)  # clones, because safetensors refuses tensors that share memory
+                with safetensors_file(Path(partial)) as file:
+                    save_file(own, file)  # clones, because safetensors refuses tensors that share memory
             except OSError as error:
                 Path(partial).unlink(missing_ok=True)
                 remedy = (

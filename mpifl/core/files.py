@@ -10,14 +10,18 @@ import errno
 import fcntl
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
 from safetensors import SafetensorError
+
+from .errors import UserError
 
 FULL = (
     errno.ENOSPC,
@@ -29,6 +33,24 @@ FULL = (
 def is_full(error: BaseException) -> bool:
     """Return whether an error says that a disk is full."""
     return isinstance(error, OSError) and error.errno in FULL
+
+
+def is_file(path: str | os.PathLike[str], key: str) -> bool:
+    """Return whether there is a file; other than `os.path.isfile`, tell one in a closed folder from none.
+
+    Args:
+        path: the file.
+        key: what names it, for the message.
+
+    Raises:
+        UserError: this user may not look into its folder.
+    """
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except PermissionError as error:
+        raise UserError(key, str(path), f"its folder may not be read ({error.strerror})") from error
+    except (OSError, ValueError):  # ValueError: no valid file name
+        return False
 
 
 @contextmanager
@@ -153,11 +175,20 @@ def new_array(path: Path, dtype: type, shape: tuple[int, ...], rows: np.ndarray 
     return npy.open_memmap(path, mode="r+")
 
 
+@cache
+def usual_mode() -> int:
+    """Return the mode of a new file under the umask of this process."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
 @contextmanager
-def told_as_os_error(path: Path) -> Iterator[None]:
-    """Turn the error of safetensors about a file that cannot be written into an `OSError`."""
+def safetensors_file(path: Path) -> Iterator[Path]:
+    """Let safetensors write a file as all others are: with the mode of the umask, its errors as `OSError`."""
     try:
-        yield
+        yield path
+        path.chmod(usual_mode())  # safetensors writes files that the owner alone may read
     except SafetensorError as error:
         found = re.search(r"\(os error (\d+)\)", str(error))
         if found is None:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import yaml
 
 from .errors import UserError, require
+from .files import is_file
 
 MAX_BYTES = 1 << 20  # of a configuration or of the value of an option; the largest shipped one has 4 kB
 MAX_NAME_BYTES = 100  # of a part of a folder name; file systems allow 255 for the whole name
@@ -403,7 +404,7 @@ def read_per_client(
     Raises:
         UserError: there is no such file, or `parse` refuses a row.
     """
-    require(os.path.isfile(file), key, file, f"there is no such file; give a CSV of {form}")
+    require(is_file(file, key), key, file, f"there is no such file; give a CSV of {form}")
     out: dict[int, list[T]] = {}
     for place, row in csv_file(Path(file), key, ("client",)):
         try:

@@ -25,6 +25,7 @@ import yaml
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.files import is_file
 from mpifl.core.imports import load_object
 from mpifl.core.old_keys import OLD_KEYS, renamed, without_new
 from mpifl.core.textfiles import MAX_DEPTH, plain, spelling, yaml_file, yaml_of
@@ -99,7 +100,7 @@ def find(name: str, key: str = "CONFIG", given: str | None = None) -> Path:
     for known in dict.fromkeys((name, name.replace("studies/", "sweeps/"))):
         for root in (Path(), SHIPPED):
             for path in (root / known, root / f"{known}.yaml"):
-                if os.path.isfile(path):
+                if is_file(path, key):
                     if known != name:
                         warn_once(f"{name} is now {known}")
                     return path

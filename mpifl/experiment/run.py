@@ -25,7 +25,7 @@ from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.errors import CodeFailed, UserError
 from mpifl.core.federation import DataInfo
-from mpifl.core.files import write_atomically
+from mpifl.core.files import safetensors_file, write_atomically
 from mpifl.core.metric import ACCURACY, METRICS, with_figures
 from mpifl.core.parameters import take
 from mpifl.core.progress import VisitCounter, doing
@@ -560,7 +560,8 @@ def finish(
     }
     if own is not None:
         clients = torch.from_numpy(context.evaluated_clients)
-        save_file({"clients": clients, "models": own}, folder / "client_models.safetensors")
+        with safetensors_file(folder / "client_models.safetensors") as file:
+            save_file({"clients": clients, "models": own}, file)
     if found:
         np.savez(folder / "matrices.npz", **found)  # type: ignore[arg-type]
     if server_step.dropped:

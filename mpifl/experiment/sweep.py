@@ -379,7 +379,11 @@ class _Work:
         display, every = Progress(title=self.folder.name, quiet=self.quiet), len(self.mine)
         answers = transport.is_server and not self.quiet
         counted = doing("case", every, alike=False)
-        with Signals(answers=answers, tell=transport.ask_to_stop) as signals, display as progress, counted as stage:
+        with (
+            Signals(answers=answers, tell=transport.ask_to_stop) as signals,
+            display as progress,
+            counted as stage,
+        ):
             for number, case in enumerate(self.mine, 1):
                 progress.say(f"case {number}/{every}: {case.title}")
                 try:

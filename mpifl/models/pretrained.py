@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.files import is_file
 from mpifl.core.parameters import Layout
 from mpifl.core.textfiles import json_mapping
 
@@ -26,7 +27,7 @@ ALONE = "is of a run whose clients keep models of their own and upload none: use
 def read_state(path: str) -> dict[str, torch.Tensor]:
     """Return the tensors of a `.safetensors` or torch file, without `module.` before their names."""
     file = Path(os.path.expanduser(path))
-    require(os.path.isfile(file), KEY, path, "no such file: give a local file of weights, or leave it out")
+    require(is_file(file, KEY), KEY, path, "no such file: give a local file of weights, or leave it out")
     try:
         state = _read(file)
     except UserError:

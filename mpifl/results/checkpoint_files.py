@@ -27,7 +27,7 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
-from mpifl.core.files import force_to_disk, told_as_os_error
+from mpifl.core.files import force_to_disk, safetensors_file
 
 from .run_folder import GrowingCsv
 
@@ -160,8 +160,8 @@ def _fill(partial: Path, content: Content) -> None:
     """Write the files of a checkpoint, and force them to disk."""
     partial.mkdir(parents=True)
     tensors = {name: t.detach().cpu().contiguous().numpy() for name, t in content.tensors.items()}
-    with told_as_os_error(partial / "tensors.safetensors"):
-        save_file(tensors, partial / "tensors.safetensors")
+    with safetensors_file(partial / "tensors.safetensors") as file:
+        save_file(tensors, file)
     arrays: dict[str, Any] = dict(content.arrays)
     np.savez(partial / "arrays.npz", **arrays)
     (partial / "values.json").write_text(json.dumps(content.values))

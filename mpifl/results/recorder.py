@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from mpifl.core.errors import require
 from mpifl.core.federation import SPLITS, Federation
+from mpifl.core.files import safetensors_file
 from mpifl.core.metric import ACCURACY, Metric, with_figures
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
@@ -613,7 +614,8 @@ class Recorder:
         np.savez(self.folder / "algorithm_state.npz", **arrays)
         if model is not None:
             about = {} if layout is None else layout_metadata(layout)
-            save_file(dict(model), self.folder / "model.safetensors", about)
+            with safetensors_file(self.folder / "model.safetensors") as file:
+                save_file(dict(model), file, about)
         figures = {**self._distances(model or {}), **self._update_figures()}
         write_json(self.folder / "summary.json", without_infinity({**summary, **figures}))
 

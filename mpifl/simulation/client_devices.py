@@ -7,7 +7,6 @@ drawn by random keys, so they are the same for all methods and any number of ran
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from mpifl.core.errors import catalogue, name_of, require
+from mpifl.core.files import is_file
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import csv_file
 from mpifl.core.units import ENDINGS, quantity
@@ -227,7 +227,7 @@ def read_measurements(file: str) -> Measurements:
         UserError: there is no such file, it has no rows, or a row is invalid; names the line.
     """
     form = f"give a CSV of device and {SECONDS} or {PER_SAMPLE}"
-    path = Path(file) if os.path.isfile(file) else SHIPPED / file
+    path = Path(file) if is_file(file, "devices.file") else SHIPPED / file
     require(bool(file) and path.is_file(), "devices.file", file, f"there is no such file; {form}")
     rows: dict[str, list[Measurement]] = {}
     time, columns = "", tuple[str, ...]()

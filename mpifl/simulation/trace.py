@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.files import is_file
 from mpifl.core.textfiles import csv_file
 
 from .visits import Start
@@ -52,7 +52,9 @@ class Trace:
 
     def __init__(self, path: str, num_clients: int) -> None:
         self.path = path
-        require(os.path.isfile(path), "clock.trace", path, "there is no such file; give an events.csv")
+        require(
+            is_file(path, "clock.trace"), "clock.trace", path, "there is no such file; give an events.csv"
+        )
         self.rows = [_row(row, place) for place, row in csv_file(Path(path), "clock.trace", COLUMNS)]
         self.at = 0
         self._times: dict[tuple[int, int], float] = {}

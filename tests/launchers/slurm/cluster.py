@@ -129,7 +129,12 @@ class Slurm:
         command = ["setpriv", "--pdeathsig", "KILL", *command]
         log = (self.folder / "daemons.log").open("ab")
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=self.environment,
+            start_new_session=True,
         )
 
     def _start_munge(self) -> None:
@@ -139,8 +144,13 @@ class Slurm:
         for each in (place, place / "key"):
             shutil.chown(each, "munge", "munge")
         user = ["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", "--pdeathsig", "KILL"]
-        files = [f"--{what}={place}/{what.split('-')[0]}" for what in ("key-file", "pid-file", "log-file", "seed-file")]
-        self._daemons.append(self._start([*user, "munged", "--foreground", f"--socket={place}/socket", *files]))
+        files = [
+            f"--{what}={place}/{what.split('-')[0]}"
+            for what in ("key-file", "pid-file", "log-file", "seed-file")
+        ]
+        self._daemons.append(
+            self._start([*user, "munged", "--foreground", f"--socket={place}/socket", *files])
+        )
         wait_for((place / "socket").exists, 10, "munged")
 
     def start_node(self, node: str) -> None:
@@ -151,7 +161,9 @@ class Slurm:
     def kill_node(self, node: str) -> None:
         """End all processes of a node at once, as if it had lost its power."""
         unshare = self._nodes.pop(node)
-        first = subprocess.run(["pgrep", "-P", str(unshare.pid)], capture_output=True, text=True).stdout.split()
+        first = subprocess.run(
+            ["pgrep", "-P", str(unshare.pid)], capture_output=True, text=True
+        ).stdout.split()
         for pid in first:
             os.kill(int(pid), signal.SIGKILL)
         unshare.wait(20)
@@ -187,7 +199,14 @@ class Slurm:
             if about.get("JobState") == "PENDING" and about.get("Reason") == "BeginTime":
                 self.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits two minutes
             ended[:] = [about.get("JobState", "")]
-            return ended[0] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
+            return ended[0] not in (
+                "PENDING",
+                "RUNNING",
+                "COMPLETING",
+                "CONFIGURING",
+                "REQUEUED",
+                "SUSPENDED",
+            )
 
         wait_for(look, seconds, f"the end of job {job}", lambda: self.log(job))
         return ended[0]

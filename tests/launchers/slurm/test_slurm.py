@@ -1,10 +1,9 @@
-"""Jobs of `launch/slurm` on a real Slurm: whatever ends them, they end with the digest of an undisturbed run."""
+"""Jobs of `launch/slurm` on a real Slurm: disturbed ones end with the digest of an undisturbed run."""
 
 from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +30,9 @@ class Job:
         environment: variables of the submitting shell.
     """
 
-    def __init__(self, slurm: Slurm, *options: str, words: tuple[str, ...] = ("sleepy.yaml",), **environment: str) -> None:
+    def __init__(
+        self, slurm: Slurm, *options: str, words: tuple[str, ...] = ("sleepy.yaml",), **environment: str
+    ) -> None:
         self.slurm, self.name = slurm, environment.get("RUN_ID")
         done = slurm.run("sbatch", "--parsable", *options, str(SCRIPT), *words, **environment)
         assert done.returncode == 0, done.stderr
@@ -70,7 +71,10 @@ class Job:
 
         def look() -> bool:
             assert self.about["JobState"] in ("PENDING", "RUNNING", "CONFIGURING"), self.log
-            return max((int(n) for n in re.findall(r"^round (\d+)/", self.log, re.MULTILINE)), default=0) >= rounds
+            return (
+                max((int(n) for n in re.findall(r"^round (\d+)/", self.log, re.MULTILINE)), default=0)
+                >= rounds
+            )
 
         wait_for(look, 120, f"round {rounds} of job {self.id}", lambda: self.log)
         return self
@@ -83,7 +87,18 @@ class Job:
 @pytest.fixture(scope="session")
 def digest(slurm) -> str:
     """Return the digest of the same run without a disturbance, in one process."""
-    command = [sys.executable, "-m", "mpifl", "run", "sleepy.yaml", "-q", "--algorithm.nap", "0.1", "--output.id", "alone"]
+    command = [
+        sys.executable,
+        "-m",
+        "mpifl",
+        "run",
+        "sleepy.yaml",
+        "-q",
+        "--algorithm.nap",
+        "0.1",
+        "--output.id",
+        "alone",
+    ]
     subprocess.run(command, cwd=slurm.jobs, env=slurm.environment, check=True)
     return str(json.loads((slurm.jobs / "runs" / "sleepy-alone" / "summary.json").read_text())["digest"])
 
@@ -99,7 +114,16 @@ def idle(slurm):
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_preempted_job_writes_its_state_and_goes_on(launcher, slurm, digest):
     job = Job(slurm, *TWO_NODES, LAUNCHER=launcher).trained()
-    slurm.run("sbatch", "-p", "urgent", "--nodes=2", "--ntasks-per-node=4", "--output=/dev/null", "--wrap", "sleep 1")
+    slurm.run(
+        "sbatch",
+        "-p",
+        "urgent",
+        "--nodes=2",
+        "--ntasks-per-node=4",
+        "--output=/dev/null",
+        "--wrap",
+        "sleep 1",
+    )
     wait_for(lambda: job.restarts == 1, 60, "preemption", lambda: job.log)
     assert job.step >= LEAST, job.log
     assert (job.ended(), job.digest, job.restarts) == ("COMPLETED", digest, 1), job.log
@@ -146,7 +170,9 @@ def test_a_job_that_is_queued_again_by_hand_goes_on_once(launcher, slurm, digest
     assert (job.ended(), job.digest, job.restarts) == ("COMPLETED", digest, 1), job.log
 
 
-@pytest.mark.parametrize("signal_before", ["--signal=B:USR1@40", "--signal=B:USR1@0"], ids=["warned", "limit"])
+@pytest.mark.parametrize(
+    "signal_before", ["--signal=B:USR1@40", "--signal=B:USR1@0"], ids=["warned", "limit"]
+)
 def test_a_job_goes_on_after_its_time_limit(signal_before, slurm, digest):
     words = ("sleepy.yaml", "--algorithm.nap", "1.5")
     job = Job(slurm, *TWO_NODES, "--time=1", signal_before, words=words).trained(2)
