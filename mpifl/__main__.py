@@ -10,6 +10,7 @@ from types import FrameType
 
 from mpifl.comm.mpi_startup import launch_info
 from mpifl.core.errors import INTERRUPTED, STOPPED
+from mpifl.core.streams import open_closed, watch_outputs
 from mpifl.results.supervision import STOP_SIGNALS
 
 RUNS = ("run", "resume", "sweep", "study")  # commands that exit with `STOPPED` when they are asked to stop
@@ -49,6 +50,8 @@ def end_at(numbers: tuple[signal.Signals, ...], code: int, text: str) -> None:
 def main() -> None:
     """Run the command line."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
+    open_closed()
+    failed = watch_outputs(needed=name not in RUNS)
     if name in RUNS:
         end_at(STOP_SIGNALS, STOPPED, STARTS)
     elif name != "watch":  # which handles Ctrl-C itself
@@ -59,7 +62,8 @@ def main() -> None:
     if name in RUNS:  # Python restores the defaults before it has ended: a late signal would replace the code
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-    sys.exit(code)
+    sys.stdout.flush()
+    sys.exit(code or int(failed()))
 
 
 if __name__ == "__main__":

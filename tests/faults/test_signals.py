@@ -21,8 +21,8 @@ from mpifl import cli
 
 LIMIT = 240.0  # seconds in which things must have happened; they take a few
 LONG = ["--rounds", "100000", "--checkpoint.keep", "2"]
-COMMON = deaths.HERE.parents[1] / "launch" / "common.sh"
-GENTLY = 'set -euo pipefail; source "$0"; gently "$@"'
+JOB = deaths.HERE.parents[1] / "launch" / "job.sh"
+GENTLY = 'set -euo pipefail; source "$0"; launcher=("$1" -n 2) program=("${@:4}"); gently; run_job; exit "$code"'
 
 
 def eventually(what: Callable[[], object]) -> None:
@@ -195,7 +195,7 @@ def test_the_line_of_a_stop_during_the_start_is_said_where_another_rank_ends_fir
 
 @pytest.mark.nightly
 def test_launch_scripts_turn_sigterm_into_a_stop_that_mpirun_hands_on(training, tmp_path):
-    process = training("bash", "-c", GENTLY, COMMON)
+    process = training("bash", "-c", GENTLY, JOB)
     process.send_signal(signal.SIGTERM)
     stops(process)
     assert [*(tmp_path / "tiny-x" / "checkpoints").glob("step-*/manifest.sha256")]
