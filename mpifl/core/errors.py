@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,6 @@ from dataclasses import MISSING, fields, is_dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
-
-import numpy as np
 
 # phrases in errors of PyTorch and NumPy about tensors and arrays that are too large
 NO_MEMORY = ("allocate memory", "size calculation overflowed", "overflow when unpacking", "array is too big")
@@ -169,7 +168,8 @@ def _as_given(value: Any) -> Any:
         return _names.get(value, value.__name__)
     if is_dataclass(value):
         return _section(value)
-    if isinstance(value, (np.generic, np.ndarray)):
+    numpy = sys.modules.get("numpy")  # this module is loaded before it, when a command starts
+    if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
         return value.tolist()
     if isinstance(value, os.PathLike):
         return os.fspath(value)
