@@ -22,7 +22,8 @@ from mpifl import cli
 LIMIT = 240.0  # seconds in which things must have happened; they take a few
 LONG = ["--rounds", "100000", "--checkpoint.keep", "2"]
 JOB = deaths.HERE.parents[1] / "launch" / "job.sh"
-GENTLY = 'set -euo pipefail; source "$0"; launcher=("$1" -n 2) program=("${@:4}"); gently; run_job; exit "$code"'
+GENTLY = """set -euo pipefail; source "$0"; launcher=("$1" -n 2) program=("${@:4}")
+gently; run_job; exit "$code" """
 
 
 def eventually(what: Callable[[], object]) -> None:
