@@ -69,7 +69,7 @@ def open_closed() -> None:
                 os.close(null)
         name = ("stdin", "stdout", "stderr")[descriptor]
         if getattr(sys, name) is None:  # Python leaves it out
-            setattr(sys, name, open(descriptor, mode, closefd=False))
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
 
 
 def watch_outputs(needed: bool) -> Callable[[], bool]:
