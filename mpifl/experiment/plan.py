@@ -53,6 +53,7 @@ from .schema import Config
 from .time_forecast import (
     MARGIN,
     MEMORY_MARGIN,
+    WARNED_S,
     Allocation,
     Cores,
     Surroundings,
@@ -238,7 +239,7 @@ def time_lines(
     parts = ", ".join(
         f"{name} {_seconds(s)}" for name, s in found.parts.items() if s >= 0.005 or name == "rounds"
     )
-    allocation = Allocation.of(found, server, worker, kept, machine)
+    allocation = Allocation.of(found, server, worker, kept, machine, torch.get_num_threads())
     lines = [
         f"measured                {measured.num_visits} visits in {measured.spent:.1f} s{cut}; "
         f"a visit of {measured.samples} samples takes {each:.3g} ms of a core",
@@ -246,8 +247,8 @@ def time_lines(
         f"a round                 {_seconds(found.round_s)}, most of it {found.limits}: "
         + ", ".join(f"{name} {_seconds(s)}" for name, s in found.terms.items() if s > 0)
         + f"; {_seconds(found.processor)} of processors in all",
-        f"to ask for              {allocation}   (time x {MARGIN:g}, memory x {MEMORY_MARGIN:g}; nodes of "
-        f"{cores} cores)",
+        f"to ask for              {allocation}   (time x {MARGIN:g} + {WARNED_S / 60:g} min, "
+        f"memory x {MEMORY_MARGIN:g}; nodes of {cores} cores)",
     ]
     if most > 1:
         lines.append(f"cores                   {_cores_told(machine, asked, cores, most)}")

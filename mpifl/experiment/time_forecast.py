@@ -740,6 +740,8 @@ def _arrivals(
 
 MARGIN = 1.5  # factor on the forecast time
 MEMORY_MARGIN = 1.25
+WARNED_S = 180.0  # launch/slurm ends a run this much before the time limit: the signal is asked for 120 s
+# before it, and Slurm sends it up to 60 s early
 
 
 @dataclass(frozen=True)
@@ -752,6 +754,7 @@ class Allocation:
         bytes: memory of each node in bytes.
         seconds: time of the whole job.
         shared: whether a node has more ranks than cores.
+        threads: cores of each rank.
     """
 
     nodes: int
@@ -759,9 +762,12 @@ class Allocation:
     bytes: float
     seconds: float
     shared: bool = False
+    threads: int = 1
 
     @classmethod
-    def of(cls, found: TimeForecast, server: int, worker: int, kept: int, cores: Cores) -> Allocation:
+    def of(
+        cls, found: TimeForecast, server: int, worker: int, kept: int, cores: Cores, threads: int = 1
+    ) -> Allocation:
         """Return the allocation of a forecast, with its margins.
 
         Args:
@@ -770,18 +776,26 @@ class Allocation:
             worker: bytes of the busiest worker.
             kept: bytes of client state on all nodes together.
             cores: cores of the ranks.
+            threads: threads of each rank.
         """
         ranks, nodes = found.num_ranks, cores.num_nodes(found.num_ranks)
         on_first = int((cores.node_of(ranks) == 0).sum())
         memory = server + (on_first - 1) * worker + kept / nodes
-        seconds, shared = max(300.0, MARGIN * found.total), cores.slowdown(ranks) > 1
-        return cls(nodes, ranks, MEMORY_MARGIN * memory, seconds, shared)
+        seconds, shared = max(300.0, MARGIN * found.total + WARNED_S), cores.slowdown(ranks) > 1
+        return cls(nodes, ranks, MEMORY_MARGIN * memory, seconds, shared, threads)
 
     def __str__(self) -> str:
         minutes = ceil(self.seconds / 60)
         memory = ceil(self.bytes / 1e6 / 100) * 100
         clock = f"{minutes // 60:02d}:{minutes % 60:02d}:00"
-        more = " --overcommit" * self.shared
+        # Slurm gives a job with --overcommit one core of each node, unless it gets all of them, and refuses
+        # more tasks on a node than its cores; without it, all tasks could come to the first nodes
+        more = (
+            " --overcommit --exclusive"
+            if self.shared
+            else f" --ntasks-per-node {-(-self.ranks // self.nodes)}"
+        )
+        more += f" --cpus-per-task {self.threads}" * (self.threads > 1 and not self.shared)
         return f"--nodes {self.nodes} --ntasks {self.ranks}{more} --mem {memory}M --time {clock}"
 
 

@@ -104,7 +104,9 @@ def test_times_have_a_line_for_each_part_and_a_table(policy, tmp_path):
     text = page(*options, asked=Asked(True, (2, 3, 33), 16))
     assert re.search(r"^measured +\d+ visits in ", text, re.M)
     assert re.search(r"^time +\S.* in all: start-up .*, rounds ", text, re.M)
-    assert re.search(r"^to ask for +--nodes 1 --ntasks 1 --mem \d+M --time \d\d:\d\d:00 ", text, re.M)
+    assert re.search(
+        r"^to ask for +--nodes 1 --ntasks 1 --ntasks-per-node 1 --mem \d+M --time \d\d:\d\d:00 ", text, re.M
+    )
     assert "nodes of 16 cores" in text
     assert re.search(r"^cores +nodes of 16 cores, as fast as these: one for each rank$", text, re.M)
     rows = re.findall(r"^ +(\d+) +(\d+) +([\d.e-]+) +.*?(\d+)%", text, re.M)

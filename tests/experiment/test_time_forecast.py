@@ -528,14 +528,16 @@ def test_every_kind_of_method_is_measured(name, tmp_path, flat_plane):
 
 def test_an_allocation_has_margins():
     """33 ranks on nodes of 16: three nodes of 11; on the first the server, 10 workers, a third of the state:
-    1 GB + 10 x 0.2 GB + 1 GB = 4 GB, a quarter more is 5 GB; 3000 s, half as much more, is 1:15 h. All on one
-    node: 1 GB + 32 x 0.2 GB = 7.4 GB.
+    1 GB + 10 x 0.2 GB + 1 GB = 4 GB, a quarter more is 5 GB; 3000 s, half as much more, is 1:15 h, and
+    the run is stopped three minutes before the end. All on one node: 1 GB + 32 x 0.2 GB = 7.4 GB.
     """
     found = TimeForecast(33, {"rounds": 3000.0}, 30.0, 0.0, {"training": 30.0})
     asked = Allocation.of(found, server=10**9, worker=2 * 10**8, kept=3 * 10**9, cores=Cores(16))
-    assert str(asked) == "--nodes 3 --ntasks 33 --mem 5000M --time 01:15:00"
+    assert str(asked) == "--nodes 3 --ntasks 33 --ntasks-per-node 11 --mem 5000M --time 01:18:00"
     one = Allocation.of(found, server=10**9, worker=2 * 10**8, kept=0, cores=Cores(16, nodes=1))
-    assert str(one) == "--nodes 1 --ntasks 33 --overcommit --mem 9300M --time 01:15:00"
+    assert str(one) == "--nodes 1 --ntasks 33 --overcommit --exclusive --mem 9300M --time 01:18:00"
+    two = Allocation.of(found, server=10**9, worker=2 * 10**8, kept=0, cores=Cores(16, nodes=3), threads=2)
+    assert "--ntasks-per-node 11 --cpus-per-task 2 --mem" in str(two)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -207,3 +209,62 @@ def test_a_complete_run_is_left_alone_and_a_name_in_use_is_refused(slurm, digest
     assert (second.ended(), second.about["ExitCode"]) == ("FAILED", "2:0"), second.log
     assert (first.ended(), first.digest) == ("COMPLETED", digest), first.log
     assert Job(slurm, *TWO_NODES, RUN_ID="shared").ended() == "COMPLETED"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("asked", [("3",), ("5",), ("6", "--nodes", "1")], ids=["node", "nodes", "shared"])
+def test_what_a_plan_says_to_ask_for_gives_its_ranks(asked, launcher, slurm, digest):
+    """Nodes of four cores; six ranks share those of one node."""
+    words = ["plan", "sleepy.yaml", "--time", "yes", "--system.ranks", asked[0], "--cores", "4", *asked[1:]]
+    said = slurm.run(sys.executable, "-m", "mpifl", *words).stdout
+    found = re.search(r"^to ask for +(--.*?) +\(", said, re.MULTILINE)
+    assert found, said
+    job = Job(slurm, *found[1].split(), LAUNCHER=launcher)
+    assert (job.ended(), job.digest) == ("COMPLETED", digest), job.log
+    assert json.loads((job.folder / "summary.json").read_text())["ranks"] == int(asked[0])
+
+
+def test_each_task_of_an_array_goes_on_after_its_limit(slurm):
+    """Slurm itself would end the array's tasks for good."""
+    words = ("sleepy.yaml", "--rounds", "12", "--algorithm.nap", "1.5")
+    first = Job(slurm, "--array=0-1", "--ntasks=1", "--time=1", "--signal=B:USR1@40", words=words)
+    tasks = [f"{first.id}_0", f"{first.id}_1"]
+    for task in tasks:
+        wait_for(lambda task=task: slurm.about(task).get("Restarts") == "1", 120, "the limit")
+        slurm.run("scontrol", "update", f"JobId={task}", "TimeLimit=5")
+    assert [slurm.wait_until_ended(task, 180) for task in tasks] == ["COMPLETED"] * 2
+    runs = slurm.jobs / "runs"
+    found = [json.loads((runs / f"sleepy-{first.id}-{i}" / "summary.json").read_text()) for i in (0, 1)]
+    assert [summary["seed"] for summary in found] == [0, 1]
+    assert found[0]["digest"] != found[1]["digest"]
+
+
+def test_a_sweep_goes_on_after_one_of_its_tasks_was_killed(slurm):
+    words = ("sweep", "sweep.yaml")
+    sweep = "name: naps\nbase: sleepy.yaml\nrounds: 12\nvary:\n  seed: [0, 1, 2, 3]\n"
+    (slurm.jobs / "sweep.yaml").write_text(sweep)
+    first = Job(slurm, "--array=1-2", "--ntasks=1", words=words)
+    tasks = [f"{first.id}_1", f"{first.id}_2"]
+    folder = slurm.jobs / "runs" / f"naps-{first.id}"
+    wait_for(lambda: len([*folder.glob("*/checkpoints")]) == 2, 120, "two cases")
+    slurm.run("scancel", "--full", "-s", "KILL", tasks[1])
+    ended = [slurm.wait_until_ended(task, 180) for task in tasks]
+    assert ended[0] == "COMPLETED"
+    second = Job(slurm, "--array=1-2", "--ntasks=1", words=words, RUN_ID=first.id)
+    assert [slurm.wait_until_ended(f"{second.id}_{i}", 180) for i in (1, 2)] == ["COMPLETED"] * 2
+    assert len([*folder.glob("*/summary.json")]) == 4
+
+
+def test_a_run_outlives_a_worker_under_slurm(slurm, digest):
+    """With Open MPI's fault tolerance the job goes on at once, not by being queued again."""
+    job = Job(slurm, "--nodes=2", "--ntasks=3", "--ntasks-per-node=2", FT="1").trained()
+    ranks = subprocess.run(
+        ["pgrep", "-f", f"mpifl run sleepy.yaml.*{job.id}"], capture_output=True, text=True
+    )
+    by_rank = {}
+    for pid in map(int, ranks.stdout.split()):
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        by_rank |= {int(w[12:]): pid for w in words if w.startswith(b"PMIX_RANK=")}
+    os.kill(by_rank[2], signal.SIGKILL)
+    assert (job.ended(), job.digest, job.restarts) == ("COMPLETED", digest, 0), job.log
+    assert json.loads((job.folder / "summary.json").read_text())["ranks_lost"]
