@@ -528,7 +528,7 @@ def init(transport: Transport, args: argparse.Namespace) -> None:
 
 @command(SCHEDULER={"help": "slurm, pbs or lsf"})
 def launch(transport: Transport, args: argparse.Namespace) -> None:
-    """Print a job script: mpifl launch slurm > job.sh; sbatch --nodes 2 job.sh quickstart."""
+    """Print a job script: mpifl launch slurm > job.sh; sbatch --ntasks 9 job.sh quickstart."""
     from mpifl.tools.scaffold import job_script
 
     text = job_script(args.SCHEDULER)

@@ -31,6 +31,7 @@ import numpy as np
 from mpifl.aggregation.collective_choice import REDUCE, between, tree_levels
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.core.parameters import Layout
+from mpifl.core.process import available_cores
 from mpifl.core.progress import each
 from mpifl.data import open_federation, prepare
 from mpifl.experiment import loader
@@ -133,7 +134,7 @@ def measure_scaling(name: str, most: int | None, turns: int | None, options: Seq
     federation = open_federation(config.data, config.seed.data, build=False)
     m = cohort_size(config.participation, config.cohort_size, federation.num_clients)
     d = Layout.of(build_model(config.model, federation.info)).size
-    cores = len(os.sched_getaffinity(0)) if most is None else most
+    cores = available_cores() if most is None else most
     counts = sorted({w for w in (1, 2, 4, 8, 16, 32, 64, 128, cores) if w <= cores})
     strong = {w: _measure(name, w, m, turns, options) for w in counts}
     weak = {w: _measure(name, w, max(1, m * w // cores), turns, options) for w in counts}

@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import time
+from contextlib import suppress
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
 
@@ -40,10 +41,63 @@ def kilobytes(file: str, field: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith(field)), 0)
 
 
+CGROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use at once: those of its mask, or a container's quota if lower.
+
+    A quota of 2.5 cores counts as 2, one below 1 as 1.
+    """
+    return max(1, int(min(len(os.sched_getaffinity(0)), _quota())))
+
+
+def _quota() -> float:
+    """Return the least processor quota of this process's control groups, in cores."""
+    least = float("inf")
+    for folder in _control_groups("cpu"):
+        try:
+            if (file := folder / "cpu.max").exists():  # version 2: `max 100000` or `50000 100000`
+                quota, period = file.read_text().split()
+            else:
+                quota, period = (
+                    (folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")
+                )
+            if quota not in ("max", "-1"):
+                least = min(least, int(quota) / int(period))
+        except (OSError, ValueError):  # the root has none
+            continue
+    return least
+
+
+def _control_groups(controller: str) -> list[Path]:
+    """Return the folders of this process's control group of a controller, and of those above it.
+
+    A container may show its own group as the root, but name it by its path on the host; then only the root is
+    returned.
+    """
+    try:
+        lines = OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        number, names, place = line.split(":", 2)
+        if number == "0" or controller in names.split(","):
+            root = CGROUPS if number == "0" else CGROUPS / names
+            own = root / place.lstrip("/")
+            found += [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
+    return found
+
+
 def machine_bytes() -> int:
-    """Return the memory of this machine in bytes, or the limit of this process's address space if lower."""
-    has, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), getrlimit(RLIMIT_AS)[0]
-    return has if limit == RLIM_INFINITY else min(has, limit)
+    """Return the memory of this machine in bytes, or a lower limit of its container or address space."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), getrlimit(RLIMIT_AS)[0]]
+    for folder in _control_groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # ValueError: `max`
+                limits.append(int((folder / name).read_text()))
+    return min(limit for limit in limits if limit != RLIM_INFINITY)
 
 
 def check_memory(key: str, count: int, size: int) -> None:

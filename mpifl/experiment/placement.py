@@ -13,7 +13,7 @@ from mpifl.comm.mpi_startup import AUTO, DEVICE, MAIN, cuda_aware
 from mpifl.comm.transport import Transport
 from mpifl.core.errors import UserError, require
 from mpifl.core.instructions import VARIABLE, tells_limit
-from mpifl.core.process import peak_bytes
+from mpifl.core.process import available_cores, peak_bytes
 from mpifl.results.identity import CODE, LIBRARY_VARIABLES, machine
 
 Place = Mapping[str, Any]  # what `place` returns
@@ -102,27 +102,27 @@ def threads_by_mask(transport: Transport, servers: Collection[int]) -> int:
         transport: connects the ranks.
         servers: the ranks that wait while the others work.
     """
-    here = (transport.nodes[transport.rank], ranges(sorted(os.sched_getaffinity(0))))
+    here = (transport.nodes[transport.rank], ranges(sorted(os.sched_getaffinity(0))), available_cores())
     masks = transport.gather(here, "start")
     told: int = transport.bcast(None if masks is None else threads_for(masks, servers), "start")
     return told
 
 
-def threads_for(masks: Sequence[tuple[int, str]], servers: Collection[int] = (0,)) -> int:
+def threads_for(masks: Sequence[tuple[int, str, int]], servers: Collection[int] = (0,)) -> int:
     """Return the largest number of threads that every worker can run on its own cores.
 
     The number is the same for all workers, because sums depend on the number of threads.
 
     Args:
-        masks: node and cores of each rank.
+        masks: node, cores and number of cores that may be used at once (a container's quota) of each rank.
         servers: the ranks that wait while the others work.
     """
     workers = [mask for rank, mask in enumerate(masks) if rank not in servers] or masks
     least = []
-    for node, mask in workers:
+    for node, mask, most in workers:
         mine = cores(mask)
-        sharing = sum(1 for other, its in workers if other == node and cores(its) & mine)
-        least.append(len(mine) // sharing)
+        sharing = sum(1 for other, its, _ in workers if other == node and cores(its) & mine)
+        least.append(min(len(mine), most) // sharing)
     return max(1, min(least))
 
 

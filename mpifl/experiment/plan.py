@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from mpifl.comm.transport import Single, Transport, on_server
 from mpifl.core.capabilities import OneShotStatistics, SecondLook, ServerEvaluation, uses
 from mpifl.core.errors import name_of, require
 from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.process import available_cores
 from mpifl.core.progress import doing
 from mpifl.core.types import Message, Server
 from mpifl.results import run_folder as folders
@@ -112,7 +112,7 @@ class Asked:
         Args:
             threads: number of threads of each rank.
         """
-        per_node = self.cores or len(os.sched_getaffinity(0))
+        per_node = self.cores or available_cores()
         nodes = self.nodes if self.cores or self.nodes else 1
         return Cores(per_node / threads, nodes)
 
@@ -231,7 +231,7 @@ def time_lines(
         machine: the cores of the ranks.
         kept: bytes of client state on all nodes together.
     """
-    cores = asked.cores or len(os.sched_getaffinity(0))
+    cores = asked.cores or available_cores()
     most = max((num_ranks, *asked.ranks))
     found, (server, worker) = at(num_ranks), room(num_ranks)
     each = 1e3 * float(measured.visit(np.array([measured.samples]))[0])

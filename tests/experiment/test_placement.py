@@ -47,7 +47,12 @@ def rank(
     ],
 )
 def test_threads_are_what_every_worker_can_have_for_itself(masks, threads):
-    assert placement.threads_for(masks) == threads
+    assert placement.threads_for([(*mask, 64) for mask in masks]) == threads
+
+
+def test_threads_share_the_quota_of_a_container():
+    assert placement.threads_for([(0, "0-15", 4)]) == 4
+    assert placement.threads_for([(0, "0-15", 5)] * 3) == 2
 
 
 def test_as_many_threads_as_asked_for():
@@ -213,7 +218,7 @@ def test_a_run_reports_its_binding_and_keeps_it(mpirun, tmp_path):
         stages = there["start_s"]
         assert 0 < stages["imports"] <= stages["mpi"] <= stages["ready"] == float(line[7])
         assert stages["cpu"] > 0
-    masks = [(there["node"], there["cpus"]) for there in places]
+    masks = [(there["node"], there["cpus"], 64) for there in places]
     assert {there["threads"] for there in places} == {placement.threads_for(masks)}
 
 
