@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -19,9 +18,6 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
-from safetensors import SafetensorError
-
-from .errors import UserError
 
 FULL = (
     errno.ENOSPC,
@@ -33,24 +29,6 @@ FULL = (
 def is_full(error: BaseException) -> bool:
     """Return whether an error says that a disk is full."""
     return isinstance(error, OSError) and error.errno in FULL
-
-
-def is_file(path: str | os.PathLike[str], key: str) -> bool:
-    """Return whether there is a file; other than `os.path.isfile`, tell one in a closed folder from none.
-
-    Args:
-        path: the file.
-        key: what names it, for the message.
-
-    Raises:
-        UserError: this user may not look into its folder.
-    """
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except PermissionError as error:
-        raise UserError(key, str(path), f"its folder may not be read ({error.strerror})") from error
-    except (OSError, ValueError):  # ValueError: no valid file name
-        return False
 
 
 @contextmanager
@@ -186,6 +164,8 @@ def usual_mode() -> int:
 @contextmanager
 def safetensors_file(path: Path) -> Iterator[Path]:
     """Let safetensors write a file as all others are: with the mode of the umask, its errors as `OSError`."""
+    from safetensors import SafetensorError  # the models import this module, and not safetensors
+
     try:
         yield path
         path.chmod(usual_mode())  # safetensors writes files that the owner alone may read

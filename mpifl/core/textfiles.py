@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import yaml
 
 from .errors import UserError, require
-from .files import is_file
 
 MAX_BYTES = 1 << 20  # of a configuration or of the value of an option; the largest shipped one has 4 kB
 MAX_NAME_BYTES = 100  # of a part of a folder name; file systems allow 255 for the whole name
@@ -79,6 +78,24 @@ def check_name(key: str, name: str) -> None:
     require("/" not in name, key, name, "is part of a folder's name; leave out the slashes")
     remedy = f"is part of a folder's name; use at most {MAX_NAME_BYTES} bytes"
     require(len(os.fsencode(name)) <= MAX_NAME_BYTES, key, name, remedy)
+
+
+def is_file(path: str | os.PathLike[str], key: str) -> bool:
+    """Return whether there is a file; other than `os.path.isfile`, tell one in a closed folder from none.
+
+    Args:
+        path: the file.
+        key: what names it, for the message.
+
+    Raises:
+        UserError: this user may not look into its folder.
+    """
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except PermissionError as error:
+        raise UserError(key, str(path), f"its folder may not be read ({error.strerror})") from error
+    except (OSError, ValueError):  # ValueError: no valid file name
+        return False
 
 
 def readable(value: str) -> str:

@@ -25,10 +25,9 @@ import yaml
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, nearest, require
-from mpifl.core.files import is_file
 from mpifl.core.imports import load_object
 from mpifl.core.old_keys import OLD_KEYS, renamed, without_new
-from mpifl.core.textfiles import MAX_DEPTH, plain, spelling, yaml_file, yaml_of
+from mpifl.core.textfiles import MAX_DEPTH, is_file, plain, spelling, yaml_file, yaml_of
 from mpifl.core.units import quantity, unit_of
 from mpifl.models import ModelOptions
 from mpifl.results.logging import warn_once

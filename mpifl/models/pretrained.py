@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.files import is_file
 from mpifl.core.parameters import Layout
-from mpifl.core.textfiles import json_mapping
+from mpifl.core.textfiles import is_file, json_mapping
 
 KEY = "model.weights"
 TABLE, ASSIGN = "model", "assign"  # tensors in the `model.safetensors` of a run folder

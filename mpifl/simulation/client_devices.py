@@ -18,9 +18,8 @@ from typing import Literal
 import numpy as np
 
 from mpifl.core.errors import catalogue, name_of, require
-from mpifl.core.files import is_file
 from mpifl.core.rng import Key
-from mpifl.core.textfiles import csv_file
+from mpifl.core.textfiles import csv_file, is_file
 from mpifl.core.units import ENDINGS, quantity
 
 from .availability import Availability

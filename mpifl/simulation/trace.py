@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.files import is_file
-from mpifl.core.textfiles import csv_file
+from mpifl.core.textfiles import csv_file, is_file
 
 from .visits import Start
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from mpifl.aggregation.tables import Tables
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
-from mpifl.core.files import is_file, new_array, reserve, safetensors_file, write_atomically
+from mpifl.core.files import new_array, reserve, safetensors_file, write_atomically
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 
 
@@ -95,17 +95,3 @@ def test_files_of_safetensors_have_the_mode_of_all_others(tmp_path):
     (tmp_path / "other").write_text("")
     assert file.stat().st_mode == (tmp_path / "other").stat().st_mode
     assert load_file(file)["a"].sum() == 3
-
-
-def test_a_file_in_a_closed_folder_is_not_called_missing(monkeypatch):
-    """Root may look into all folders, so the system call is told to refuse."""
-
-    def refuse(*_) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    assert is_file(__file__, "CONFIG")
-    assert not is_file("nowhere.yaml", "CONFIG")
-    monkeypatch.setattr(os, "stat", refuse)
-    with pytest.raises(UserError) as refused:
-        is_file("closed/a.yaml", "CONFIG")
-    assert (refused.value.key, refused.value.value) == ("CONFIG", "closed/a.yaml")

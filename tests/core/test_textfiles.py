@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 
 import pytest
 import yaml
 
 from mpifl.core.errors import UserError
-from mpifl.core.textfiles import RepeatedKey, json_file, json_mapping, json_of, plain, spelling, yaml_of
+from mpifl.core.textfiles import (
+    RepeatedKey,
+    is_file,
+    json_file,
+    json_mapping,
+    json_of,
+    plain,
+    spelling,
+    yaml_of,
+)
 
 LONE = {  # texts in which a string holds half of a pair of surrogates
     "high": r'{"a": ["\ud800"]}',
@@ -83,3 +94,17 @@ def test_numbers_that_remember_how_they_were_written_are_numbers_all_the_same():
     (key, value), *_ = plain(tree)[2].items()
     assert [type(one) for one in (*plain(tree)[:2], key, value)] == [float, int, int, float]
     assert plain(tree) == usual
+
+
+def test_a_file_in_a_closed_folder_is_not_called_missing(monkeypatch):
+    """Root may look into all folders, so the system call is told to refuse."""
+
+    def refuse(*_) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    assert is_file(__file__, "CONFIG")
+    assert not is_file("nowhere.yaml", "CONFIG")
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(UserError) as refused:
+        is_file("closed/a.yaml", "CONFIG")
+    assert (refused.value.key, refused.value.value) == ("CONFIG", "closed/a.yaml")

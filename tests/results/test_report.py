@@ -624,4 +624,5 @@ def test_runs_of_one_name_in_two_folders_are_warned_of_when_their_machines_diffe
     for group, place, torch in zip(groups, ("one", "two"), ("2.12", "2.13"), strict=True):
         run = group.runs[0]
         run.__dict__.update(folder=Path(f"{place}/x"), summary={**run.summary, "identity": {"torch": torch}})
-    assert warnings(Comparison(tuple(groups))) == ["torch: 2.12 (one/x); 2.13 (two/x)"]
+    (line,) = warnings(Comparison(tuple(groups)))
+    assert line.endswith("torch: 2.12 (one/x); 2.13 (two/x)")
