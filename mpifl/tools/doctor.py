@@ -26,6 +26,8 @@ from mpifl.kernels import bindings
 from mpifl.results.identity import PACKAGES as COMPUTING
 from mpifl.results.identity import version_of
 
+from .scheduler import given
+
 PACKAGES = (*COMPUTING, "mpi4py", "safetensors")
 BLOCK = 1 << 20  # float32 numbers of the bandwidth check: 4 MiB
 SKEW_SECONDS, START_SECONDS, FREE_BYTES = 1.0, 60.0, 1 << 30
@@ -212,6 +214,8 @@ def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], st
     if transport.size > 1 and any(p["gpus"] for p in places):
         found += "; CUDA-aware (system.mpi_memory)" if cuda_aware() else "; not CUDA-aware"
     checks = [Check("MPI", True, found), *check_layout(places), *speed]
+    if (job := given()) is not None:
+        checks.insert(1, Check("job", not job.problem, job.found, job.problem))
     checks.append(check_links(links, [p["host"] for p in places]))
     blind = [r for r, seen in enumerate(reach) if not seen]
     where = f"{data or 'not set'}: " + (f"ranks {blind} cannot read it" if blind else "all ranks read it")

@@ -268,3 +268,22 @@ def test_a_run_outlives_a_worker_under_slurm(slurm, digest):
     os.kill(by_rank[2], signal.SIGKILL)
     assert (job.ended(), job.digest, job.restarts) == ("COMPLETED", digest, 0), job.log
     assert json.loads((job.folder / "summary.json").read_text())["ranks_lost"]
+
+
+@pytest.mark.parametrize("launcher", ["mpirun -n 2", "srun --mpi=pmix"])
+def test_doctor_says_what_slurm_has_given(launcher, slurm):
+    options = (
+        "--ntasks=2",
+        "--cpus-per-task=2",
+        "--time=7",
+        "--no-requeue",
+        "--mem=700",
+        "--output=doctor.log",
+    )
+    done = slurm.run("sbatch", "--parsable", *options, "--wrap", f"{launcher} mpifl doctor")
+    assert slurm.wait_until_ended(done.stdout.strip()) in ("COMPLETED", "FAILED")
+    said = (slurm.jobs / "doctor.log").read_text()
+    (line,) = (line for line in said.splitlines() if line.split()[1:2] == ["job"])
+    for part in ("2 tasks on 1 node", "4 cores (2 for a task)", "700M", "00:07:00", "not queued again"):
+        assert part in line
+    assert ("srun with PMIx" in line) == launcher.startswith("srun")
