@@ -78,11 +78,15 @@ class StoppedProcessWatcher:
     Args:
         limit: seconds for which a process may be stopped.
         processes: processes of this host, each with its name in messages.
+        launcher: the launcher, if rank 0 is among the processes. It is ended if it outlives all of them.
     """
 
-    def __init__(self, limit: float, processes: Iterable[tuple[Process, str]]) -> None:
+    def __init__(
+        self, limit: float, processes: Iterable[tuple[Process, str]], launcher: Process | None = None
+    ) -> None:
         rows = json.dumps([(process.pid, process.start_ticks, name) for process, name in processes])
         command = [sys.executable, "-I", "-S", stopped.__file__, str(limit)]
+        command += [str(launcher.pid), str(launcher.start_ticks)] if launcher is not None else []
         # launchers signal a rank and all its children; the child inherits this mask and is not interrupted
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self._program: subprocess.Popen[bytes] | None = None

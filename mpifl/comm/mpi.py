@@ -26,7 +26,7 @@ from mpi4py import MPI
 from mpifl.core.devices import CPU, wait
 
 from .liveness import STOPPED_S, Process, StoppedProcessWatcher, wait_until
-from .mpi_startup import end_launcher_after, is_tolerant
+from .mpi_startup import end_launcher_after, is_tolerant, own_launcher
 from .transport import (
     CannotRecover,
     Count,
@@ -470,7 +470,9 @@ class Mpi(Transport):
         near = [r for r in range(self.size) if self.nodes[r] == self.nodes[self.rank]]
         if self._stopped_s and self.rank == near[0]:
             self._watcher = StoppedProcessWatcher(
-                self._stopped_s, [(self.processes[r], self.names[r]) for r in near]
+                self._stopped_s,
+                [(self.processes[r], self.names[r]) for r in near],
+                None if self.rank else own_launcher(of_one_job=True),
             )
         if before is not None:
             before.close()

@@ -34,6 +34,7 @@ POLL_S = 3.0  # between two polls of the ranks of this host
 DEAD_LOOKS = 3  # polls that see dead ranks: a launcher may still start them at the first
 TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "prte")
+SERVE_JOBS = ("prted", "prte")  # may stay for further jobs
 PARENTS = (*LAUNCHERS, "hydra_pmi_proxy", "slurmstepd")  # of all ranks of a host
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -165,7 +166,7 @@ def starting() -> Iterator[None]:
     if not limit or launch_info(os.environ).size == 1:
         yield
         return
-    launcher = _launcher()
+    launcher = own_launcher()
     heard, said = os.pipe()
     child = os.fork()
     if child == 0:
@@ -266,15 +267,20 @@ class _HostPoll:
         return ""
 
 
-def _launcher() -> Process | None:
-    """Return the MPI launcher that started this process; None if another program did."""
+def own_launcher(of_one_job: bool = False) -> Process | None:
+    """Return the MPI launcher that started this process; None if another program did.
+
+    Args:
+        of_one_job: leave out daemons, which may stay for further jobs.
+    """
     above = Process.of(os.getppid())
-    return above if above.program in LAUNCHERS else None
+    known = {*LAUNCHERS} - {*(SERVE_JOBS if of_one_job else ())}
+    return above if above.program in known else None
 
 
 def end_launcher_after(limit: float) -> None:
     """Kill the launcher if it still runs after `limit` seconds: it may wait for lost hosts."""
-    launcher = _launcher()
+    launcher = own_launcher()
     if launcher is not None and os.fork() == 0:
         os.setsid()  # the launcher kills everything in the sessions of its ranks
         time.sleep(limit)

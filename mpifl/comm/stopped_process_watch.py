@@ -1,10 +1,13 @@
-"""A program that kills processes of this host that stay stopped: `python stopped_process_watch.py SECONDS`.
+"""A program that kills processes of this host that stay stopped: `stopped_process_watch.py SECONDS [PID START]`.
 
 It keeps running while its parent is stopped. To stay small, it imports the standard library only. It reads a
 line of JSON, [[pid, start in clock ticks, name], ...], and watches these processes until it reads another
 line. If its input ends without another line, its parent has ended. It then keeps watching for one more limit,
 or until all processes have ended, because a rank that is stopped at the end keeps the launcher waiting. Time
 is counted in polls: while a scheduler suspends the whole job, this program is suspended too.
+
+PID and START name the launcher, if rank 0 is among the processes. If all of them have ended, the job is over; a
+launcher that stays (Open MPI's does under load, if rank 0 is killed during the start) is ended too.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from contextlib import suppress
 LOOKS = 10  # polls within the limit
 GONE_S = 0.1  # between two checks whether any process is left
 DISK_LIMITS = 10  # multiples of the limit for which a process may wait for a disk before a message
+STAYS_S = 20.0  # for which a launcher may outlive the ranks of its host
 HEARD_S = 0.5  # pause before a kill: when a rank ends, a launcher drops output that it has not read yet
 STOPPED, DISK, DEAD = "T", "D", "Z"  # states of proc(5); t, stopped by a debugger, is left alone
 
@@ -70,11 +74,33 @@ def wait(rows: Iterable[Row], seconds: float) -> bool:
     return False
 
 
-def main(limit: float) -> None:
+def end_launcher(launcher: Row, stays: float) -> None:
+    """End a launcher that outlives its ranks.
+
+    Args:
+        launcher: its process.
+        stays: seconds for which it may do so.
+    """
+    with suppress(OSError):
+        os.setsid()  # it ends all that is in the sessions of its ranks
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # the third forces it
+        if not wait([launcher], stays):
+            return
+        if stays > 1.0:
+            text = f"all ranks of this host, rank 0 among them, have been gone for {stays:g} s; {launcher[2]} is ended"
+            print(f"mpifl: {text}", file=sys.stderr, flush=True)
+        with suppress(ProcessLookupError):
+            os.kill(launcher[0], number)
+        stays = 1.0
+
+
+def main(limit: float, launcher: Row | None = None, stays: float = STAYS_S) -> None:
     """Watch until another line is read, or all processes have ended.
 
     Args:
         limit: seconds for which a process may be stopped.
+        launcher: the launcher of the processes, if rank 0 is one of them.
+        stays: seconds for which the launcher may outlive them.
     """
     told = open(0, "rb", buffering=0)  # noqa: SIM115  # unbuffered, so that `select` sees all input
     rows: list[Row] = [(pid, born, name) for pid, born, name in json.loads(told.readline() or "[]")]
@@ -89,6 +115,8 @@ def main(limit: float) -> None:
         if more <= LOOKS:
             more -= 1
             if not wait(rows, pause):
+                if launcher is not None:
+                    end_launcher(launcher, stays)
                 return
         found = [*poll(rows, seen)]
         for state, (_, _, name) in found:
@@ -104,4 +132,7 @@ def main(limit: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    main(
+        float(sys.argv[1]),
+        (int(sys.argv[2]), int(sys.argv[3]), "the launcher") if len(sys.argv) > 3 else None,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -117,3 +118,32 @@ def test_a_watcher_does_not_outlive_its_parent_and_all_that_it_watches(sleeper):
     while os.path.exists(f"/proc/{pid}") and stopped.status(pid)[0] != "Z":
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+LAST = """
+import sys
+from mpifl.comm import stopped_process_watch as stopped
+rank, launcher = map(int, sys.argv[1:])
+row = launcher, stopped.status(launcher)[2], "mpirun"
+stopped.main(1.0, row, stays=0.5)
+"""
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_launcher_that_outlives_all_ranks_of_its_host_is_ended(stays, sleeper):
+    """The watcher's input ends at once: its parent is gone, and so is soon the rank."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as launcher:
+        command = [sys.executable, "-c", LAST, str(sleeper.pid), str(launcher.pid)]
+        rows = json.dumps([[sleeper.pid, stopped.status(sleeper.pid)[2], "rank 0"]])
+        options = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": toy.PYTHONPATH}
+        with subprocess.Popen(command, **options) as watcher:
+            watcher.stdin.write(f"{rows}\n")
+            watcher.stdin.flush()
+            sleeper.kill()
+            sleeper.wait(60)
+            if not stays:
+                launcher.kill()
+                launcher.wait(60)
+            _, said = watcher.communicate(timeout=60)
+        assert ("mpirun is ended" in said) == stays, said
+        assert launcher.wait(60) == (-signal.SIGTERM if stays else -signal.SIGKILL)
