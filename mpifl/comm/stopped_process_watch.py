@@ -1,13 +1,13 @@
-"""A program that kills processes of this host that stay stopped: `stopped_process_watch.py SECONDS [PID START]`.
+"""A program that kills processes of this host that stay stopped.
 
-It keeps running while its parent is stopped. To stay small, it imports the standard library only. It reads a
+Called with SECONDS, and PID and START of a launcher or nothing. It keeps running while its parent is stopped. To stay small, it imports the standard library only. It reads a
 line of JSON, [[pid, start in clock ticks, name], ...], and watches these processes until it reads another
 line. If its input ends without another line, its parent has ended. It then keeps watching for one more limit,
 or until all processes have ended, because a rank that is stopped at the end keeps the launcher waiting. Time
 is counted in polls: while a scheduler suspends the whole job, this program is suspended too.
 
-PID and START name the launcher, if rank 0 is among the processes. If all of them have ended, the job is over; a
-launcher that stays (Open MPI's does under load, if rank 0 is killed during the start) is ended too.
+The launcher is named if rank 0 is among the processes. If all of them have ended, the job is over; a launcher
+that stays (Open MPI's does under load, if rank 0 is killed during the start) is ended too.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ def end_launcher(launcher: Row, stays: float) -> None:
     """
     with suppress(OSError):
         os.setsid()  # it ends all that is in the sessions of its ranks
+    if not wait([launcher], stays):
+        return
+    text = f"rank 0 and all ranks of its host have been gone for {stays:g} s: {launcher[2]} is ended"
+    print(f"mpifl: {text}", file=sys.stderr, flush=True)
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # the third forces it
-        if not wait([launcher], stays):
-            return
-        if stays > 1.0:
-            text = f"all ranks of this host, rank 0 among them, have been gone for {stays:g} s; {launcher[2]} is ended"
-            print(f"mpifl: {text}", file=sys.stderr, flush=True)
         with suppress(ProcessLookupError):
             os.kill(launcher[0], number)
-        stays = 1.0
+        if not wait([launcher], 1.0):
+            return
 
 
 def main(limit: float, launcher: Row | None = None, stays: float = STAYS_S) -> None:
@@ -132,7 +132,5 @@ def main(limit: float, launcher: Row | None = None, stays: float = STAYS_S) -> N
 
 
 if __name__ == "__main__":
-    main(
-        float(sys.argv[1]),
-        (int(sys.argv[2]), int(sys.argv[3]), "the launcher") if len(sys.argv) > 3 else None,
-    )
+    seconds, *process = sys.argv[1:]
+    main(float(seconds), (int(process[0]), int(process[1]), "the launcher") if process else None)

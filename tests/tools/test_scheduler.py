@@ -8,7 +8,7 @@ from mpifl.tools.scheduler import given, of_slurm
 
 OWN = (
     "JobId=6 JobName=mpifl JobState=RUNNING Reason=None Requeue=1 Restarts=0 RunTime=00:01:09 "
-    "TimeLimit=00:10:00 NumNodes=2 NumCPUs=8 NumTasks=4 CPUs/Task=2 MinCPUsNode=2 MinMemoryNode=700M MinTmpDiskNode=0"
+    "TimeLimit=00:10:00 NumNodes=2 NumCPUs=8 NumTasks=4 CPUs/Task=2 MinCPUsNode=2 MinMemoryNode=700M"
 )
 SHARED = (
     "JobId=1 JobName=wrap JobState=RUNNING Requeue=0 TimeLimit=UNLIMITED NumNodes=1 NumCPUs=1 NumTasks=9 "
