@@ -123,9 +123,8 @@ def test_a_watcher_does_not_outlive_its_parent_and_all_that_it_watches(sleeper):
 LAST = """
 import sys
 from mpifl.comm import stopped_process_watch as stopped
-rank, launcher = map(int, sys.argv[1:])
-row = launcher, stopped.status(launcher)[2], "mpirun"
-stopped.main(1.0, row, stays=0.5)
+pid, start = map(int, sys.argv[1:])
+stopped.main(1.0, (pid, start, "mpirun"), stays=0.5)
 """
 
 
@@ -133,7 +132,8 @@ stopped.main(1.0, row, stays=0.5)
 def test_a_launcher_that_outlives_all_ranks_of_its_host_is_ended(stays, sleeper):
     """The watcher's input ends at once: its parent is gone, and so is soon the rank."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as launcher:
-        command = [sys.executable, "-c", LAST, str(sleeper.pid), str(launcher.pid)]
+        start = stopped.status(launcher.pid)[2]
+        command = [sys.executable, "-c", LAST, str(launcher.pid), str(start)]
         rows = json.dumps([[sleeper.pid, stopped.status(sleeper.pid)[2], "rank 0"]])
         options = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": toy.PYTHONPATH}
         with subprocess.Popen(command, **options) as watcher:
