@@ -1,14 +1,14 @@
 """A program that kills processes of this host that stay stopped.
 
-Called with SECONDS, and PID and START of a launcher or nothing. It keeps running while its parent is stopped. To
-stay small, it imports the standard library only. It reads a line of JSON, [[pid, start in clock ticks, name],
-...], and watches these processes until it reads another line. If its input ends without another line, its parent
-has ended. It then keeps watching for one more limit, or until all processes have ended, because a rank that is
-stopped at the end keeps the launcher waiting. Time is counted in polls: while a scheduler suspends the whole job,
-this program is suspended too.
+Called with SECONDS, and PID and START of a launcher or nothing. It keeps running while its parent is
+stopped. To stay small, it imports the standard library only. It reads a line of JSON, [[pid, start in clock
+ticks, name], ...], and watches these processes until it reads another line. If its input ends without
+another line, its parent has ended. It then keeps watching for one more limit, or until all processes have
+ended, because a rank that is stopped at the end keeps the launcher waiting. Time is counted in polls: while
+a scheduler suspends the whole job, this program is suspended too.
 
-The launcher is named if rank 0 is among the processes. If all of them have ended, the job is over; a launcher
-that stays (Open MPI's does under load, if rank 0 is killed during the start) is ended too.
+The launcher is named if rank 0 is among the processes. If all of them have ended, the job is over; a
+launcher that stays (Open MPI's does under load, if rank 0 is killed during the start) is ended too.
 """
 
 from __future__ import annotations
