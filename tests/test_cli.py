@@ -198,6 +198,7 @@ def test_a_plan_forecasts_the_bytes_of_the_run(options, ran, said):
     assert "d = 910" in plan
 
 
+@pytest.mark.nightly
 def test_a_reader_that_leaves_early_is_no_error():
     shell = f"{sys.executable} -m mpifl show fedavg | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)

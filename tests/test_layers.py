@@ -51,6 +51,7 @@ def room_of(name: str) -> str:
     return name.split("/")[0] if "/" in name else ""
 
 
+@cache
 def imported(name: str) -> set[str]:
     """Return the dotted names a file imports, relative ones resolved, those inside functions included."""
     module = ("mpifl", *Path(name).with_suffix("").parts)

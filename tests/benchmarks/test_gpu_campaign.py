@@ -66,6 +66,7 @@ def test_every_test_that_skips_without_a_gpu_is_in_the_campaign():
     assert sorted(skipping) == sorted([*gpu_campaign.TESTS, Path(__file__).relative_to(root).as_posix()])
 
 
+@pytest.mark.nightly
 def test_a_way_that_fails_or_hangs_leaves_the_others(tmp_path, monkeypatch):
     """A loop that answers, and ways that do, break at the first round, or do not answer at all."""
     answers = """
@@ -124,6 +125,7 @@ def test_what_cannot_be_done_is_refused(words, message, capsys, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_the_stacked_step_is_the_same_compiled(tmp_path):
     found = gpu_campaign.compiled(Campaign(tmp_path, "cpu"))
     assert found["largest_difference"] == 0.0, "in a rehearsal nothing is fused"

@@ -310,7 +310,7 @@ ELSEWHERE = {  # commands of README.md that tests/launchers or nobody can run he
     "./launch/quickstart",
     "./launch/test",
     "source .venv/bin/activate",
-    "sbatch --nodes 4 launch/slurm configs/quickstart.yaml",
+    "sbatch --ntasks 9 launch/slurm configs/quickstart.yaml",
     "mpirun -n 3 mpifl doctor",
     "mpirun -n 33 mpifl run CONFIG",
 }

@@ -366,6 +366,7 @@ def test_cases_added_later_join_and_complete_ones_stay(tmp_path):
     assert found_in(folder) == found_in(whole)
 
 
+@pytest.mark.nightly
 def test_a_process_that_ends_last_writes_the_cases_that_others_have_added_meanwhile(
     tmp_path, monkeypatch, capsys
 ):

@@ -64,6 +64,7 @@ def test_cases_side_by_side_are_those_of_one_after_the_other(mpirun, tmp_path):
     assert lines[-1] == f"results: {jobs}: sweep.md, sweep.csv, sweep.png"
 
 
+@pytest.mark.nightly
 def test_a_case_that_fails_stops_the_others_which_write_their_state(mpirun, tmp_path):
     """400 of 8 clients: known when the data are open, while the other group trains for many rounds."""
     vary = "{cohort_size: {few: 4, many: 400, all: 8}}"

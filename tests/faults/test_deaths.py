@@ -80,6 +80,7 @@ def test_runs_outlive_their_workers(whole, mpirun, tmp_path):
     assert "was stopped for 2 s" in end.stderr
 
 
+@pytest.mark.nightly
 def test_a_round_in_which_clients_join_is_repeated_from_its_beginning(whole, mpirun, tmp_path):
     """Rank 1 dies in training, after the tables were regrouped: they are regrouped again, not twice."""
     plan = [{"rank": 1, "call": "train", "nth": 3}]
@@ -221,6 +222,7 @@ def test_the_loss_of_a_rank_during_start_up_is_overcome_or_told(call, whole, mpi
         assert not (tmp_path / "tiny-x" / "summary.json").exists()
 
 
+@pytest.mark.nightly
 def test_a_job_that_is_killed_goes_on_at_another_number_of_ranks(whole, mpirun, tmp_path, capsys):
     asked = [*deaths.arguments(tmp_path, "x", "scaffold", whole.cache), "--checkpoint.every", "2"]
     end = deaths.launch(mpirun, 2, [{"rank": 0, "call": "Reduce", "nth": 6}], *asked)

@@ -156,7 +156,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", ["SIGUSR2", "SIGTERM"])
+@pytest.mark.parametrize("number", ["SIGUSR2", pytest.param("SIGTERM", marks=pytest.mark.nightly)])
 def test_a_signal_after_the_last_line_leaves_the_exit_code(tmp_path, number):
     words = ["run", str(deaths.CONFIG), "--output.folder", str(tmp_path), "--output.id", "x", "--rounds", "1"]
     done = subprocess.run(
@@ -215,7 +215,8 @@ def test_workers_of_an_asynchronous_run_leave_together_when_it_stops(mpirun, tmp
     assert "stopped after step 1, state written" in end.stderr
 
 
-@pytest.mark.parametrize("who", ["rank 0", pytest.param("all ranks", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("who", ["rank 0", "all ranks"])
 def test_a_run_is_stopped_at_once_while_the_server_trains_what_all_clients_download(training, tmp_path, who):
     """Nothing of it would be kept. FLT's autoencoder takes an hour on CIFAR-10."""
     method = "{name: flt, pretrain_epochs: 1000000, centroids: 2, code: 4}"

@@ -317,6 +317,7 @@ def test_a_script_that_is_called_in_another_way_says_how(words, message, stubs):
     assert done.stderr.startswith(message)
 
 
+@pytest.mark.nightly
 def test_throughput_refuses_bad_input_as_a_command_does():
     words = [sys.executable, LAUNCH / "throughput", "--rouns", "3"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)

@@ -42,10 +42,11 @@ def alone(tmp_path_factory) -> Alone:
     ("number", "nodes"),
     [
         (2, [0, 1, 0]),
-        pytest.param(2, [0, 1, 0, 1, 0], marks=pytest.mark.nightly),
-        pytest.param(4, [0, 1, 2, 3, 0], marks=pytest.mark.nightly),
+        (2, [0, 1, 0, 1, 0]),
+        (4, [0, 1, 2, 3, 0]),
     ],
 )
+@pytest.mark.nightly
 def test_hosts_give_the_digests_of_one_process(number, nodes, alone, tmp_path):
     program = [sys.executable, str(SCRIPT), str(CONFIG), str(tmp_path)]
     done = on_hosts(number, len(nodes), *program, json.dumps({name: RUNS[name] for name in NAMES}))

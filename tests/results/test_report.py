@@ -161,6 +161,7 @@ def test_a_folder_whose_name_looks_like_a_pattern_is_that_folder(tmp_path, monke
     assert len(seed_groups.folders(["tiny-17*"])) == 3
 
 
+@pytest.mark.nightly
 def test_folders_whose_names_are_no_utf_8_are_reported_and_exported(folder, tmp_path, capsys):
     """Their bytes come into Python as surrogates, which no file in UTF-8 can hold."""
     top = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from numpy.testing import assert_array_equal
 from support import toy
@@ -31,6 +32,7 @@ def test_small_uploads_are_not_copied():
     assert UploadBuffer().put(vector, 5)[0].data_ptr() == vector.data_ptr()
 
 
+@pytest.mark.nightly
 def test_uploads_stay_on_their_device_as_long_as_there_is_room(monkeypatch):
     place = UploadBuffer()
     with FakeDevice():
