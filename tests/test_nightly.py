@@ -23,6 +23,8 @@ def test_all_parameters_of_a_test_run_on_one_day_and_no_day_is_empty():
         ("tests/faults/test_deaths.py", ["tests/faults/test_deaths.py"], True),
         ("tests/faults/test_deaths.py", ["tests/faults/test_cut.py", "docs/running.md"], False),
         ("tests/malformed/test_malformed.py", ["mpifl/cli.py"], True),
+        ("tests/launchers/slurm/test_slurm.py", ["launch/job.sh"], True),
+        ("tests/launchers/slurm/test_slurm.py", ["configs/async.yaml"], False),
     ],
 )
 def test_a_test_is_near_a_change_of_what_it_tests(test, changed, near):

@@ -49,6 +49,7 @@ def is_near(test: str, changed: Iterable[str]) -> bool:
     path = PurePosixPath(test)
     room = path.parts[1]
     packages = {Path(file).parts[1].removesuffix(".py") for file in changed if file.startswith("mpifl/")}
+    packages |= {"launchers" for file in changed if file.startswith("launch/")}
     return test in changed or room in packages or bool(SPANNING.get(room, set()) & packages)
 
 
