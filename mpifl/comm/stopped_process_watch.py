@@ -84,10 +84,14 @@ def end_launcher(launcher: Row, stays: float) -> None:
     """
     with suppress(OSError):
         os.setsid()  # it ends all that is in the sessions of its ranks
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):  # a launcher waits until nobody holds the outputs of its ranks
+        os.dup2(null, descriptor)
     if not wait([launcher], stays):
         return
     text = f"rank 0 and all ranks of its host have been gone for {stays:g} s: {launcher[2]} is ended"
-    print(f"mpifl: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError), open(f"/proc/{launcher[0]}/fd/2", "w") as its_errors:
+        its_errors.write(f"mpifl: {text}\n")
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # the third forces it
         with suppress(ProcessLookupError):
             os.kill(launcher[0], number)

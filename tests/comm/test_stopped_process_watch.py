@@ -130,8 +130,9 @@ stopped.main(1.0, (pid, start, "mpirun"), stays=0.5)
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_a_launcher_that_outlives_all_ranks_of_its_host_is_ended(stays, sleeper):
-    """The watcher's input ends at once: its parent is gone, and so is soon the rank."""
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as launcher:
+    """The watcher's parent is gone, and so is soon the rank; it leaves its outputs before it waits."""
+    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(sleeps, stderr=subprocess.PIPE, text=True) as launcher:
         start = stopped.status(launcher.pid)[2]
         command = [sys.executable, "-c", LAST, str(launcher.pid), str(start)]
         rows = json.dumps([[sleeper.pid, stopped.status(sleeper.pid)[2], "rank 0"]])
@@ -144,6 +145,9 @@ def test_a_launcher_that_outlives_all_ranks_of_its_host_is_ended(stays, sleeper)
             if not stays:
                 launcher.kill()
                 launcher.wait(60)
-            _, said = watcher.communicate(timeout=60)
+            watcher.stdin.close()
+            assert watcher.stderr.read() == ""  # to the end of the file
+            assert launcher.poll() is None or not stays
+        said = launcher.stderr.read()
         assert ("mpirun is ended" in said) == stays, said
         assert launcher.wait(60) == (-signal.SIGTERM if stays else -signal.SIGKILL)
