@@ -111,7 +111,6 @@ class Slurm:
         self._daemons.append(self._start(["slurmctld", "-D", "-f", f"{folder}/slurm.conf"]))
         for node in self.names:
             self.start_node(node)
-        self.wait_until_idle()
 
     @staticmethod
     def _free_ports(count: int) -> int:
@@ -154,9 +153,14 @@ class Slurm:
         wait_for((place / "socket").exists, 10, "munged")
 
     def start_node(self, node: str) -> None:
-        """Start a node, or start it again."""
+        """Start a node; return when a node that has died is known to have died, and is idle again."""
+        if (self.folder / f"{node}.log").exists():
+            show = ("sinfo", "-h", "-n", node, "-p", "main", "-o", "%T")
+            wait_for(lambda: self.run(*show).stdout.startswith("down"), 90, f"{node} is down")
         spaces = ["unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         self._nodes[node] = self._start([*spaces, "bash", "-c", NODE, "node", node, str(self.folder)])
+        if len(self._nodes) == len(self.names):
+            self.wait_until_idle()
 
     def kill_node(self, node: str) -> None:
         """End all processes of a node at once, as if it had lost its power."""
@@ -197,7 +201,9 @@ class Slurm:
         def look() -> bool:
             about = self.about(job)
             if about.get("JobState") == "PENDING" and about.get("Reason") == "BeginTime":
-                self.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits two minutes
+                self.wait_until_idle()
+                time.sleep(3.0)  # Slurm waits two minutes; a credential is refused within its first seconds
+                self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
             ended[:] = [about.get("JobState", "")]
             return ended[0] not in (
                 "PENDING",
