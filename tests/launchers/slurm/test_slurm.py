@@ -239,7 +239,7 @@ def test_each_task_of_an_array_goes_on_after_its_limit(slurm):
     assert [slurm.wait_until_ended(task, 180) for task in tasks] == ["COMPLETED"] * 2
     runs = slurm.jobs / "runs"
     found = [json.loads((runs / f"sleepy-{first.id}-{i}" / "summary.json").read_text()) for i in (0, 1)]
-    assert [summary["seed"] for summary in found] == [0, 1]
+    assert [summary["seed"]["training"] for summary in found] == [0, 1]
     assert found[0]["digest"] != found[1]["digest"]
 
 
@@ -268,7 +268,7 @@ def test_a_run_outlives_a_worker_under_slurm(slurm, digest):
     by_rank = {}
     for pid in map(int, ranks.stdout.split()):
         words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        by_rank |= {int(w[12:]): pid for w in words if w.startswith(b"PMIX_RANK=")}
+        by_rank |= {int(w[10:]): pid for w in words if w.startswith(b"PMIX_RANK=")}
     os.kill(by_rank[2], signal.SIGKILL)
     assert (job.ended(), job.digest, job.restarts) == ("COMPLETED", digest, 0), job.log
     assert json.loads((job.folder / "summary.json").read_text())["ranks_lost"]
