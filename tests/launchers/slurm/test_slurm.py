@@ -90,23 +90,20 @@ class Job:
         return self.slurm.wait_until_ended(self.id, seconds)
 
 
+def alone(slurm: Slurm, rounds: int) -> str:
+    """Return the digest of the run without a disturbance, in one process."""
+    file = slurm.jobs / "runs" / f"sleepy-alone-{rounds}" / "summary.json"
+    if not file.exists():
+        words = ["-q", "--rounds", str(rounds), "--algorithm.nap", "0", "--output.id", f"alone-{rounds}"]
+        command = [sys.executable, "-m", "mpifl", "run", "sleepy.yaml", *words]
+        subprocess.run(command, cwd=slurm.jobs, env=slurm.environment, check=True)
+    return str(json.loads(file.read_text())["digest"])
+
+
 @pytest.fixture(scope="session")
 def digest(slurm) -> str:
-    """Return the digest of the same run without a disturbance, in one process."""
-    command = [
-        sys.executable,
-        "-m",
-        "mpifl",
-        "run",
-        "sleepy.yaml",
-        "-q",
-        "--algorithm.nap",
-        "0.1",
-        "--output.id",
-        "alone",
-    ]
-    subprocess.run(command, cwd=slurm.jobs, env=slurm.environment, check=True)
-    return str(json.loads((slurm.jobs / "runs" / "sleepy-alone" / "summary.json").read_text())["digest"])
+    """Return the digest of the thirty rounds of sleepy.yaml."""
+    return alone(slurm, 30)
 
 
 @pytest.fixture(autouse=True)
@@ -179,13 +176,13 @@ def test_a_job_that_is_queued_again_by_hand_goes_on_once(launcher, slurm, digest
 @pytest.mark.parametrize(
     "signal_before", ["--signal=B:USR1@40", "--signal=B:USR1@0"], ids=["warned", "limit"]
 )
-def test_a_job_goes_on_after_its_time_limit(signal_before, slurm, digest):
-    words = ("sleepy.yaml", "--algorithm.nap", "1.5")
+def test_a_job_goes_on_after_its_time_limit(signal_before, slurm):
+    words = ("sleepy.yaml", "--rounds", "12", "--algorithm.nap", "1.5")
     job = Job(slurm, *TWO_NODES, "--time=1", signal_before, words=words).trained(2)
     wait_for(lambda: job.restarts == 1, 120, "the limit", lambda: job.log)
     assert job.step >= 2, job.log
     slurm.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=5")
-    assert (job.ended(180), job.digest, job.restarts) == ("COMPLETED", digest, 1), job.log
+    assert (job.ended(180), job.digest, job.restarts) == ("COMPLETED", alone(slurm, 12), 1), job.log
 
 
 def test_a_job_that_may_not_be_queued_again_says_how_to_go_on(slurm, digest):
