@@ -20,6 +20,19 @@ from .server import measure_server
 from .workloads import OTHERS, WORKLOADS
 
 
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise `SystemExit`, so that the jobs are ended, too."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda which, _: sys.exit(128 + which)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@_signals_raise()
 def bench(
     names: Sequence[str],
     options: Sequence[str],
@@ -42,8 +55,6 @@ def bench(
     Raises:
         UserError: A name, number or option is invalid, the file cannot be written, or a job ended early.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):  # exit by an exception, so that the jobs are ended, too
-        signal.signal(number, lambda which, _: sys.exit(128 + which))
     num_ranks = 3 if ranks is None else _positive("ranks", ranks)
     num_turns = None if turns is None else _positive("turns", turns)
     length = TURN_S if seconds is None else _seconds(seconds)
