@@ -577,6 +577,8 @@ def near(one: Path, other: Path, tree: Tree) -> str:
         return ""
     model = tree.get("model", "")
     normalised = (model["name"] if isinstance(model, dict) else model).startswith(NORMALISED)
+    if "on_client_error" in tree:  # a client diverges: its huge numbers reach others by their attention
+        return ""
     limit = 5e-3 if normalised else 1e-3 if local.get("optimizer") == "adam" else 2e-5
     if not all((folder / "model.safetensors").exists() for folder in (one, other)):
         return "model.safetensors is missing"
