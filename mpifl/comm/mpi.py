@@ -285,7 +285,6 @@ class Mpi(Transport):
                 if error is not known or rank != source:
                     self._sends.append((self.comm.isend(error, rank, ALARM), error))
 
-    @guarded
     def ask_to_stop(self) -> None:
         """Send rank 0 an empty message, which no collective waits for."""
         if self.rank:
@@ -301,6 +300,7 @@ class Mpi(Transport):
                 asked = True
         return asked
 
+    @guarded
     def gather_traffic(self) -> list[dict[str, Any]] | None:
         """Send this rank's counts to rank 0, which adds the bytes of this message."""
         tag, rows = self._tag(), self.traffic.rows(self.numbers[self.rank])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 
+from mpifl.comm import transport as transports
 from mpifl.comm.transport import Mismatch, MpiTraffic, Single, device_ranks, divided, on_server
 
 
@@ -96,3 +100,22 @@ def test_a_run_that_would_end_the_process_fails_its_test_instead(ends):
 def test_a_block_of_another_type_or_size_than_agreed_never_reaches_mpi(call, said):
     with pytest.raises(Mismatch, match=said):
         call(Single())
+
+
+def test_every_exchange_of_ranks_tells_the_loss_of_one():
+    """`guarded` turns MPI's error about a lost rank into `RankLost`, by which runs go on without it."""
+    source = Path(transports.__file__).with_name("mpi.py").read_text()
+    (mpi,) = (c for c in ast.parse(source).body if isinstance(c, ast.ClassDef) and c.name == "Mpi")
+    methods = {f.name: f for f in mpi.body if isinstance(f, ast.FunctionDef)}
+    guarded = {name for name, f in methods.items() if "guarded" in map(ast.unparse, f.decorator_list)}
+    exchanges = {
+        "scatter",
+        "scatter_rows",
+        "gather_rows",
+        "gather",
+        "gather_traffic",
+        "run_guarded",
+        "barrier",
+    }
+    exchanges |= {"barrier", "Bcast", "Reduce", "Gatherv", "Reduce_scatter", "Alltoallv", "isend", "poll"}
+    assert guarded == exchanges
