@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import mpifl
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.process import keep_freed
+from mpifl.core.streams import to_null
 
 if TYPE_CHECKING:
     from mpifl.comm.transport import Transport
@@ -794,7 +795,7 @@ def alone(args: argparse.Namespace) -> int:
     except UserError as error:
         return refused(error)
     except BrokenPipeError:  # the reader closed the pipe: mpifl launch slurm | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        to_null(sys.stdout.fileno())
         return 0
     return code
 

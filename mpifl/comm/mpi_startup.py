@@ -24,7 +24,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.process import SIZES
 
 from .liveness import Process
-from .stopped_process_watch import LOOKS, STOPPED, status
+from .stopped_process_watch import LOOKS, STOPPED, force_to_end, status
 
 HANG_S, START_S = "MPIFL_HANG_S", "MPIFL_START_S"  # environment variables: MPI starts before a configuration
 DEFAULTS = {HANG_S: 0.0, START_S: 120.0}
@@ -284,9 +284,7 @@ def end_launcher_after(limit: float) -> None:
     if launcher is not None and os.fork() == 0:
         os.setsid()  # the launcher kills everything in the sessions of its ranks
         time.sleep(limit)
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # the third forces it
-            launcher.send(number)
-            time.sleep(1.0)
+        force_to_end((launcher.pid, launcher.start_ticks, launcher.program))
         os._exit(0)
 
 

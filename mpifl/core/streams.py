@@ -45,12 +45,18 @@ def drop(descriptor: int, why: str) -> None:
         descriptor: 1 or 2.
         why: reason, for the line.
     """
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, descriptor)
-    os.close(null)
+    to_null(descriptor)
     line = f"mpifl: {NAMES[descriptor]} cannot be written ({why}): what is printed there is dropped\n"
     with suppress(OSError):
         os.write(3 - descriptor, line.encode())
+
+
+def to_null(descriptor: int) -> None:
+    """Open the null device in the place of a standard descriptor, which may be closed."""
+    null = os.open(os.devnull, os.O_RDWR)
+    if null != descriptor:
+        os.dup2(null, descriptor)
+        os.close(null)
 
 
 def open_closed() -> None:
@@ -63,10 +69,7 @@ def open_closed() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != descriptor:
-                os.dup2(null, descriptor)
-                os.close(null)
+            to_null(descriptor)
         name = ("stdin", "stdout", "stderr")[descriptor]
         if getattr(sys, name) is None:  # Python leaves it out
             setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))

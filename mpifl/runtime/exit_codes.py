@@ -13,6 +13,7 @@ from pathlib import Path
 from mpifl.comm.transport import CannotRecover, RankLost, Transport
 from mpifl.core.errors import INTERRUPTED, STOPPED, CodeFailed, Stopped, UserError
 from mpifl.core.files import is_full
+from mpifl.core.streams import to_null
 
 OK, FAILED, BAD_INPUT = 0, 1, 2
 EXIT_FILE = "MPIFL_EXIT_FILE"  # environment variable with a file; the launch scripts set it
@@ -55,7 +56,7 @@ def _outcome(transport: Transport, command: Callable[[], int | None]) -> int:
     except CodeFailed as error:
         return _failed(transport, error, f"{error.trace}mpifl: {error}", error.code)
     except BrokenPipeError:  # the reader left: mpifl list methods | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        to_null(sys.stdout.fileno())
         return OK
     except Stopped as end:
         if transport.is_server:

@@ -256,7 +256,11 @@ class _Stack:
         starts = torch.stack([r.start.to(self.device) for r in self.requests])  # [C, d]
         self.tensors = {name: t.contiguous() for name, t in self.layout.tensors(starts).items()}
         self.moving = moving_names(context, first.part)
-        self.unused = unused_names(context, first.split, self.config)
+        unused = unused_names(context, first.split, self.config)
+        used = [i for i, name in enumerate(self.moving) if name not in unused]
+        others = [i for i, name in enumerate(self.moving) if name in unused]
+        decayed = (used, self.config), (others, replace(self.config, weight_decay=0.0))
+        self.decayed = [(which, config) for which, config in decayed if which]  # positions, and their steps
         self.first = [torch.zeros_like(self.tensors[name]) for name in self.moving]  # momentum
         self.second = [torch.zeros_like(m) for m in self.first] if self.config.optimizer == "adam" else []
         self.losses = torch.zeros(len(starts), device=self.device)
@@ -313,13 +317,11 @@ class _Stack:
         if any(r.direction is not None for r in self.requests[:active]):
             grads = self._directed(active, grads)
         first, second = [m[:active] for m in self.first], [v[:active] for v in self.second]
-        used = [i for i, name in enumerate(self.moving) if name not in self.unused]
-        others = [i for i, name in enumerate(self.moving) if name in self.unused]
-        for which, config in ((used, self.config), (others, replace(self.config, weight_decay=0.0))):
+        for which, config in self.decayed:
             w, g, m = ([some[i] for i in which] for some in (weights, grads, first))
-            if which and self.config.optimizer == "adam":
+            if config.optimizer == "adam":
                 adam(w, g, m, [second[i] for i in which], config, self.lr, step + 1)
-            elif which:
+            else:
                 fused_sgd(w, [x.contiguous() for x in g], m, config, self.lr, step == 0)
 
     def _directed(self, active: int, grads: list[torch.Tensor]) -> list[torch.Tensor]:

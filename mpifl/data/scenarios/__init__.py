@@ -8,24 +8,17 @@ from mpifl.data.scenarios.drift import Ccfl, Population
 from mpifl.data.scenarios.emdcfl import BackdoorCifar, BackdoorMnist, EmdCflCifar, EmdCflMnist
 from mpifl.data.scenarios.fedcuau import FedCuau
 from mpifl.data.scenarios.flt import Flt1, Flt2, Flt4
-from mpifl.data.scenarios.mixed import Mixed
+from mpifl.data.scenarios.mixed import KINDS, Mixed
 from mpifl.data.scenarios.natural import Flt3, Natural, Pacs
 from mpifl.data.scenarios.partition_file import PartitionFile
 from mpifl.data.scenarios.relations import Relations
 from mpifl.data.scenarios.rotated import Rotated
-from mpifl.data.scenarios.skewed import FeatureNoise, LabelQuantity, Quantile
+from mpifl.data.scenarios.skewed import FeatureNoise
 from mpifl.data.scenarios.ucfl import UcflA, UcflB, UcflBatch, UcflC
-from mpifl.data.scenarios.usual import Dirichlet, Iid, LogNormal, PowerLaw, Shards
 
 SCENARIOS: dict[str, type[Scenario]] = catalogue(
     {
-        "iid": Iid,
-        "dirichlet": Dirichlet,
-        "shards": Shards,
-        "lognormal": LogNormal,
-        "powerlaw": PowerLaw,
-        "label_quantity": LabelQuantity,
-        "quantile": Quantile,
+        **KINDS,
         "feature_noise": FeatureNoise,
         "mixed": Mixed,
         "natural": Natural,

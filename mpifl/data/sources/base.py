@@ -239,8 +239,8 @@ def broken(path: Path, why: str) -> UserError:
 
 
 FOREIGN = {
-    **dict.fromkeys((".mat",), "scipy.io.loadmat"),
-    **dict.fromkeys((".arff",), "scipy.io.arff.loadarff"),
+    ".mat": "scipy.io.loadmat",
+    ".arff": "scipy.io.arff.loadarff",
     **dict.fromkeys((".svm", ".svmlight", ".libsvm"), "sklearn.datasets.load_svmlight_file"),
     **dict.fromkeys((".h5", ".hdf5", ".hdf"), "h5py.File, or pandas.read_hdf,"),
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "pandas.read_excel"),
@@ -249,9 +249,9 @@ FOREIGN = {
     **dict.fromkeys((".pkl", ".pickle"), "pandas.read_pickle"),
     **dict.fromkeys((".npy", ".npz"), "numpy.load"),
     **dict.fromkeys((".pt", ".pth"), "torch.load"),
-    **dict.fromkeys((".orc",), "pandas.read_orc"),
-    **dict.fromkeys((".dta",), "pandas.read_stata"),
-    **dict.fromkeys((".sav",), "pandas.read_spss"),
+    ".orc": "pandas.read_orc",
+    ".dta": "pandas.read_stata",
+    ".sav": "pandas.read_spss",
     **dict.fromkeys((".sas7bdat", ".xpt"), "pandas.read_sas"),
 }  # ending of a file of another program -> what reads it
 
