@@ -174,7 +174,7 @@ def test_a_job_that_is_queued_again_by_hand_goes_on_once(launcher, slurm, digest
 
 
 @pytest.mark.parametrize(
-    "signal_before", ["--signal=B:USR1@40", "--signal=B:USR1@0"], ids=["warned", "limit"]
+    "signal_before", ["--signal=B:USR1@1", "--signal=B:USR1@0"], ids=["warned", "limit"]
 )
 def test_a_job_goes_on_after_its_time_limit(signal_before, slurm):
     words = ("sleepy.yaml", "--rounds", "12", "--algorithm.nap", "1.5")
