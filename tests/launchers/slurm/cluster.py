@@ -194,28 +194,25 @@ class Slurm:
         words = self.run("scontrol", "show", "job", "-o", job).stdout.split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def submit_urgent(self) -> None:
+        """Submit a short job that takes all nodes from others."""
+        options = ("-p", "urgent", "--nodes=2", "--ntasks-per-node=4", "--output=/dev/null")
+        self.run("sbatch", *options, "--wrap", "sleep 1")
+
+    def look(self, job: str) -> str:
+        """Return the state of a job; one that is queued again begins at once, not after Slurm's two minutes."""
+        about = self.about(job)
+        if about.get("JobState") == "PENDING" and about.get("Reason") == "BeginTime":
+            self.wait_until_idle()
+            time.sleep(3.0)  # a credential is refused within its first seconds
+            self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        return about.get("JobState", "")
+
     def wait_until_ended(self, job: str, seconds: float = 90) -> str:
-        """Wait for the end of a job, and return its state; a job that is queued again begins at once."""
-        ended: list[str] = []
-
-        def look() -> bool:
-            about = self.about(job)
-            if about.get("JobState") == "PENDING" and about.get("Reason") == "BeginTime":
-                self.wait_until_idle()
-                time.sleep(3.0)  # Slurm waits two minutes; a credential is refused within its first seconds
-                self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-            ended[:] = [about.get("JobState", "")]
-            return ended[0] not in (
-                "PENDING",
-                "RUNNING",
-                "COMPLETING",
-                "CONFIGURING",
-                "REQUEUED",
-                "SUSPENDED",
-            )
-
-        wait_for(look, seconds, f"the end of job {job}", lambda: self.log(job))
-        return ended[0]
+        """Wait for the end of a job, and return its state."""
+        alive = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
+        wait_for(lambda: self.look(job) not in alive, seconds, f"the end of job {job}", lambda: self.log(job))
+        return self.look(job)
 
     def log(self, job: str) -> str:
         """Return what a job of `launch/slurm` has printed."""

@@ -117,16 +117,7 @@ def idle(slurm):
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_preempted_job_writes_its_state_and_goes_on(launcher, slurm, digest):
     job = Job(slurm, *TWO_NODES, LAUNCHER=launcher).trained()
-    slurm.run(
-        "sbatch",
-        "-p",
-        "urgent",
-        "--nodes=2",
-        "--ntasks-per-node=4",
-        "--output=/dev/null",
-        "--wrap",
-        "sleep 1",
-    )
+    slurm.submit_urgent()
     wait_for(lambda: job.restarts == 1, 60, "preemption", lambda: job.log)
     assert job.step >= LEAST, job.log
     assert (job.ended(), job.digest, job.restarts) == ("COMPLETED", digest, 1), job.log
@@ -173,9 +164,7 @@ def test_a_job_that_is_queued_again_by_hand_goes_on_once(launcher, slurm, digest
     assert (job.ended(), job.digest, job.restarts) == ("COMPLETED", digest, 1), job.log
 
 
-@pytest.mark.parametrize(
-    "signal_before", ["--signal=B:USR1@1", "--signal=B:USR1@0"], ids=["warned", "limit"]
-)
+@pytest.mark.parametrize("signal_before", ["--signal=B:USR1@1", "--signal=B:USR1@0"], ids=["warned", "limit"])
 def test_a_job_goes_on_after_its_time_limit(signal_before, slurm):
     words = ("sleepy.yaml", "--rounds", "12", "--algorithm.nap", "1.5")
     job = Job(slurm, *TWO_NODES, "--time=1", signal_before, words=words).trained(2)

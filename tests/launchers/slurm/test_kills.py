@@ -1,0 +1,50 @@
+"""Jobs of two nodes that are disturbed at random moments: each ends complete, with the digest of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+
+from .cluster import Slurm, wait_for
+from .test_slurm import LAUNCHERS, TWO_NODES, Job, alone, idle
+
+__all__ = ["idle"]  # a fixture
+pytestmark = pytest.mark.nightly
+
+JOBS = int(os.environ.get("MPIFL_SLURM_KILLS", "3"))  # 20 before a release
+WORDS = ("sleepy.yaml", "--algorithm.nap", "0.25")  # about forty seconds on two nodes
+DISTURBANCES = ("node1 dies", "node2 dies", "preemption", "limit")
+
+
+def disturb(slurm: Slurm, job: Job, what: str) -> None:
+    """Disturb a running job, and wait until it is queued again or has ended."""
+    before = job.restarts
+    if what.endswith("dies"):
+        slurm.kill_node(what.split()[0])
+    elif what == "preemption":
+        slurm.submit_urgent()
+    else:
+        slurm.run("scontrol", "update", f"JobId={job.id}", "EndTime=now+1seconds")
+    wait_for(lambda: job.restarts > before or job.digest, 120, what, lambda: job.log)
+    if what.endswith("dies"):
+        slurm.start_node(what.split()[0])
+
+
+@pytest.mark.parametrize("number", range(JOBS))
+def test_a_job_that_is_disturbed_at_any_moment_ends_complete(number, slurm):
+    draw = random.Random(number)
+    job = Job(slurm, *TWO_NODES, words=WORDS, LAUNCHER=LAUNCHERS[number % 2])
+    said = []
+    for what in draw.sample(DISTURBANCES, draw.choice((1, 2))):
+        wait_for(lambda: slurm.look(job.id) not in ("PENDING", "CONFIGURING"), 60, "the start of the job")
+        moment = draw.uniform(0.0, 25.0)
+        time.sleep(moment)
+        if job.digest:
+            break
+        said.append(f"{what} {moment:.1f} s after a start, step {job.step}")
+        disturb(slurm, job, what)
+    print(f"job {number}: {LAUNCHERS[number % 2]}; {'; '.join(said)}")
+    assert (job.ended(240), job.digest) == ("COMPLETED", alone(slurm, 30)), job.log
