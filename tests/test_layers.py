@@ -46,6 +46,12 @@ def trees() -> dict[str, ast.Module]:
     return {name: ast.parse(source) for name, source in SOURCES.items()}
 
 
+@cache
+def nodes(name: str) -> list[ast.AST]:
+    """Return all nodes of the syntax tree of a file; several tests walk them."""
+    return [*ast.walk(trees()[name])]
+
+
 def room_of(name: str) -> str:
     """Return the package a file lies in; empty for the modules at the top."""
     return name.split("/")[0] if "/" in name else ""
@@ -56,7 +62,7 @@ def imported(name: str) -> set[str]:
     """Return the dotted names a file imports, relative ones resolved, those inside functions included."""
     module = ("mpifl", *Path(name).with_suffix("").parts)
     found = set()
-    for node in ast.walk(trees()[name]):
+    for node in nodes(name):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -147,7 +153,7 @@ def test_mpi_is_imported_under_comm_only():
 
 def callers(*names: str) -> set[str]:
     """Return the files that call a method of one of these names."""
-    calls = {n: (c.func for c in ast.walk(tree) if isinstance(c, ast.Call)) for n, tree in trees().items()}
+    calls = {name: (c.func for c in nodes(name) if isinstance(c, ast.Call)) for name in SOURCES}
     return {
         n
         for n, funcs in calls.items()
@@ -163,7 +169,7 @@ def test_backward_is_called_in_one_file_and_gradients_are_taken_in_one_room():
 def test_no_bare_except_no_star_import_no_loud_global():
     loud, found = ("warnings.", "random.", "np.random.", "torch.manual_seed"), []
     for name, tree in trees().items():
-        for node in ast.walk(tree):
+        for node in nodes(name):
             if isinstance(node, ast.ExceptHandler) and node.type is None:
                 found.append(f"{name}, line {node.lineno}: bare except")
             if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
@@ -204,7 +210,7 @@ def test_no_collective_stands_under_a_rank():
         "gram",
     }
     for name in (n for n in SOURCES if room_of(n) in ("runtime", "experiment", "aggregation", "tools")):
-        for branch in (n for n in ast.walk(trees()[name]) if isinstance(n, ast.If)):
+        for branch in (n for n in nodes(name) if isinstance(n, ast.If)):
             if "is_server" in ast.unparse(branch.test) or ".rank" in ast.unparse(branch.test):
                 calls = [c.func for stmt in branch.body for c in ast.walk(stmt) if isinstance(c, ast.Call)]
                 names = {f.attr for f in calls if isinstance(f, ast.Attribute)}

@@ -568,6 +568,7 @@ class UploadBuffer:
 
     def __init__(self) -> None:
         self._rows: dict[int, list[torch.Tensor]] = {}  # width -> rows
+        self._chunks: dict[int, torch.Tensor] = {}  # width -> the last allocation [rows, width]
         self._used: Counter[int] = Counter()
         self._room = 0  # bytes that may still stay on a device
 
@@ -603,7 +604,10 @@ class UploadBuffer:
     def _next(self, width: int) -> torch.Tensor:
         rows, number = self._rows.setdefault(width, []), self._used[width]
         if number == len(rows):
-            rows += torch.empty(max(1, CHUNK // width), width, dtype=torch.float32).unbind()
+            height = max(1, CHUNK // width)
+            if number % height == 0:
+                self._chunks[width] = torch.empty(height, width, dtype=torch.float32)
+            rows.append(self._chunks[width][number % height])
         self._used[width] += 1
         return rows[number]
 

@@ -19,6 +19,7 @@ from mpifl.core.federation import DataInfo
 from mpifl.experiment import loader, schema
 from mpifl.experiment.build import (
     public_sets,
+    warn_of_ignored,
     warn_of_ignored_options,
     warn_of_numbered_categories,
     warn_of_unused_collective,
@@ -312,7 +313,7 @@ def test_a_truth_for_a_text_in_a_file_is_refused():
 def test_what_a_method_ignores_of_local_is_said_once(options, line, capsys):
     warn_once.cache_clear()
     for _ in range(2):
-        assert main(["plan", TINY, *options]) == 0
+        warn_of_ignored(load(TINY, options))
     assert [x for x in capsys.readouterr().err.splitlines() if "effect" in x] == (
         [f"mpifl: {line}"] if line else []
     )

@@ -46,7 +46,8 @@ def missing_in(column: pd.Series) -> np.ndarray:
     if column.dtype.kind in "biufcmM":
         return np.array(gaps, bool)
     return np.array(
-        [gap or (isinstance(v, str) and is_missing(v)) for gap, v in zip(gaps, column, strict=True)], bool
+        [gap or (isinstance(v, str) and is_missing(v)) for gap, v in zip(gaps, column.tolist(), strict=True)],
+        bool,
     )
 
 
@@ -110,10 +111,11 @@ def numbers_in(
     """
     if column.dtype.kind in "iuf":
         return np.array(column.to_numpy(np.float64, na_value=np.nan))
-    if column.dtype.kind in "bcmM" or not any(isinstance(value, str) for value in column):
+    values = column.tolist()
+    if column.dtype.kind in "bcmM" or not any(isinstance(value, str) for value in values):
         return None
     gaps = missing_in(column)
-    texts = [(i, str(v).strip()) for i, v in enumerate(column) if not gaps[i] and not isinstance(v, bool)]
+    texts = [(i, str(v).strip()) for i, v in enumerate(values) if not gaps[i] and not isinstance(v, bool)]
     if not texts:
         return None
     dates = all(DATE.fullmatch(text) for _, text in texts)
@@ -121,7 +123,7 @@ def numbers_in(
     require(not dates, key, name, f"holds dates or times, such as {texts[0][1]!r}: make them numbers{also}")
     numbers, wrong, almost = np.full(len(column), np.nan), [], 0
     for i, text in texts:
-        written = isinstance(column.iloc[i], str) and decimal == ","
+        written = isinstance(values[i], str) and decimal == ","
         plain = text.replace(",", ".") if written and "." not in text else "" if written else text
         if NUMBER.fullmatch(plain):
             numbers[i] = float(plain)

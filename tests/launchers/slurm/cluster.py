@@ -200,7 +200,7 @@ class Slurm:
         self.run("sbatch", *options, "--wrap", "sleep 1")
 
     def look(self, job: str) -> str:
-        """Return the state of a job; one that is queued again begins at once, not after Slurm's two minutes."""
+        """Return the state of a job; one that is queued again begins at once, not two minutes later."""
         about = self.about(job)
         if about.get("JobState") == "PENDING" and about.get("Reason") == "BeginTime":
             self.wait_until_idle()

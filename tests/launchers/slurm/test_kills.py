@@ -1,4 +1,4 @@
-"""Jobs of two nodes that are disturbed at random moments: each ends complete, with the digest of an undisturbed run."""
+"""Jobs of two nodes that are disturbed at random moments: each ends complete, with the undisturbed digest."""
 
 from __future__ import annotations
 
