@@ -30,8 +30,9 @@ ALLOWED: dict[
     "algorithms": {"core", "training", "clustering"},
     "traffic": {"core", "comm", "aggregation"},
     "results": {"core", "kernels", "models"},
-    "simulation": {"core", "comm", "aggregation", "traffic"},
+    "simulation": {"core", "comm", "traffic"},
     "runtime": {"core", "comm", "aggregation", "traffic", "simulation"},
+    "protection": {"core", "comm", "aggregation", "traffic", "runtime"},
 }
 ALLOWED["experiment"] = set(ALLOWED)
 ALLOWED["tools"] = set(ALLOWED)

@@ -27,7 +27,7 @@ class RankMasks(Protocol):
 
 
 class Masks(Protocol):
-    """Hides the uploads of a mixing from the server (`aggregation/secure_sum.py`).
+    """Hides the uploads of a mixing from the server (`protection/secure_sum.py`).
 
     Attributes:
         grid_weights: float64 [K, m], weights that determine the grid of the exact sums, including those of

@@ -16,8 +16,6 @@ import torch
 from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.collective_choice import ByBytes
-from mpifl.aggregation.robust_rules import Rule
-from mpifl.aggregation.secure_sum import MaskedSums, SecureRounds
 from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm, Needs, vector_parts
@@ -51,26 +49,28 @@ from mpifl.models import (
 )
 from mpifl.models.pretrained import ASSIGN, read_state
 from mpifl.models.user_module import WRITES, Custom, returned
+from mpifl.protection.accountant import Accountant, Spending
+from mpifl.protection.attacks import Attack, UploadAttack
+from mpifl.protection.privacy import CentralPrivacy
+from mpifl.protection.private_step import PrivateStep
+from mpifl.protection.robust import RobustSteps
+from mpifl.protection.robust_rules import Rule
+from mpifl.protection.secure_sum import MaskedSums, SecureRounds
 from mpifl.results.logging import warn_once
 from mpifl.results.tables import first_of
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
 from mpifl.runtime.hook_errors import DROP
-from mpifl.runtime.private_step import PrivateStep
-from mpifl.runtime.robust import RobustSteps
 from mpifl.runtime.run_state import Checkpointer
 from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.step_config import StepConfig
 from mpifl.runtime.synchronous import SynchronousEngine
-from mpifl.simulation.attacks import Attack, UploadAttack
 from mpifl.simulation.client_devices import Alike
 from mpifl.simulation.delays import Constant
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.simulation.round_rules import RoundRule
 from mpifl.simulation.sampling import cohort_size, newcomers
 from mpifl.simulation.visit_times import visit_duration
-from mpifl.traffic.accountant import Accountant, Spending
-from mpifl.traffic.privacy import CentralPrivacy
 from mpifl.training.batched import draws, sample_weights, stackable
 from mpifl.training.client import LocalClients, public_clients
 from mpifl.training.config import LocalConfig

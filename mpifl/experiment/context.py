@@ -14,11 +14,11 @@ from mpifl.comm.transport import Transport
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key, key
 from mpifl.core.types import ProblemInfo
+from mpifl.protection.accountant import Accountant, Spending
 from mpifl.results.identity import CONVOLUTIONS, OWN, WINOGRAD, identity, with_replaced
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.sampling import Sampler
-from mpifl.traffic.accountant import Accountant, Spending
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
 from mpifl.training.precision import FLOAT32

@@ -25,9 +25,6 @@ from mpifl.aggregation.collective_choice import (
     crossover,
     is_sharded,
 )
-from mpifl.aggregation.robust_mixer import busiest_bytes as robust_bytes
-from mpifl.aggregation.robust_rules import CoordinateRule, DistanceRule, NoRule, Rule
-from mpifl.aggregation.secure_sum import MaskedSums
 from mpifl.aggregation.tables import read_rows
 from mpifl.comm.transport import Single, Transport, on_server
 from mpifl.core.capabilities import OneShotStatistics, SecondLook, ServerEvaluation, uses
@@ -36,6 +33,9 @@ from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.process import available_cores
 from mpifl.core.progress import doing
 from mpifl.core.types import Message, Server
+from mpifl.protection.robust_mixer import busiest_bytes as robust_bytes
+from mpifl.protection.robust_rules import CoordinateRule, DistanceRule, NoRule, Rule
+from mpifl.protection.secure_sum import MaskedSums
 from mpifl.results import run_folder as folders
 from mpifl.results.progress import in_words
 from mpifl.runtime.aggregators import DryAggregator

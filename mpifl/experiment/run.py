@@ -34,6 +34,7 @@ from mpifl.core.torch_state import pinned, restore, state
 from mpifl.core.types import Server
 from mpifl.kernels import bindings
 from mpifl.models.pretrained import read_state, uploads_none
+from mpifl.protection.accountant import Accountant
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import line
 from mpifl.results.logging import RankLog, warn_once
@@ -45,7 +46,6 @@ from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.recovery import regroup
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ServerStep
-from mpifl.traffic.accountant import Accountant
 from mpifl.training.batched import stackable
 
 from . import loader

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from mpifl.aggregation.collective_choice import COSTS, ByBytes
-from mpifl.aggregation.robust_rules import RULES, DistanceRule, NoRule, Rule
-from mpifl.aggregation.secure_sum import SECURE, MaskedSums, SecureConfig
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import (
@@ -29,10 +27,13 @@ from mpifl.core.task import Task
 from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig
 from mpifl.models import MODELS, ModelOptions
+from mpifl.protection.attacks import ATTACKS, Attack, NoAttack, UploadAttack
+from mpifl.protection.privacy import PRIVACIES, CentralPrivacy, LocalPrivacy, Privacy
+from mpifl.protection.robust_rules import RULES, DistanceRule, NoRule, Rule
+from mpifl.protection.secure_sum import SECURE, MaskedSums, SecureConfig
 from mpifl.results.callbacks import check_entries
 from mpifl.runtime.run_state import CheckpointConfig
 from mpifl.runtime.server_step import NO_SINGLE_MODEL
-from mpifl.simulation.attacks import ATTACKS, Attack, NoAttack, UploadAttack
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.client_devices import DEVICES, Alike, Devices
 from mpifl.simulation.clock import CLOCKS, ClockConfig, VirtualTime
@@ -42,7 +43,6 @@ from mpifl.simulation.policies import POLICIES, ClientDecides, Policy, Synchrono
 from mpifl.simulation.upload_triggers import UPLOAD_TRIGGERS
 from mpifl.traffic.compression import COMPRESSIONS
 from mpifl.traffic.payload import Payload
-from mpifl.traffic.privacy import PRIVACIES, CentralPrivacy, LocalPrivacy, Privacy
 from mpifl.training.config import LocalConfig
 from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import SECTION, LocalChanges, check_changes

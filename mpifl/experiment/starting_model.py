@@ -16,8 +16,8 @@ from mpifl.core.parameters import Layout
 from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.models import LoRA
 from mpifl.models.pretrained import ALONE, MIXED, named_shapes, shapes_of, uploads_none, uses_rows
+from mpifl.protection.accountant import Accountant, Spending
 from mpifl.results.run_models import layout_of
-from mpifl.traffic.accountant import Accountant, Spending
 
 KEY, FILE, TABLE = "start.run", "model.safetensors", "model"
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from mpifl.aggregation.secure_sum import MaskedSums, bytes_of_round
 from mpifl.aggregation.tables import read_rows
 from mpifl.core.algorithm import PlannedRun, vector_parts
 from mpifl.core.capabilities import (
@@ -30,13 +29,14 @@ from mpifl.core.errors import INTERRUPTED, CodeFailed, UserError, require, withi
 from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, State
+from mpifl.protection.privacy import protect
+from mpifl.protection.secure_sum import MaskedSums, bytes_of_round
 from mpifl.runtime.hook_errors import DROP, ClientCall, ServerCall, first_that_works
 from mpifl.runtime.server_step import NO_MODELS, NO_SINGLE_MODEL
 from mpifl.traffic.compression import INDEX_BYTES
 from mpifl.traffic.encoding import download_bytes, sizes, statistics_size, time_stamp_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger
 from mpifl.traffic.payload import Payload
-from mpifl.traffic.privacy import protect
 from mpifl.training.client import LocalClient, public_clients
 
 from .context import RunContext

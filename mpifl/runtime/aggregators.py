@@ -202,7 +202,7 @@ class FiguringAggregator(Aggregator, Protocol):
 
 
 class RobustMeans(Protocol):
-    """Makes aggregators that replace means by a robust rule (`runtime/robust.py`)."""
+    """Makes aggregators that replace means by a robust rule (`protection/robust.py`)."""
 
     def over_ranks(self, inner: MpiAggregator) -> FiguringAggregator:
         """Return the robust form of an aggregator over MPI."""

@@ -91,7 +91,7 @@ Sent = tuple[int, str, str, int, int]  # client, up or down, name, numbers, byte
 
 
 class SecureSums(Protocol):
-    """Hides single uploads from the server (`aggregation/secure_sum.py`); on rank 0."""
+    """Hides single uploads from the server (`protection/secure_sum.py`); on rank 0."""
 
     def arrives(self, step: int, clients: np.ndarray) -> np.ndarray:
         """Return whether the upload of each client [m] arrives in a round, bool [m]."""
@@ -118,7 +118,7 @@ class SecureSums(Protocol):
 
 
 class UploadAttack(Protocol):
-    """Changes the uploads of attackers (`simulation/attacks.py`)."""
+    """Changes the uploads of attackers (`protection/attacks.py`)."""
 
     def report(self, report: Report, message: Message, parts: VectorParts, key: Key) -> Report:
         """Return the report that an attacker sends instead of an honest one."""

@@ -9,11 +9,11 @@ from numpy.testing import assert_array_equal
 from torch.testing import assert_close
 
 from mpifl.aggregation.mixer import LOCAL_BLOCK, Mixer, mix_exact, mix_float32
-from mpifl.aggregation.robust_mixer import RobustMixer
-from mpifl.aggregation.robust_rules import Median
 from mpifl.aggregation.tables import Tables
 from mpifl.comm.transport import Mismatch, Single
 from mpifl.core.mixing import Mixing
+from mpifl.protection.robust_mixer import RobustMixer
+from mpifl.protection.robust_rules import Median
 
 
 @pytest.mark.parametrize("keep", [None, "diagonal", "full", "more"])

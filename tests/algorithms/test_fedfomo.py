@@ -16,7 +16,7 @@ from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
 from mpifl.core.types import Message
 from mpifl.experiment.traffic_forecast import forecast
-from mpifl.simulation.attacks import Scale
+from mpifl.protection.attacks import Scale
 from mpifl.traffic.compression import TopK
 from mpifl.traffic.payload import Payload
 

@@ -24,15 +24,6 @@ from support.fake_device import FakeDevice, FakeTensor, on_device
 from mpifl.aggregation import mixer as mix
 from mpifl.aggregation.collective_choice import GATHER, REDUCE
 from mpifl.aggregation.mixer import Mixer
-from mpifl.aggregation.robust_mixer import RobustMixer
-from mpifl.aggregation.robust_rules import (
-    GeometricMedian,
-    Median,
-    MultiKrum,
-    NormBound,
-    Rule,
-    TrimmedMean,
-)
 from mpifl.aggregation.tables import Tables
 from mpifl.comm import link_test as pairs
 from mpifl.comm.mpi import Mpi
@@ -40,6 +31,8 @@ from mpifl.comm.transport import Mismatch, Single, Transport, divided
 from mpifl.core.mixing import Mixing
 from mpifl.core.parameters import take
 from mpifl.core.rng import key
+from mpifl.protection.robust_mixer import RobustMixer
+from mpifl.protection.robust_rules import GeometricMedian, Median, MultiKrum, NormBound, Rule, TrimmedMean
 
 BODIES: dict[str, Callable[[Mpi, Path], None]] = {}
 PATIENCE_S = 120.0  # for one body, on a loaded machine

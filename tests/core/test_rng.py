@@ -24,6 +24,7 @@ from mpifl.core.rng import Key, key
 from mpifl.experiment import loader
 from mpifl.experiment.build import build
 from mpifl.experiment.schema import EvaluationConfig, Seeds, SystemConfig
+from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.delays import Exponential, LogNormal, ShiftedExponential, Tiers, Uniform
 from mpifl.simulation.network import Links, NetworkTiers
@@ -36,7 +37,6 @@ from mpifl.simulation.policies import (
 from mpifl.simulation.upload_triggers import PoissonRates
 from mpifl.traffic.compression import RandomK
 from mpifl.traffic.payload import Payload
-from mpifl.traffic.privacy import CentralPrivacy, LocalPrivacy
 
 parts = st.lists(st.one_of(st.integers(0, 10**9), st.text("abcxyz", max_size=6)), max_size=4)
 

@@ -12,8 +12,8 @@ from support.runs import CONFIG
 
 from mpifl import cli
 from mpifl.experiment.starting_model import earlier_privacy
-from mpifl.traffic.accountant import Accountant
-from mpifl.traffic.privacy import CentralPrivacy, LocalPrivacy, Privacy
+from mpifl.protection.accountant import Accountant
+from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy, Privacy
 
 dp = pytest.importorskip("dp_accounting")
 RELATION = dp.NeighboringRelation

@@ -10,7 +10,6 @@ from support import fake_device, toy
 from support.cases import OPTIONS
 
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.aggregation.secure_sum import MaskedSums, SecureConfig
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.ifca import IFCA
 from mpifl.algorithms.registry import CATALOGUE
@@ -18,12 +17,13 @@ from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import RowUpdates
 from mpifl.core.mixing import Plan, average
 from mpifl.experiment.traffic_forecast import TrafficForecast, compared, forecast
+from mpifl.protection.privacy import CentralPrivacy
+from mpifl.protection.secure_sum import MaskedSums, SecureConfig
 from mpifl.simulation.delays import DELAYS
 from mpifl.simulation.policies import POLICIES
 from mpifl.traffic.compression import COMPRESSIONS
 from mpifl.traffic.ledger import Ledger
 from mpifl.traffic.payload import Payload
-from mpifl.traffic.privacy import CentralPrivacy
 from mpifl.training.config import LocalConfig
 
 pytestmark = pytest.mark.usefixtures("flat_plane")

@@ -15,9 +15,9 @@ from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Notes, Reads, Report, Server
-from mpifl.traffic.privacy import CLIPPED, CentralPrivacy, Privacy, protect, with_noise
+from mpifl.runtime.step_config import Protection
 
-from .step_config import Protection
+from .privacy import CLIPPED, CentralPrivacy, Privacy, protect, with_noise
 
 
 def trained_rows(

@@ -7,9 +7,12 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from mpifl.aggregation import secure_sum
 from mpifl.aggregation.exact_sum import exact_sum, spacings
-from mpifl.aggregation.secure_sum import (
+from mpifl.core.errors import UserError
+from mpifl.core.mixing import Mixing
+from mpifl.core.rng import key
+from mpifl.protection import secure_sum
+from mpifl.protection.secure_sum import (
     GENERATOR,
     GROUP,
     KEY,
@@ -29,9 +32,6 @@ from mpifl.aggregation.secure_sum import (
     stream,
     unmasked_sum,
 )
-from mpifl.core.errors import UserError
-from mpifl.core.mixing import Mixing
-from mpifl.core.rng import key
 
 CLIENTS = (2, 3, 5, 7, 11, 13, 17)
 

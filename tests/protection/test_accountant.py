@@ -10,9 +10,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from mpifl.core.errors import UserError
-from mpifl.traffic import accountant as module
-from mpifl.traffic.accountant import Accountant, Spending
-from mpifl.traffic.privacy import CentralPrivacy, LocalPrivacy, Privacy
+from mpifl.protection import accountant as module
+from mpifl.protection.accountant import Accountant, Spending
+from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy, Privacy
 
 dp = pytest.importorskip("dp_accounting")
 RELATION = dp.NeighboringRelation

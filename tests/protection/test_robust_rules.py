@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from mpifl.aggregation.robust_rules import (
+from mpifl.core.errors import UserError
+from mpifl.protection.robust_rules import (
     RULES,
     CoordinateRule,
     DistanceRule,
@@ -22,7 +23,6 @@ from mpifl.aggregation.robust_rules import (
     TrimmedMean,
     selected,
 )
-from mpifl.core.errors import UserError
 
 MEMBERS = np.array([[1, -2], [2, 0], [9, 4], [3, 1]], np.float32)
 

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.mixer import Mixer
-from mpifl.aggregation.robust_mixer import RobustMixer
-from mpifl.aggregation.robust_rules import Rule
 from mpifl.aggregation.tables import Tables
 from mpifl.comm.transport import Single
 from mpifl.core.mixing import Plan
 from mpifl.core.parameters import Part, VectorParts
 from mpifl.core.types import Server
+from mpifl.runtime.aggregators import Aggregator, LocalAggregator, MpiAggregator, Uploads
+from mpifl.runtime.protocol import GatheredReports
 
-from .aggregators import Aggregator, LocalAggregator, MpiAggregator, Uploads
-from .protocol import GatheredReports
+from .robust_mixer import RobustMixer
+from .robust_rules import Rule
 
 
 class RobustAggregator:

@@ -14,12 +14,12 @@ from support.runs import CONFIG
 from torch.testing import assert_close
 
 from mpifl import cli
-from mpifl.aggregation.robust_rules import Krum, Median, NormBound, NoRule
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.experiment.schema import check_robust
-from mpifl.simulation.attacks import SignFlip
+from mpifl.protection.attacks import SignFlip
+from mpifl.protection.robust_rules import Krum, Median, NormBound, NoRule
 from mpifl.simulation.policies import Barrier, Buffer
 
 METHODS = {name: CATALOGUE[name](**cases.OPTIONS.get(name, {})) for name in CATALOGUE}

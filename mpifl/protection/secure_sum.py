@@ -30,12 +30,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from mpifl.aggregation.exact_sum import exact_sum
 from mpifl.core.devices import to_main_memory
 from mpifl.core.errors import MethodError, UserError, catalogue, require
 from mpifl.core.mixing import Mixing
 from mpifl.core.rng import Key
-
-from .exact_sum import exact_sum
 
 GROUP, GENERATOR = 2**255 - 19, 2  # modulus and generator of the key exchange
 PRIME = 2**256 - 189  # modulus of the shares: the largest prime below 2^256

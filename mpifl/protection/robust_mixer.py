@@ -19,14 +19,14 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from mpifl.aggregation.exact_sum import kept_rows, spacings
+from mpifl.aggregation.mixer import Mixer, check_uploads, gather_order, parts_of, stacked
 from mpifl.comm.transport import Transport
 from mpifl.core.devices import to_main_memory
 from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Mixing, statistics_of, weights_of
 from mpifl.core.parameters import Part, VectorParts
 
-from .exact_sum import kept_rows, spacings
-from .mixer import Mixer, check_uploads, gather_order, parts_of, stacked
 from .robust_rules import CoordinateRule, DistanceRule, Rule, total
 
 TILE = 256  # columns over which distances are added at a time; fixed, because the bits depend on it

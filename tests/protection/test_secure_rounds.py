@@ -12,7 +12,6 @@ from support import toy
 from torch.testing import assert_close
 
 from mpifl.aggregation.exact_sum import exact_sum, finish, spacings
-from mpifl.aggregation.secure_sum import MaskedSums, bytes_of_round
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm.transport import Single
@@ -21,10 +20,11 @@ from mpifl.core.mixing import Plan, average
 from mpifl.core.rng import key
 from mpifl.experiment.schema import EvaluationConfig, OutputConfig, Seeds, SystemConfig
 from mpifl.models import MODELS
+from mpifl.protection.privacy import CentralPrivacy
+from mpifl.protection.secure_sum import MaskedSums, bytes_of_round
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import EveryArrival, PartialWork, Synchronous
 from mpifl.traffic.payload import Payload
-from mpifl.traffic.privacy import CentralPrivacy
 from mpifl.training.client import LocalClient
 
 

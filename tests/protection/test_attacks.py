@@ -13,7 +13,7 @@ from mpifl.core.errors import UserError
 from mpifl.core.parameters import Layout, VectorParts
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Report
-from mpifl.simulation.attacks import ATTACKS, LabelFlip, NoAttack, Noise, Scale, SignFlip
+from mpifl.protection.attacks import ATTACKS, LabelFlip, NoAttack, Noise, Scale, SignFlip
 
 LAYOUT = Layout.of(torch.nn.Linear(2, 1))  # d = 3
 

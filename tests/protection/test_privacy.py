@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from mpifl.core.errors import MethodError, UserError
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Report
-from mpifl.traffic.privacy import (
+from mpifl.protection.privacy import (
     CLIPPED,
     CentralPrivacy,
     LocalPrivacy,

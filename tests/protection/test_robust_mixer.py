@@ -10,10 +10,16 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
-from mpifl.aggregation import robust_mixer
 from mpifl.aggregation.mixer import Mixer
-from mpifl.aggregation.robust_mixer import RobustMixer, busiest_bytes, columns_of_ranks
-from mpifl.aggregation.robust_rules import (
+from mpifl.aggregation.tables import Tables
+from mpifl.comm.transport import Single
+from mpifl.core.errors import MethodError
+from mpifl.core.mixing import Mixing, add, average, by_cluster, carry, with_statistics_apart
+from mpifl.core.parameters import Layout, VectorParts
+from mpifl.core.types import Notes
+from mpifl.protection import robust_mixer
+from mpifl.protection.robust_mixer import RobustMixer, busiest_bytes, columns_of_ranks
+from mpifl.protection.robust_rules import (
     CoordinateRule,
     GeometricMedian,
     Krum,
@@ -23,12 +29,6 @@ from mpifl.aggregation.robust_rules import (
     Rule,
     TrimmedMean,
 )
-from mpifl.aggregation.tables import Tables
-from mpifl.comm.transport import Single
-from mpifl.core.errors import MethodError
-from mpifl.core.mixing import Mixing, add, average, by_cluster, carry, with_statistics_apart
-from mpifl.core.parameters import Layout, VectorParts
-from mpifl.core.types import Notes
 
 RULES = [Median(), TrimmedMean(0.2), Krum(f=1), MultiKrum(f=1), NormBound(), GeometricMedian()]
 

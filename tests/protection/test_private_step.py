@@ -15,12 +15,12 @@ from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
+from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy, clipped
+from mpifl.protection.private_step import PrivateStep
 from mpifl.runtime.hook_errors import ClientError
-from mpifl.runtime.private_step import PrivateStep
 from mpifl.simulation.policies import EveryArrival
 from mpifl.simulation.sampling import Sampler
 from mpifl.traffic.payload import Payload
-from mpifl.traffic.privacy import CentralPrivacy, LocalPrivacy, clipped
 from mpifl.training.client import LocalClient
 
 NO_NOISE = CentralPrivacy(noise_multiplier=0.0)

@@ -1,7 +1,7 @@
 """Client-level differential privacy: clipping and noise at the client.
 
 A client's update, its upload minus the rows that it downloaded, is clipped to a maximum L2 norm. Local
-privacy also adds noise to it. `runtime/private_step.py` has the server's part, `accountant.py` computes
+privacy also adds noise to it. `protection/private_step.py` has the server's part, `accountant.py` computes
 epsilon.
 
 The unit of privacy is a client with all its data. Draws depend on random keys, not on ranks. They come from

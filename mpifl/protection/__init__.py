@@ -1,0 +1,1 @@
+"""Protection: attacks, robust rules, privacy and secure sums, which change what is sent and summed."""
