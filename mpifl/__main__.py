@@ -11,7 +11,7 @@ from types import FrameType
 from mpifl.comm.mpi_startup import launch_info
 from mpifl.core.errors import INTERRUPTED, STOPPED
 from mpifl.core.streams import open_closed, watch_outputs
-from mpifl.results.supervision import STOP_SIGNALS
+from mpifl.supervision.signals import STOP_SIGNALS
 
 RUNS = ("run", "resume", "sweep", "study")  # commands that exit with `STOPPED` when they are asked to stop
 PATIENCE = 10.0  # seconds that rank 0, which may be in a long import, gets to print the line first

@@ -23,7 +23,7 @@ from mpifl.core.streams import to_null
 if TYPE_CHECKING:
     from mpifl.comm.transport import Transport
     from mpifl.results.comparison import Choices
-    from mpifl.results.progress import Progress
+    from mpifl.supervision.progress import Progress
 
     Command = Callable[[Transport, argparse.Namespace], int | None]
 
@@ -322,7 +322,7 @@ def data(transport: Transport, args: argparse.Namespace) -> None:
 
 def _watched(transport: Transport, args: argparse.Namespace) -> Progress:
     """Return a progress display on stderr for a command that prints its answer on stdout."""
-    from mpifl.results.progress import Progress
+    from mpifl.supervision.progress import Progress
 
     return Progress(title=args.command, quiet=args.quiet or not transport.is_server, to_stderr=True)
 
@@ -753,13 +753,13 @@ def main(argv: Sequence[str]) -> int:
 
     if args.command in ALONE and launch_info(os.environ).size == 1:
         return alone(args)
-    from mpifl.results.progress import Progress
+    from mpifl.supervision.progress import Progress
 
     quiet = args.quiet or bool(launch_info(os.environ).rank)
     with Progress(title="starting", quiet=quiet, bar=False, to_stderr=True, silence=START_SECONDS) as shown:
         try:
             from mpifl.comm.connect import connect
-            from mpifl.runtime.exit_codes import outcome
+            from mpifl.supervision.exit_codes import outcome
 
             transport = connect(monitored=getattr(args, "check_mpi_traffic", False))
         except UserError as error:

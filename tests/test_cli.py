@@ -24,10 +24,10 @@ from mpifl.data import SCENARIOS, SOURCES
 from mpifl.experiment import reference
 from mpifl.experiment.loader import find, load, to_tree
 from mpifl.models import MODELS
-from mpifl.results.logging import warn_once
 from mpifl.simulation.delays import DELAYS
 from mpifl.simulation.network import NETWORKS
 from mpifl.simulation.policies import POLICIES
+from mpifl.supervision.logging import warn_once
 
 TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
 

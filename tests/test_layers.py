@@ -30,6 +30,7 @@ ALLOWED: dict[
     "algorithms": {"core", "training", "clustering"},
     "traffic": {"core", "comm", "aggregation"},
     "results": {"core", "kernels", "models"},
+    "supervision": {"core", "comm"},
     "simulation": {"core", "comm", "traffic"},
     "runtime": {"core", "comm", "aggregation", "traffic", "simulation"},
     "protection": {"core", "comm", "aggregation", "traffic", "runtime"},

@@ -56,7 +56,6 @@ from mpifl.protection.private_step import PrivateStep
 from mpifl.protection.robust import RobustSteps
 from mpifl.protection.robust_rules import Rule
 from mpifl.protection.secure_sum import MaskedSums, SecureRounds
-from mpifl.results.logging import warn_once
 from mpifl.results.tables import first_of
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
@@ -71,6 +70,7 @@ from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.simulation.round_rules import RoundRule
 from mpifl.simulation.sampling import cohort_size, newcomers
 from mpifl.simulation.visit_times import visit_duration
+from mpifl.supervision.logging import warn_once
 from mpifl.training.batched import draws, sample_weights, stackable
 from mpifl.training.client import LocalClients, public_clients
 from mpifl.training.config import LocalConfig

@@ -23,13 +23,13 @@ from mpifl.core.files import try_lock
 from mpifl.data.sources import MEASURED
 from mpifl.results import checkpoint_files
 from mpifl.results.identity import CODES, EARLIER, differences, resumed
-from mpifl.results.logging import warn
 from mpifl.results.reader import OF_A_MACHINE, renamed
 from mpifl.results.recorder import Recorder
 from mpifl.results.run_folder import write_json
 from mpifl.results.seed_groups import flat
-from mpifl.results.supervision import Signals
 from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
+from mpifl.supervision.logging import warn
+from mpifl.supervision.signals import Signals
 
 from . import loader
 from .schema import Config

@@ -30,7 +30,7 @@ from mpifl.core.old_keys import OLD_KEYS, renamed, without_new
 from mpifl.core.textfiles import MAX_DEPTH, is_file, plain, spelling, yaml_file, yaml_of
 from mpifl.core.units import quantity, unit_of
 from mpifl.models import ModelOptions
-from mpifl.results.logging import warn_once
+from mpifl.supervision.logging import warn_once
 
 from .schema import CHOICES, Config, Seeds, check_sections
 

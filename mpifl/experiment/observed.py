@@ -13,9 +13,9 @@ from mpifl.core.errors import Stopped
 from mpifl.results.callbacks import Callbacks, made
 from mpifl.results.reader import load
 from mpifl.results.run_events import Evaluation, Round, RunInfo, frozen
-from mpifl.results.supervision import Signals
 from mpifl.runtime.engine import Record
 from mpifl.runtime.run_state import Saved
+from mpifl.supervision.signals import Signals
 
 from . import loader
 from .context import RunContext

@@ -37,11 +37,11 @@ from mpifl.protection.robust_mixer import busiest_bytes as robust_bytes
 from mpifl.protection.robust_rules import CoordinateRule, DistanceRule, NoRule, Rule
 from mpifl.protection.secure_sum import MaskedSums
 from mpifl.results import run_folder as folders
-from mpifl.results.progress import in_words
 from mpifl.runtime.aggregators import DryAggregator
 from mpifl.runtime.hook_errors import DROP, ClientError, first_that_works
 from mpifl.runtime.protocol import ClientTask, ReportHeader, TaskBatch
 from mpifl.runtime.server_step import ServerStep
+from mpifl.supervision.progress import in_words
 
 from . import loader
 from .build import build, build_server_step, open_data

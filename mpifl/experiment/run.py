@@ -37,15 +37,15 @@ from mpifl.models.pretrained import read_state, uploads_none
 from mpifl.protection.accountant import Accountant
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import line
-from mpifl.results.logging import RankLog, warn_once
 from mpifl.results.metrics import client_distances, mixture_kl
-from mpifl.results.progress import Progress, ProgressFile
 from mpifl.results.recorder import Recorder, RunningFigures, digest, with_diverged, written_clients
-from mpifl.results.supervision import Signals, Watchdog
 from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.recovery import regroup
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ServerStep
+from mpifl.supervision.logging import RankLog, warn_once
+from mpifl.supervision.progress import Progress, ProgressFile
+from mpifl.supervision.signals import Signals, Watchdog
 from mpifl.training.batched import stackable
 
 from . import loader

@@ -32,9 +32,9 @@ from mpifl.core.progress import doing
 from mpifl.core.textfiles import json_mapping
 from mpifl.data import DataConfig, open_federation
 from mpifl.results import run_folder as folders
-from mpifl.results.progress import Progress
 from mpifl.results.reader import load
-from mpifl.results.supervision import Signals
+from mpifl.supervision.progress import Progress
+from mpifl.supervision.signals import Signals
 
 from . import loader
 from .observed import end_late

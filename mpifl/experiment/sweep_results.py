@@ -23,12 +23,12 @@ from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import json_file, json_mapping, yaml_file
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import OWN, Origin, describe_origins, of_machine
-from mpifl.results.logging import warn, warn_once
 from mpifl.results.metrics import over_runs
 from mpifl.results.reader import OF_A_MACHINE, Run, load
 from mpifl.results.seed_groups import flat, matched
 from mpifl.results.sweep_figure import Curve, draw
 from mpifl.results.tables import Cell, Table, as_markdown, first_of
+from mpifl.supervision.logging import warn, warn_once
 
 from . import loader
 from .schema import Config

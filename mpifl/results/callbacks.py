@@ -21,8 +21,8 @@ from typing import Any
 from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond
 from mpifl.core.imports import load_object
 from mpifl.core.torch_state import Originals, kept
+from mpifl.supervision.logging import warn
 
-from .logging import warn
 from .trackers import TRACKERS
 
 KEY = "output.callbacks"

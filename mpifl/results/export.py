@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.textfiles import readable
+from mpifl.supervision.logging import warn_once
 
 from .comparison import check_target, independent
-from .logging import warn_once
 from .reader import INTEGER, Run
 from .seed_groups import (
     AXES,

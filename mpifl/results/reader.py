@@ -26,10 +26,10 @@ from mpifl.core import old_keys
 from mpifl.core.errors import UserError, require, shortened
 from mpifl.core.metric import ACCURACY, Metric
 from mpifl.core.textfiles import csv_file, json_file, json_mapping, yaml_file
+from mpifl.supervision.logging import warn_once
+from mpifl.supervision.progress import FILE
 
 from .identity import Origin
-from .logging import warn_once
-from .progress import FILE
 from .run_folder import FORMAT
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
 from mpifl.core.task import SUMS, Task
 from mpifl.models.pretrained import layout_metadata
+from mpifl.supervision.logging import warn
 
-from .logging import warn
 from .metrics import (
     accuracy_summary,
     ari,

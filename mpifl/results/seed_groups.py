@@ -15,9 +15,9 @@ import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.core.metric import Metric
+from mpifl.supervision.logging import warn_once
 
 from .identity import Origin, describe_inputs
-from .logging import warn_once
 from .reader import Run, is_unfinished, load
 from .statistics import ROUNDING
 from .survival import Reached

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mpifl.core.case_names import LOCKS, folder_name, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError
 from mpifl.core.textfiles import json_mapping, yaml_file
+from mpifl.supervision.progress import FILE, in_words
 
-from .progress import FILE, in_words
 from .tables import first_of
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from mpifl.comm.connect import connect
 from mpifl.comm.transport import Transport
 from mpifl.core.errors import CodeFailed, Stopped, UserError
 from mpifl.core.process import keep_freed
-
-from .exit_codes import FAILED, outcome
+from mpifl.supervision.exit_codes import FAILED, outcome
 
 Made = TypeVar("Made")
 END = "the end of the script"

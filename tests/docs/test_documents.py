@@ -28,7 +28,7 @@ from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.experiment.loader import from_tree, load, read
 from mpifl.experiment.schema import Config
-from mpifl.results import progress
+from mpifl.supervision import progress
 
 ROOT = Path(mpifl.__file__).parents[1]
 PAGES_ROWS = ["client,part,sample,group,label", "0,train,1247,0,4"]  # of docs/data.md

@@ -29,7 +29,7 @@ from mpifl.experiment.loader import dump, from_tree, load, merged, overrides
 from mpifl.experiment.reference import meanings
 from mpifl.experiment.schema import Config, Seeds
 from mpifl.models import MODELS
-from mpifl.results.logging import warn_once
+from mpifl.supervision.logging import warn_once
 from mpifl.training.config import LocalConfig
 
 ALL_KEYS = json.loads((Path(__file__).parents[1] / "old_runs/0.1.0/keys.json").read_text())

@@ -14,7 +14,7 @@ import mpifl
 from mpifl.cli import main
 from mpifl.core.errors import CodeFailed
 from mpifl.experiment import loader
-from mpifl.results.supervision import SAVE_SIGNALS, STOP_SIGNALS
+from mpifl.supervision.signals import SAVE_SIGNALS, STOP_SIGNALS
 from mpifl.training.learner import Learner
 
 

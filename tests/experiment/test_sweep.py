@@ -36,10 +36,10 @@ from mpifl.experiment.sweep_results import over_seeds, table
 from mpifl.results import identity
 from mpifl.results.comparison import compare
 from mpifl.results.comparison_tables import final_table
-from mpifl.results.logging import warn_once
 from mpifl.results.seed_groups import gather
 from mpifl.results.sweep_figure import Curve
 from mpifl.results.tables import as_text
+from mpifl.supervision.logging import warn_once
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 VARY = "{algorithm.alpha: [0.3, 0.6], delay: {even: constant, uneven: {name: lognormal, sigma: 2}}}"

@@ -21,9 +21,9 @@ from mpifl.experiment import checkpoints, loader
 from mpifl.experiment import run as running
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.results import watch
-from mpifl.results.supervision import Signals
 from mpifl.runtime.run_state import SAVE, STOP, CheckpointConfig
 from mpifl.runtime.worker import Worker
+from mpifl.supervision.signals import Signals
 from mpifl.training.client import LocalClient, LocalClients
 
 JUDGED = [

@@ -26,8 +26,8 @@ from mpifl.comm.mpi_startup import starting
 from mpifl.experiment import build as experiment
 from mpifl.experiment import client_matrices, observed
 from mpifl.results.recorder import Recorder
-from mpifl.runtime.exit_codes import outcome
 from mpifl.runtime.worker import Worker
+from mpifl.supervision.exit_codes import outcome
 from mpifl.training.client import LocalClients
 
 ELSEWHERE: dict[str, list[tuple[Any, str]]] = {

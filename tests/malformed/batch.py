@@ -41,7 +41,7 @@ def answered(case: dict[str, Any], errors: Path) -> dict[str, Any]:
     """Run one case; return its exit code, what it said and how long it took."""
     from mpifl.cli import main
     from mpifl.experiment import run as running
-    from mpifl.runtime.exit_codes import STOPPED
+    from mpifl.supervision.exit_codes import STOPPED
 
     engine = running.build_engine
     if not case["trains"]:

@@ -22,8 +22,8 @@ from mpifl.results.identity import (
     identity,
     machine,
 )
-from mpifl.results.logging import warn_once
 from mpifl.runtime.run_state import STOP
+from mpifl.supervision.logging import warn_once
 
 ONE = {"processor": "fast", "kernels": "1a2b", "torch": "2"}
 

@@ -15,9 +15,9 @@ from support.runs import columns_of
 from mpifl import cli
 from mpifl.experiment import loader
 from mpifl.results.identity import machine
-from mpifl.results.logging import warn_once
 from mpifl.results.reader import OLD_NAMES, load, renamed
 from mpifl.results.seed_groups import gather
+from mpifl.supervision.logging import warn_once
 
 OLD = Path(__file__).parents[1] / "old_runs" / "0.1.0"
 EXPECTED = OLD / "expected"

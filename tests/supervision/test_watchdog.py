@@ -10,7 +10,7 @@ from support import toy
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from mpifl.results.supervision import Watchdog
+from mpifl.supervision.signals import Watchdog
 
 grace = float(sys.argv[3])
 start = time.monotonic()

@@ -16,8 +16,8 @@ import pytest
 from support import toy
 
 from mpifl.core.progress import ROUND, VisitCounter, doing, each, stages
-from mpifl.results import progress
-from mpifl.results.progress import Progress, in_words
+from mpifl.supervision import progress
+from mpifl.supervision.progress import Progress, in_words
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 

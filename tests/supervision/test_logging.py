@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from mpifl.core.errors import UserError
-from mpifl.results.logging import RankLog
+from mpifl.supervision.logging import RankLog
 
 
 def complain() -> None:

@@ -12,7 +12,7 @@ from support import toy
 from support.runs import CONFIG
 
 from mpifl import cli
-from mpifl.results.supervision import Signals
+from mpifl.supervision.signals import Signals
 
 PROGRAM = """
 import os, signal, sys

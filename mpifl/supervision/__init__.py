@@ -1,0 +1,1 @@
+"""Supervision of a running process: progress, logs, signals, exit codes, stopped processes."""
