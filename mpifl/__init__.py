@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from mpifl.experiment.in_python import client_data, compare, resume, run, sweep, table
     from mpifl.experiment.loader import load as load_config
     from mpifl.experiment.schema import Config
-    from mpifl.experiment.sweep_results import Sweep, load_sweep
     from mpifl.results.reader import Run, load
     from mpifl.results.reader import load as load_run
+    from mpifl.sweeps.results import Sweep, load_sweep
 
 if os.environ.get("MPIFL_INSTRUCTIONS"):
     importlib.import_module("mpifl.core.instructions").limit()  # before PyTorch and NumPy are imported

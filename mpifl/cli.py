@@ -140,10 +140,10 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.experiment.checkpoints import refuse_changes, refuse_place
     from mpifl.experiment.loader import load_everywhere, merged, overrides, read
     from mpifl.experiment.run import run as run_experiment
-    from mpifl.experiment.sweep import resume_sweep
-    from mpifl.experiment.sweep_cases import Part
-    from mpifl.experiment.sweep_results import is_sweep
     from mpifl.results.run_folder import is_complete, refuse_more_rounds
+    from mpifl.sweeps.cases import Part
+    from mpifl.sweeps.results import is_sweep
+    from mpifl.sweeps.sweep import resume_sweep
 
     folder, jobs = Path(args.RUN), count("--jobs", args.jobs)
     if on_server(transport, lambda: is_sweep(folder)):
@@ -205,7 +205,7 @@ def titles_of_cases(folder: Path) -> dict[str, str]:
 
     plain = plain_titles(folder)
     if plain is None:  # its cases are whole configurations, or parts of them: they have to be read
-        from mpifl.experiment.sweep_results import titles
+        from mpifl.sweeps.results import titles
 
         plain = titles(folder)
     return plain
@@ -218,9 +218,9 @@ LIST = {**FLAG, "help": "list the cases, and run none"}
 def sweep(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration for every combination of the values under `vary`; write a table and a figure."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.sweep import listed, read
-    from mpifl.experiment.sweep import sweep as run_sweep
-    from mpifl.experiment.sweep_cases import Part
+    from mpifl.sweeps.cases import Part
+    from mpifl.sweeps.sweep import listed, read
+    from mpifl.sweeps.sweep import sweep as run_sweep
 
     part, jobs = Part.of(args.only or (), args.case), count("--jobs", args.jobs)
     if args.list:
@@ -236,7 +236,7 @@ def sweep(transport: Transport, args: argparse.Namespace) -> None:
 def retime(transport: Transport, args: argparse.Namespace) -> None:
     """Compute the times of finished runs under another network, without training: --network.name wired."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.retime import retime as retime_runs
+    from mpifl.sweeps.retime import retime as retime_runs
 
     text = on_server(transport, lambda: retime_runs(args.RUN, args.options)[1])
     if transport.is_server and not args.quiet:
@@ -260,7 +260,7 @@ def plan(transport: Transport, args: argparse.Namespace) -> None:
     """Forecast a run: sizes, collectives, memory, bytes, and its time, from a few measured visits."""
     from mpifl.experiment.loader import load_everywhere
     from mpifl.experiment.plan import Asked, describe
-    from mpifl.experiment.sweep_cases import note_on
+    from mpifl.sweeps.cases import note_on
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     asked = Asked.of(args.time, args.ranks, args.cores, args.nodes)
@@ -301,7 +301,7 @@ def data(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.data import export_partition
     from mpifl.experiment.data_preview import look
     from mpifl.experiment.loader import load_everywhere
-    from mpifl.experiment.sweep_cases import note_on
+    from mpifl.sweeps.cases import note_on
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     sheet = Path(args.sheet or f"{config.name}-data.png")
@@ -372,8 +372,8 @@ LABEL = {"metavar": "NAME=TEXT", "action": "append", "help": "what legends and t
 def report(transport: Transport, args: argparse.Namespace) -> None:
     """Write one HTML file over several runs, and its figures as SVG, PNG and PDF."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.sweep_results import say_missing
     from mpifl.results.report import report as write_report
+    from mpifl.sweeps.results import say_missing
 
     good = args.width is None or 1 <= args.width <= 40
     require(good, "--width", args.width, "use inches from 1 to 40: 3.3 is a column, 7 a page")
@@ -401,9 +401,9 @@ FIGURES = {"metavar": "FOLDER", "help": "folder for figures over seeds and probl
 def compare(transport: Transport, args: argparse.Namespace) -> None:
     """Print a table of the final figures of several runs, with tests over seeds and ranks over problems."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.sweep_results import say_missing
     from mpifl.results.comparison import compare as compare_runs
     from mpifl.results.report import text_of, warnings, write_files
+    from mpifl.sweeps.results import say_missing
 
     def answer() -> tuple[str, Sequence[str], Sequence[str]]:
         found = compare_runs(args.RUNS, choices_of(args), args.finished)
@@ -430,9 +430,9 @@ EXPORT = {"metavar": "FILE", "help": "file.csv or file.parquet (default: CSV on 
 def export(transport: Transport, args: argparse.Namespace) -> None:
     """Write all figures of several runs as one tidy table, CSV or Parquet: a column a varied key."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.sweep_results import say_missing
     from mpifl.results.comparison import target_of
     from mpifl.results.export import export as write_table
+    from mpifl.sweeps.results import say_missing
 
     def answer() -> str:
         text = write_table(args.RUNS, args.table, args.out, target_of(args.target), args.finished)
@@ -451,7 +451,7 @@ SWEEPS = {"help": "folders of sweeps of papers' tables", "nargs": "+", "metavar"
 def record(transport: Transport, args: argparse.Namespace) -> None:
     """Record the results of sweeps of papers' tables, for `mpifl list papers` and docs/reproductions."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.papers import record as keep
+    from mpifl.sweeps.papers import record as keep
 
     written = on_server(transport, lambda: keep(args.SWEEPS))
     if transport.is_server and not args.quiet:
@@ -562,7 +562,8 @@ def check(transport: Transport, args: argparse.Namespace) -> int:
 )
 def list(transport: Transport, args: argparse.Namespace) -> None:
     """List what mpifl has: keys, algorithms, data, models, policies, configurations, papers and others."""
-    from mpifl.experiment import papers, reference
+    from mpifl.experiment import reference
+    from mpifl.sweeps import papers
 
     text = papers.listed() if args.WHAT == "papers" else reference.listed(args.WHAT)
     if transport.is_server:

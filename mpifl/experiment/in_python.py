@@ -19,6 +19,9 @@ from mpifl.results.reader import Run
 from mpifl.results.run_folder import is_complete, refuse_more_rounds
 from mpifl.results.seed_groups import gather, say_other_inputs
 from mpifl.runtime.script import on_all_ranks
+from mpifl.sweeps.cases import Part, changed
+from mpifl.sweeps.results import Sweep, load_sweep, say_missing
+from mpifl.sweeps.sweep import sweep as run_sweep
 
 from . import loader
 from .build import open_data
@@ -26,9 +29,6 @@ from .checkpoints import refuse_changes, refuse_place
 from .observed import end_late
 from .run import run as run_experiment
 from .schema import Config, check_sections
-from .sweep import sweep as run_sweep
-from .sweep_cases import Part, changed
-from .sweep_results import Sweep, load_sweep, say_missing
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -46,6 +46,7 @@ from mpifl.runtime.server_step import ServerStep
 from mpifl.supervision.logging import RankLog, warn_once
 from mpifl.supervision.progress import Progress, ProgressFile
 from mpifl.supervision.signals import Signals, Watchdog
+from mpifl.sweeps.trials import has_trials, try_outcomes
 from mpifl.training.batched import stackable
 
 from . import loader
@@ -57,7 +58,6 @@ from .observed import Observed
 from .placement import CPU, Place, place, table, unlike
 from .schema import Config
 from .traffic_forecast import compared
-from .trials import has_trials, try_outcomes
 
 
 def run(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mpifl.experiment import loader, papers, sweep
+from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
+from mpifl.sweeps import papers, sweep
 
 ROMAN = {"I": "1", "II": "2", "III": "3", "IV": "4", "V": "5"}
 FOLDER = Path(__file__).parents[2] / "configs"
@@ -21,7 +22,7 @@ TABLES = {f"{one.name}.yaml" for one in papers.sweeps()}
 @pytest.mark.parametrize("folder", sorted({Path(name).parent.as_posix() for name in WHOLE}))
 def test_configurations_load_and_say_themselves_again(folder):
     for name in (n for n in WHOLE if Path(n).parent.as_posix() == folder):
-        if name in TABLES:  # tests/experiment/test_paper_sweeps.py reads all of their cases
+        if name in TABLES:  # tests/sweeps/test_papers.py reads all of their cases
             continue
         tree = loader.read(str(FOLDER / name))
         studied = [case.config for case in sweep.cases(tree)] if "vary" in tree else []

@@ -18,11 +18,11 @@ from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.federation import ClientData
-from mpifl.experiment.retime import retime
 from mpifl.experiment.schema import EvaluationConfig
 from mpifl.results import recorder as recorder_module
 from mpifl.results.reader import load
 from mpifl.results.recorder import Recorder, digest, metrics_row
+from mpifl.sweeps.retime import retime
 from mpifl.training.tasks import NextToken, Regression
 
 TRAINED = ("mean", "worst", "std", "variance", "standard_error")

@@ -20,11 +20,11 @@ from mpifl import cli
 from mpifl.core.errors import Stopped, UserError
 from mpifl.core.progress import ROUND, doing
 from mpifl.experiment.loader import read
-from mpifl.experiment.sweep_results import titles
 from mpifl.results import watch
 from mpifl.results.watch import Seen, SeenCases, Watched, holds_runs, look, one_line, plain_titles, sparkline
 from mpifl.results.watch_page import HOST, server
 from mpifl.supervision.progress import FILE, ProgressFile
+from mpifl.sweeps.results import titles
 
 NOW = 1_800_000_000.0
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"

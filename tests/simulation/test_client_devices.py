@@ -20,13 +20,13 @@ from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.data.build import open_federation
 from mpifl.experiment.loader import load
-from mpifl.experiment.retime import retime
 from mpifl.experiment.schema import check_sections
 from mpifl.simulation.availability import Availability, Presence
 from mpifl.simulation.client_devices import Classes, DeviceClass, Measured, exact_counts
 from mpifl.simulation.delays import Constant, Exponential
 from mpifl.simulation.network import LinkRates, Links
 from mpifl.simulation.visit_times import visit_duration
+from mpifl.sweeps.retime import retime
 
 PHONES = Path(__file__).parents[2] / "mpifl" / "configs" / "devices" / "phones.csv"
 TINY = str(runs.CONFIG)

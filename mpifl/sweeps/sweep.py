@@ -31,27 +31,19 @@ from mpifl.core.files import try_lock
 from mpifl.core.progress import doing
 from mpifl.core.textfiles import json_mapping
 from mpifl.data import DataConfig, open_federation
+from mpifl.experiment import loader
+from mpifl.experiment.observed import end_late
+from mpifl.experiment.placement import threads_by_mask
+from mpifl.experiment.run import run
+from mpifl.experiment.schema import Config
 from mpifl.results import run_folder as folders
 from mpifl.results.reader import load
 from mpifl.supervision.progress import Progress
 from mpifl.supervision.signals import Signals
 
-from . import loader
-from .observed import end_late
-from .placement import threads_by_mask
+from .cases import ALL, Case, Part, cases, changed, trainings, with_configurations
+from .results import SWEEP_FILE, Found, check_case, is_complete, keep, require_same, started_with
 from .retime import can_retime, write_retimed
-from .run import run
-from .schema import Config
-from .sweep_cases import ALL, Case, Part, cases, changed, trainings, with_configurations
-from .sweep_results import (
-    SWEEP_FILE,
-    Found,
-    check_case,
-    is_complete,
-    keep,
-    require_same,
-    started_with,
-)
 
 JOIN_SECONDS = 10.0  # longest wait for another process that has just begun the same sweep
 JOBS = ".jobs-"  # prefix of the folders through which the groups of a job communicate

@@ -21,6 +21,8 @@ from mpifl.core.files import write_atomically
 from mpifl.core.imports import code_of
 from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import json_file, json_mapping, yaml_file
+from mpifl.experiment import loader
+from mpifl.experiment.schema import Config
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import OWN, Origin, describe_origins, of_machine
 from mpifl.results.metrics import over_runs
@@ -30,10 +32,8 @@ from mpifl.results.sweep_figure import Curve, draw
 from mpifl.results.tables import Cell, Table, as_markdown, first_of
 from mpifl.supervision.logging import warn, warn_once
 
-from . import loader
-from .schema import Config
-from .sweep_cases import CONFIGURATIONS, Case, cases, table_of
-from .sweep_table import METRIC, Result, TableConfig, markdown, of_seeds
+from .cases import CONFIGURATIONS, Case, cases, table_of
+from .table import METRIC, Result, TableConfig, markdown, of_seeds
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,10 +12,10 @@ import yaml
 from mpifl.cli import main
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
-from mpifl.experiment import sweep as sweeping
 from mpifl.experiment.loader import from_tree
-from mpifl.experiment.sweep_cases import ALL, Part, cases
-from mpifl.experiment.sweep_table import Cell, Result, TableConfig, largest_difference, lines, markdown
+from mpifl.sweeps import sweep as sweeping
+from mpifl.sweeps.cases import ALL, Part, cases
+from mpifl.sweeps.table import Cell, Result, TableConfig, largest_difference, lines, markdown
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 TABLE = {

@@ -11,8 +11,8 @@ import yaml
 from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader
-from mpifl.experiment.retime import retime as retimed
 from mpifl.simulation.delays import _durations
+from mpifl.sweeps.retime import retime as retimed
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 UCFL = ["--algorithm", "{name: ucfl, streams: 3}", "--participation", "0.5", "--evaluation.every", "1"]

@@ -16,6 +16,8 @@ from typing import Any
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.rng import key
+from mpifl.experiment import loader
+from mpifl.experiment.schema import Config, check_sections
 from mpifl.results import run_folder as folders
 from mpifl.results.reader import OLD_NAMES, Run, load
 from mpifl.simulation.durations import VisitDuration
@@ -23,10 +25,8 @@ from mpifl.simulation.visit_times import visit_duration
 from mpifl.traffic.ledger import Moved
 from mpifl.training.per_client import local_configs, names_devices
 
-from . import loader
-from .schema import Config, check_sections
-from .sweep_cases import Case, cases, samples_change
-from .sweep_results import Found, is_complete, is_sweep, keep, started_with
+from .cases import Case, cases, samples_change
+from .results import Found, is_complete, is_sweep, keep, started_with
 
 OF_OUTPUT = ("folder", "id", "label")
 ASYNCHRONOUS = "which upload comes first depends on the network: run it again under the new one"

@@ -6,15 +6,14 @@ import torch
 
 from mpifl.core.errors import is_ours
 from mpifl.core.torch_state import kept
+from mpifl.experiment.client_matrices import check_matrices
+from mpifl.experiment.context import RunContext
+from mpifl.experiment.schema import Config
+from mpifl.experiment.time_forecast import check_replay
+from mpifl.experiment.traffic_forecast import check_uploads, compares_uploads
 from mpifl.simulation.clock import Replay
 from mpifl.training.client import LocalClient
 from mpifl.training.own_metrics import load_metrics
-
-from .client_matrices import check_matrices
-from .context import RunContext
-from .schema import Config
-from .time_forecast import check_replay
-from .traffic_forecast import check_uploads, compares_uploads
 
 
 def has_trials(config: Config) -> bool:

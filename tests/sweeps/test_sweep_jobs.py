@@ -22,8 +22,8 @@ from mpifl.cli import main
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader
-from mpifl.experiment.sweep import Claims, Prefixed, check_jobs
-from mpifl.experiment.sweep_cases import cases, trainings
+from mpifl.sweeps.cases import cases, trainings
+from mpifl.sweeps.sweep import Claims, Prefixed, check_jobs
 
 IFCA = "{name: ifca, num_clusters: 2}"
 VARY = f"{{network: [wired, wireless-slow], algorithm: {{mine: fedavg, theirs: {IFCA}}}, seed: [0, 1]}}"

@@ -18,11 +18,12 @@ import pytest
 from mpifl.cli import main
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
-from mpifl.experiment import loader, papers
+from mpifl.experiment import loader
 from mpifl.experiment.plan import describe
 from mpifl.experiment.schema import Config
-from mpifl.experiment.sweep_cases import Case
-from mpifl.experiment.sweep_table import COLUMNS, ROWS
+from mpifl.sweeps import papers
+from mpifl.sweeps.cases import Case
+from mpifl.sweeps.table import COLUMNS, ROWS
 
 SWEEPS = {sweep.name.removeprefix("papers/"): sweep for sweep in papers.sweeps()}
 SOON = ("ccfl/table1-fashionmnist", "fedcuau/table3-small")  # small data

@@ -23,16 +23,11 @@ from mpifl.cli import main
 from mpifl.comm.transport import Single
 from mpifl.core.case_names import LOCKS
 from mpifl.core.errors import MethodError, Stopped, UserError
-from mpifl.experiment import loader, sweep_results
+from mpifl.experiment import loader
 from mpifl.experiment import run as running
-from mpifl.experiment import sweep as sweeping
 from mpifl.experiment.in_python import laid
 from mpifl.experiment.loader import load
 from mpifl.experiment.observed import Observed
-from mpifl.experiment.retime import retime
-from mpifl.experiment.sweep import listed
-from mpifl.experiment.sweep_cases import ALL, Part, cases
-from mpifl.experiment.sweep_results import over_seeds, table
 from mpifl.results import identity
 from mpifl.results.comparison import compare
 from mpifl.results.comparison_tables import final_table
@@ -40,6 +35,12 @@ from mpifl.results.seed_groups import gather
 from mpifl.results.sweep_figure import Curve
 from mpifl.results.tables import as_text
 from mpifl.supervision.logging import warn_once
+from mpifl.sweeps import results as sweep_results
+from mpifl.sweeps import sweep as sweeping
+from mpifl.sweeps.cases import ALL, Part, cases
+from mpifl.sweeps.results import over_seeds, table
+from mpifl.sweeps.retime import retime
+from mpifl.sweeps.sweep import listed
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 VARY = "{algorithm.alpha: [0.3, 0.6], delay: {even: constant, uneven: {name: lognormal, sigma: 2}}}"
@@ -259,7 +260,7 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, ca
             raise Stopped(0, "here")
         return real(*args)
 
-    monkeypatch.setattr("mpifl.experiment.sweep.run", stopped)
+    monkeypatch.setattr("mpifl.sweeps.sweep.run", stopped)
     with pytest.raises(Stopped):
         sweep(TINY, [*options, "--output.id", "x"], Single(), quiet=True)
     folder = tmp_path / "tiny-x"
@@ -507,7 +508,7 @@ def test_a_case_that_another_process_gave_up_is_run_in_the_end(tmp_path, monkeyp
             other.close()
             return real(*args)
 
-        monkeypatch.setattr("mpifl.experiment.sweep.run", killed)
+        monkeypatch.setattr("mpifl.sweeps.sweep.run", killed)
         sweep(TINY, options, Single(), quiet=True)
     assert [row["seed"] for row in found_in(folder)] == ["0", "1"]
     assert [path.name for path in folder.glob(".*")] == []
@@ -534,7 +535,7 @@ def test_two_processes_train_once_what_gives_several_cases(tmp_path, monkeypatch
             sweep(TINY, options, Single(), quiet=True)
         return real(config, *args)
 
-    monkeypatch.setattr("mpifl.experiment.sweep.run", beside)
+    monkeypatch.setattr("mpifl.sweeps.sweep.run", beside)
     folder = sweep(TINY, options, Single(), quiet=True)
     assert trained == ["wired"]
     assert [row["network"] for row in found_in(folder)] == ["wired", "wireless-slow"]
@@ -660,7 +661,7 @@ def test_a_file_that_changes_changes_nothing_of_a_sweep_that_has_begun(tmp_path)
 def test_a_network_added_later_is_computed_wherever_it_stands(tmp_path, monkeypatch):
     place = ["--delay", "constant", "--output.folder", str(tmp_path), "--output.id", "x"]
     sweep(TINY, ["--vary", "{network: [wired]}", *place], Single(), quiet=True)
-    monkeypatch.setattr("mpifl.experiment.sweep.run", None)  # nothing is trained
+    monkeypatch.setattr("mpifl.sweeps.sweep.run", None)  # nothing is trained
     folder = sweep(TINY, ["--vary", "{network: [wireless-slow, wired]}", *place], Single(), quiet=True)
     slow = json.loads((folder / "tiny-wireless_slow" / "summary.json").read_text())
     assert slow["retimed_from"] == "tiny-wired"
@@ -802,7 +803,7 @@ def test_the_figure_of_a_sweep_shows_training_data_where_they_were_evaluated(
 ):
     drawn: list[Curve] = []
     monkeypatch.setattr(sweep_results, "FIRST_DRAWING_S", first)
-    monkeypatch.setattr("mpifl.experiment.sweep_results.draw", lambda curves, path: drawn.extend(curves))
+    monkeypatch.setattr("mpifl.sweeps.results.draw", lambda curves, path: drawn.extend(curves))
     place = ["--output.folder", str(tmp_path), "--output.id", "x", "--evaluation.every", "1"]
     folder = sweep(TINY, [*place, "--vary", "{evaluation.train: [true, false]}"], Single(), quiet=True)
     with (folder / "tiny-True" / "metrics.csv").open() as lines:

@@ -23,15 +23,15 @@ from mpifl.core.case_names import folder_name, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import MAX_NAME_BYTES, plain
+from mpifl.experiment import loader
+from mpifl.experiment.schema import Config, OutputConfig, check_sections
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.client_devices import Alike
 from mpifl.simulation.delays import Constant
 from mpifl.simulation.network import Links
 from mpifl.training.per_client import names_devices
 
-from . import loader
-from .schema import Config, OutputConfig, check_sections
-from .sweep_table import COLUMNS, ROWS, SEED, TableConfig
+from .table import COLUMNS, ROWS, SEED, TableConfig
 
 MAX_CASES = 10_000
 LEAN = {"output": {"model": False}}  # cases keep no models, unless output.model is set to true
