@@ -259,7 +259,7 @@ NODES = {"metavar": "COUNT", "help": "nodes whose cores the ranks share, however
 def plan(transport: Transport, args: argparse.Namespace) -> None:
     """Forecast a run: sizes, collectives, memory, bytes, and its time, from a few measured visits."""
     from mpifl.experiment.loader import load_everywhere
-    from mpifl.experiment.plan import Asked, describe
+    from mpifl.forecast.plan import Asked, describe
     from mpifl.sweeps.cases import note_on
 
     config = load_everywhere(transport, args.CONFIG, args.options)
@@ -299,8 +299,8 @@ def data(transport: Transport, args: argparse.Namespace) -> None:
     """Preview the clients of a configuration: print a table, write a sheet of sample images and counts."""
     from mpifl.comm.transport import on_server
     from mpifl.data import export_partition
-    from mpifl.experiment.data_preview import look
     from mpifl.experiment.loader import load_everywhere
+    from mpifl.forecast.data_preview import look
     from mpifl.sweeps.cases import note_on
 
     config = load_everywhere(transport, args.CONFIG, args.options)

@@ -36,6 +36,7 @@ ALLOWED: dict[
     "protection": {"core", "comm", "aggregation", "traffic", "runtime"},
 }
 ALLOWED["experiment"] = set(ALLOWED)
+ALLOWED["forecast"] = set(ALLOWED)
 ALLOWED["sweeps"] = set(ALLOWED)
 ALLOWED["tools"] = set(ALLOWED)
 ALLOWED["benchmarks"] = set(ALLOWED) - {"tools"}

@@ -35,8 +35,8 @@ from mpifl.core.process import available_cores
 from mpifl.core.progress import each
 from mpifl.data import open_federation, prepare
 from mpifl.experiment import loader
-from mpifl.experiment.memory_forecast import CLIENT_BYTES
-from mpifl.experiment.time_forecast import RANK_S, ranks_seconds
+from mpifl.forecast.memory import CLIENT_BYTES
+from mpifl.forecast.time import RANK_S, ranks_seconds
 from mpifl.models import build_model
 from mpifl.simulation.sampling import cohort_size
 

@@ -32,6 +32,7 @@ from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
 from mpifl.core.torch_state import pinned, restore, state
 from mpifl.core.types import Server
+from mpifl.forecast.traffic import compared
 from mpifl.kernels import bindings
 from mpifl.models.pretrained import read_state, uploads_none
 from mpifl.protection.accountant import Accountant
@@ -57,7 +58,6 @@ from .context import RunContext
 from .observed import Observed
 from .placement import CPU, Place, place, table, unlike
 from .schema import Config
-from .traffic_forecast import compared
 
 
 def run(

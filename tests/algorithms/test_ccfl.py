@@ -25,10 +25,10 @@ from mpifl.core.parameters import Layout
 from mpifl.core.types import ProblemInfo
 from mpifl.experiment import loader
 from mpifl.experiment.build import build
-from mpifl.experiment.plan import describe
 from mpifl.experiment.run import estimated, figures
 from mpifl.experiment.schema import EvaluationConfig, Seeds
-from mpifl.experiment.traffic_forecast import forecast
+from mpifl.forecast.plan import describe
+from mpifl.forecast.traffic import forecast
 from mpifl.results.metrics import mixture_kl
 from mpifl.results.recorder import Recorder, RunningFigures
 from mpifl.simulation.policies import ClientDecides, Synchronous

@@ -15,7 +15,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
 from mpifl.core.types import Message
-from mpifl.experiment.traffic_forecast import forecast
+from mpifl.forecast.traffic import forecast
 from mpifl.protection.attacks import Scale
 from mpifl.traffic.compression import TopK
 from mpifl.traffic.payload import Payload

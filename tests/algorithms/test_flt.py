@@ -22,7 +22,7 @@ from mpifl.core.errors import UserError
 from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout, width
 from mpifl.core.types import ProblemInfo
-from mpifl.experiment.traffic_forecast import forecast
+from mpifl.forecast.traffic import forecast
 from mpifl.training.config import LocalConfig
 
 HEAD = Layout(("head.weight",), ((2, 1),), 2, num_outputs=2)  # of the model: two classes

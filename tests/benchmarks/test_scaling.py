@@ -12,7 +12,7 @@ import pytest
 from mpifl.benchmarks.scaling import Model, fit, lines
 from mpifl.benchmarks.server import figures
 from mpifl.benchmarks.server import lines as server_lines
-from mpifl.experiment.time_forecast import RANK_BYTES, RANK_S, VISIT_BYTES
+from mpifl.forecast.time import RANK_BYTES, RANK_S, VISIT_BYTES
 from mpifl.runtime.protocol import ReportHeader, TaskBatch, TaskTable
 from mpifl.runtime.worker import VisitResults
 

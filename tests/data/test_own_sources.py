@@ -16,9 +16,9 @@ from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 from mpifl.data.pool import Pool, standardised
 from mpifl.data.sources.base import Source
 from mpifl.data.sources.huggingface import decoded
-from mpifl.experiment.data_preview import look
 from mpifl.experiment.loader import from_tree
 from mpifl.experiment.schema import Config
+from mpifl.forecast.data_preview import look
 
 RNG = np.random.default_rng(0)
 SHADES = {"cat": (200, 30, 10), "dog": (20, 90, 160)}

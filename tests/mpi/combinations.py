@@ -446,9 +446,9 @@ def attempted(tree: Tree, folder: Path, name: str, what: str) -> dict[str, Any]:
     """
     from mpifl.core.errors import CodeFailed, Stopped, UserError
     from mpifl.experiment import loader
-    from mpifl.experiment.plan import describe
     from mpifl.experiment.run import run
     from mpifl.experiment.schema import Config, check_sections
+    from mpifl.forecast.plan import describe
     from mpifl.runtime.script import connected, on_all_ranks
 
     place = folder / f"tiny-{name}"

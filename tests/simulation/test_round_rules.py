@@ -17,7 +17,7 @@ from mpifl.core.capabilities import NewClients, SecondLook
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.experiment.schema import Newcomers, SystemConfig
-from mpifl.experiment.traffic_forecast import forecast
+from mpifl.forecast.traffic import forecast
 from mpifl.simulation.delays import Constant, Exponential, Measured
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import OverSelection, PartialWork, Synchronous

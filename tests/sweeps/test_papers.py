@@ -19,8 +19,8 @@ from mpifl.cli import main
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader
-from mpifl.experiment.plan import describe
 from mpifl.experiment.schema import Config
+from mpifl.forecast.plan import describe
 from mpifl.sweeps import papers
 from mpifl.sweeps.cases import Case
 from mpifl.sweeps.table import COLUMNS, ROWS

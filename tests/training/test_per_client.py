@@ -15,7 +15,7 @@ from mpifl.core.rng import key
 from mpifl.experiment import build
 from mpifl.experiment.loader import dump, load
 from mpifl.experiment.schema import SystemConfig, check_sections
-from mpifl.experiment.traffic_forecast import forecast
+from mpifl.forecast.traffic import forecast
 from mpifl.runtime.server_step import ServerStep
 from mpifl.simulation.client_devices import Classes, DeviceClass
 from mpifl.training.backend import epoch_orders

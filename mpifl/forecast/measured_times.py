@@ -40,6 +40,8 @@ from mpifl.core.parameters import Layout
 from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
 from mpifl.core.types import Server
+from mpifl.experiment.build import build_engine, build_server_step, effort
+from mpifl.experiment.context import RunContext
 from mpifl.results import checkpoint_files
 from mpifl.results.recorder import Recorder, written_clients
 from mpifl.runtime.aggregators import Aggregator, LocalAggregator, Uploads
@@ -54,9 +56,6 @@ from mpifl.simulation.round_rules import RoundPlan
 from mpifl.training.backend import Backend, Request, VisitRequests, sizes_of, train_visits
 from mpifl.training.client import public_clients
 from mpifl.training.learner import Learner
-
-from .build import build_engine, build_server_step, effort
-from .context import RunContext
 
 VISITS, EVALUATIONS = 6, 12  # number of clients to train and to evaluate
 LONGEST_S = 0.25  # of a training

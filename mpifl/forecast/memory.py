@@ -16,14 +16,14 @@ from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.types import Report, Server
 from mpifl.data import PoolFederation
+from mpifl.experiment.context import RunContext
 from mpifl.results.metrics import import_scipy_optimize
 from mpifl.results.trackers import TRACKERS
 from mpifl.runtime.server_step import MODEL_BLOCK
 from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.traffic.ledger import count_numbers
 
-from .context import RunContext
-from .traffic_forecast import TrafficForecast, statistics_report, without_training
+from .traffic import TrafficForecast, statistics_report, without_training
 
 FLOAT_BYTES = 4
 MPI_BYTES = 16 << 20  # the library and its buffers; measured with Open MPI 5 and a handful of ranks

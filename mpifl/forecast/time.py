@@ -26,6 +26,7 @@ from mpifl.core.capabilities import (
     uses,
 )
 from mpifl.core.mixing import Plan
+from mpifl.experiment.context import RunContext
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.scheduler import Scheduler
 from mpifl.simulation.clock import (
@@ -41,9 +42,8 @@ from mpifl.simulation.dispatcher import Dispatcher
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.traffic.ledger import Moves
 
-from .context import RunContext
 from .measured_times import MeasuredTimes, trained_samples
-from .traffic_forecast import TrafficForecast, uploads_per_step
+from .traffic import TrafficForecast, uploads_per_step
 
 MOST_STEPS = 400  # steps that are simulated; further steps take the mean of the later half of these
 LAUNCH_S = 0.3  # time in which mpirun starts

@@ -12,8 +12,9 @@ import pytest
 
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
-from mpifl.experiment import loader, measured_times
-from mpifl.experiment.plan import Asked, describe
+from mpifl.experiment import loader
+from mpifl.forecast import measured_times
+from mpifl.forecast.plan import Asked, describe
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 HALF = ["--participation", "0.5", "--rounds", "3"]

@@ -29,6 +29,8 @@ from mpifl.core.errors import INTERRUPTED, CodeFailed, UserError, require, withi
 from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, State
+from mpifl.experiment.context import RunContext
+from mpifl.experiment.schema import Config
 from mpifl.protection.privacy import protect
 from mpifl.protection.secure_sum import MaskedSums, bytes_of_round
 from mpifl.runtime.hook_errors import DROP, ClientCall, ServerCall, first_that_works
@@ -38,9 +40,6 @@ from mpifl.traffic.encoding import download_bytes, sizes, statistics_size, time_
 from mpifl.traffic.ledger import Ledger
 from mpifl.traffic.payload import Payload
 from mpifl.training.client import LocalClient, public_clients
-
-from .context import RunContext
-from .schema import Config
 
 Bytes = tuple[int, int]  # down, up
 FLOAT_BYTES = 4

@@ -22,11 +22,11 @@ from mpifl.core.errors import UserError
 from mpifl.core.federation import Split
 from mpifl.core.mixing import Plan
 from mpifl.core.rng import key
-from mpifl.experiment import measured_times
-from mpifl.experiment.measured_times import CutBackend, MeasuredTimes, Meter, PerSample, measure
-from mpifl.experiment.plan import Asked, first_plan
 from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
-from mpifl.experiment.time_forecast import (
+from mpifl.forecast import measured_times
+from mpifl.forecast.measured_times import CutBackend, MeasuredTimes, Meter, PerSample, measure
+from mpifl.forecast.plan import Asked, first_plan
+from mpifl.forecast.time import (
     END,
     EVALUATE,
     EXIT_CPU_S,
@@ -49,7 +49,7 @@ from mpifl.experiment.time_forecast import (
     forecast_time,
     ranks_seconds,
 )
-from mpifl.experiment.traffic_forecast import check_uploads, forecast, without_training
+from mpifl.forecast.traffic import check_uploads, forecast, without_training
 from mpifl.runtime.run_state import CheckpointConfig
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import WallClock, WallTime

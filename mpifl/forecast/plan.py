@@ -33,6 +33,10 @@ from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.process import available_cores
 from mpifl.core.progress import doing
 from mpifl.core.types import Message, Server
+from mpifl.experiment import loader
+from mpifl.experiment.build import build, build_server_step, open_data
+from mpifl.experiment.context import RunContext
+from mpifl.experiment.schema import Config
 from mpifl.protection.robust_mixer import busiest_bytes as robust_bytes
 from mpifl.protection.robust_rules import CoordinateRule, DistanceRule, NoRule, Rule
 from mpifl.protection.secure_sum import MaskedSums
@@ -44,14 +48,10 @@ from mpifl.runtime.server_step import ServerStep
 from mpifl.supervision.progress import in_words
 from mpifl.sweeps.trials import try_outcomes
 
-from . import loader
-from .build import build, build_server_step, open_data
-from .context import RunContext
 from .data_preview import named_classes
 from .measured_times import VISITS, MeasuredTimes, measure
-from .memory_forecast import CLIENT_BYTES, FLOAT_BYTES, MeasuredMemory, StateMemory, peak_memory
-from .schema import Config
-from .time_forecast import (
+from .memory import CLIENT_BYTES, FLOAT_BYTES, MeasuredMemory, StateMemory, peak_memory
+from .time import (
     MARGIN,
     MEMORY_MARGIN,
     WARNED_S,
@@ -62,7 +62,7 @@ from .time_forecast import (
     efficiencies,
     forecast_time,
 )
-from .traffic_forecast import TrafficForecast, forecast, uploads_per_step, without_training
+from .traffic import TrafficForecast, forecast, uploads_per_step, without_training
 
 MANY_CLIENTS = 10**8  # a table of ranks also gives the bytes for this number of clients
 BUSY = 1.3  # ratio of wall time to processor seconds from which the page says that the machine is busy

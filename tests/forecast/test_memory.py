@@ -14,8 +14,8 @@ from support import toy
 from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.types import Report, Server
-from mpifl.experiment.memory_forecast import MeasuredMemory, StateMemory, peak_memory
 from mpifl.experiment.schema import OutputConfig
+from mpifl.forecast.memory import MeasuredMemory, StateMemory, peak_memory
 from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, Synchronous, Waves
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"

@@ -16,7 +16,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import RowUpdates
 from mpifl.core.mixing import Plan, average
-from mpifl.experiment.traffic_forecast import TrafficForecast, compared, forecast
+from mpifl.forecast.traffic import TrafficForecast, compared, forecast
 from mpifl.protection.privacy import CentralPrivacy
 from mpifl.protection.secure_sum import MaskedSums, SecureConfig
 from mpifl.simulation.delays import DELAYS

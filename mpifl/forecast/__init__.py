@@ -1,0 +1,1 @@
+"""Forecasts: what a run will take in time, memory and bytes, before it begins."""
