@@ -21,8 +21,8 @@ from mpifl.core.process import keep_freed
 from mpifl.core.streams import to_null
 
 if TYPE_CHECKING:
+    from mpifl.analysis.comparison import Choices
     from mpifl.comm.transport import Transport
-    from mpifl.results.comparison import Choices
     from mpifl.supervision.progress import Progress
 
     Command = Callable[[Transport, argparse.Namespace], int | None]
@@ -185,9 +185,9 @@ ONCE = {**FLAG, "help": "show it once"}
 @command(RUN=WATCHED, web=WEB, port=PORT, once=ONCE)
 def watch(transport: Transport, args: argparse.Namespace) -> int:
     """Follow a run or a sweep: rounds, accuracy, clusters, bytes, ranks, and when it will end."""
-    from mpifl.results.watch import Watched
-    from mpifl.results.watch import watch as follow
-    from mpifl.results.watch_page import serve
+    from mpifl.analysis.watch import Watched
+    from mpifl.analysis.watch import watch as follow
+    from mpifl.analysis.watch_page import serve
 
     refuse_options(args)
     require(
@@ -201,7 +201,7 @@ def watch(transport: Transport, args: argparse.Namespace) -> int:
 
 def titles_of_cases(folder: Path) -> dict[str, str]:
     """Return name of the run folder -> title, for each case that a sweep will have."""
-    from mpifl.results.watch import plain_titles
+    from mpifl.analysis.watch import plain_titles
 
     plain = plain_titles(folder)
     if plain is None:  # its cases are whole configurations, or parts of them: they have to be read
@@ -358,7 +358,7 @@ FINISHED = {**FLAG, "help": "leave out runs that are not finished; a line says w
 
 def choices_of(args: argparse.Namespace) -> Choices:
     """Return the choices that the options of `STATISTICS` make."""
-    from mpifl.results.comparison import Choices
+    from mpifl.analysis.comparison import Choices
 
     given = {name: getattr(args, name) for name in STATISTICS}
     return Choices.of(**given)
@@ -371,8 +371,8 @@ LABEL = {"metavar": "NAME=TEXT", "action": "append", "help": "what legends and t
 @command(RUNS=RUNS, finished=FINISHED, out=OUT, width=WIDTH, label=LABEL, **STATISTICS)
 def report(transport: Transport, args: argparse.Namespace) -> None:
     """Write one HTML file over several runs, and its figures as SVG, PNG and PDF."""
+    from mpifl.analysis.report import report as write_report
     from mpifl.comm.transport import on_server
-    from mpifl.results.report import report as write_report
     from mpifl.sweeps.results import say_missing
 
     good = args.width is None or 1 <= args.width <= 40
@@ -400,9 +400,9 @@ FIGURES = {"metavar": "FOLDER", "help": "folder for figures over seeds and probl
 @command(RUNS=RUNS, finished=FINISHED, **STATISTICS, csv=CSV, latex=LATEX, markdown=MARKDOWN, figures=FIGURES)
 def compare(transport: Transport, args: argparse.Namespace) -> None:
     """Print a table of the final figures of several runs, with tests over seeds and ranks over problems."""
+    from mpifl.analysis.comparison import compare as compare_runs
+    from mpifl.analysis.report import text_of, warnings, write_files
     from mpifl.comm.transport import on_server
-    from mpifl.results.comparison import compare as compare_runs
-    from mpifl.results.report import text_of, warnings, write_files
     from mpifl.sweeps.results import say_missing
 
     def answer() -> tuple[str, Sequence[str], Sequence[str]]:
@@ -429,9 +429,9 @@ EXPORT = {"metavar": "FILE", "help": "file.csv or file.parquet (default: CSV on 
 @command(RUNS=RUNS, finished=FINISHED, table=TABLE, target=TARGET, out=EXPORT)
 def export(transport: Transport, args: argparse.Namespace) -> None:
     """Write all figures of several runs as one tidy table, CSV or Parquet: a column a varied key."""
+    from mpifl.analysis.comparison import target_of
+    from mpifl.analysis.export import export as write_table
     from mpifl.comm.transport import on_server
-    from mpifl.results.comparison import target_of
-    from mpifl.results.export import export as write_table
     from mpifl.sweeps.results import say_missing
 
     def answer() -> str:

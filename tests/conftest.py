@@ -140,7 +140,7 @@ def flat_plane(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let reports have no figures, which take seconds to draw."""
-    monkeypatch.setattr("mpifl.results.report._files", lambda *arguments, **options: {})
+    monkeypatch.setattr("mpifl.analysis.report._files", lambda *arguments, **options: {})
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from mpifl.analysis.seed_groups import flat
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.core.errors import nearest, require
 from mpifl.core.progress import doing, each
@@ -17,7 +18,6 @@ from mpifl.data import prepare
 from mpifl.experiment import loader
 from mpifl.experiment.build import device_of
 from mpifl.experiment.schema import Config
-from mpifl.results.seed_groups import flat
 
 from .turns import KEEP_FREED, Job, scratch_folder
 from .workloads import OTHERS, WORKLOADS, Workload

@@ -16,6 +16,7 @@ import torch
 from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.collective_choice import ByBytes
+from mpifl.analysis.tables import first_of
 from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm, Needs, vector_parts
@@ -56,7 +57,6 @@ from mpifl.protection.private_step import PrivateStep
 from mpifl.protection.robust import RobustSteps
 from mpifl.protection.robust_rules import Rule
 from mpifl.protection.secure_sum import MaskedSums, SecureRounds
-from mpifl.results.tables import first_of
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
 from mpifl.runtime.hook_errors import DROP

@@ -8,16 +8,17 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpifl.analysis import comparison, export
+from mpifl.analysis.comparison_tables import numbers
+from mpifl.analysis.seed_groups import gather, say_other_inputs
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.case_names import label_of
 from mpifl.core.errors import is_whole, require
 from mpifl.core.old_keys import renamed
 from mpifl.data import PoolFederation
-from mpifl.results import comparison, export, reader
-from mpifl.results.comparison_tables import numbers
+from mpifl.results import reader
 from mpifl.results.reader import Run
 from mpifl.results.run_folder import is_complete, refuse_more_rounds
-from mpifl.results.seed_groups import gather, say_other_inputs
 from mpifl.runtime.script import on_all_ranks
 from mpifl.sweeps.cases import Part, changed
 from mpifl.sweeps.results import Sweep, load_sweep, say_missing

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mpifl.analysis.data_sheet import Sheet, Strip, draw
 from mpifl.core.federation import CLASSES, IMAGES, MULTI_HOT, NUMBERS, Split
 from mpifl.data import PoolFederation, histogram, label_distance, open_federation
 from mpifl.data.transforms import ToTensor
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
-from mpifl.results.data_sheet import Sheet, Strip, draw
 
 MAX_COUNTED, MAX_SHOWN, MAX_STRIPS = 2000, 500, 10
 PER_STRIP, MAX_LABEL_COLUMNS, LOOKED_AT = (

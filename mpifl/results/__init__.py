@@ -1,1 +1,1 @@
-"""The results of runs: run folders, metrics, tables, figures and reports."""
+"""A run folder: written and read."""

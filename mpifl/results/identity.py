@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import mpifl
+from mpifl.analysis.tables import first_of
 from mpifl.core import instructions
 from mpifl.core.torch_state import replaced
 from mpifl.kernels import bindings
-
-from .tables import first_of
 
 CODE, OWN = "code", "own_code"
 CODES = (CODE, OWN)  # these can change more than the last bits

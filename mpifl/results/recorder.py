@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from mpifl.analysis.tables import first_of
 from mpifl.core.errors import require
 from mpifl.core.federation import SPLITS, Federation
 from mpifl.core.files import safetensors_file
@@ -36,7 +37,6 @@ from .metrics import (
 )
 from .reader import read_rows
 from .run_folder import GrowingCsv, without_infinity, write_columns, write_csv, write_json
-from .tables import first_of
 
 
 def digest(

@@ -19,11 +19,11 @@ from pathlib import Path
 from time import sleep, time
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from mpifl.analysis.seed_groups import flat
 from mpifl.core.errors import require
 from mpifl.core.files import try_lock, write_atomically
 
 from .reader import read_rows
-from .seed_groups import flat
 
 if TYPE_CHECKING:
     from .reader import Run

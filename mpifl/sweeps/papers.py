@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mpifl.analysis.seed_groups import flat, origins_of
 from mpifl.core.devices import CPU
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
@@ -27,7 +28,6 @@ from mpifl.core.textfiles import json_file, yaml_of
 from mpifl.experiment import loader
 from mpifl.results.identity import describe_inputs
 from mpifl.results.reader import OF_A_MACHINE, SAME, load
-from mpifl.results.seed_groups import flat, origins_of
 
 from .cases import Case, case_of, cases, combinations, table_of
 from .results import check_case, is_complete, result_of, started_with

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from mpifl.analysis.seed_groups import flat, matched
+from mpifl.analysis.sweep_figure import Curve, draw
+from mpifl.analysis.tables import Cell, Table, as_markdown, first_of
 from mpifl.core.case_names import label_of
 from mpifl.core.errors import CodeFailed, UserError, require
 from mpifl.core.files import write_atomically
@@ -27,9 +30,6 @@ from mpifl.results import run_folder as folders
 from mpifl.results.identity import OWN, Origin, describe_origins, of_machine
 from mpifl.results.metrics import over_runs
 from mpifl.results.reader import OF_A_MACHINE, Run, load
-from mpifl.results.seed_groups import flat, matched
-from mpifl.results.sweep_figure import Curve, draw
-from mpifl.results.tables import Cell, Table, as_markdown, first_of
 from mpifl.supervision.logging import warn, warn_once
 
 from .cases import CONFIGURATIONS, Case, cases, table_of

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from mpifl.analysis import tables
+from mpifl.analysis.comparison import SPREADS
+from mpifl.analysis.statistics import estimate, rank
+from mpifl.analysis.tables import as_markdown
 from mpifl.core.case_names import labels_of
 from mpifl.core.errors import UserError, nearest, require
-from mpifl.results import tables
-from mpifl.results.comparison import SPREADS
 from mpifl.results.metrics import over_runs
-from mpifl.results.statistics import estimate, rank
-from mpifl.results.tables import as_markdown
 
 ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table
 FIGURE_KEYS = ["of", "percent", "digits", "better", "deviation"]

@@ -29,7 +29,7 @@ BLOCK = re.compile(
 )
 LATER = {  # of commands that a page shows beside others -> who runs them
     "mpifl calibrate": "tests/tools, over ranks",
-    "--web": "tests/results/test_watch.py",
+    "--web": "tests/analysis/test_watch.py",
 }
 SMALL = ["--rounds", "1", "--model", "{name: mlp, hidden: [8]}", "--local.epochs", "1"]
 

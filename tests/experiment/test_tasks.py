@@ -8,10 +8,10 @@ from support.runs import TASK_CONFIG, TASK_RUNS, TASKS, Alone
 
 from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.results.comparison import Choices, compare
-from mpifl.results.comparison_tables import final_table
+from mpifl.analysis.comparison import Choices, compare
+from mpifl.analysis.comparison_tables import final_table
+from mpifl.analysis.report import report
 from mpifl.results.reader import load
-from mpifl.results.report import report
 
 FEW = ("fedavg", "fedem")
 

@@ -16,11 +16,11 @@ from support.runs import CONFIG, assert_same_run
 
 import mpifl
 from mpifl import cli
+from mpifl.analysis import watch
 from mpifl.core.errors import UserError
 from mpifl.experiment import checkpoints, loader
 from mpifl.experiment import run as running
 from mpifl.results import checkpoint_files as checkpoint
-from mpifl.results import watch
 from mpifl.runtime.run_state import SAVE, STOP, CheckpointConfig
 from mpifl.runtime.worker import Worker
 from mpifl.supervision.signals import Signals

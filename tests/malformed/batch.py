@@ -81,10 +81,10 @@ def main(cases: str, folder: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    import mpifl.results.report
+    import mpifl.analysis.report
     from mpifl.comm.transport import Single
 
-    mpifl.results.report.FORMATS = ("svg", "png")  # type: ignore[assignment]
+    mpifl.analysis.report.FORMATS = ("svg", "png")  # type: ignore[assignment]
     Single.abort = lambda self, code: None  # type: ignore[method-assign]  # a fault ends one case, not all
     signal.signal(signal.SIGALRM, late)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

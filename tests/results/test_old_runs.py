@@ -13,10 +13,10 @@ from numpy.testing import assert_allclose
 from support.runs import columns_of
 
 from mpifl import cli
+from mpifl.analysis.seed_groups import gather
 from mpifl.experiment import loader
 from mpifl.results.identity import machine
 from mpifl.results.reader import OLD_NAMES, load, renamed
-from mpifl.results.seed_groups import gather
 from mpifl.supervision.logging import warn_once
 
 OLD = Path(__file__).parents[1] / "old_runs" / "0.1.0"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mpifl.analysis.seed_groups import Group
 from mpifl.results.reader import Run
-from mpifl.results.seed_groups import Group
 
 
 def run_of(

@@ -19,6 +19,11 @@ import yaml
 from support.runs import TASK_CONFIG, TASKS, columns_of
 
 import mpifl
+from mpifl.analysis.comparison import compare
+from mpifl.analysis.comparison_tables import final_table
+from mpifl.analysis.seed_groups import gather
+from mpifl.analysis.sweep_figure import Curve
+from mpifl.analysis.tables import as_text
 from mpifl.cli import main
 from mpifl.comm.transport import Single
 from mpifl.core.case_names import LOCKS
@@ -29,11 +34,6 @@ from mpifl.experiment.in_python import laid
 from mpifl.experiment.loader import load
 from mpifl.experiment.observed import Observed
 from mpifl.results import identity
-from mpifl.results.comparison import compare
-from mpifl.results.comparison_tables import final_table
-from mpifl.results.seed_groups import gather
-from mpifl.results.sweep_figure import Curve
-from mpifl.results.tables import as_text
 from mpifl.supervision.logging import warn_once
 from mpifl.sweeps import results as sweep_results
 from mpifl.sweeps import sweep as sweeping

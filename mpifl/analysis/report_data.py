@@ -23,11 +23,12 @@ from mpifl.core.metric import ACCURACY, Metric, metric_of_column
 from mpifl.core.old_keys import without_new
 from mpifl.core.textfiles import json_file
 from mpifl.core.timing import PHASES
+from mpifl.results import identity
+from mpifl.results.reader import Run
 
-from . import identity, statistics_drawn
+from . import statistics_drawn
 from .comparison import Comparison, column_of
 from .figures import COMPARED, MATRICES
-from .reader import Run
 from .seed_groups import Group, rounds_title
 from .tables import first_of
 

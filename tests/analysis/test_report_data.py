@@ -15,12 +15,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support.runs import columns_of
 
 from mpifl import cli
+from mpifl.analysis import figures, report_data, report_page
+from mpifl.analysis.comparison import column_of
+from mpifl.analysis.seed_groups import Group, gather
+from mpifl.analysis.tables import table_of
 from mpifl.core.errors import UserError
-from mpifl.results import figures, recorder, report_data, report_page
-from mpifl.results.comparison import column_of
+from mpifl.results import recorder
 from mpifl.results.reader import Run, load
-from mpifl.results.seed_groups import Group, gather
-from mpifl.results.tables import table_of
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 HOSTILE = "</script><b onclick=alert(1)>\"'&"

@@ -12,10 +12,10 @@ from support.comparisons import group_of, run_of
 from support.runs import run_each
 
 from mpifl import cli
-from mpifl.results import export
-from mpifl.results.comparison import Comparison, independent
-from mpifl.results.export import final_frame, frame
-from mpifl.results.seed_groups import Group, gather
+from mpifl.analysis import export
+from mpifl.analysis.comparison import Comparison, independent
+from mpifl.analysis.export import final_frame, frame
+from mpifl.analysis.seed_groups import Group, gather
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 RUNS = {

@@ -9,14 +9,14 @@ from hypothesis import strategies as some
 from scipy import stats
 from support.comparisons import group_of, run_of
 
+from mpifl.analysis.comparison import COLUMNS, Choices, Comparison, check_target, column_of, independent
+from mpifl.analysis.comparison_tables import final_table, numbers, rank_table, test_tables
+from mpifl.analysis.seed_groups import Group
+from mpifl.analysis.statistics import TEST_NAMES
+from mpifl.analysis.survival import median
+from mpifl.analysis.tables import BEST, TIED
 from mpifl.core.errors import UserError
 from mpifl.core.metric import METRICS
-from mpifl.results.comparison import COLUMNS, Choices, Comparison, check_target, column_of, independent
-from mpifl.results.comparison_tables import final_table, numbers, rank_table, test_tables
-from mpifl.results.seed_groups import Group
-from mpifl.results.statistics import TEST_NAMES
-from mpifl.results.survival import median
-from mpifl.results.tables import BEST, TIED
 
 GOOD, NEAR, BAD = (
     [0.80, 0.84, 0.82, 0.90, 0.86],

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpifl.results.report_page import _table as on_page
-from mpifl.results.tables import (
+from mpifl.analysis.report_page import _table as on_page
+from mpifl.analysis.tables import (
     BEST,
     COLUMN_PT,
     TIED,

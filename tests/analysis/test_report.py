@@ -19,15 +19,15 @@ from support.runs import run_each
 
 import mpifl
 from mpifl import cli
+from mpifl.analysis import figures, report_data, seed_groups, sweep_figure
+from mpifl.analysis.comparison import Choices, Comparison
+from mpifl.analysis.comparison_tables import final_table
+from mpifl.analysis.report import _run_rows, report, warnings, write_files
+from mpifl.analysis.report_page import _own_parts, _shared_parts, _tiles
+from mpifl.analysis.seed_groups import Group, default_target, gather
+from mpifl.analysis.tables import as_latex, as_text, table_of
 from mpifl.core.errors import UserError
-from mpifl.results import figures, report_data, seed_groups, sweep_figure
 from mpifl.results import reader as finished
-from mpifl.results.comparison import Choices, Comparison
-from mpifl.results.comparison_tables import final_table
-from mpifl.results.report import _run_rows, report, warnings, write_files
-from mpifl.results.report_page import _own_parts, _shared_parts, _tiles
-from mpifl.results.seed_groups import Group, default_target, gather
-from mpifl.results.tables import as_latex, as_text, table_of
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 UCFL = "{name: ucfl, streams: -1, noise_batch: 20}"

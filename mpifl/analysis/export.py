@@ -16,20 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.textfiles import readable
+from mpifl.results.reader import INTEGER, Run
 from mpifl.supervision.logging import warn_once
 
 from .comparison import check_target, independent
-from .reader import INTEGER, Run
-from .seed_groups import (
-    AXES,
-    Group,
-    default_target,
-    flat,
-    gather,
-    metric_of,
-    say_other_inputs,
-    short_names,
-)
+from .seed_groups import AXES, Group, default_target, flat, gather, metric_of, say_other_inputs, short_names
 from .tables import first_of
 
 if TYPE_CHECKING:

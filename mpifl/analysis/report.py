@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.files import write_atomically
+from mpifl.results.identity import describe_differences, describe_inputs
+from mpifl.results.reader import Run
+from mpifl.results.run_folder import write_csv
 
 from . import report_data, statistics_figures
 from .comparison import NO_TEST, Choices, Comparison, compare
 from .comparison_tables import final_table, numbers, rank_table, test_tables, title_of
 from .figures import FIGURES, said_of
-from .identity import describe_differences, describe_inputs
-from .reader import Run
 from .report_page import page
-from .run_folder import write_csv
 from .seed_groups import REPORT, Group, origins_of, say_other_inputs
 from .tables import Table, as_html, as_latex, as_markdown, as_text, narrowed, table_of, too_wide
 

@@ -17,12 +17,12 @@ from support import chrome
 
 import mpifl
 from mpifl import cli
+from mpifl.analysis import watch
+from mpifl.analysis.watch import Seen, SeenCases, Watched, holds_runs, look, one_line, plain_titles, sparkline
+from mpifl.analysis.watch_page import HOST, server
 from mpifl.core.errors import Stopped, UserError
 from mpifl.core.progress import ROUND, doing
 from mpifl.experiment.loader import read
-from mpifl.results import watch
-from mpifl.results.watch import Seen, SeenCases, Watched, holds_runs, look, one_line, plain_titles, sparkline
-from mpifl.results.watch_page import HOST, server
 from mpifl.supervision.progress import FILE, ProgressFile
 from mpifl.sweeps.results import titles
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support import chrome
 
-from mpifl.results.comparison import Choices
-from mpifl.results.report import report
+from mpifl.analysis.comparison import Choices
+from mpifl.analysis.report import report
 
 pytestmark = pytest.mark.skipif(chrome.PROGRAM is None, reason="no Chromium on the PATH")
 
@@ -66,7 +66,7 @@ def page(tmp_path_factory):
     for lr, end in zip((0.1, 0.2, 0.3), ENDS, strict=True):
         write_run(folder / f"run-{lr}", lr, end)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpifl.results.report.FORMATS", ())  # no figures for papers: they are tested elsewhere
+        patch.setattr("mpifl.analysis.report.FORMATS", ())  # no figures for papers: they are tested elsewhere
         path = report([str(folder)], str(folder / "out"))
     with chrome.Page(path, folder / "profile") as found:
         yield found
@@ -82,7 +82,7 @@ def seeds(tmp_path_factory):
     for run, moment in zip(sorted(folder.glob("run-*")), (3, 1, 2, 6, 5, 4), strict=True):
         os.utime(run / "summary.json", (86400 * moment, 86400 * moment))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpifl.results.report.FIGURES", {})  # those for papers are tested elsewhere
+        patch.setattr("mpifl.analysis.report.FIGURES", {})  # those for papers are tested elsewhere
         path = report([str(folder)], str(folder / "out"))
     with chrome.Page(path, folder / "profile") as found:
         yield found
@@ -274,7 +274,7 @@ def test_a_target_that_the_page_shows_in_fewer_digits_is_met_as_in_tables(tmp_pa
     end = 0.974285714
     write_run(tmp_path / "run", 0.1, end)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpifl.results.report.FIGURES", {})
+        patch.setattr("mpifl.analysis.report.FIGURES", {})
         path = report([str(tmp_path / "run")], str(tmp_path / "out"), Choices(target=end))
     with chrome.Page(path, tmp_path / "profile") as found:
         assert found("byId('target').value") == "97.43"
@@ -288,7 +288,7 @@ def test_a_small_target_is_met_on_the_page_where_it_is_in_tables(tmp_path):
     """Accuracies of 1e-8 % t / 10 meet 0.95e-8 % at t = 10; with a slack of 1e-9 %, they would at t = 9."""
     write_run(tmp_path / "run", 0.1, 1e-10)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpifl.results.report.FIGURES", {})
+        patch.setattr("mpifl.analysis.report.FIGURES", {})
         path = report([str(tmp_path / "run")], str(tmp_path / "out"), Choices(target=0.95e-10))
     with chrome.Page(path, tmp_path / "profile") as found:
         assert found("costs(chosen().target, 'round')[0].mean") == 10

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from scipy import stats
 
-from mpifl.results import statistics
-from mpifl.results.statistics import cliques, critical_difference, estimate, holm, paired_p, rank
+from mpifl.analysis import statistics
+from mpifl.analysis.statistics import cliques, critical_difference, estimate, holm, paired_p, rank
 
 VALUES = some.lists(some.floats(-100, 100, width=32), min_size=2, max_size=9)
 

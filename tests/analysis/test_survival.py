@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from mpifl.results import survival
-from mpifl.results.survival import Reached, horizon, kaplan_meier, logrank, median, restricted
+from mpifl.analysis import survival
+from mpifl.analysis.survival import Reached, horizon, kaplan_meier, logrank, median, restricted
 
 RUNS = some.lists(some.tuples(some.integers(0, 9), some.booleans()), min_size=2, max_size=9)
 

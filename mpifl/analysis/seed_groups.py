@@ -15,10 +15,10 @@ import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.core.metric import Metric
+from mpifl.results.identity import Origin, describe_inputs
+from mpifl.results.reader import Run, is_unfinished, load
 from mpifl.supervision.logging import warn_once
 
-from .identity import Origin, describe_inputs
-from .reader import Run, is_unfinished, load
 from .statistics import ROUNDING
 from .survival import Reached
 from .tables import first_of

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mpifl import cli
-from mpifl.results.data_sheet import MAX_TICKS, Sheet, Strip, _rgb, _thinned, draw
+from mpifl.analysis.data_sheet import MAX_TICKS, Sheet, Strip, _rgb, _thinned, draw
 
 
 def sheet_of(rng: np.random.Generator, **changes) -> Sheet:

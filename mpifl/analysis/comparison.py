@@ -21,9 +21,9 @@ import numpy as np
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.metric import ACCURACY, Metric, metric_of_column
 from mpifl.core.old_keys import without_new
+from mpifl.results.reader import Run
 
 from . import statistics, survival
-from .reader import Run
 from .seed_groups import ALGORITHM, Group, default_target, gather, metric_of, name_of, titles, tree_of
 from .statistics import TESTS, Estimate, Ranking
 from .survival import Median, Reached

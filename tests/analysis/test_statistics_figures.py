@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.comparisons import group_of, run_of
 
-from mpifl.results import statistics, statistics_figures
-from mpifl.results.comparison import Choices, Comparison
-from mpifl.results.seed_groups import Group
+from mpifl.analysis import statistics, statistics_figures
+from mpifl.analysis.comparison import Choices, Comparison
+from mpifl.analysis.seed_groups import Group
 
 GOOD, BAD = [0.80, 0.84, 0.82, 0.90], [0.50, 0.55, 0.53, 0.59]
 

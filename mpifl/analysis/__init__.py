@@ -1,0 +1,1 @@
+"""Analysis: runs compared, summed up, drawn and reported."""
