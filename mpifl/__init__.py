@@ -14,6 +14,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mpifl.api import client_data, compare, resume, run, sweep, table
     from mpifl.core.algorithm import Algorithm
     from mpifl.core.client import Client
     from mpifl.core.errors import UserError
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         sample_weights,
         shares,
     )
-    from mpifl.experiment.in_python import client_data, compare, resume, run, sweep, table
     from mpifl.experiment.loader import load as load_config
     from mpifl.experiment.schema import Config
     from mpifl.results.reader import Run, load

@@ -13,10 +13,10 @@ from support.runs import CONFIG
 
 import mpifl
 from mpifl import cli
+from mpifl.api import tree_of
 from mpifl.core.errors import UserError
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, export_partition, open_federation
 from mpifl.experiment.build import open_data
-from mpifl.experiment.in_python import tree_of
 from mpifl.experiment.loader import from_tree
 from mpifl.experiment.schema import Config
 

@@ -24,13 +24,13 @@ from mpifl.analysis.comparison_tables import final_table
 from mpifl.analysis.seed_groups import gather
 from mpifl.analysis.sweep_figure import Curve
 from mpifl.analysis.tables import as_text
+from mpifl.api import laid
 from mpifl.cli import main
 from mpifl.comm.transport import Single
 from mpifl.core.case_names import LOCKS
 from mpifl.core.errors import MethodError, Stopped, UserError
 from mpifl.experiment import loader
 from mpifl.experiment import run as running
-from mpifl.experiment.in_python import laid
 from mpifl.experiment.loader import load
 from mpifl.experiment.observed import Observed
 from mpifl.results import identity

@@ -16,6 +16,12 @@ from mpifl.core.case_names import label_of
 from mpifl.core.errors import is_whole, require
 from mpifl.core.old_keys import renamed
 from mpifl.data import PoolFederation
+from mpifl.experiment import loader
+from mpifl.experiment.build import open_data
+from mpifl.experiment.checkpoints import refuse_changes, refuse_place
+from mpifl.experiment.observed import end_late
+from mpifl.experiment.run import run as run_experiment
+from mpifl.experiment.schema import Config, check_sections
 from mpifl.results import reader
 from mpifl.results.reader import Run
 from mpifl.results.run_folder import is_complete, refuse_more_rounds
@@ -23,13 +29,6 @@ from mpifl.runtime.script import on_all_ranks
 from mpifl.sweeps.cases import Part, changed
 from mpifl.sweeps.results import Sweep, load_sweep, say_missing
 from mpifl.sweeps.sweep import sweep as run_sweep
-
-from . import loader
-from .build import open_data
-from .checkpoints import refuse_changes, refuse_place
-from .observed import end_late
-from .run import run as run_experiment
-from .schema import Config, check_sections
 
 if TYPE_CHECKING:
     import pandas as pd
