@@ -27,7 +27,7 @@ PAGES = {  # file at the root of the repository -> its page
 API: dict[str, tuple[str, tuple[str, ...]]] = {  # page -> title, modules
     "mpifl": (
         "The package",
-        ("experiment.in_python", "results.reader", "results.callbacks", "results.run_events", "core.errors"),
+        ("api", "results.reader", "results.callbacks", "results.run_events", "core.errors"),
     ),
     "methods": (
         "Methods",
@@ -40,7 +40,13 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {  # page -> title, modules
     ),
     "results": (
         "Results",
-        ("results.comparison", "results.statistics", "results.survival", "results.metrics", "results.export"),
+        (
+            "results.metrics",
+            "analysis.comparison",
+            "analysis.statistics",
+            "analysis.survival",
+            "analysis.export",
+        ),
     ),
 }
 

@@ -735,7 +735,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command on every rank and return the exit code, see `runtime.exit_codes`."""
+    """Run one command on every rank and return the exit code, see `supervision.exit_codes`."""
     keep_freed()
     escape_output()
     argv, renamed = present(argv)

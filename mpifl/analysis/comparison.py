@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.errors import UserError, first_of, nearest, require
 from mpifl.core.metric import ACCURACY, Metric, metric_of_column
 from mpifl.core.old_keys import without_new
 from mpifl.results.reader import Run
@@ -27,7 +27,7 @@ from . import statistics, survival
 from .seed_groups import ALGORITHM, Group, default_target, gather, metric_of, name_of, titles, tree_of
 from .statistics import TESTS, Estimate, Ranking
 from .survival import Median, Reached
-from .tables import BEST, TIED, first_of
+from .tables import BEST, TIED
 
 STD, NO_TEST = "std", "none"
 KNOWN_TESTS, KNOWN_INTERVALS = (*TESTS, NO_TEST), (STD, *statistics.INTERVALS)

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from mpifl.core.errors import first_of
+
 from . import statistics
 from .comparison import COLUMNS, NAMES, NO_TEST, STD, Column, Comparison, Contrast, Problem, seed_of
 from .seed_groups import metric_of
-from .tables import BEST, TIED, Cell, Table, first_of
+from .tables import BEST, TIED, Cell, Table
 
 FORMS = {"g4": "{:.4g}", "g3": "{:.3g}", "f0": "{:.0f}", "f2": "{:.2f}"}
 USUAL = ("run", "seeds", "rounds", *(k for k in COLUMNS if not k.endswith("_mean")), "unreached")

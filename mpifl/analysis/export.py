@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpifl.core.errors import UserError, require
-from mpifl.core.textfiles import readable
+from mpifl.core.errors import UserError, first_of, require
+from mpifl.core.textfiles import flat, readable
 from mpifl.results.reader import INTEGER, Run
 from mpifl.supervision.logging import warn_once
 
 from .comparison import check_target, independent
-from .seed_groups import AXES, Group, default_target, flat, gather, metric_of, say_other_inputs, short_names
-from .tables import first_of
+from .seed_groups import AXES, Group, default_target, gather, metric_of, say_other_inputs, short_names
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, first_of, require
 from mpifl.core.metric import ACCURACY, Metric, metric_of_column
 from mpifl.core.old_keys import without_new
 from mpifl.core.textfiles import json_file
@@ -30,7 +30,6 @@ from . import statistics_drawn
 from .comparison import Comparison, column_of
 from .figures import COMPARED, MATRICES
 from .seed_groups import Group, rounds_title
-from .tables import first_of
 
 AXES = {  # column -> title, unit, factor that converts to the unit
     "round": ("rounds", "", 1.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from glob import glob
@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from mpifl.core.errors import require
+from mpifl.core.errors import first_of, require
 from mpifl.core.metric import Metric
+from mpifl.core.textfiles import flat
 from mpifl.results.identity import Origin, describe_inputs
 from mpifl.results.reader import Run, is_unfinished, load
 from mpifl.supervision.logging import warn_once
 
 from .statistics import ROUNDING
 from .survival import Reached
-from .tables import first_of
 
 ALGORITHM = "algorithm.name"
 REPORT = "report.html"  # in a folder that `mpifl report` wrote
@@ -245,15 +245,6 @@ def name_of(run: Run) -> str:
 def head_of(run: Run, tree: Mapping[str, Any]) -> str:
     """Return the beginning of the name of a run: its user's label, or else its algorithm."""
     return run.own_label or str(tree.get(ALGORITHM, "run"))
-
-
-def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of all leaves."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def titles(trees: Sequence[Mapping[str, Any]], heads: Sequence[str]) -> list[str]:

@@ -55,12 +55,6 @@ def signed(text: str, plus_minus: str, infinity: str) -> str:
     return INFINITY.sub(lambda _: infinity, text).replace("+-", plus_minus)
 
 
-def first_of(names: Sequence[str], most: int = 6) -> str:
-    """Return the first `most` of some names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 @dataclass(frozen=True)
 class Cell:
     """A cell.

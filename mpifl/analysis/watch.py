@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mpifl.core.case_names import LOCKS, folder_name, labels_of, slug_of, title_of
-from mpifl.core.errors import UserError
+from mpifl.core.errors import UserError, first_of
 from mpifl.core.textfiles import json_mapping, yaml_file
 from mpifl.supervision.progress import FILE, in_words
-
-from .tables import first_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -445,7 +443,7 @@ def plain_titles(folder: Path) -> dict[str, str] | None:
 
     Returns:
         The titles; None if names depend on more than the varied values. In that case
-        `experiment.sweep_results.titles` returns them.
+        `sweeps.results.titles` returns them.
     """
     tree = _yaml(folder / "sweep.yaml")
     name, vary = tree.get("name"), tree.get("vary")

@@ -10,10 +10,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from mpifl.analysis.seed_groups import flat
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.core.errors import nearest, require
 from mpifl.core.progress import doing, each
+from mpifl.core.textfiles import flat
 from mpifl.data import prepare
 from mpifl.experiment import loader
 from mpifl.experiment.build import device_of

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpifl.supervision import stopped_process_watch as stopped
-from mpifl.supervision.stopped_process_watch import status
+from . import stopped_process_watch as stopped
+from .stopped_process_watch import status
 
 
 @dataclass(frozen=True)

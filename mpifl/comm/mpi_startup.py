@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.process import SIZES
-from mpifl.supervision.stopped_process_watch import LOOKS, STOPPED, force_to_end, status
 
 from .liveness import Process
+from .stopped_process_watch import LOOKS, STOPPED, force_to_end, status
 
 HANG_S, START_S = "MPIFL_HANG_S", "MPIFL_START_S"  # environment variables: MPI starts before a configuration
 DEFAULTS = {HANG_S: 0.0, START_S: 120.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from numbers import Integral
@@ -262,3 +262,9 @@ class Stopped(Exception):
         )
         command = command or f"mpifl resume {folder}{' --from-start' if written == 0 else ''}"
         super().__init__(f"stopped after step {step}, {state}; go on with: {command}")
+
+
+def first_of(names: Sequence[str], most: int = 6) -> str:
+    """Return the first `most` of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -2,7 +2,7 @@
 
 A process has one terminal and does one thing at a time, so the stages belong to the process, as the handlers
 of `logging` do. Code that takes long announces itself with `doing`; a display is optional. The display
-(`results.progress`) reads the stages in a thread of its own, so the working code pays only for a counter.
+(`supervision.progress`) reads the stages in a thread of its own, so the working code pays only for a counter.
 
 The ranks of a node count their visits in shared memory, each in its own number: no message, no lock, one
 write per visit. Rank 0 adds up the numbers of its node while it waits for the reports. Of other nodes it

@@ -16,13 +16,12 @@ import torch
 from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.collective_choice import ByBytes
-from mpifl.analysis.tables import first_of
 from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm, Needs, vector_parts
 from mpifl.core.capabilities import NewClients, RememberedUploads, ServerEvaluation, hooks_of, uses
 from mpifl.core.devices import use_deterministic_algorithms
-from mpifl.core.errors import UserError, code_failed, name_of, require, within_memory
+from mpifl.core.errors import UserError, code_failed, first_of, name_of, require, within_memory
 from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation, Split
 from mpifl.core.imports import code_of
 from mpifl.core.mixing import statistics_of

@@ -18,15 +18,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, NoReturn
 
-from mpifl.analysis.seed_groups import flat
 from mpifl.core.errors import Stopped, UserError, require
 from mpifl.core.files import try_lock
+from mpifl.core.textfiles import flat, write_json
 from mpifl.data.sources import MEASURED
 from mpifl.results import checkpoint_files
 from mpifl.results.identity import CODES, EARLIER, differences, resumed
 from mpifl.results.reader import OF_A_MACHINE, renamed
 from mpifl.results.recorder import Recorder
-from mpifl.results.run_folder import write_json
 from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
 from mpifl.supervision.logging import warn
 from mpifl.supervision.signals import Signals

@@ -30,9 +30,11 @@ from mpifl.core.metric import ACCURACY, METRICS, with_figures
 from mpifl.core.parameters import take
 from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
+from mpifl.core.textfiles import write_json
 from mpifl.core.torch_state import pinned, restore, state
 from mpifl.core.types import Server
 from mpifl.forecast.traffic import compared
+from mpifl.forecast.trials import has_trials, try_outcomes
 from mpifl.kernels import bindings
 from mpifl.models.pretrained import read_state, uploads_none
 from mpifl.protection.accountant import Accountant
@@ -47,7 +49,6 @@ from mpifl.runtime.server_step import ServerStep
 from mpifl.supervision.logging import RankLog, warn_once
 from mpifl.supervision.progress import Progress, ProgressFile
 from mpifl.supervision.signals import Signals, Watchdog
-from mpifl.sweeps.trials import has_trials, try_outcomes
 from mpifl.training.batched import stackable
 
 from . import loader
@@ -546,7 +547,7 @@ def finish(
     if recorder is None or server is None or places is None or traffic is None:
         return fault
     folder, layout = recorder.folder, _layout(context, server_step, places)
-    folders.write_json(folder / "environment.json", folders.environment(layout))
+    write_json(folder / "environment.json", folders.environment(layout))
     whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
     sha = digest(whole, server.assign, server.algorithm_state)
     summary = {

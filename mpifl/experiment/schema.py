@@ -41,7 +41,6 @@ from mpifl.simulation.delays import DELAYS, Constant, Delay
 from mpifl.simulation.network import NETWORKS, Links, Network
 from mpifl.simulation.policies import POLICIES, ClientDecides, Policy, Synchronous
 from mpifl.simulation.upload_triggers import UPLOAD_TRIGGERS
-from mpifl.sweeps.table import TableConfig
 from mpifl.traffic.compression import COMPRESSIONS
 from mpifl.traffic.payload import Payload
 from mpifl.training.config import LocalConfig
@@ -49,6 +48,8 @@ from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import SECTION, LocalChanges, check_changes
 from mpifl.training.precision import FLOAT32
 from mpifl.training.tasks import TASKS, Classification
+
+from .table_layout import TableConfig
 
 
 @dataclass(frozen=True)

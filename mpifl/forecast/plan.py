@@ -46,7 +46,6 @@ from mpifl.runtime.hook_errors import DROP, ClientError, first_that_works
 from mpifl.runtime.protocol import ClientTask, ReportHeader, TaskBatch
 from mpifl.runtime.server_step import ServerStep
 from mpifl.supervision.progress import in_words
-from mpifl.sweeps.trials import try_outcomes
 
 from .data_preview import named_classes
 from .measured_times import VISITS, MeasuredTimes, measure
@@ -63,6 +62,7 @@ from .time import (
     forecast_time,
 )
 from .traffic import TrafficForecast, forecast, uploads_per_step, without_training
+from .trials import try_outcomes
 
 MANY_CLIENTS = 10**8  # a table of ranks also gives the bytes for this number of clients
 BUSY = 1.3  # ratio of wall time to processor seconds from which the page says that the machine is busy

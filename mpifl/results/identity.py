@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import mpifl
-from mpifl.analysis.tables import first_of
 from mpifl.core import instructions
+from mpifl.core.errors import first_of
 from mpifl.core.torch_state import replaced
 from mpifl.kernels import bindings
 

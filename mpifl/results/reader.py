@@ -264,7 +264,7 @@ class Run:
         return self._frame("updates.csv")
 
     def _frame(self, file: str) -> DataFrame:
-        from mpifl.analysis.frames import frame_of
+        from .frames import frame_of
 
         required = self._required(file)
         remedy = f"this run did not write {file}; run it with output.clients: all or sample"
@@ -313,7 +313,7 @@ class Run:
         Raises:
             UserError: there is no such column or axis.
         """
-        from mpifl.analysis.run_plot import plot
+        from .run_plot import plot
 
         return plot(
             self.metrics,

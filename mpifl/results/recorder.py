@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from mpifl.analysis.tables import first_of
-from mpifl.core.errors import require
+from mpifl.core.errors import first_of, require
 from mpifl.core.federation import SPLITS, Federation
 from mpifl.core.files import safetensors_file
 from mpifl.core.metric import ACCURACY, Metric, with_figures
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
 from mpifl.core.task import SUMS, Task
+from mpifl.core.textfiles import write_json
 from mpifl.models.pretrained import layout_metadata
 from mpifl.supervision.logging import warn
 
@@ -36,7 +36,7 @@ from .metrics import (
     spread,
 )
 from .reader import read_rows
-from .run_folder import GrowingCsv, without_infinity, write_columns, write_csv, write_json
+from .run_folder import GrowingCsv, without_infinity, write_columns, write_csv
 
 
 def digest(

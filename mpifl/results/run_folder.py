@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import platform
 import shutil
@@ -261,11 +260,6 @@ class GrowingCsv:
     def _read_columns(self) -> None:
         with self.path.open(newline="") as file:
             self.columns = next(csv.reader(file))
-
-
-def write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    """Write an indented JSON file; values of other types than those of JSON are written as strings."""
-    write_atomically(path, json.dumps(tree, indent=2, default=str) + "\n")
 
 
 def without_infinity(tree: Mapping[str, Any]) -> dict[str, Any]:

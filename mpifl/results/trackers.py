@@ -19,9 +19,9 @@ from pathlib import Path
 from time import sleep, time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mpifl.analysis.seed_groups import flat
 from mpifl.core.errors import require
 from mpifl.core.files import try_lock, write_atomically
+from mpifl.core.textfiles import flat
 
 from .reader import read_rows
 

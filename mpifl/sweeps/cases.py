@@ -25,13 +25,12 @@ from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import MAX_NAME_BYTES, plain
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config, OutputConfig, check_sections
+from mpifl.experiment.table_layout import COLUMNS, ROWS, SEED, TableConfig
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.client_devices import Alike
 from mpifl.simulation.delays import Constant
 from mpifl.simulation.network import Links
 from mpifl.training.per_client import names_devices
-
-from .table import COLUMNS, ROWS, SEED, TableConfig
 
 MAX_CASES = 10_000
 LEAN = {"output": {"model": False}}  # cases keep no models, unless output.model is set to true

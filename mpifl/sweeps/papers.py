@@ -20,18 +20,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpifl.analysis.seed_groups import flat, origins_of
+from mpifl.analysis.seed_groups import origins_of
 from mpifl.core.devices import CPU
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
-from mpifl.core.textfiles import json_file, yaml_of
+from mpifl.core.textfiles import flat, json_file, yaml_of
 from mpifl.experiment import loader
+from mpifl.experiment.table_layout import SAMPLE, SEED, TableConfig
 from mpifl.results.identity import describe_inputs
 from mpifl.results.reader import OF_A_MACHINE, SAME, load
 
 from .cases import Case, case_of, cases, combinations, table_of
 from .results import check_case, is_complete, result_of, started_with
-from .table import SAMPLE, SEED, Result, TableConfig, largest_difference, lines, markdown
+from .table import Result, largest_difference, lines, markdown
 
 PAPERS = {  # folder -> the paper
     "emdcfl": "EMD-CFL: Clustered Federated Learning via Embedding Distributions",

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from mpifl.analysis.seed_groups import flat, matched
+from mpifl.analysis.seed_groups import matched
 from mpifl.analysis.sweep_figure import Curve, draw
-from mpifl.analysis.tables import Cell, Table, as_markdown, first_of
+from mpifl.analysis.tables import Cell, Table, as_markdown
 from mpifl.core.case_names import label_of
-from mpifl.core.errors import CodeFailed, UserError, require
+from mpifl.core.errors import CodeFailed, UserError, first_of, require
 from mpifl.core.files import write_atomically
 from mpifl.core.imports import code_of
 from mpifl.core.old_keys import renamed
-from mpifl.core.textfiles import json_file, json_mapping, yaml_file
+from mpifl.core.textfiles import flat, json_file, json_mapping, write_json, yaml_file
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
+from mpifl.experiment.table_layout import METRIC, TableConfig
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import OWN, Origin, describe_origins, of_machine
 from mpifl.results.metrics import over_runs
@@ -33,7 +34,7 @@ from mpifl.results.reader import OF_A_MACHINE, Run, load
 from mpifl.supervision.logging import warn, warn_once
 
 from .cases import CONFIGURATIONS, Case, cases, table_of
-from .table import METRIC, Result, TableConfig, markdown, of_seeds
+from .table import Result, markdown, of_seeds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +85,7 @@ def started_with(folder: Path, key: str = "RUN") -> dict[str, Any]:
 def keep(tree: Mapping[str, Any], folder: Path) -> None:
     """Write the configuration that `started_with` returns into a sweep's folder."""
     if CONFIGURATIONS in tree:
-        folders.write_json(folder / CONFIGURATIONS_FILE, tree[CONFIGURATIONS])
+        write_json(folder / CONFIGURATIONS_FILE, tree[CONFIGURATIONS])
     own = {name: value for name, value in tree.items() if name != CONFIGURATIONS}
     write_atomically(folder / SWEEP_FILE, yaml.safe_dump(own, sort_keys=False))
 

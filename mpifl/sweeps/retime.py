@@ -16,6 +16,7 @@ from typing import Any
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.rng import key
+from mpifl.core.textfiles import write_json
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config, check_sections
 from mpifl.results import run_folder as folders
@@ -215,7 +216,7 @@ def write_retimed(run: Run, config: Config) -> Path:
     files = {key: value for key, value in run.files.items() if key not in loader.FILES_OF_TIMES}
     files |= {key: value for key, value in loader.sums_of(config).items() if key in loader.FILES_OF_TIMES}
     changes = {"format": folders.FORMAT, "retimed_from": run.folder.name, "files": files}
-    folders.write_json(folder / "summary.json", folders.without_infinity({**run.summary, **changes}))
+    write_json(folder / "summary.json", folders.without_infinity({**run.summary, **changes}))
     return folder
 
 

@@ -8,174 +8,33 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
 
 import numpy as np
 
 from mpifl.analysis import tables
-from mpifl.analysis.comparison import SPREADS
 from mpifl.analysis.statistics import estimate, rank
 from mpifl.analysis.tables import as_markdown
-from mpifl.core.case_names import labels_of
-from mpifl.core.errors import UserError, nearest, require
+from mpifl.experiment.table_layout import (
+    COLUMNS,
+    DEVIATIONS,
+    LESS,
+    MORE,
+    ROWS,
+    SAMPLE,
+    SEED,
+    TableConfig,
+    down,
+)
 from mpifl.results.metrics import over_runs
 
-ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table
-FIGURE_KEYS = ["of", "percent", "digits", "better", "deviation"]
-MORE, LESS = "more", "less"
-METRIC = "metric_"  # prefix of figures that stand for the metric of each case, whatever it is
-SAMPLE = "sample"
-DEVIATIONS = {SAMPLE: 1, "population": 0}  # -> ddof, the number subtracted from the number of seeds
-INTERVALS = ("t", "bootstrap", "percentile")
 CONFIDENCE = 0.95
-MAX_DIGITS = 15  # decimals of a figure
 MAX_FIXED = 1e15  # a larger figure is from a run that diverged
 NUMBER = re.compile(
     r"\s*(-?(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d+)?)(?!,\d)"
 )  # a published text begins with it
-
-
-@dataclass(frozen=True)
-class TableConfig:
-    """The layout of a sweep's results, beside the figures that a paper prints.
-
-    Attributes:
-        title: the table or figure of the paper.
-        figures: label -> `{of: a column of metrics.csv (last evaluation) or a number of summary.json,
-            percent: whether to show hundredths, digits: number of decimals, better: more or less, for ranks,
-            deviation: the standard deviation over seeds, sample or population}`.
-        published: row -> list of published figures in the order of `figures`, as numbers or as texts that
-            begin with the number. Use null, or a shorter list, where the paper prints none. If there are
-            groups of columns, the rows are below the label of their group.
-        spread: meaning of the paper's "+-".
-        interval: 95 % confidence interval of the mean over seeds, shown instead of the standard deviation: t,
-            bootstrap or percentile; empty shows the deviation.
-        ranks: whether to add average ranks of the rows over the groups of columns, with Friedman's test and
-            the critical difference, for figures with at least three rows and two complete groups.
-        blocked: why the table cannot be run with the available data; empty if it can.
-        notes: how the paper was interpreted where this decides the results.
-        differences: what differs from the table of the sweep's base, whose notes also apply.
-        findings: the results and the tested causes of differences, paragraph by paragraph, for
-            `docs/reproductions`.
-    """
-
-    title: str
-    figures: dict[str, Any]
-    published: dict[str, Any] = field(default_factory=dict)
-    spread: str = ""
-    interval: str = ""
-    ranks: bool = False
-    blocked: str = ""
-    notes: str = ""
-    differences: str = ""
-    findings: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        require(bool(self.title), "title", self.title, "say which table of which paper it is")
-        known = self.interval in ("", *INTERVALS)
-        require(known, "interval", self.interval, f"use one of {', '.join(INTERVALS)}, or leave it out")
-        remedy = "name at least one, as in {ARI: {of: ari}}"
-        require(bool(self.figures), "figures", self.figures, remedy)
-        for label, given in self.figures.items():
-            path = f"figures.{label}"
-            fits = isinstance(given, dict) and isinstance(given.get("of"), str)
-            require(fits, path, given, "use a mapping such as {of: accuracy_mean, percent: true}")
-            for key in given:
-                if key not in FIGURE_KEYS:
-                    raise UserError(f"{path}.{key}", given[key], f"unknown key; {nearest(key, FIGURE_KEYS)}")
-            percent, digits = given.get("percent", False), given.get("digits", 0)
-            require(isinstance(percent, bool), f"{path}.percent", percent, "use true or false")
-            fits = isinstance(digits, int) and not isinstance(digits, bool) and 0 <= digits <= MAX_DIGITS
-            require(fits, f"{path}.digits", digits, f"use a number of decimals, 0 to {MAX_DIGITS}")
-            better = given.get("better", MORE)
-            require(better in (MORE, LESS), f"{path}.better", better, f"use {MORE} or {LESS}")
-            kind = given.get("deviation", SAMPLE)
-            require(kind in DEVIATIONS, f"{path}.deviation", kind, f"use {' or '.join(DEVIATIONS)}")
-
-    @property
-    def columns(self) -> list[Figure]:
-        """The figures, in order."""
-        return [
-            Figure(
-                label,
-                given["of"],
-                given.get("percent", False),
-                given.get("digits", 2),
-                given.get("better", MORE),
-                given.get("deviation", SAMPLE),
-            )
-            for label, given in self.figures.items()
-        ]
-
-    def check(self, vary: Mapping[str, Any]) -> None:
-        """Check the published numbers against the labels of a sweep.
-
-        Args:
-            vary: the sweep's `vary`.
-
-        Raises:
-            UserError: a published row or group of columns does not exist in the sweep, or a row has too many
-                figures.
-        """
-        groups = labels_of(vary[COLUMNS]) if COLUMNS in vary else [""]
-        lines = labels_of(vary.get(down(vary), []))
-        tables = self.published if COLUMNS in vary else {"": self.published} if self.published else {}
-        for group, rows in tables.items():
-            path = f"published.{group}".rstrip(".")
-            if group not in groups:
-                raise UserError(path, group, f"vary.columns has no such label; {nearest(group, groups)}")
-            require(isinstance(rows, dict), path, rows, "use a mapping of rows to lists of figures")
-            for row, given in rows.items():
-                if str(row) not in lines:
-                    raise UserError(f"{path}.{row}", row, f"no such row; {nearest(str(row), lines)}")
-                fits = isinstance(given, list) and len(given) <= len(self.figures)
-                require(fits, f"{path}.{row}", given, f"use a list of {len(self.figures)} figures or fewer")
-
-    def text_of(self, group: str, row: str) -> list[str]:
-        """Return the published figures of a row as the paper prints them; empty texts for missing ones."""
-        rows = self.published.get(group, {}) if group else self.published
-        given = {str(label): values for label, values in rows.items()}.get(row, [])
-        texts = ["" if value is None else str(value) for value in given]
-        return texts + [""] * (len(self.figures) - len(texts))
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A column of the table.
-
-    Attributes:
-        label: the label in the paper.
-        of: column of `metrics.csv` at the last evaluation, or a number of `summary.json` (dotted).
-        percent: whether to show hundredths.
-        digits: number of decimals.
-        better: `more` or `less`, for ranks; for `metric_mean` and similar figures, the metric decides.
-        deviation: standard deviation over seeds, `sample` or `population`.
-    """
-
-    label: str
-    of: str
-    percent: bool
-    digits: int
-    better: str
-    deviation: str
-
-    def direction(self, own: Collection[int]) -> int:
-        """Return 1 if higher figures are better, -1 if lower ones are, 0 if the rows' metrics disagree.
-
-        Args:
-            own: directions of the rows' metrics, which decide for `metric_mean` and similar figures.
-        """
-        told = {*own} - {0}
-        if not told or not self.of.startswith(METRIC) or any(word in self.of for word in SPREADS):
-            return 1 if self.better == MORE else -1
-        return told.pop() if len(told) == 1 else 0
-
-    def scaled(self, value: float) -> float:
-        """Return a value in the unit of the table."""
-        return 100 * value if self.percent else value
 
 
 @dataclass(frozen=True)
@@ -262,11 +121,6 @@ class Line:
     seeds: int
     asked: int = 0
     better: int = 0
-
-
-def down(keys: Mapping[str, Any] | Sequence[str]) -> str:
-    """Return the varied key whose labels are the rows: `rows`, else the first one but columns and seed."""
-    return ROWS if ROWS in keys else next((key for key in keys if key not in (COLUMNS, SEED)), "")
 
 
 def of_seeds(ran: int, asked: int) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 from support import toy
 
+from mpifl.comm import stopped_process_watch as stopped
 from mpifl.comm.liveness import Process, StoppedProcessWatcher
-from mpifl.supervision import stopped_process_watch as stopped
 
 LIMIT = 1.0
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="only Linux tells of processes")

@@ -17,8 +17,9 @@ from support.runs import CONFIG
 import mpifl
 from mpifl import cli
 from mpifl.core.errors import UserError
+from mpifl.core.textfiles import write_json
 from mpifl.results import run_folder
-from mpifl.results.run_folder import GrowingCsv, create, write_csv, write_json
+from mpifl.results.run_folder import GrowingCsv, create, write_csv
 
 
 def read(path) -> list[dict[str, str]]:

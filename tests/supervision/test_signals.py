@@ -16,7 +16,7 @@ from mpifl.supervision.signals import Signals
 
 PROGRAM = """
 import os, signal, sys
-from mpifl.results import supervision as signals
+from mpifl.supervision import signals
 signals.REPEAT_SECONDS = float(sys.argv[1])
 with signals.Signals(answers=len(sys.argv) > 2) as asked:
     for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1):

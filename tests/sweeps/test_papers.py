@@ -20,10 +20,10 @@ from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
+from mpifl.experiment.table_layout import COLUMNS, ROWS
 from mpifl.forecast.plan import describe
 from mpifl.sweeps import papers
 from mpifl.sweeps.cases import Case
-from mpifl.sweeps.table import COLUMNS, ROWS
 
 SWEEPS = {sweep.name.removeprefix("papers/"): sweep for sweep in papers.sweeps()}
 SOON = ("ccfl/table1-fashionmnist", "fedcuau/table3-small")  # small data

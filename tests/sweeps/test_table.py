@@ -13,9 +13,10 @@ from mpifl.cli import main
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment.loader import from_tree
+from mpifl.experiment.table_layout import TableConfig
 from mpifl.sweeps import sweep as sweeping
 from mpifl.sweeps.cases import ALL, Part, cases
-from mpifl.sweeps.table import Cell, Result, TableConfig, largest_difference, lines, markdown
+from mpifl.sweeps.table import Cell, Result, largest_difference, lines, markdown
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 TABLE = {

@@ -9,7 +9,7 @@ import pytest
 from support.runs import CONFIG
 
 import mpifl
-from mpifl.analysis.frames import frame_of
+from mpifl.results.frames import frame_of
 from mpifl.results.reader import COLUMNS
 
 TEXT = """round,seconds,accuracy,bytes,late,placed,trains,name,group,nothing

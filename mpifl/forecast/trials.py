@@ -9,11 +9,12 @@ from mpifl.core.torch_state import kept
 from mpifl.experiment.client_matrices import check_matrices
 from mpifl.experiment.context import RunContext
 from mpifl.experiment.schema import Config
-from mpifl.forecast.time import check_replay
-from mpifl.forecast.traffic import check_uploads, compares_uploads
 from mpifl.simulation.clock import Replay
 from mpifl.training.client import LocalClient
 from mpifl.training.own_metrics import load_metrics
+
+from .time import check_replay
+from .traffic import check_uploads, compares_uploads
 
 
 def has_trials(config: Config) -> bool:
