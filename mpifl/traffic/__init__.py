@@ -1,1 +1,1 @@
-"""Traffic of a real federation: message sizes, compression, privacy and the ledger."""
+"""Traffic of a real federation: message sizes, compression and the ledger."""
