@@ -553,13 +553,7 @@ def check(transport: Transport, args: argparse.Namespace) -> int:
 # -- reference -----------------------------------------------------------------------------------------------
 
 
-@command(
-    WHAT={
-        "nargs": "?",
-        "default": "",
-        "help": "what to list; without it, what can be listed",
-    }
-)
+@command(WHAT={"nargs": "?", "default": "", "help": "what to list; without it, what can be listed"})
 def list(transport: Transport, args: argparse.Namespace) -> None:
     """List what mpifl has: keys, algorithms, data, models, policies, configurations, papers and others."""
     from mpifl.experiment import reference

@@ -139,13 +139,7 @@ class Costs:
         return self.bcast.seconds(rows * ceil(width / (1 << 26)), rows * width * 4)
 
     def choose(
-        self,
-        rows: int,
-        uploads: int,
-        width: int,
-        ranks: int,
-        exact: bool = True,
-        from_far: int | None = None,
+        self, rows: int, uploads: int, width: int, ranks: int, exact: bool = True, from_far: int | None = None
     ) -> str:
         """Return the faster collective of a mixing, `REDUCE` on a tie; arguments as for `mixing`."""
         size = (rows, uploads, width, ranks, exact, from_far)

@@ -32,12 +32,7 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import Mixing, componentwise, sample_weights
-from mpifl.training.evaluation import (
-    component_losses,
-    evaluate_mixture,
-    responsibilities,
-    train_components,
-)
+from mpifl.training.evaluation import component_losses, evaluate_mixture, responsibilities, train_components
 
 
 @dataclass(frozen=True)

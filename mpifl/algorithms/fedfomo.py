@@ -84,10 +84,7 @@ class FedFomo(Algorithm):
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clients alike, with zero affinities; random draws are addressed by `seed` and version."""
         num_clients = problem.num_clients
-        algorithm_state = {
-            "affinity": np.zeros((num_clients, num_clients)),
-            "seed": np.array(key.seed),
-        }
+        algorithm_state = {"affinity": np.zeros((num_clients, num_clients)), "seed": np.array(key.seed)}
         models = problem.init(0)[None].expand(num_clients, -1)
         return Server({"model": models}, np.arange(num_clients), algorithm_state)
 

@@ -35,13 +35,7 @@ from torch import nn
 
 from mpifl.clustering.distances import closest_pair, matching_distance, pairwise
 from mpifl.clustering.partitions import kmeans
-from mpifl.clustering.server_plans import (
-    check_case,
-    linked_clients,
-    regrouped,
-    related_plan,
-    related_server,
-)
+from mpifl.clustering.server_plans import check_case, linked_clients, regrouped, related_plan, related_server
 from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.errors import require
 from mpifl.core.federation import Split

@@ -82,10 +82,7 @@ class PACFL(NewClients, PlainVisits, Algorithm):
     def needs(self) -> Needs:
         """Classes of images or of columns of numbers; validation data in variant `emdcfl`."""
         return Needs(
-            averages=True,
-            classes=True,
-            inputs=("images", "features"),
-            validation=self.variant == "emdcfl",
+            averages=True, classes=True, inputs=("images", "features"), validation=self.variant == "emdcfl"
         )
 
     def __post_init__(self) -> None:

@@ -24,13 +24,7 @@ import torch
 
 from mpifl.clustering.distances import matching_distance, pairwise
 from mpifl.clustering.partitions import kmeans
-from mpifl.clustering.server_plans import (
-    check_case,
-    linked_clients,
-    regrouped,
-    related_plan,
-    related_server,
-)
+from mpifl.clustering.server_plans import check_case, linked_clients, regrouped, related_plan, related_server
 from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,

@@ -141,14 +141,7 @@ class Choices:
         require(metric is None or ranks or test in TESTS, "--metric", metric, remedy)
         sections, shown = _keys("--problem", problem), _keys("--columns", columns)
         return cls(
-            target_of(target),
-            test,
-            interval,
-            sure,
-            metric or "accuracy",
-            ranks,
-            sections or ("data",),
-            shown,
+            target_of(target), test, interval, sure, metric or "accuracy", ranks, sections or ("data",), shown
         )
 
 
@@ -649,9 +642,7 @@ def seed_of(run: Run) -> str:
     return str(values[0]) if len(set(map(str, values))) == 1 else "/".join(map(str, values))
 
 
-def independent(
-    groups: Sequence[Group],
-) -> tuple[tuple[Group, ...], tuple[str, ...], tuple[Run, ...]]:
+def independent(groups: Sequence[Group]) -> tuple[tuple[Group, ...], tuple[str, ...], tuple[Run, ...]]:
     """Return groups in which seeds and data occur once, and the runs that are left out.
 
     A run with the seeds and data of another run of its group is not independent evidence, even if its last

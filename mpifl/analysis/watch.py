@@ -655,10 +655,7 @@ def _picture_of_run(seen: Seen) -> RenderableType:
         parts.append(Text(f"clients by cluster{of}: {sizes}{more}"))
     parts += [Text(), _ranks(seen)] if seen.ranks else []
     for name, lines in seen.logs.items():
-        parts += [
-            Text(f"{name}:", style="yellow"),
-            *(Text(f"  {line}") for line in lines),
-        ]
+        parts += [Text(f"{name}:", style="yellow"), *(Text(f"  {line}") for line in lines)]
     return Group(*parts)
 
 

@@ -86,11 +86,7 @@ def compare(
     with scratch_folder() as place:
         folder = Path(place)
         mine = ["mpifl.benchmarks.job", "SOCKET", workload.config, "--system.scratch", place, *options]
-        commands = {
-            "mpifl": ([*mpirun(ranks), *mine], {}),
-            "plain": (loop, {}),
-            "tuned": (loop, KEEP_FREED),
-        }
+        commands = {"mpifl": ([*mpirun(ranks), *mine], {}), "plain": (loop, {}), "tuned": (loop, KEEP_FREED)}
         jobs: dict[str, Job] = {}
         try:
             for name, (command, variables) in commands.items():

@@ -85,10 +85,7 @@ class TurnRunner:
 
 
 def main(
-    path: str,
-    name: str,
-    options: list[str],
-    make: Callable[[SynchronousEngine], TurnRunner] = TurnRunner,
+    path: str, name: str, options: list[str], make: Callable[[SynchronousEngine], TurnRunner] = TurnRunner
 ) -> int:
     """Run the job on this rank; return its exit code.
 

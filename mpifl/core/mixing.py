@@ -129,11 +129,7 @@ def average(
 
 
 def by_cluster(
-    labels: np.ndarray,
-    num_rows: int,
-    weights: np.ndarray,
-    into: str = "model",
-    of: str = "model",
+    labels: np.ndarray, num_rows: int, weights: np.ndarray, into: str = "model", of: str = "model"
 ) -> Mixing:
     """Return the mixing whose row k is the mean of the uploads with label k.
 

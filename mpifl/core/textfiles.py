@@ -146,9 +146,7 @@ _Loader.yaml_implicit_resolvers = {
     for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
-    INT,
-    re.compile(r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)$"),
-    [*"-+0123456789"],
+    INT, re.compile(r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)$"), [*"-+0123456789"]
 )
 _Loader.add_implicit_resolver(
     FLOAT,

@@ -577,12 +577,7 @@ def check_privacy(config: Config) -> None:
     require(type(config.policy) is Synchronous, "privacy.name", kind, remedy)
     remedy = "rounding and compression after clipping make updates longer; leave it out"
     require(config.payload.dtype == "float32", "payload.dtype", config.payload.dtype, remedy)
-    require(
-        not config.payload.compresses,
-        "payload.compression",
-        name_of(config.payload.compression),
-        remedy,
-    )
+    require(not config.payload.compresses, "payload.compression", name_of(config.payload.compression), remedy)
     late = config.newcomers
     remedy = "the accountant assumes that all clients are equally likely to be drawn; leave newcomers out"
     require(not (late.share or late.groups), "newcomers", late.share or list(late.groups), remedy)

@@ -591,11 +591,7 @@ def _arrivals(
     small = replace(
         context,
         config=replace(context.config, rounds=steps, evaluation=evaluation),
-        decisions=replace(
-            context.decisions,
-            num_sampled=m,
-            clock=policy.open_clock(parts),
-        ),
+        decisions=replace(context.decisions, num_sampled=m, clock=policy.open_clock(parts)),
     )
     rows: list[dict[str, Any]] = []
     engine = build_engine(small, step, rows.extend)

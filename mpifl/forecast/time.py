@@ -18,13 +18,7 @@ import numpy as np
 
 from mpifl.aggregation.collective_choice import Costs, Given, between, choose, tree_levels
 from mpifl.comm.task_pool import depth
-from mpifl.core.capabilities import (
-    NewClients,
-    OneShotStatistics,
-    RememberedUploads,
-    SecondLook,
-    uses,
-)
+from mpifl.core.capabilities import NewClients, OneShotStatistics, RememberedUploads, SecondLook, uses
 from mpifl.core.mixing import Plan
 from mpifl.experiment.context import RunContext
 from mpifl.runtime.engine import EvaluationSchedule

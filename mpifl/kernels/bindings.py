@@ -40,10 +40,7 @@ Signature = tuple[Any, list[Any]]  # result, arguments
 Signatures = Mapping[str, Signature]
 
 # Names lack the prefix mpifl_; the comments list C's parameter names.
-COMMON: Signatures = {
-    "version": (c_int, []),
-    "build": (ctypes.c_char_p, []),
-}
+COMMON: Signatures = {"version": (c_int, []), "build": (ctypes.c_char_p, [])}
 REDUCTIONS: Signatures = {
     # sums, uploads, weights, magic; rows, num, width
     "exact_sum_add": (None, [Pointer, Pointer, Pointer, Pointer, Size, Size, Size]),

@@ -225,11 +225,5 @@ class Noise(UploadAttack):
 
 
 ATTACKS: dict[str, type] = catalogue(
-    {
-        "none": NoAttack,
-        "label_flip": LabelFlip,
-        "sign_flip": SignFlip,
-        "scale": Scale,
-        "noise": Noise,
-    }
+    {"none": NoAttack, "label_flip": LabelFlip, "sign_flip": SignFlip, "scale": Scale, "noise": Noise}
 )

@@ -148,11 +148,7 @@ class LocalPrivacy(_Gaussian):
 
 
 PRIVACIES: Mapping[str, type[Privacy]] = catalogue(
-    {
-        "none": Privacy,
-        "central": CentralPrivacy,
-        "local": LocalPrivacy,
-    }
+    {"none": Privacy, "central": CentralPrivacy, "local": LocalPrivacy}
 )
 
 

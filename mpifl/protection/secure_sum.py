@@ -201,12 +201,7 @@ def total_mask(seeds: Seeds, first: int, size: int) -> np.ndarray:
 
 
 def masked_upload(
-    upload: torch.Tensor,
-    weight: float,
-    spacing: float,
-    seeds: Seeds,
-    first: int,
-    bits: int,
+    upload: torch.Tensor, weight: float, spacing: float, seeds: Seeds, first: int, bits: int
 ) -> np.ndarray:
     """Return a block of a masked upload: multiples of the spacing plus masks, modulo 2^bits; uint64 [b].
 

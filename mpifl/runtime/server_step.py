@@ -431,11 +431,7 @@ class ServerStep:
         return np.asarray(clients[~secure.arrives(step, clients)])
 
     def _compare(
-        self,
-        server: Server | None,
-        reports: GatheredReports | None,
-        uploads: Uploads,
-        aggregator: Aggregator,
+        self, server: Server | None, reports: GatheredReports | None, uploads: Uploads, aggregator: Aggregator
     ) -> GatheredReports | None:
         """Add the comparisons that the method needs to the reports: `gram` [m, m], `row_distance` [m, K]."""
         if gram := upload_named(self.algorithm, ComparedUploads, "gram"):
@@ -493,11 +489,7 @@ class ServerStep:
         return apply_plan(server, plan, {**server.tables, **apart.joined(changed)})
 
     def _compare_updates(
-        self,
-        server: Server | None,
-        batch: TaskBatch,
-        results: VisitResults,
-        reports: GatheredReports | None,
+        self, server: Server | None, batch: TaskBatch, results: VisitResults, reports: GatheredReports | None
     ) -> list[dict[str, Any]]:
         """Return how a step's updates agree with their sample-weighted mean, on rank 0; every rank calls.
 

@@ -212,10 +212,5 @@ class _AfterDrift(Delay):
 
 
 UPLOAD_TRIGGERS: dict[str, type[UploadTrigger]] = catalogue(
-    {
-        "one_each_step": OneEachStep,
-        "when_done": WhenDone,
-        "rates": PoissonRates,
-        "drift": Drift,
-    }
+    {"one_each_step": OneEachStep, "when_done": WhenDone, "rates": PoissonRates, "drift": Drift}
 )

@@ -99,10 +99,7 @@ class Case:
         output = self.config.output
         own = [label for key, label in self.labels.items() if key in self.own and not is_seed(key)]
         label = ", ".join([*([output.label] if output.label else []), *own]) or None
-        return replace(
-            self.config,
-            output=replace(output, folder=str(parent), id=self.slug, label=label),
-        )
+        return replace(self.config, output=replace(output, folder=str(parent), id=self.slug, label=label))
 
 
 # -- the cases -----------------------------------------------------------------------------------------------

@@ -179,10 +179,7 @@ def largest_difference(found: Sequence[Line], table: TableConfig) -> tuple[float
 
 
 def markdown(
-    table: TableConfig,
-    results: Sequence[Result],
-    every: Sequence[Mapping[str, str]] = (),
-    hints: bool = True,
+    table: TableConfig, results: Sequence[Result], every: Sequence[Mapping[str, str]] = (), hints: bool = True
 ) -> str:
     """Return the table as Markdown: published and measured figures of each group of columns, then ranks.
 

@@ -45,11 +45,7 @@ def listed() -> str:
     lines = [f"  {name:{width}}  {title}" for name, title in titles.items()]
     files = ", ".join(name.removeprefix("examples/") for name in examples())
     return "\n".join(
-        [
-            "mpifl docs PAGE, which is one of",
-            *lines,
-            f"examples, as mpifl docs examples/FILE: {files}",
-        ]
+        ["mpifl docs PAGE, which is one of", *lines, f"examples, as mpifl docs examples/FILE: {files}"]
     )
 
 

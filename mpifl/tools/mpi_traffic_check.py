@@ -39,12 +39,7 @@ CALLS = {  # kinds that Open MPI counts -> calls of mpi_traffic.csv
     "A2A": ("reduce_scatter", "alltoallv"),
     "point": ("send",),
 }
-NAMES = {
-    "O2A": "broadcasts",
-    "A2O": "reductions and gathers",
-    "A2A": "exchanges",
-    "point": "messages",
-}
+NAMES = {"O2A": "broadcasts", "A2O": "reductions and gathers", "A2A": "exchanges", "point": "messages"}
 
 
 class Line(NamedTuple):

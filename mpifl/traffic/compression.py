@@ -190,11 +190,5 @@ def _buckets(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 COMPRESSIONS: dict[str, type[Compression]] = catalogue(
-    {
-        "none": Uncompressed,
-        "top_k": TopK,
-        "random_k": RandomK,
-        "qsgd": QSGD,
-        "int8": Int8,
-    }
+    {"none": Uncompressed, "top_k": TopK, "random_k": RandomK, "qsgd": QSGD, "int8": Int8}
 )

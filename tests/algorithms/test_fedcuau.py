@@ -18,12 +18,7 @@ from mpifl.core.types import ProblemInfo
 
 MOMENTUM = toy.LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.5)
 TWO_LAYERS = {"model": toy.mlp(8, 6), "local": MOMENTUM}
-BELOW = {
-    "fedavg": {},
-    "fedprox": {"mu": 0.1},
-    "fedbabu": {"tune_epochs": 1},
-    "fedper": {},
-}
+BELOW = {"fedavg": {}, "fedprox": {"mu": 0.1}, "fedbabu": {"tune_epochs": 1}, "fedper": {}}
 
 
 def test_quantiles_by_hand():

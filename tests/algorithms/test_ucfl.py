@@ -207,8 +207,7 @@ def test_a_users_own_mixture_is_over_those_who_took_part():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "exponent"),
-    [("paper", [[0, -2.0], [-0.5, 0]]), ("geo", [[0, -1.0], [-1.0, 0]])],
+    ("kernel", "exponent"), [("paper", [[0, -2.0], [-0.5, 0]]), ("geo", [[0, -1.0], [-1.0, 0]])]
 )
 def test_ucfls_kernel(kernel, exponent):
     """Gradients 0 and 2, Delta = 4; sigma^2 = 1 and 4: exponents -4 / 2 and -4 / 8, or -4 / (2 * 2) for both.

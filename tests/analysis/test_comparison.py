@@ -502,11 +502,7 @@ def test_a_level_that_is_not_95_percent():
         ([group_of("a", BAD)], {"problem": ("dta",)}, "--problem = 'dta': no key of these runs"),
         ([group_of("a", BAD)], {"metric": "round"}, "has no better and worse"),
         ([group_of("a", BAD)], {"metric": "seeds"}, "--metric = 'seeds': has no better and worse"),
-        (
-            [group_of("a", BAD)],
-            {"columns": ("run", "acuracy")},
-            "column = 'acuracy': no such column; ",
-        ),
+        ([group_of("a", BAD)], {"columns": ("run", "acuracy")}, "column = 'acuracy': no such column; "),
     ],
 )
 def test_what_does_not_fit_these_runs_is_refused(groups, choices, message):

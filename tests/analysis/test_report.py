@@ -92,7 +92,7 @@ def test_every_figure_that_these_runs_have_is_there(folder, page):
             "time",
             "runs",
             "files",
-        ),
+        )
     }
     drawn = {path.stem for path in (folder / "out" / "figures").glob("*.pdf")}
     assert drawn == {
@@ -106,7 +106,7 @@ def test_every_figure_that_these_runs_have_is_there(folder, page):
             "silhouette",
             "staleness",
             "time",
-        ),
+        )
     }
     assert "fedbuff" in page
     assert "4 runs of 3 configurations" in page
@@ -225,7 +225,7 @@ def test_what_changes_no_number_neither_parts_seeds_nor_names_them(monkeypatch):
     monkeypatch.setattr(seed_groups, "load", lambda path: runs[str(path)])
     assert {g.name: len(g.runs) for g in gather(["a", "b", "c"])} == {"fedavg": 3}
     assert {g.name: len(g.runs) for g in gather([*runs])} == {
-        **{"fedavg, lr 0.1": 3, "fedavg, first, lr 0.2": 1, "fedavg, second, lr 0.2": 2},
+        **{"fedavg, lr 0.1": 3, "fedavg, first, lr 0.2": 1, "fedavg, second, lr 0.2": 2}
     }
 
 

@@ -63,11 +63,7 @@ def test_an_axis_is_offered_only_where_it_is_no_straight_line_of_rounds():
 
 @pytest.mark.parametrize(
     ("modes", "title"),
-    [
-        ("ss", "rounds"),
-        ("aa", "server steps"),
-        ("sa", "rounds (asynchronous runs: server steps)"),
-    ],
+    [("ss", "rounds"), ("aa", "server steps"), ("sa", "rounds (asynchronous runs: server steps)")],
     ids=["rounds", "steps", "both"],
 )
 def test_the_axis_of_rounds_says_where_they_are_steps_of_an_asynchronous_server(modes, title):

@@ -160,11 +160,7 @@ def test_the_loops_do_the_work_that_mpifl_does_where_it_does_it(monkeypatch, opt
 
 @pytest.mark.parametrize(
     "options",
-    [
-        ["--local.optimizer", "adam"],
-        ["--local", "{epochs: 1, steps: 3}"],
-        ["--algorithm", "fedprox"],
-    ],
+    [["--local.optimizer", "adam"], ["--local", "{epochs: 1, steps: 3}"], ["--algorithm", "fedprox"]],
 )
 def test_what_the_loops_do_not_know_is_refused(monkeypatch, options):
     monkeypatch.setattr(compare, "Job", None)

@@ -28,12 +28,7 @@ from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.delays import Exponential, LogNormal, ShiftedExponential, Tiers, Uniform
 from mpifl.simulation.network import Links, NetworkTiers
-from mpifl.simulation.policies import (
-    Buffer,
-    ClientDecides,
-    DrawnStaleness,
-    PartialWork,
-)
+from mpifl.simulation.policies import Buffer, ClientDecides, DrawnStaleness, PartialWork
 from mpifl.simulation.upload_triggers import PoissonRates
 from mpifl.traffic.compression import RandomK
 from mpifl.traffic.payload import Payload

@@ -28,13 +28,7 @@ READ_ELSEWHERE = {
     "relations",
     "alphabets",
 }  # pixels there do not tell the sample
-OWN = {
-    "own",
-    "ucfl_a",
-    "ucfl_b",
-    "ucfl_batch",
-    "emdcfl_pacs",
-}  # take test images from the training part
+OWN = {"own", "ucfl_a", "ucfl_b", "ucfl_batch", "emdcfl_pacs"}  # take test images from the training part
 
 CASES: list[tuple[str, dict[str, object]]] = [
     *(

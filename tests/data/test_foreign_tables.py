@@ -840,11 +840,7 @@ FOREIGN = {  # file -> writer, source, what is read or what refuses it
     "TFF of two widths": (clients(a=one(), b=one(x=REAL[:, :2])), TFF, "must have one shape"),
     "TFF with an empty client": (clients(a=one(), b=one(x=REAL[:0], label=TWO[:0])), TFF, READ["classes"]),
     "TFF with float labels": (clients(a=one(label=TWO * 1.0)), TFF, READ["numbers"]),
-    "TFF with float classes": (
-        clients(a=one(label=TWO * 1.0)),
-        TFF | {"labels": "classes"},
-        READ["classes"],
-    ),
+    "TFF with float classes": (clients(a=one(label=TWO * 1.0)), TFF | {"labels": "classes"}, READ["classes"]),
     "TFF with NaN": (
         clients(a=one(), b=one(x=np.where(REAL[26, 1] == REAL, np.nan, REAL))),
         TFF,
@@ -863,11 +859,7 @@ FOREIGN = {  # file -> writer, source, what is read or what refuses it
     "TFF, one-hot": (clients(a=one(label=np.eye(2, dtype=np.int64)[TWO])), TFF, "one-hot"),
     "TFF with a column of labels": (clients(a=one(label=TWO[:, None])), TFF, READ["classes"]),
     "TFF with classes below 0": (clients(a=one(label=TWO - 1)), TFF, "-1: must be integers from zero"),
-    "TFF, big-endian": (
-        clients(a=one(x=REAL.astype(">f4"), label=TWO.astype(">i2"))),
-        TFF,
-        READ["classes"],
-    ),
+    "TFF, big-endian": (clients(a=one(x=REAL.astype(">f4"), label=TWO.astype(">i2"))), TFF, READ["classes"]),
     "TFF of records": (clients(a=one(x=np.zeros(N, [("a", "f4")]))), TFF, "must be real numbers"),
     "TFF of texts under x": (clients(a=one(x=np.array([b"a", b"b"])[TWO])), TFF, "must be real numbers"),
     "TFF of pixels up to 255": (

@@ -191,8 +191,7 @@ def test_roles_that_columns_do_not_have_are_refused(tmp_path, options, says):
 
 
 @pytest.mark.parametrize(
-    ("column", "kind"),
-    [("paid", "decimal"), ("when", "datetime64"), ("day", "date"), ("list", "mixed")],
+    ("column", "kind"), [("paid", "decimal"), ("when", "datetime64"), ("day", "date"), ("list", "mixed")]
 )
 @pytest.mark.parametrize("role", ["features", "target"])
 def test_decimals_times_and_lists_are_not_taken_for_categories(tmp_path, column, kind, role):

@@ -449,12 +449,7 @@ def truth(scenario: str, pool: Pool, **options) -> tuple[list[int], tuple[str, .
     return spec.groups.tolist(), spec.names
 
 
-TURNED = {
-    "rotated": {},
-    "composed": {},
-    "ucfl_b": {"points": 200},
-    "ucfl_batch": {"points": 200},
-}
+TURNED = {"rotated": {}, "composed": {}, "ucfl_b": {"points": 200}, "ucfl_batch": {"points": 200}}
 
 
 @pytest.mark.parametrize(("scenario", "options"), TURNED.items())

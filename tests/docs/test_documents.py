@@ -227,10 +227,7 @@ def test_commands_of_a_page_run(page, mpirun, tmp_path, capsys, monkeypatch):
     shell = (
         "import subprocess, sys; sys.exit(subprocess.call(['bash', '-euo', 'pipefail', '-c', sys.argv[1]]))"
     )
-    env = {
-        **toy.PYTHONPATH,
-        "PATH": f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
+    env = {**toy.PYTHONPATH, "PATH": f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
     said = ""
     for file, text in blocks(page):
         if file:

@@ -470,8 +470,7 @@ def test_images_of_the_server_beside_sets_of_its_own_are_said(public, said, caps
 
 
 @pytest.mark.parametrize(
-    ("alpha", "policy", "said"),
-    [("2", "barrier", True), ("2", "rounds", False), ("4", "barrier", False)],
+    ("alpha", "policy", "said"), [("2", "barrier", True), ("2", "rounds", False), ("4", "barrier", False)]
 )
 def test_statistics_of_all_clients_under_an_asynchronous_policy_are_said(alpha, policy, said, capsys):
     """Of eight clients FlexCFL would begin with alpha m."""

@@ -54,8 +54,7 @@ def test_the_same_network_is_trained_once_and_gives_the_same_bits(trained, tmp_p
 
 @pytest.mark.usefixtures("flat_plane")
 @pytest.mark.parametrize(
-    "change",
-    ["data.public", "pretrain_epochs", "code", "seed.model", "seed.training", "local.batch_size"],
+    "change", ["data.public", "pretrain_epochs", "code", "seed.model", "seed.training", "local.batch_size"]
 )
 @pytest.mark.nightly
 def test_another_network_is_trained_anew(change, trained, tmp_path):

@@ -21,11 +21,7 @@ CASES = 80
 
 def written(folder: Path, seed: int) -> Path:
     """Return the checkpoints of an asynchronous run with client state: after steps 2 and 4, and events."""
-    changes = {
-        "policy": Buffer(size=2),
-        "delay": Exponential(mean_s=2.0),
-        "seed": toy.Seeds(training=seed),
-    }
+    changes = {"policy": Buffer(size=2), "delay": Exponential(mean_s=2.0), "seed": toy.Seeds(training=seed)}
     disk = halted.Disk(folder, None)
     run = halted.run(CATALOGUE["scaffold"](), toy.Tiny(), folder, steps=6, **changes)
     assert run.server.version == 6

@@ -34,12 +34,7 @@ def planned(text: str) -> list[float]:
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ranks", "least", "options"),
-    [
-        (None, 450e6, []),
-        (3, 380e6, []),
-        (None, 600e6, KEEPING),
-        (3, 500e6, KEEPING),
-    ],
+    [(None, 450e6, []), (3, 380e6, []), (None, 600e6, KEEPING), (3, 500e6, KEEPING)],
     ids=["alone", "three ranks", "alone, clients' models", "three ranks, clients' models"],
 )
 def test_the_plan_forecasts_the_peak_memory(ranks, least, options, mpirun, tmp_path):

@@ -419,13 +419,7 @@ def test_an_asynchronous_run_is_as_fast_as_its_workers():
 
 @pytest.mark.parametrize(
     ("ranks", "scale", "visit_s", "rounds_s"),
-    [
-        (1, 0.5, 0.01, 1.0),
-        (4, 0.5, 0.01, 1.0),
-        (1, 0.0, 0.01, 0.06),
-        (1, 0.5, 1.0, 6.0),
-        (4, 0.5, 1.0, 2.0),
-    ],
+    [(1, 0.5, 0.01, 1.0), (4, 0.5, 0.01, 1.0), (1, 0.0, 0.01, 0.06), (1, 0.5, 1.0, 6.0), (4, 0.5, 1.0, 2.0)],
 )
 def test_a_wall_clock_with_a_scale_holds_visits_back(ranks, scale, visit_s, rounds_s):
     """Six steps of one upload each, three visits at a time, each due after a virtual second: two waves of

@@ -76,10 +76,7 @@ def test_the_linter_can_refuse(tmp_path):
 
 
 BUILDERS = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(not answers(name, "info"), reason=f"no {name} that answers"),
-    )
+    pytest.param(name, marks=pytest.mark.skipif(not answers(name, "info"), reason=f"no {name} that answers"))
     for name in ("docker", "podman")
 ]
 

@@ -65,10 +65,7 @@ def test_scripts_parse_and_stop_at_the_first_error(script):
     ("launcher", "called"),
     [
         ({}, f"mpirun threads=2 -n 8 {RUN}"),
-        (
-            {"LAUNCHER": "srun"},
-            f"srun threads=2 --mpi=pmix --kill-on-bad-exit=1 --cpus-per-task=2 {RUN}",
-        ),
+        ({"LAUNCHER": "srun"}, f"srun threads=2 --mpi=pmix --kill-on-bad-exit=1 --cpus-per-task=2 {RUN}"),
     ],
     ids=["mpirun", "srun"],
 )
@@ -148,12 +145,7 @@ def test_some_tasks_of_an_array_need_to_know_of_how_many(stubs):
 
 @pytest.mark.parametrize(
     ("submitted", "more", "part"),
-    [
-        ("0-23", {}, "5/24"),
-        ("4-24:2", {}, "1/11"),
-        ("1-24%4", {}, "4/24"),
-        ("", {"PARTS": "6"}, "4/6"),
-    ],
+    [("0-23", {}, "5/24"), ("4-24:2", {}, "1/11"), ("1-24%4", {}, "4/24"), ("", {"PARTS": "6"}, "4/6")],
 )
 def test_pbs_asks_for_the_range_of_an_array(submitted, more, part, stubs, tmp_path):
     """A stub of qstat: only in its full output is the range that was submitted."""

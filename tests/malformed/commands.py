@@ -135,15 +135,7 @@ def make(folder: Path, seed: int, count: int) -> Iterator[Case]:
     """Yield the cases."""
     rng = random.Random(f"commands {seed}")
     place = ["--output.folder", str(folder / "runs")]
-    for argv in (
-        [],
-        ["runn"],
-        ["run"],
-        ["show"],
-        ["report"],
-        ["compare"],
-        ["run", ""],
-    ):
+    for argv in ([], ["runn"], ["run"], ["show"], ["report"], ["compare"], ["run", ""]):
         yield Case(f"only {argv}", argv, REFUSED)
         count -= 1
     for variables in VARIABLES:

@@ -9,16 +9,7 @@ from pathlib import Path
 from malformed.case import CONFIG, Case, mutated_bytes, mutated_text
 
 CLIENTS = range(8)
-ASYNCHRONOUS = [
-    "--algorithm",
-    "fedasync",
-    "--policy",
-    "every_arrival",
-    "--cohort_size",
-    "3",
-    "--rounds",
-    "5",
-]
+ASYNCHRONOUS = ["--algorithm", "fedasync", "--policy", "every_arrival", "--cohort_size", "3", "--rounds", "5"]
 DECIDING = ["--algorithm", "fedasync", "--rounds", "5"]
 CELLS = (
     "",

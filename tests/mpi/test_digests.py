@@ -46,11 +46,7 @@ PLACES = {  # name -> ranks, options of all runs, their names
     "4 ranks": (4, ["--system.placement_seed", "1"], [*RUNS]),
     "6 ranks": (6, [], [*RUNS]),
 }
-MONITOR = {
-    "OMPI_MCA_pml_monitoring_enable": "2",
-    "OMPI_MCA_pml_monitoring_enable_output": "3",
-    **ALLTOALLV,
-}
+MONITOR = {"OMPI_MCA_pml_monitoring_enable": "2", "OMPI_MCA_pml_monitoring_enable_output": "3", **ALLTOALLV}
 FILES = ("metrics.csv", "clients.csv", "clusters.csv", "ledger.csv", "visits.csv", "client_traffic.csv")
 CALLS = ("bcast", "reduce", "gatherv", "reduce_scatter", "alltoallv", "send")
 USUAL, *NIGHTLY = PLACES

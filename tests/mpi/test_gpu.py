@@ -48,14 +48,7 @@ def folders(mpirun, tmp_path_factory) -> dict[int, Path]:
         found[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
         options = ["--system.device", DEVICE, "--data.cache", cache]
         end = mpirun(
-            ranks,
-            SCRIPT,
-            CONFIG,
-            found[ranks],
-            json.dumps(RUNS),
-            *options,
-            timeout=600,
-            env=toy.PYTHONPATH,
+            ranks, SCRIPT, CONFIG, found[ranks], json.dumps(RUNS), *options, timeout=600, env=toy.PYTHONPATH
         )
         assert end.returncode == 0, end.stderr
     return found

@@ -38,14 +38,7 @@ def alone(tmp_path_factory) -> Alone:
     return Alone(tmp_path_factory.mktemp("alone"), RUNS)
 
 
-@pytest.mark.parametrize(
-    ("number", "nodes"),
-    [
-        (2, [0, 1, 0]),
-        (2, [0, 1, 0, 1, 0]),
-        (4, [0, 1, 2, 3, 0]),
-    ],
-)
+@pytest.mark.parametrize(("number", "nodes"), [(2, [0, 1, 0]), (2, [0, 1, 0, 1, 0]), (4, [0, 1, 2, 3, 0])])
 @pytest.mark.nightly
 def test_hosts_give_the_digests_of_one_process(number, nodes, alone, tmp_path):
     program = [sys.executable, str(SCRIPT), str(CONFIG), str(tmp_path)]

@@ -44,17 +44,7 @@ BUGS = Path(__file__).parent / "bugs"
 COPIED = ("mpifl", "tests")  # the rest of the tree is linked to
 KINDS = ("textbook", "hole")
 LIMIT_S = 300.0
-PYTEST = (
-    "-m",
-    "pytest",
-    "-x",
-    "-q",
-    "--tb=line",
-    "--assert=plain",
-    "-p",
-    "no:cacheprovider",
-    "-m",
-)
+PYTEST = ("-m", "pytest", "-x", "-q", "--tb=line", "--assert=plain", "-p", "no:cacheprovider", "-m")
 WITH_NIGHTLY = ("tests/comm", "tests/mpi/test_hosts.py")  # nightly tests of others take minutes
 PASSED, NONE_COLLECTED, USAGE = 0, 5, 4  # exit codes of pytest
 SUFFIXES = (".c", ".h", ".inc")

@@ -211,10 +211,7 @@ def test_zeros_of_either_sign_are_one_zero():
         (lambda: GeometricMedian(steps=0), "steps = 0: use 1 or more steps"),
         (lambda: GeometricMedian(smoothing=0.0), "smoothing = 0.0: use a distance above 0"),
         (lambda: Median().check(1), "has no effect on steps of one upload"),
-        (
-            lambda: Median().check(2),
-            "name = 'median': needs 3 uploads, and a step has 2; use a larger",
-        ),
+        (lambda: Median().check(2), "name = 'median': needs 3 uploads, and a step has 2; use a larger"),
         (lambda: NormBound().check(2), "name = 'norm_bound': needs 3 uploads, and a step has 2"),
         (lambda: GeometricMedian().check(2), "name = 'geometric_median': needs 3 uploads"),
         (lambda: Krum(f=0).check(2), "name = 'krum': needs 3 uploads, and a step has 2"),

@@ -499,11 +499,7 @@ def test_what_is_no_trace_is_refused(tmp_path):
             ClientDecides(),
             "policy.name = 'client_decides': PFedGraph compares the uploads of a step",
         ),
-        (
-            "ucfl",
-            EveryArrival(),
-            "UCFL compares the uploads of a step; use policy rounds, barrier or buffer",
-        ),
+        ("ucfl", EveryArrival(), "UCFL compares the uploads of a step; use policy rounds, barrier or buffer"),
         (
             "fedfomo",
             Buffer(size=2),

@@ -108,7 +108,7 @@ RUNS: dict[str, list[str]] = {
         *("--model", "{name: lenet5, lora: {rank: 2}}", "--data.scenario.resize", "16"),
     ],
     "lora-norms": [
-        *(*HALF, "--model", "{name: resnet20, lora: {rank: 1, layers: [layer3*], train: ['*bn?']}}"),
+        *(*HALF, "--model", "{name: resnet20, lora: {rank: 1, layers: [layer3*], train: ['*bn?']}}")
     ],
     "ucfl-parallel": ["--algorithm", "{name: ucfl, streams: 4, parallel: true}", *HALF],
     "updates": [*HALF, "--output.updates", "true"],

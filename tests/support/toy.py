@@ -273,13 +273,7 @@ def walk(algorithm: Algorithm, federation: Federation, folder: Path, **changes: 
         yield out
 
 
-def events(
-    algorithm: Algorithm,
-    federation: Federation,
-    folder: Path,
-    steps: int = 3,
-    **changes: Any,
-) -> Run:
+def events(algorithm: Algorithm, federation: Federation, folder: Path, steps: int = 3, **changes: Any) -> Run:
     """Take some asynchronous steps in this process alone, one upload each unless a policy is given."""
     asked = {
         "rounds": steps,

@@ -131,7 +131,7 @@ def test_a_sweep_is_retimed_beside_it_and_what_depends_on_the_network_is_left(tm
     assert folder == tmp_path / "tiny-x-links"
     assert "3 of 4 cases have no copy (not complete there, or asynchronous: which upload" in text
     assert {p.name for p in folder.iterdir()} == {
-        *("sweep.yaml", "sweep.csv", "sweep.md", "sweep.png", "tiny-rounds-0-0.1"),
+        *("sweep.yaml", "sweep.csv", "sweep.md", "sweep.png", "tiny-rounds-0-0.1")
     }
     direct = [*method, "--policy", "rounds", "--seed", "0", *place[:2], "--output.id", "direct", "-q", *THIN]
     assert cli.main(["run", str(TINY), *direct]) == 0

@@ -60,12 +60,7 @@ def test_a_group_of_columns_changes_single_rows():
     columns = {"A": {"rounds": 3}, "B": {"rounds": 4, "rows": {"Local": {"local": {"lr": 0.5}}}}}
     vary = {"rows": ROWS, "columns": columns}
     found = {c.slug: (c.config.rounds, c.config.local.lr) for c in cases(whole(vary=vary, table=None))}
-    assert found == {
-        "FedAvg-A": (3, 0.01),
-        "FedAvg-B": (4, 0.01),
-        "Local-A": (3, 0.2),
-        "Local-B": (4, 0.5),
-    }
+    assert found == {"FedAvg-A": (3, 0.01), "FedAvg-B": (4, 0.01), "Local-A": (3, 0.2), "Local-B": (4, 0.5)}
 
 
 @pytest.mark.parametrize(

@@ -118,11 +118,7 @@ sys.exit(cli.main(["doctor"]))
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("ranks", "told"),
-    [
-        (2, "the exchange between rank 0 on "),
-        (3, "no word from rank 1 on "),
-    ],
+    ("ranks", "told"), [(2, "the exchange between rank 0 on "), (3, "no word from rank 1 on ")]
 )
 def test_a_rank_that_does_not_answer_is_named_in_time(ranks, told, mpirun):
     """The last rank stops in its first exchange: with rank 0, or with rank 1 while rank 0 waits for both."""

@@ -297,11 +297,7 @@ def test_visits_wait_for_each_other_and_run_one_at_a_time():
         return answers
 
     assert not runner.listening
-    assert runner.run([lambda: visit(1, 2), lambda: visit(5, 1), lambda: visit(7, 0)]) == [
-        [10, 20],
-        [50],
-        [],
-    ]
+    assert runner.run([lambda: visit(1, 2), lambda: visit(5, 1), lambda: visit(7, 0)]) == [[10, 20], [50], []]
     assert heard == [[1, 5], [2]]
     assert seen == [(1, 0), (5, 0), (1, 1)]
 
