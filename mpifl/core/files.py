@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -174,3 +175,8 @@ def safetensors_file(path: Path) -> Iterator[Path]:
         if found is None:
             raise
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+
+
+def write_json(path: Path, tree: Mapping[str, Any]) -> None:
+    """Write an indented JSON file; values of other types than those of JSON are written as strings."""
+    write_atomically(path, json.dumps(tree, indent=2, default=str) + "\n")

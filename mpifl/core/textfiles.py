@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import yaml
 
 from .errors import UserError, require
-from .files import write_atomically
 
 MAX_BYTES = 1 << 20  # of a configuration or of the value of an option; the largest shipped one has 4 kB
 MAX_NAME_BYTES = 100  # of a part of a folder name; file systems allow 255 for the whole name
@@ -441,11 +440,6 @@ def check_per_client(clients: Iterable[int], num_clients: int, file: str, key: s
     require(not unknown, key, file, remedy)
     remedy = f"{file} has no row of client {min(missing, default=0)}; give every client one"
     require(not missing, key, file, remedy)
-
-
-def write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    """Write an indented JSON file; values of other types than those of JSON are written as strings."""
-    write_atomically(path, json.dumps(tree, indent=2, default=str) + "\n")
 
 
 def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import IO, Any, NoReturn
 
 from mpifl.core.errors import Stopped, UserError, require
-from mpifl.core.files import try_lock
-from mpifl.core.textfiles import flat, write_json
+from mpifl.core.files import try_lock, write_json
+from mpifl.core.textfiles import flat
 from mpifl.data.sources import MEASURED
 from mpifl.results import checkpoint_files
 from mpifl.results.identity import CODES, EARLIER, differences, resumed

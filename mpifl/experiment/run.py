@@ -25,12 +25,11 @@ from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.errors import CodeFailed, UserError
 from mpifl.core.federation import DataInfo
-from mpifl.core.files import safetensors_file, write_atomically
+from mpifl.core.files import safetensors_file, write_atomically, write_json
 from mpifl.core.metric import ACCURACY, METRICS, with_figures
 from mpifl.core.parameters import take
 from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
-from mpifl.core.textfiles import write_json
 from mpifl.core.torch_state import pinned, restore, state
 from mpifl.core.types import Server
 from mpifl.forecast.traffic import compared

@@ -15,12 +15,11 @@ from safetensors.torch import save_file
 
 from mpifl.core.errors import first_of, require
 from mpifl.core.federation import SPLITS, Federation
-from mpifl.core.files import safetensors_file
+from mpifl.core.files import safetensors_file, write_json
 from mpifl.core.metric import ACCURACY, Metric, with_figures
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
 from mpifl.core.task import SUMS, Task
-from mpifl.core.textfiles import write_json
 from mpifl.models.pretrained import layout_metadata
 from mpifl.supervision.logging import warn
 

@@ -285,7 +285,7 @@ class ProgressFile:
             end: `stopped` or `failed`; empty while the run goes on.
             reason: why the run ended.
         """
-        from mpifl.core.textfiles import write_json
+        from mpifl.core.files import write_json
 
         assert self.folder is not None
         if not self.folder.is_dir():  # it was removed; do not create it again

@@ -20,10 +20,10 @@ from mpifl.analysis.sweep_figure import Curve, draw
 from mpifl.analysis.tables import Cell, Table, as_markdown
 from mpifl.core.case_names import label_of
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
-from mpifl.core.files import write_atomically
+from mpifl.core.files import write_atomically, write_json
 from mpifl.core.imports import code_of
 from mpifl.core.old_keys import renamed
-from mpifl.core.textfiles import flat, json_file, json_mapping, write_json, yaml_file
+from mpifl.core.textfiles import flat, json_file, json_mapping, yaml_file
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 from mpifl.experiment.table_layout import METRIC, TableConfig

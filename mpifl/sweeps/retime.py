@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.files import write_json
 from mpifl.core.rng import key
-from mpifl.core.textfiles import write_json
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config, check_sections
 from mpifl.results import run_folder as folders

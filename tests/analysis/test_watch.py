@@ -467,7 +467,7 @@ def test_two_threads_never_write_the_progress_file_at_once(tmp_path, monkeypatch
         second.set()
         inside.pop()
 
-    monkeypatch.setattr("mpifl.core.textfiles.write_json", write_json)
+    monkeypatch.setattr("mpifl.core.files.write_json", write_json)
     file = ProgressFile(tmp_path, 9)
     threads = [threading.Thread(target=file.write) for _ in range(2)]
     for thread in threads:

@@ -17,7 +17,7 @@ from support.runs import CONFIG
 import mpifl
 from mpifl import cli
 from mpifl.core.errors import UserError
-from mpifl.core.textfiles import write_json
+from mpifl.core.files import write_json
 from mpifl.results import run_folder
 from mpifl.results.run_folder import GrowingCsv, create, write_csv
 
