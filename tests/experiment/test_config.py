@@ -17,8 +17,8 @@ from mpifl.cli import main
 from mpifl.core.errors import UserError
 from mpifl.core.federation import DataInfo
 from mpifl.experiment import loader, schema
-from mpifl.experiment.build import (
-    public_sets,
+from mpifl.experiment.build import public_sets
+from mpifl.experiment.checks import (
     warn_of_ignored,
     warn_of_ignored_options,
     warn_of_numbered_categories,

@@ -22,7 +22,7 @@ from mpifl.core.metric import METRICS, metric_of_column
 from mpifl.core.parameters import flatten
 from mpifl.core.rng import key
 from mpifl.core.task import SUMS
-from mpifl.experiment.build import check_task
+from mpifl.experiment.checks import check_task
 from mpifl.models import MODELS
 from mpifl.results.metrics import pooled, spread
 from mpifl.training.client import LocalClient
