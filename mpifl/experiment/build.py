@@ -41,7 +41,7 @@ from mpifl.models import (
     starts_alike,
 )
 from mpifl.protection.accountant import Accountant, Spending
-from mpifl.protection.attacks import Attack, UploadAttack
+from mpifl.protection.attacks import Attack
 from mpifl.protection.privacy import CentralPrivacy
 from mpifl.protection.private_step import PrivateStep
 from mpifl.protection.robust import RobustSteps
@@ -72,6 +72,7 @@ from mpifl.training.tasks import Classification
 from . import loader
 from .checks import check_cohort, check_folder, check_noise, check_parts, check_private_statistics
 from .context import Decisions, Parts, RunContext
+from .filters import build_filters
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .schema import Config, Newcomers, StartConfig, SystemConfig
 from .shown_cache import ShownCache
@@ -556,7 +557,6 @@ def build_server_step(
         counter: counts the visits of this rank, so that progress can be shown; None if nobody reads it.
     """
     config, system, decisions = context.config, context.config.system, context.decisions
-    attackers = context.federation.attackers
     return ServerStep(
         StepConfig(
             transport=context.transport,
@@ -593,8 +593,7 @@ def build_server_step(
             secure=_secure(context),
             give_back=FreedMemory().give_back,
             robust=_robust_steps(config, context.problem.layout),
-            attack=config.attack if isinstance(config.attack, UploadAttack) else None,
-            attackers=frozenset([] if attackers is None else attackers.tolist()),
+            filters=build_filters(context),
         )
     )
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from mpifl.aggregation.update_filter import FilteredVisit, UpdateFilter
 from mpifl.core.errors import catalogue, require
 from mpifl.core.parameters import VectorParts
 from mpifl.core.rng import Key
-from mpifl.core.types import Message, Report
+from mpifl.core.types import Report
 from mpifl.traffic.encoding import base_of, rows_under
 
 
@@ -86,34 +87,6 @@ class UploadAttack(Attack):
             update: the honest update, float32 [C, w] in main memory.
             key: random key of the visit and the upload.
         """
-
-    def report(self, report: Report, message: Message, parts: VectorParts, key: Key) -> Report:
-        """Return the report that an attacker sends instead of an honest one; notes and metrics stay the same.
-
-        The attack changes the sent vectors that represent parameters: vectors with the name of a downloaded
-        table (and the width of its rows), vectors in `based_on`, and vectors as long as the model. Running
-        statistics stay as they are.
-
-        Args:
-            report: the honest report.
-            message: the client's download.
-            parts: what the vectors hold.
-            key: random key of the visit; an upload that is neither alone nor `model` appends its name.
-        """
-        lengths = (parts.layout.size, parts.layout.num_parameters)
-        vectors = dict(report.vectors)
-        for name, x in report.vectors.items():
-            rows, upload = rows_under(name, report, message), x.reshape(-1, x.shape[-1])
-            named = name in report.based_on or (rows is not None and rows.shape[-1] == x.shape[-1])
-            if name in (*parts.no_weights, *report.unsent) or (not named and x.shape[-1] not in lengths):
-                continue
-            base = base_of(upload.cpu(), rows)
-            place = key if name == "model" or len(report.vectors) == 1 else key.of(name)
-            sent = base + self.changed(upload.cpu() - base, place)
-            for s in parts.statistics(name, x.shape[-1]):
-                sent[:, s] = upload[:, s].cpu()
-            vectors[name] = sent.reshape(x.shape).to(x.device)
-        return replace(report, vectors=vectors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +195,46 @@ class Noise(UploadAttack):
     def changed(self, update: torch.Tensor, key: Key) -> torch.Tensor:
         """Return noise."""
         return self.sigma * torch.randn(update.shape, generator=key.of("attack").torch())
+
+
+@dataclass(frozen=True)
+class AttackedUploads(UpdateFilter):
+    """Lets attackers send other uploads than they trained.
+
+    Attributes:
+        attack: how they change their updates.
+        attackers: the clients that attack.
+        parts: what the vectors hold.
+    """
+
+    at_clients = True
+    attack: UploadAttack
+    attackers: frozenset[int]
+    parts: VectorParts
+
+    def client(self, report: Report, visit: FilteredVisit) -> Report:
+        """Return the report that an attacker sends instead of an honest one; notes and metrics stay the same.
+
+        The attack changes the sent vectors that represent parameters: vectors with the name of a downloaded
+        table (and the width of its rows), vectors in `based_on`, and vectors as long as the model. Running
+        statistics stay as they are. An upload that is neither alone nor `model` appends its name to the key.
+        """
+        if report.client not in self.attackers:
+            return report
+        parts, vectors = self.parts, dict(report.vectors)
+        lengths = (parts.layout.size, parts.layout.num_parameters)
+        for name, x in report.vectors.items():
+            rows, upload = rows_under(name, report, visit.message), x.reshape(-1, x.shape[-1])
+            named = name in report.based_on or (rows is not None and rows.shape[-1] == x.shape[-1])
+            if name in (*parts.no_weights, *report.unsent) or (not named and x.shape[-1] not in lengths):
+                continue
+            base = base_of(upload.cpu(), rows)
+            place = visit.key if name == "model" or len(report.vectors) == 1 else visit.key.of(name)
+            sent = base + self.attack.changed(upload.cpu() - base, place)
+            for s in parts.statistics(name, x.shape[-1]):
+                sent[:, s] = upload[:, s].cpu()
+            vectors[name] = sent.reshape(x.shape).to(x.device)
+        return replace(report, vectors=vectors)
 
 
 ATTACKS: dict[str, type] = catalogue(

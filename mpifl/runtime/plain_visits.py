@@ -52,7 +52,7 @@ class PlainVisitRunner:
         self.names = (visit.upload, *visit.unsent)
 
         c = config
-        changed = c.payload.compresses or c.payload.dtype != "float32" or c.attack is not None
+        changed = c.payload.compresses or c.payload.dtype != "float32" or c.filters.at_clients
         stays = (remembered or visit.upload) in self.names and not c.clients.keeps_optimizer
         # a change of a model with running statistics is reported with them (`Algorithm.changes`)
         changed |= visit.change and c.problem.layout.num_parameters < c.problem.layout.size

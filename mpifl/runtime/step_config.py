@@ -12,6 +12,7 @@ import torch
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.collective_choice import Costs
+from mpifl.aggregation.update_filter import UpdateFilters
 from mpifl.comm.transport import Transport
 from mpifl.core.algorithm import Algorithm, vector_parts
 from mpifl.core.client import ClientHost
@@ -117,13 +118,6 @@ class SecureSums(Protocol):
         """Restore what `state_dict` returned."""
 
 
-class UploadAttack(Protocol):
-    """Changes the uploads of attackers (`protection/attacks.py`)."""
-
-    def report(self, report: Report, message: Message, parts: VectorParts, key: Key) -> Report:
-        """Return the report that an attacker sends instead of an honest one."""
-
-
 @dataclass(frozen=True)
 class StepConfig:
     """The objects and settings of server steps, the same on every rank.
@@ -161,8 +155,7 @@ class StepConfig:
         counter: counts the visits of this rank, for progress displays.
         give_back: returns memory that this rank has freed to the system, if that is due.
         robust: replaces means of uploads by a robust rule; None uses means.
-        attack: changes the uploads of attackers; None leaves all uploads as they were trained.
-        attackers: the clients that attack.
+        filters: change updates on their way from training into the rows.
     """
 
     transport: Transport
@@ -193,8 +186,7 @@ class StepConfig:
     counter: VisitCounter = field(default_factory=VisitCounter)
     give_back: Callable[[], object] = lambda: None
     robust: RobustMeans | None = None
-    attack: UploadAttack | None = None
-    attackers: frozenset[int] = frozenset()
+    filters: UpdateFilters = field(default_factory=UpdateFilters)
 
     @cached_property
     def parts(self) -> VectorParts:

@@ -17,6 +17,7 @@ import torch
 
 from mpifl.aggregation.exact_sum import max_abs
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
+from mpifl.aggregation.update_filter import FilteredVisit
 from mpifl.core.algorithm import plain_visit
 from mpifl.core.capabilities import (
     RememberedUploads,
@@ -294,16 +295,15 @@ class Worker:
         return self._downloads.message(message), state_on(state, device), client, key
 
     def _after(self, task: ClientTask, message: Message, report: Report, after: State) -> Coded:
-        """Clip and encode a visit's report, after a possible attack, and save the client's state."""
+        """Pass a visit's report through the filters, encode it, and save the client's state."""
         key, store, c = self._key("visit", task.client, task.visit), self.config.store, self.config
         with self.watch("load"):
-            made, attacks = report, c.attack is not None and report.client in c.attackers
-            if c.attack is not None and attacks:
-                report = c.attack.report(report, message, c.parts, key)
+            made, report = report, c.filters.client(report, FilteredVisit(message, task.visit, key, store))
+            changed = report is not made
             if c.protection is not None:
                 report = c.protection.protect(report, message, task.clip, key)
             report, sizes = self.coder.up(self._home(report), message, task.visit, key)
-            if attacks or c.payload.compresses or c.payload.dtype != "float32":
+            if changed or c.payload.compresses or c.payload.dtype != "float32":
                 report = self._worked_out("local_update", task, self._home(made), report)
             report = self._with_statistics(report, message)
             if self.config.algorithm.needs.client_state:

@@ -9,11 +9,12 @@ import torch
 from numpy.testing import assert_array_equal
 from torch.testing import assert_close
 
+from mpifl.aggregation.update_filter import FilteredVisit
 from mpifl.core.errors import UserError
 from mpifl.core.parameters import Layout, VectorParts
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Report
-from mpifl.protection.attacks import ATTACKS, LabelFlip, NoAttack, Noise, Scale, SignFlip
+from mpifl.protection.attacks import ATTACKS, AttackedUploads, LabelFlip, NoAttack, Noise, Scale, SignFlip
 
 LAYOUT = Layout.of(torch.nn.Linear(2, 1))  # d = 3
 
@@ -25,7 +26,10 @@ def sent(
     message = Message({"model": torch.tensor(rows)}, {"model": tuple(range(len(rows)))})
     report = Report(1, 5, {name: torch.tensor(x) for name, x in vectors.items()}, {"loss": 1.0})
     report = replace(report, unsent=unsent)
-    changed = attack.report(report, message, VectorParts(layout, None, statistics), key(0, "visit", 1, 0))
+    attacked = AttackedUploads(attack, frozenset({1}), VectorParts(layout, None, statistics))
+    visit = FilteredVisit(message, 0, key(0, "visit", 1, 0))
+    changed, honest = attacked.client(report, visit), replace(report, client=2)
+    assert attacked.client(honest, visit) is honest
     assert changed.notes == {"loss": 1.0}
     return {name: x.tolist() for name, x in changed.vectors.items()}
 
@@ -70,7 +74,8 @@ def test_noise_is_added_to_what_was_downloaded_and_drawn_by_visit():
     assert one == other, "whatever was trained"
     message = Message({"model": torch.ones(1, 3)}, {"model": (0,)})
     report = Report(1, 5, {"model": torch.zeros(3)})
-    again = attack.report(report, message, VectorParts(LAYOUT), key(0, "visit", 1, 1)).vectors["model"]
+    attacked = AttackedUploads(attack, frozenset({1}), VectorParts(LAYOUT))
+    again = attacked.client(report, FilteredVisit(message, 1, key(0, "visit", 1, 1))).vectors["model"]
     assert again.tolist() != one
     noise = attack.changed(torch.zeros(1, 40_000), key(3)) / 2
     assert_close(noise.mean(), torch.tensor(0.0), atol=0.02, rtol=0)
