@@ -16,24 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    PlainVisit,
-    PlainVisits,
-    Plan,
-    ProblemInfo,
-    Report,
-    Server,
-    State,
-)
+from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisit, PlainVisits, Plan, ProblemInfo, Server
 from mpifl.core.mixing import in_turn
 
-from .fedasync import check_blending, train_near, weight_of
+from .fedasync import check_blending, weight_of
 
 
 @dataclass(frozen=True)
@@ -79,10 +65,6 @@ class ClusteredAsync(PlainVisits, Algorithm):
     def plain_visit(self) -> PlainVisit:
         """Train with a proximal term towards the cluster's model."""
         return PlainVisit(mu=self.rho or None)
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train with a proximal term towards the cluster's model."""
-        return train_near(message["model"][0], self.rho, client, key), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Blend each upload into its cluster, one after the other."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mpifl.core.client import proximal
 from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
@@ -30,7 +31,6 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import average
-from mpifl.training.corrections import proximal
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.clustering.distances import cosine_matrix, squared_distances
+from mpifl.core.client import proximal
 from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
@@ -35,7 +36,6 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import own_rows
-from mpifl.training.corrections import proximal
 
 EXPONENT = 700  # exp(-x) is 0 for somewhat larger x
 

@@ -14,23 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.core.errors import require
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    PlainVisit,
-    PlainVisits,
-    Plan,
-    Report,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Needs, Notes, PlainVisit, PlainVisits, Plan, Server
 from mpifl.core.mixing import in_turn
-from mpifl.training.corrections import proximal
 
 STALENESS = ("constant", "polynomial", "hinge")
 
@@ -63,10 +48,6 @@ class FedAsync(PlainVisits, Algorithm):
         """Train with a proximal term towards the downloaded model."""
         return PlainVisit(mu=self.rho or None)
 
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train with a proximal term towards the downloaded model."""
-        return train_near(message["model"][0], self.rho, client, key), {}
-
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Blend each upload in, one after the other."""
         alpha = self.alpha * weight_of(self.staleness, notes.staleness, self.a, self.b)  # [m]
@@ -80,12 +61,6 @@ def check_blending(alpha: float, staleness: str, a: float, b: float, rho: float)
     require(a >= 0, "a", a, "use 0 or more")
     require(b >= 0, "b", b, "use 0 or more")
     require(rho >= 0, "rho", rho, "use 0 or more; 0 leaves the proximal term out")
-
-
-def train_near(x: Vector, rho: float, client: Client, key: Key) -> Report:
-    """Train from `x` [d] with the proximal term rho/2 ||w - x||^2."""
-    w = client.sgd(x, key, direction=proximal(rho, x) if rho else None)
-    return client.report(model=w.vector, metrics={"train_loss": w.loss})
 
 
 def weight_of(staleness: str, lag: np.ndarray, a: float, b: float) -> np.ndarray:

@@ -15,20 +15,17 @@ from mpifl.core.federation import Split
 from mpifl.core.method import (
     Algorithm,
     Client,
-    Key,
     Message,
     Needs,
     Notes,
     PlainVisit,
     PlainVisits,
     Plan,
-    Report,
     RowUpdates,
     Server,
     State,
 )
 from mpifl.core.mixing import average
-from mpifl.training.corrections import proximal
 from mpifl.training.evaluation import evaluate_tuned
 
 from .fedavg import FedAvg
@@ -62,12 +59,6 @@ class FedAvgFT(PlainVisits, RowUpdates, Algorithm):
     def plain_visit(self) -> PlainVisit:
         """Train the model that was received."""
         return PlainVisit(mu=self.mu or None)
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the model that was received."""
-        x = message["model"][0]
-        w = client.sgd(x, key, direction=proximal(self.mu, x) if self.mu else None)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average by samples."""

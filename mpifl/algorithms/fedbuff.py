@@ -14,20 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from mpifl.core.errors import require
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    PlainVisit,
-    PlainVisits,
-    Plan,
-    Report,
-    Server,
-    State,
-)
+from mpifl.core.method import Algorithm, Needs, Notes, PlainVisit, PlainVisits, Plan, Server
 from mpifl.core.mixing import add
 
 
@@ -58,12 +45,6 @@ class FedBuff(PlainVisits, Algorithm):
     def plain_visit(self) -> PlainVisit:
         """Report the update w_k - w_tau."""
         return PlainVisit("delta", change=True)
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Report the update w_k - w_tau."""
-        x = message["model"][0]
-        w = client.sgd(x, key)
-        return client.report(delta=w.vector - x, metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Step along the weighted mean."""

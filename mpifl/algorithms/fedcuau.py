@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from mpifl.clustering.partitions import quantile_groups
+from mpifl.core.client import proximal
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
@@ -44,7 +45,6 @@ from mpifl.core.method import (
 )
 from mpifl.core.mixing import Mixing, average, by_cluster
 from mpifl.core.parameters import Layout, Part, put, take, within
-from mpifl.training.corrections import proximal
 from mpifl.training.evaluation import evaluate_tuned
 
 OVER = ("fedavg", "fedprox", "fedbabu", "fedper")

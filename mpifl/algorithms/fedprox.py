@@ -26,7 +26,7 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import average
-from mpifl.training.corrections import proximal, unsquared
+from mpifl.training.corrections import unsquared
 
 VARIANTS = ("standard", "unsquared")
 
@@ -56,10 +56,10 @@ class FedProx(PlainVisits, RowUpdates, Algorithm):
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train with the gradient of the penalty added."""
+        if self.variant == "standard":
+            return super().local_update(message, state, client, key)
         x = message["model"][0]
-        standard = self.variant == "standard"
-        pull = proximal(self.mu, x) if standard else unsquared(self.mu, x, client.layout)
-        w = client.sgd(x, key, direction=pull)
+        w = client.sgd(x, key, direction=unsquared(self.mu, x, client.layout))
         return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:

@@ -20,21 +20,7 @@ import numpy as np
 from mpifl.clustering.distances import cosine_matrix, squared_distances
 from mpifl.clustering.partitions import LINKAGES, agglomerative, last_uploads
 from mpifl.core.errors import require
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    ComparedUploads,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    PlainVisit,
-    PlainVisits,
-    Plan,
-    Report,
-    Server,
-    State,
-)
+from mpifl.core.method import Algorithm, ComparedUploads, Needs, Notes, PlainVisit, PlainVisits, Plan, Server
 from mpifl.core.mixing import by_cluster
 
 
@@ -81,11 +67,6 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
     def plain_visit(self) -> PlainVisit:
         """Report dw_k."""
         return PlainVisit("delta", change=True)
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Report dw_k = w_k - w."""
-        w = client.sgd(message["model"][0], key)
-        return client.report(delta=w.vector - message["model"][0], metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Cluster after `rounds_before` rounds; in every round average each cluster's updates by samples."""

@@ -26,14 +26,13 @@ from mpifl.core.method import (
     Plan,
     ProblemInfo,
     Reads,
-    Report,
     RowUpdates,
     Server,
     State,
     Vector,
 )
 from mpifl.core.mixing import by_cluster
-from mpifl.training.evaluation import best_model, fitting_model
+from mpifl.training.evaluation import fitting_model
 
 
 @dataclass(frozen=True)
@@ -77,12 +76,6 @@ class HypCluster(PlainVisits, RowUpdates, Algorithm):
     def plain_visit(self) -> PlainVisit:
         """Train the best hypothesis."""
         return PlainVisit(choice="cluster")
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the best hypothesis."""
-        k = best_model(client, message["model"])
-        w = client.sgd(message["model"][k], key)
-        return client.report({"cluster": k}, {"train_loss": w.loss}, model=w.vector), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each hypothesis by samples; one that nobody chose stays as it is."""

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from mpifl.core.client import proximal
 from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
@@ -42,7 +43,6 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import blend, sample_weights
-from mpifl.training.corrections import proximal
 from mpifl.training.evaluation import mean_loss
 
 IGNORED = {  # keys of `local` -> keys of the method

@@ -201,10 +201,11 @@ class Algorithm(ABC):
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train at the client: take its download and its state, return a report and its next state.
 
-        Default: train the one model that was downloaded, keep no state.
+        Default: make the visit that `plain_visit` describes; without one, train the one model that was
+        downloaded. Keep no state.
         """
-        w = client.sgd(message["model"][0], key)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+        visit = hooks_of(self, PlainVisits).plain_visit() if uses(self, PlainVisits) else None
+        return (visit or PlainVisit()).made(message["model"], client, key), {}
 
     def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
         """Return the unsent vectors of a report as the server computes them from the vectors that arrive.
@@ -303,7 +304,7 @@ def vector_parts(algorithm: Algorithm, layout: Layout) -> VectorParts:
 
 
 def plain_visit(algorithm: Algorithm) -> PlainVisit | None:
-    """Return the description of visits if `PlainVisits` gives one of the `local_update` in use; else None.
+    """Return the description of visits if it is one of the `local_update` in use; else None.
 
     Raises:
         MethodError: the hook `plain_visit` returns neither a `PlainVisit` nor None.
@@ -313,7 +314,7 @@ def plain_visit(algorithm: Algorithm) -> PlainVisit | None:
     methods = type(algorithm).__mro__
     updates, says = (next(c for c in methods if name in vars(c)) for name in ("local_update", "plain_visit"))
     update = getattr(algorithm.local_update, "__func__", None)  # also if it is set on this object
-    of_one_class = updates is says or (updates, says) == (Algorithm, PlainVisits)
+    of_one_class = updates in (says, Algorithm)
     if not of_one_class or update is not vars(updates)["local_update"]:
         return None
     made = hooks_of(algorithm, PlainVisits).plain_visit()

@@ -29,8 +29,9 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 import numpy as np
 import torch
 
-from .client import Client, Peer
+from .client import Client, Peer, proximal
 from .errors import Missing
+from .metric import least_finite
 from .mixing import Plan
 from .rng import Key
 from .types import Notes, ProblemInfo, Report, Server, Vector
@@ -208,17 +209,26 @@ class PlainVisit:
     choice: str | None = None
     unsent: tuple[str, ...] = ()
 
+    def made(self, models: torch.Tensor, client: Client, key: Key) -> Report:
+        """Return the report of this visit at a client that downloaded `models` [K, d]."""
+        k = 0 if self.choice is None else int(least_finite([client.loss(w) for w in models]))
+        x, notes = models[k], {} if self.choice is None else {self.choice: k}
+        w = client.sgd(x, key, direction=None if self.mu is None else proximal(self.mu, x))
+        upload = w.vector - x if self.change else w.vector
+        vectors: dict[str, Any] = dict.fromkeys((self.upload, *self.unsent), upload)
+        return client.report(notes, {"train_loss": w.loss}, self.unsent, **vectors)
+
 
 class PlainVisits(Capability):
     """A visit trains one downloaded model once and keeps nothing: FedAvg, UCFL, FedProx, IFCA.
 
     The engine may then make many visits in one call, without a client object for each. `plain_visit`
-    describes `local_update`, so one class must define both: if a subclass overrides only `local_update`, its
-    visits are made one by one.
+    describes a visit, and `Algorithm.local_update` makes it. A class with a `local_update` of its own defines
+    `plain_visit` too; if a subclass overrides only `local_update`, its visits are made one by one.
     """
 
     def plain_visit(self) -> PlainVisit | None:
-        """Return a description of `local_update`; None if it does more. Default: `Algorithm.local_update`."""
+        """Return a description of a visit; None if `local_update` does more. Default: train and upload."""
         return PlainVisit()
 
 

@@ -330,3 +330,17 @@ class Peer(ABC):
             payload: any shape.
             answer: what the peer computes from its client and the payload.
         """
+
+
+def proximal(mu: float, anchor: Vector) -> Direction:
+    """Return the direction of F(w) + mu/2 ||w - anchor||^2.
+
+    Args:
+        mu: weight of the term.
+        anchor: [d] or [p]; its buffers are ignored.
+    """
+
+    def direction(g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return g + mu * (w - anchor[: len(w)])
+
+    return direction

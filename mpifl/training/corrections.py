@@ -12,20 +12,6 @@ from mpifl.core.types import Message, Report, Vector
 from .evaluation import change_on_arrival, state_change
 
 
-def proximal(mu: float, anchor: Vector) -> Direction:
-    """Return the direction of F(w) + mu/2 ||w - anchor||^2.
-
-    Args:
-        mu: weight of the term.
-        anchor: [d] or [p]; its buffers are ignored.
-    """
-
-    def direction(g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return g + mu * (w - anchor[: len(w)])
-
-    return direction
-
-
 def unsquared(mu: float, anchor: Vector, layout: Layout) -> Direction:
     """Return the direction of F(w) + mu sum_l ||w_l - anchor_l|| over the tensors l. EMD-CFL repository.
 

@@ -8,8 +8,9 @@ from support import byhand
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.client import proximal
 from mpifl.core.parameters import Layout
-from mpifl.training.corrections import proximal, unsquared
+from mpifl.training.corrections import unsquared
 
 PROX = {
     "standard": (2.0, 1.75),  # 1 -> 1 + 1.5 = 2.5 -> 2.5 - 0.5 (-1.5 + 2 * 1.5)

@@ -9,10 +9,10 @@ import torch
 from support import byhand
 from torch.testing import assert_close
 
-from mpifl.core.client import Direction
+from mpifl.core.client import Direction, proximal
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
-from mpifl.training.corrections import aligned, proximal, scaled, train_aligned, unsquared
+from mpifl.training.corrections import aligned, scaled, train_aligned, unsquared
 from mpifl.training.evaluation import best_model, component_losses, evaluate_mixture, responsibilities
 
 G, W = torch.tensor([0.5, -1.0, 2.0, 0.25]), torch.tensor([1.0, 2.0, -1.0, 3.0])
