@@ -16,11 +16,16 @@ from contextlib import suppress
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "unshare", "setpriv")
+ALIVE = ("", "PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
 NODE = """set -e
 hostname "$1"
 mount -t tmpfs -o mode=1777,size=2g tmpfs /dev/shm
 mount --bind "$2/tmp-$1" /tmp
 mount --bind "$2/hosts" /etc/hosts
+for each in $3; do
+    umount "/sys/fs/cgroup/$each"
+    mount -t cgroup -o "$each" cgroup "/sys/fs/cgroup/$each"
+done
 slurmd -D -N "$1" -f "$2/slurm.conf" -L "$2/$1.log" & pid=$!
 trap 'kill $pid || true' TERM
 while kill -0 $pid 2> /dev/null; do wait $pid || true; done
@@ -39,13 +44,9 @@ SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin={task_plugin}
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType={accounting}
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-MpiDefault=none
+{limits}{accounting}MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
 SlurmdTimeout=10
@@ -61,6 +62,36 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10
 """
 
+PLAIN = """ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectTypeParameters=CR_Core
+"""
+CONTROLLERS = ("memory", "freezer", "cpuset")
+CGROUPS = """ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup
+SelectTypeParameters=CR_Core_Memory
+"""
+CGROUP_CONF = """CgroupPlugin=cgroup/v1
+CgroupMountpoint=/sys/fs/cgroup
+ConstrainRAMSpace=yes
+ConstrainCores=yes
+"""
+# control groups of a node's own: NAME CONTROLLER... -- COMMAND starts in them, and sees them as the root
+JOIN = """set -e
+name=$1; shift
+while [[ $1 != -- ]]; do
+    own=/sys/fs/cgroup/$1/$name
+    mkdir -p "$own"
+    if [[ $1 == cpuset ]]; then
+        for what in cpus mems; do cat "/sys/fs/cgroup/cpuset/cpuset.$what" > "$own/cpuset.$what"; done
+    fi
+    echo $$ > "$own/cgroup.procs"
+    shift
+done
+shift
+exec "$@"
+"""
+
 
 def missing() -> str:
     """Return why there can be no Slurm here, empty if there can."""
@@ -70,6 +101,14 @@ def missing() -> str:
         return f"no {', '.join(lacking)}: apt-get install slurm-wlm slurmctld slurmd munge"
     namespaces = ["unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc", "true"]
     return "" if subprocess.run(namespaces, capture_output=True).returncode == 0 else "no namespaces here"
+
+
+def no_cgroups() -> str:
+    """Return why Slurm cannot limit the memory of jobs here, empty if it can."""
+    lacking = [each for each in CONTROLLERS if not Path(f"/sys/fs/cgroup/{each}/cgroup.procs").exists()]
+    if lacking:
+        return f"no control groups of version 1 here: {', '.join(lacking)}"
+    return "" if os.access("/sys/fs/cgroup/memory", os.W_OK) else "control groups are read-only here"
 
 
 def wait_for(what: Callable[[], object], seconds: float, name: str, log: Callable[[], str] = str) -> None:
@@ -88,9 +127,12 @@ class Slurm:
         nodes: number of nodes, node1, node2, ...
         cores: cores that each node has in the configuration.
         environment: what the submitting shell has.
+        cgroups: limit the memory and cores of jobs; a node then has at most this machine's cores.
     """
 
-    def __init__(self, folder: Path, nodes: int, cores: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, nodes: int, cores: int, environment: Mapping[str, str], cgroups: bool = False
+    ) -> None:
         self.folder, self.names = folder, [f"node{i}" for i in range(1, nodes + 1)]
         self.environment = {**environment, "SLURM_CONF": str(folder / "slurm.conf")}
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -102,8 +144,11 @@ class Slurm:
         port, text = self._free_ports(nodes + 1), ""
         for i, node in enumerate(self.names):
             text += f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port + 1 + i}\n"
-        options = {"task_plugin": "task/none", "accounting": "accounting_storage/none"}
-        conf = CONF.format(folder=folder, port=port, cores=cores, nodes=text, **options)
+        self._cgroups = cgroups
+        limits = CGROUPS if cgroups else PLAIN
+        if cgroups:
+            (folder / "cgroup.conf").write_text(CGROUP_CONF)
+        conf = CONF.format(folder=folder, port=port, cores=cores, nodes=text, limits=limits, accounting="")
         (folder / "slurm.conf").write_text(conf)
         hosts = Path("/etc/hosts").read_text() + "".join(f"127.0.0.1 {node}\n" for node in self.names)
         (folder / "hosts").write_text(hosts)
@@ -158,9 +203,17 @@ class Slurm:
             show = ("sinfo", "-h", "-n", node, "-p", "main", "-o", "%T")
             wait_for(lambda: self.run(*show).stdout.startswith("down"), 90, f"{node} is down")
         spaces = ["unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        self._nodes[node] = self._start([*spaces, "bash", "-c", NODE, "node", node, str(self.folder)])
+        command = [*spaces, "bash", "-c", NODE, "node", node, str(self.folder)]
+        if self._cgroups:
+            join = ["bash", "-c", JOIN, "join", self._group(node), *CONTROLLERS, "--"]
+            command = [*join, "unshare", "--cgroup", *command, " ".join(CONTROLLERS)]
+        self._nodes[node] = self._start(command)
         if len(self._nodes) == len(self.names):
             self.wait_until_idle()
+
+    def _group(self, node: str) -> str:
+        """Return the name of a node's control groups."""
+        return f"{self.folder.name}-{node}"
 
     def kill_node(self, node: str) -> None:
         """End all processes of a node at once, as if it had lost its power."""
@@ -208,10 +261,13 @@ class Slurm:
             self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         return about.get("JobState", "")
 
+    def has_ended(self, job: str) -> bool:
+        """Return whether a job has ended for good."""
+        return self.look(job) not in ALIVE
+
     def wait_until_ended(self, job: str, seconds: float = 90) -> str:
         """Wait for the end of a job, and return its state."""
-        alive = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
-        wait_for(lambda: self.look(job) not in alive, seconds, f"the end of job {job}", lambda: self.log(job))
+        wait_for(lambda: self.has_ended(job), seconds, f"the end of job {job}", lambda: self.log(job))
         return self.look(job)
 
     def log(self, job: str) -> str:
@@ -232,3 +288,9 @@ class Slurm:
                 daemon.wait(10)
             except subprocess.TimeoutExpired:
                 daemon.kill()
+        for node in self.names if self._cgroups else ():
+            for each in CONTROLLERS:
+                tops = Path("/sys/fs/cgroup", each, self._group(node))
+                for folder in sorted((path for path in tops.rglob("*") if path.is_dir()), reverse=True):
+                    folder.rmdir()
+                tops.rmdir()

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,16 +23,15 @@ OPEN_MPI = {
 }
 
 
-@pytest.fixture(scope="session")
-def slurm() -> Iterator[Slurm]:
-    """Yield two nodes of four cores (which they share with all others of this machine)."""
-    if why := missing():
-        pytest.skip(why)
+@contextmanager
+def started(nodes: int, cores: int, **options: bool) -> Iterator[Slurm]:
+    """Start a Slurm, and end it; its jobs run the package of this checkout."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/var/tmp"))
     folder.chmod(0o755)
-    foreign = ("SLURM", "OMPI_", "PRTE_", "PMIX_", "MPIFL_", "PYTHONPATH")
+    foreign = ("SLURM", "OMPI_", "PRTE_", "PMIX_", "MPIFL_")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
-    cluster = Slurm(folder, 2, 4, environment | OPEN_MPI | {"OMP_NUM_THREADS": "1"})
+    environment |= OPEN_MPI | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])}
+    cluster = Slurm(folder, nodes, cores, environment, **options)
     for name in ("sleepy.py", "sleepy.yaml"):
         shutil.copy(HERE / name, cluster.jobs)
     try:
@@ -40,3 +40,12 @@ def slurm() -> Iterator[Slurm]:
         cluster.close()
         if not os.environ.get("KEEP"):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Slurm]:
+    """Yield two nodes of four cores (which they share with all others of this machine)."""
+    if why := missing():
+        pytest.skip(why)
+    with started(2, 4) as cluster:
+        yield cluster

@@ -26,25 +26,32 @@ def disturb(slurm: Slurm, job: Job, what: str) -> None:
         slurm.kill_node(what.split()[0])
     elif what == "preemption":
         slurm.submit_urgent()
-    else:
+    else:  # Slurm looks at the limits twice a minute
         slurm.run("scontrol", "update", f"JobId={job.id}", "EndTime=now+1seconds")
-    wait_for(lambda: job.restarts > before or job.digest, 120, what, lambda: job.log)
+    wait_for(lambda: job.restarts > before or slurm.has_ended(job.id), 120, what, lambda: job.log)
     if what.endswith("dies"):
         slurm.start_node(what.split()[0])
+    if what == "limit":
+        slurm.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=60")
 
 
 @pytest.mark.parametrize("number", range(JOBS))
 def test_a_job_that_is_disturbed_at_any_moment_ends_complete(number, slurm):
     draw = random.Random(number)
-    job = Job(slurm, *TWO_NODES, words=WORDS, LAUNCHER=LAUNCHERS[number % 2])
+    launcher, warned = LAUNCHERS[number % 2], draw.choice(("120", "0"))
+    job = Job(slurm, *TWO_NODES, f"--signal=B:USR1@{warned}", words=WORDS, LAUNCHER=launcher)
     said = []
     for what in draw.sample(DISTURBANCES, draw.choice((1, 2))):
-        wait_for(lambda: slurm.look(job.id) not in ("PENDING", "CONFIGURING"), 60, "the start of the job")
+        wait_for(
+            lambda: slurm.look(job.id) == "RUNNING" or slurm.has_ended(job.id), 60, "a start", lambda: job.log
+        )
         moment = draw.uniform(0.0, 25.0)
         time.sleep(moment)
-        if job.digest:
+        if slurm.has_ended(job.id):
             break
         said.append(f"{what} {moment:.1f} s after a start, step {job.step}")
         disturb(slurm, job, what)
-    print(f"job {number}: {LAUNCHERS[number % 2]}; {'; '.join(said)}")
-    assert (job.ended(240), job.digest) == ("COMPLETED", alone(slurm, 30)), job.log
+    state, expected = job.ended(240), alone(slurm, 30)
+    row = (number, launcher, "; ".join(said), f"restarts {job.restarts}", state, job.digest == expected)
+    print("job", *row, sep=" | ")
+    assert (state, job.digest) == ("COMPLETED", expected), job.log

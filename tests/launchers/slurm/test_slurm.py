@@ -193,6 +193,51 @@ def test_a_job_ends_as_failed_if_its_nodes_die_too_often(slurm):
         slurm.start_node("node2")
 
 
+START = """import os, sys, time
+from pathlib import Path
+if "PMIX_RANK" in os.environ:
+    Path("starting").touch()
+    time.sleep(12)
+    sys.exit(int(os.environ["FAILS"])) if "FAILS" in os.environ else None
+"""
+
+
+@pytest.fixture
+def slow_start(slurm):
+    """Return a wait for a start, and variables: each rank takes 12 seconds to start, and fails with FAILS."""
+    (slurm.jobs / "slow").mkdir(exist_ok=True)
+    (slurm.jobs / "slow" / "sitecustomize.py").write_text(START)
+    (slurm.jobs / "starting").unlink(missing_ok=True)
+    path = f"{slurm.jobs / 'slow'}:{slurm.environment['PYTHONPATH']}"
+    return lambda: wait_for((slurm.jobs / "starting").exists, 60, "a start"), {"PYTHONPATH": path}
+
+
+@pytest.mark.parametrize("what", ["node2 dies", "preemption", "warning", "TERM to all"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_job_goes_on_if_its_first_start_is_disturbed(launcher, what, slurm, digest, slow_start):
+    """The ranks have not begun yet, and cannot hear a signal."""
+    starting, environment = slow_start
+    job = Job(slurm, *TWO_NODES, LAUNCHER=launcher, **environment)
+    starting()
+    if what == "node2 dies":
+        slurm.kill_node("node2")
+    elif what == "preemption":
+        slurm.submit_urgent()
+    else:
+        slurm.run("scancel", *(("--full", "-s", "TERM") if "all" in what else ("-b", "-s", "USR1")), job.id)
+    wait_for(lambda: job.restarts == 1, 60, "the end", lambda: job.log)
+    if what == "node2 dies":
+        slurm.start_node("node2")
+    assert (job.ended(), job.digest, job.restarts) == ("COMPLETED", digest, 1), job.log
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_job_that_cannot_start_is_not_queued_again(launcher, slurm, slow_start):
+    _, environment = slow_start
+    job = Job(slurm, *TWO_NODES, LAUNCHER=launcher, FAILS="3", **environment)
+    assert (job.ended(), job.about["ExitCode"], job.restarts) == ("FAILED", "3:0", 0), job.log
+
+
 def test_a_complete_run_is_left_alone_and_a_name_in_use_is_refused(slurm, digest):
     first = Job(slurm, *TWO_NODES, RUN_ID="shared").trained(1)
     second = Job(slurm, "--ntasks=1", "--nodes=1", "--ntasks-per-node=1", RUN_ID="shared")
