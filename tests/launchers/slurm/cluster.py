@@ -66,6 +66,30 @@ PLAIN = """ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectTypeParameters=CR_Core
 """
+ACCOUNTING = """AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={dbd_port}
+AccountingStoragePass={folder}/munge/socket
+"""
+DBD_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacct", "sacctmgr")
+DBD_CONF = """AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={dbd_port}
+SlurmUser=root
+PidFile={folder}/slurmdbd.pid
+LogFile={folder}/slurmdbd.log
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={sql_port}
+StorageUser=slurm
+StoragePass=slurm
+"""
+SQL = """CREATE DATABASE IF NOT EXISTS slurm_acct_db;
+CREATE USER IF NOT EXISTS slurm@localhost IDENTIFIED BY 'slurm';
+GRANT ALL ON slurm_acct_db.* TO slurm@localhost;
+"""
 CONTROLLERS = ("memory", "freezer", "cpuset")
 CGROUPS = """ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup
@@ -111,6 +135,12 @@ def no_cgroups() -> str:
     return "" if os.access("/sys/fs/cgroup/memory", os.W_OK) else "control groups are read-only here"
 
 
+def no_accounting() -> str:
+    """Return why Slurm cannot keep accounts here, empty if it can."""
+    lacking = [name for name in DBD_PROGRAMS if shutil.which(name) is None]
+    return f"no {', '.join(lacking)}: apt-get install slurmdbd mariadb-server" if lacking else ""
+
+
 def wait_for(what: Callable[[], object], seconds: float, name: str, log: Callable[[], str] = str) -> None:
     """Poll until `what` returns something true; `log` is shown if it does not in time."""
     end = time.monotonic() + seconds
@@ -128,10 +158,17 @@ class Slurm:
         cores: cores that each node has in the configuration.
         environment: what the submitting shell has.
         cgroups: limit the memory and cores of jobs; a node then has at most this machine's cores.
+        accounting: keep accounts with slurmdbd and a MariaDB of its own.
     """
 
     def __init__(
-        self, folder: Path, nodes: int, cores: int, environment: Mapping[str, str], cgroups: bool = False
+        self,
+        folder: Path,
+        nodes: int,
+        cores: int,
+        environment: Mapping[str, str],
+        cgroups: bool = False,
+        accounting: bool = False,
     ) -> None:
         self.folder, self.names = folder, [f"node{i}" for i in range(1, nodes + 1)]
         self.environment = {**environment, "SLURM_CONF": str(folder / "slurm.conf")}
@@ -141,18 +178,24 @@ class Slurm:
             (folder / name).mkdir()
         for node in self.names:
             (folder / f"tmp-{node}").chmod(0o1777)
-        port, text = self._free_ports(nodes + 1), ""
+        port, text = self._free_ports(nodes + 3), ""
+        sql_port, dbd_port = port + nodes + 1, port + nodes + 2
         for i, node in enumerate(self.names):
             text += f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port + 1 + i}\n"
         self._cgroups = cgroups
         limits = CGROUPS if cgroups else PLAIN
         if cgroups:
             (folder / "cgroup.conf").write_text(CGROUP_CONF)
-        conf = CONF.format(folder=folder, port=port, cores=cores, nodes=text, limits=limits, accounting="")
+        accounts = ACCOUNTING.format(folder=folder, dbd_port=dbd_port) if accounting else ""
+        conf = CONF.format(
+            folder=folder, port=port, cores=cores, nodes=text, limits=limits, accounting=accounts
+        )
         (folder / "slurm.conf").write_text(conf)
         hosts = Path("/etc/hosts").read_text() + "".join(f"127.0.0.1 {node}\n" for node in self.names)
         (folder / "hosts").write_text(hosts)
         self._start_munge()
+        if accounting:
+            self._start_accounting(sql_port, dbd_port)
         self._daemons.append(self._start(["slurmctld", "-D", "-f", f"{folder}/slurm.conf"]))
         for node in self.names:
             self.start_node(node)
@@ -196,6 +239,25 @@ class Slurm:
             self._start([*user, "munged", "--foreground", f"--socket={place}/socket", *files])
         )
         wait_for((place / "socket").exists, 10, "munged")
+
+    def _start_accounting(self, sql_port: int, dbd_port: int) -> None:
+        place = self.folder / "sql"
+        place.mkdir()
+        (place / "start.sql").write_text(SQL)
+        data = ["--no-defaults", "--user=root", f"--datadir={place}/data"]
+        install = ["mariadb-install-db", *data, "--skip-test-db", "--auth-root-authentication-method=normal"]
+        subprocess.run(install, check=True, capture_output=True)
+        small = ["--innodb-buffer-pool-size=64M", "--innodb-log-file-size=8M"]
+        files = [f"--socket={place}/socket", f"--pid-file={place}/pid", f"--init-file={place}/start.sql"]
+        listen = ["--bind-address=127.0.0.1", f"--port={sql_port}"]
+        self._daemons.append(self._start(["mariadbd", *data, *small, *files, *listen]))
+        wait_for((place / "socket").exists, 60, "mariadbd")
+        conf = self.folder / "slurmdbd.conf"
+        conf.touch(0o600)
+        conf.write_text(DBD_CONF.format(folder=self.folder, sql_port=sql_port, dbd_port=dbd_port))
+        self._daemons.append(self._start(["slurmdbd", "-D"]))
+        add = ("sacctmgr", "-i", "add", "cluster", "tests")
+        wait_for(lambda: self.run(*add).returncode == 0, 10, "slurmdbd", lambda: str(self.run(*add)))
 
     def start_node(self, node: str) -> None:
         """Start a node; return when a node that has died is known to have died, and is idle again."""

@@ -31,13 +31,15 @@ def started(nodes: int, cores: int, **options: bool) -> Iterator[Slurm]:
     foreign = ("SLURM", "OMPI_", "PRTE_", "PMIX_", "MPIFL_")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     environment |= OPEN_MPI | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])}
-    cluster = Slurm(folder, nodes, cores, environment, **options)
-    for name in ("sleepy.py", "sleepy.yaml"):
-        shutil.copy(HERE / name, cluster.jobs)
     try:
-        yield cluster
+        cluster = Slurm(folder, nodes, cores, environment, **options)
+        try:
+            for name in ("sleepy.py", "sleepy.yaml"):
+                shutil.copy(HERE / name, cluster.jobs)
+            yield cluster
+        finally:
+            cluster.close()
     finally:
-        cluster.close()
         if not os.environ.get("KEEP"):
             shutil.rmtree(folder, ignore_errors=True)
 

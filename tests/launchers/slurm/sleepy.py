@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from mpifl.algorithms.fedavg import FedAvg
 
+HOARD: list[bytes] = []
+
 
 @dataclass(frozen=True)
 class Sleepy(FedAvg):
@@ -12,10 +14,13 @@ class Sleepy(FedAvg):
 
     Attributes:
         nap: seconds a visit.
+        hoard_mb: memory that each visit takes and keeps.
     """
 
     nap: float = 0.1
+    hoard_mb: int = 0
 
     def local_update(self, message, state, client, key):
         time.sleep(self.nap)
+        HOARD.append(b"x" * (self.hoard_mb << 20))
         return super().local_update(message, state, client, key)

@@ -100,6 +100,15 @@ def alone(slurm: Slurm, rounds: int) -> str:
     return str(json.loads(file.read_text())["digest"])
 
 
+def planned(slurm: Slurm, ranks: str, *words: str) -> list[str]:
+    """Return the options of sbatch that `mpifl plan` says."""
+    plan = ("plan", "sleepy.yaml", "--time", "yes", "--system.ranks", ranks, *words)
+    said = slurm.run(sys.executable, "-m", "mpifl", *plan).stdout
+    found = re.search(r"^to ask for +(--.*?) +\(", said, re.MULTILINE)
+    assert found, said
+    return found[1].split()
+
+
 @pytest.fixture(scope="session")
 def digest(slurm) -> str:
     """Return the digest of the thirty rounds of sleepy.yaml."""
@@ -250,11 +259,7 @@ def test_a_complete_run_is_left_alone_and_a_name_in_use_is_refused(slurm, digest
 @pytest.mark.parametrize("asked", [("3",), ("5",), ("6", "--nodes", "1")], ids=["node", "nodes", "shared"])
 def test_what_a_plan_says_to_ask_for_gives_its_ranks(asked, launcher, slurm, digest):
     """Nodes of four cores; six ranks share those of one node."""
-    words = ["plan", "sleepy.yaml", "--time", "yes", "--system.ranks", asked[0], "--cores", "4", *asked[1:]]
-    said = slurm.run(sys.executable, "-m", "mpifl", *words).stdout
-    found = re.search(r"^to ask for +(--.*?) +\(", said, re.MULTILINE)
-    assert found, said
-    job = Job(slurm, *found[1].split(), LAUNCHER=launcher)
+    job = Job(slurm, *planned(slurm, asked[0], "--cores", "4", *asked[1:]), LAUNCHER=launcher)
     assert (job.ended(), job.digest) == ("COMPLETED", digest), job.log
     assert json.loads((job.folder / "summary.json").read_text())["ranks"] == int(asked[0])
 
