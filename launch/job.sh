@@ -58,9 +58,6 @@ run_job() {
 # was_killed: whether a rank or a node died: the run began, and ended without a word of rank 0, or its start was broken off (0).
 was_killed() { [[ $told == began && $code != 75 || $code == "$unfinished" ]]; }
 
-# was_asked_to_stop: whether a signal asked this script, or a rank that may not have been ready for it, to stop
-was_asked_to_stop() { ((asked_to_stop)) || [[ $code == 75 || $code =~ ^(129|130|140|143)$ ]]; }  # HUP, INT, USR2, TERM
-
 # run_again N: run_job, and up to N times more if a rank or a host died.
 run_again() {
     local left=$1

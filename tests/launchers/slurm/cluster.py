@@ -325,11 +325,11 @@ class Slurm:
 
     def has_ended(self, job: str) -> bool:
         """Return whether a job has ended for good."""
-        return self.look(job) not in ALIVE
+        return self.about(job).get("JobState", "") not in ALIVE
 
     def wait_until_ended(self, job: str, seconds: float = 90) -> str:
         """Wait for the end of a job, and return its state."""
-        wait_for(lambda: self.has_ended(job), seconds, f"the end of job {job}", lambda: self.log(job))
+        wait_for(lambda: self.look(job) not in ALIVE, seconds, f"the end of job {job}", lambda: self.log(job))
         return self.look(job)
 
     def log(self, job: str) -> str:
