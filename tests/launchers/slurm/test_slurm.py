@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,24 @@ def test_a_job_that_cannot_start_is_not_queued_again(launcher, slurm, slow_start
     job = Job(slurm, *TWO_NODES, LAUNCHER=launcher, FAILS="3", **environment)
     assert (job.ended(), job.restarts) == ("FAILED", 0), job.log
     assert job.about["ExitCode"] == {"mpirun": "3:0", "srun": "143:0"}[launcher]  # srun ends the other rank
+
+
+SUSPENDED_S = 45.0  # longer than any limit that is on by default: STOPPED_S is 30
+
+
+@pytest.mark.parametrize("when", ["starting", "running"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_suspended_job_goes_on_when_it_is_resumed(launcher, when, slurm, digest, slow_start):
+    starting, environment = slow_start
+    job = Job(slurm, *TWO_NODES, LAUNCHER=launcher, **(environment if when == "starting" else {}))
+    starting() if when == "starting" else job.trained()
+    assert slurm.run("scontrol", "suspend", job.id).returncode == 0
+    time.sleep(2.0)
+    before = job.log
+    time.sleep(SUSPENDED_S)
+    assert (job.about["JobState"], job.log) == ("SUSPENDED", before)
+    slurm.run("scontrol", "resume", job.id)
+    assert (job.ended(), job.digest, job.restarts) == ("COMPLETED", digest, 0), job.log
 
 
 def test_a_complete_run_is_left_alone_and_a_name_in_use_is_refused(slurm, digest):
