@@ -222,8 +222,11 @@ def slow_start(slurm):
     return lambda: wait_for((slurm.jobs / "starting").exists, 60, "a start"), {"PYTHONPATH": path}
 
 
-@pytest.mark.parametrize("what", ["node2 dies", "preemption", "warning", "TERM to all"])
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+DISTURBED_STARTS = [(launcher, what) for what in ("node2 dies", "preemption") for launcher in LAUNCHERS]
+DISTURBED_STARTS += [("mpirun", "warning"), ("srun", "TERM to all")]
+
+
+@pytest.mark.parametrize(("launcher", "what"), DISTURBED_STARTS)
 def test_a_job_goes_on_if_its_first_start_is_disturbed(launcher, what, slurm, digest, slow_start):
     """The ranks have not begun yet, and cannot hear a signal."""
     starting, environment = slow_start
@@ -252,8 +255,9 @@ def test_a_job_that_cannot_start_is_not_queued_again(launcher, slurm, slow_start
 SUSPENDED_S = 45.0  # longer than any limit that is on by default: STOPPED_S is 30
 
 
-@pytest.mark.parametrize("when", ["starting", "running"])
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("launcher", "when"), [("mpirun", "running"), ("srun", "running"), ("mpirun", "starting")]
+)
 def test_a_suspended_job_goes_on_when_it_is_resumed(launcher, when, slurm, digest, slow_start):
     starting, environment = slow_start
     job = Job(slurm, *TWO_NODES, LAUNCHER=launcher, **(environment if when == "starting" else {}))
