@@ -203,10 +203,13 @@ def test_a_job_ends_as_failed_if_its_nodes_die_too_often(slurm):
         slurm.start_node("node2")
 
 
-START = """import os, time
+START = """import os, signal, time
 from pathlib import Path
 if "PMIX_RANK" in os.environ:
     Path("starting").touch()
+    if "DEAF" in os.environ and "SLURM_RESTART_COUNT" not in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(100)
     time.sleep(12)
     os._exit(int(os.environ["FAILS"])) if "FAILS" in os.environ else None
 """
@@ -241,6 +244,19 @@ def test_a_job_goes_on_if_its_first_start_is_disturbed(launcher, what, slurm, di
     wait_for(lambda: job.restarts == 1, 60, "the end", lambda: job.log)
     if what == "node2 dies":
         slurm.start_node("node2")
+    assert (job.ended(), job.digest, job.restarts) == ("COMPLETED", digest, 1), job.log
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_job_goes_on_if_its_grace_time_ends(launcher, slurm, digest, slow_start):
+    """The job that needed its nodes is gone by then; Slurm queues this one again, and the script does not."""
+    starting, environment = slow_start
+    job = Job(slurm, *TWO_NODES, LAUNCHER=launcher, DEAF="1", **environment)
+    starting()
+    slurm.submit_urgent()
+    wait_for(lambda: job.about["PreemptTime"] != "None", 20, "preemption", lambda: job.log)
+    slurm.run("scancel", "-p", "urgent")
+    wait_for(lambda: job.restarts == 1, 100, "the end", lambda: job.log)
     assert (job.ended(), job.digest, job.restarts) == ("COMPLETED", digest, 1), job.log
 
 
