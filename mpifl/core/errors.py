@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from numbers import Integral
@@ -18,7 +19,7 @@ INTERRUPTED = 130  # exit code after Ctrl-C, the same as in a shell
 STOPPED = 75  # exit code of a run that was asked to stop and can go on; EX_TEMPFAIL of sysexits.h
 
 Class = TypeVar("Class", bound=type)
-_names: dict[type, str] = {}  # class -> its name in the first `catalogue` that has it
+_names: dict[str, str] = {}  # `module:Class` -> its name in the first registry that has it
 
 
 class UserError(ValueError):
@@ -165,7 +166,7 @@ def _written(value: Any) -> str:
 def _as_given(value: Any) -> Any:
     """Return a value as configurations have it: lists, plain numbers, and sections as `_section` does."""
     if isinstance(value, type):
-        return _names.get(value, value.__name__)
+        return _names.get(address(value), value.__name__)
     if is_dataclass(value):
         return _section(value)
     numpy = sys.modules.get("numpy")  # this module is loaded before it, when a command starts
@@ -187,7 +188,7 @@ def _section(value: Any) -> Any:
         usual = f.default if f.default_factory is MISSING else f.default_factory()
         if repr(usual) != repr(one := getattr(value, f.name)):
             given[f.name] = _as_given(one)
-    named = type(value) in _names or not is_ours(value)
+    named = address(type(value)) in _names or not is_ours(value)
     return ({"name": name_of(value), **given} if given else name_of(value)) if named else given
 
 
@@ -219,20 +220,53 @@ def is_ours(value: object) -> bool:
     return type(value).__module__.startswith("mpifl.")
 
 
+def address(cls: type) -> str:
+    """Return `module:Class`."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
 def catalogue(classes: dict[str, Class]) -> dict[str, Class]:
     """Return the choices of a key of the configuration, name -> class, after noting them for `name_of`."""
     for name, cls in classes.items():
-        _names.setdefault(cls, name)
+        _names.setdefault(address(cls), name)
     return classes
+
+
+class Registry(Mapping[str, Class]):
+    """The choices of a key of the configuration: name -> class, which is imported when it is first used.
+
+    Args:
+        package: the package that has the classes.
+        classes: name -> `module:Class`, the module in the package.
+    """
+
+    def __init__(self, package: str, classes: Mapping[str, str]) -> None:
+        self._addresses = {name: f"{package}.{where}" for name, where in classes.items()}
+        for name, where in self._addresses.items():
+            _names.setdefault(where, name)
+
+    def __getitem__(self, name: str) -> Class:
+        module, _, cls = self._addresses[name].partition(":")
+        found: Class = getattr(importlib.import_module(module), cls)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._addresses
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._addresses)
+
+    def __len__(self) -> int:
+        return len(self._addresses)
 
 
 def name_of(value: object) -> str:
     """Return what a configuration calls an object: the name or the import path of its class.
 
-    The name of the class if it stands in no `catalogue` and was not imported by its path.
+    The name of the class if it stands in no registry and was not imported by its path.
     """
     kind = type(value)
-    return _names.get(kind) or str(getattr(kind, "imported_as", kind.__name__))
+    return _names.get(address(kind)) or str(getattr(kind, "imported_as", kind.__name__))
 
 
 def nearest(word: str, known: list[str]) -> str:

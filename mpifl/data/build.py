@@ -35,9 +35,11 @@ from .scenario import (
     check_spec,
     check_splits,
 )
-from .scenarios import Rotated
 from .scenarios.partition_file import exported
-from .sources import MEASURED, NORMALISATIONS, Digits, Photos, Source, in_one_line, normalisation
+from .scenarios.rotated import Rotated
+from .sources import MEASURED, NORMALISATIONS, Source, in_one_line, normalisation
+from .sources.digits import Digits
+from .sources.photos import Photos
 from .transforms import ToFeatures, ToInputs, ToTensor, ToTokens
 
 FACTS = (

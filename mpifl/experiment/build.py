@@ -184,7 +184,7 @@ def replayed_steps(config: Config, device: str) -> Replayed | None:
     system, model = config.system, config.model
     if system.cuda_graphs is not None:
         return Replayed() if system.cuda_graphs else None
-    known = type(model) in REPLAYED and not model.lora.rank and type(config.task) is Classification
+    known = name_of(model) in REPLAYED and not model.lora.rank and type(config.task) is Classification
     exact = system.deterministic and system.stack == 1 and config.local.precision == FLOAT32
     return Replayed(config.local) if device != CPU and known and exact else None
 

@@ -24,7 +24,7 @@ import yaml
 
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
 from mpifl.core.old_keys import OLD_KEYS, renamed, without_new
 from mpifl.core.textfiles import MAX_DEPTH, is_file, plain, spelling, yaml_file, yaml_of
@@ -307,8 +307,7 @@ def _named(cls: type, name: str, value: Any) -> Any:
         return value
     field = next(f for f in dataclasses.fields(cls) if f.name == name)
     plain = field.default_factory() if field.default_factory is not dataclasses.MISSING else None
-    usual = next((key for key, of in CHOICES[cls, name].items() if of is type(plain)), None)
-    return value if usual is None else {"name": usual, **value}
+    return {"name": name_of(plain), **value} if name_of(plain) in CHOICES[cls, name] else value
 
 
 def without_unit(cls: type, name: str, value: Any, path: str) -> Any:
@@ -460,11 +459,7 @@ def to_tree(value: Any, owner: type | None = None, name: str = "") -> Any:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return list(value) if isinstance(value, tuple) else value
     tree = {f: to_tree(getattr(value, f), type(value), f) for f in keys_of(type(value))}
-    catalogue = CHOICES.get((owner, name)) if owner else None
-    if catalogue is None:
-        return tree
-    known = {cls: key for key, cls in catalogue.items()}
-    return {"name": known.get(type(value), getattr(type(value), "imported_as", "?")), **tree}
+    return {"name": name_of(value), **tree} if owner and (owner, name) in CHOICES else tree
 
 
 def texts(config: Config) -> Iterator[str]:

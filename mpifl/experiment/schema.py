@@ -488,7 +488,7 @@ def _option_for(name: str, value: Any, plain: Any) -> str:
         plain: its default object.
     """
     if type(value) is not type(plain):
-        called = next(key for key, of in CHOICES[Config, name].items() if of is type(plain))
+        called = name_of(plain)
         return f"--{name} {called}"
     differing = [f.name for f in fields(value) if getattr(value, f.name) != getattr(plain, f.name)]
     return " ".join(f"--{name}.{key} {_as_yaml(getattr(plain, key))}" for key in differing)

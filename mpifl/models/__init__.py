@@ -8,51 +8,46 @@ vector of a model with adapters (`lora.py`) holds only the adapters and what is 
 
 from __future__ import annotations
 
-from mpifl.core.errors import catalogue
+from mpifl.core.errors import Registry
 
-from .autoencoders import FltAE, FltAECifar
 from .base import ModelOptions, Net, ShapeModel, build_model, described, seeded_model
-from .cnn import CcflCNN, CflCNN, EmdCNN, FltCNNCifar, FltCNNMnist, LeafCNN, LeNet5
 from .lora import LoRA, check_adapted, checksum, count_whole, start_apart, starts_alike
-from .mlp import MLP, FltMLP, IfcaMLP
-from .resnet import ResNet18Cifar, ResNet20
-from .sequence import LSTM, Transformer
-from .tables import LinearRegression, LogisticRegression, TableMLP
-from .torchvision_models import ConvNeXtBase, EfficientNetB3, ResNet18, ResNet50, ViTB16
-from .user_module import Custom
 
-MODELS: dict[str, type] = catalogue(
+MODELS: Registry[type[ModelOptions]] = Registry(
+    "mpifl.models",
     {
-        "mlp": MLP,
-        "emdcnn": EmdCNN,
-        "flt_mlp": FltMLP,
-        "flt_cnn_mnist": FltCNNMnist,
-        "flt_cnn_cifar": FltCNNCifar,
-        "leaf_cnn": LeafCNN,
-        "lenet5": LeNet5,
-        "ifca_mlp": IfcaMLP,
-        "ccfl_cnn": CcflCNN,
-        "cfl_cnn": CflCNN,
-        "resnet18_cifar": ResNet18Cifar,
-        "resnet20": ResNet20,
-        "resnet18": ResNet18,
-        "resnet50": ResNet50,
-        "efficientnet_b3": EfficientNetB3,
-        "vit_b_16": ViTB16,
-        "convnext_base": ConvNeXtBase,
-        "logistic": LogisticRegression,
-        "linear": LinearRegression,
-        "table_mlp": TableMLP,
-        "lstm": LSTM,
-        "transformer": Transformer,
-        "custom": Custom,
-    }
+        "mlp": "mlp:MLP",
+        "emdcnn": "cnn:EmdCNN",
+        "flt_mlp": "mlp:FltMLP",
+        "flt_cnn_mnist": "cnn:FltCNNMnist",
+        "flt_cnn_cifar": "cnn:FltCNNCifar",
+        "leaf_cnn": "cnn:LeafCNN",
+        "lenet5": "cnn:LeNet5",
+        "ifca_mlp": "mlp:IfcaMLP",
+        "ccfl_cnn": "cnn:CcflCNN",
+        "cfl_cnn": "cnn:CflCNN",
+        "resnet18_cifar": "resnet:ResNet18Cifar",
+        "resnet20": "resnet:ResNet20",
+        "resnet18": "torchvision_models:ResNet18",
+        "resnet50": "torchvision_models:ResNet50",
+        "efficientnet_b3": "torchvision_models:EfficientNetB3",
+        "vit_b_16": "torchvision_models:ViTB16",
+        "convnext_base": "torchvision_models:ConvNeXtBase",
+        "logistic": "tables:LogisticRegression",
+        "linear": "tables:LinearRegression",
+        "table_mlp": "tables:TableMLP",
+        "lstm": "sequence:LSTM",
+        "transformer": "sequence:Transformer",
+        "custom": "user_module:Custom",
+    },
 )
 
-REPLAYED = (MLP, IfcaMLP, LeNet5)
+REPLAYED = ("mlp", "ifca_mlp", "lenet5")
 """Models whose replayed steps are known to have the bits of ordinary ones on a GPU (`test_cuda_graph.py`)."""
 
-AUTOENCODERS: dict[str, type] = {"flt_ae": FltAE, "flt_ae_cifar": FltAECifar}
+AUTOENCODERS: Registry[type] = Registry(
+    "mpifl.models", {"flt_ae": "autoencoders:FltAE", "flt_ae_cifar": "autoencoders:FltAECifar"}
+)
 
 __all__ = [
     "AUTOENCODERS",

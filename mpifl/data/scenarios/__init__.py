@@ -1,49 +1,43 @@
 """Scenarios: how samples are spread over clients. `SCENARIOS` maps the values of `scenario.name`."""
 
-from mpifl.core.errors import catalogue
+from mpifl.core.errors import Registry
 from mpifl.data.scenario import Scenario
-from mpifl.data.scenarios.alphabets import Alphabets
-from mpifl.data.scenarios.composed import Composed
-from mpifl.data.scenarios.drift import Ccfl, Population
-from mpifl.data.scenarios.emdcfl import BackdoorCifar, BackdoorMnist, EmdCflCifar, EmdCflMnist
-from mpifl.data.scenarios.fedcuau import FedCuau
-from mpifl.data.scenarios.flt import Flt1, Flt2, Flt4
-from mpifl.data.scenarios.mixed import KINDS, Mixed
-from mpifl.data.scenarios.natural import Flt3, Natural, Pacs
-from mpifl.data.scenarios.partition_file import PartitionFile
-from mpifl.data.scenarios.relations import Relations
-from mpifl.data.scenarios.rotated import Rotated
-from mpifl.data.scenarios.skewed import FeatureNoise
-from mpifl.data.scenarios.ucfl import UcflA, UcflB, UcflBatch, UcflC
 
-SCENARIOS: dict[str, type[Scenario]] = catalogue(
+SCENARIOS: Registry[type[Scenario]] = Registry(
+    "mpifl.data.scenarios",
     {
-        **KINDS,
-        "feature_noise": FeatureNoise,
-        "mixed": Mixed,
-        "natural": Natural,
-        "population": Population,
-        "partition": PartitionFile,
-        "rotated": Rotated,
-        "relations": Relations,
-        "composed": Composed,
-        "alphabets": Alphabets,
-        "emdcfl_mnist": EmdCflMnist,
-        "emdcfl_cifar": EmdCflCifar,
-        "emdcfl_backdoor_mnist": BackdoorMnist,
-        "emdcfl_backdoor_cifar": BackdoorCifar,
-        "emdcfl_pacs": Pacs,
-        "flt1": Flt1,
-        "flt2": Flt2,
-        "flt3": Flt3,
-        "flt4": Flt4,
-        "ucfl_a": UcflA,
-        "ucfl_b": UcflB,
-        "ucfl_c": UcflC,
-        "ucfl_batch": UcflBatch,
-        "ccfl": Ccfl,
-        "fedcuau": FedCuau,
-    }
+        "iid": "usual:Iid",
+        "dirichlet": "usual:Dirichlet",
+        "shards": "usual:Shards",
+        "lognormal": "usual:LogNormal",
+        "powerlaw": "usual:PowerLaw",
+        "label_quantity": "skewed:LabelQuantity",
+        "quantile": "skewed:Quantile",
+        "feature_noise": "skewed:FeatureNoise",
+        "mixed": "mixed:Mixed",
+        "natural": "natural:Natural",
+        "population": "drift:Population",
+        "partition": "partition_file:PartitionFile",
+        "rotated": "rotated:Rotated",
+        "relations": "relations:Relations",
+        "composed": "composed:Composed",
+        "alphabets": "alphabets:Alphabets",
+        "emdcfl_mnist": "emdcfl:EmdCflMnist",
+        "emdcfl_cifar": "emdcfl:EmdCflCifar",
+        "emdcfl_backdoor_mnist": "emdcfl:BackdoorMnist",
+        "emdcfl_backdoor_cifar": "emdcfl:BackdoorCifar",
+        "emdcfl_pacs": "natural:Pacs",
+        "flt1": "flt:Flt1",
+        "flt2": "flt:Flt2",
+        "flt3": "natural:Flt3",
+        "flt4": "flt:Flt4",
+        "ucfl_a": "ucfl:UcflA",
+        "ucfl_b": "ucfl:UcflB",
+        "ucfl_c": "ucfl:UcflC",
+        "ucfl_batch": "ucfl:UcflBatch",
+        "ccfl": "drift:Ccfl",
+        "fedcuau": "fedcuau:FedCuau",
+    },
 )
 
-__all__ = ["SCENARIOS", "Rotated", "Scenario"]
+__all__ = ["SCENARIOS", "Scenario"]
