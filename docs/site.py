@@ -20,7 +20,7 @@ from mpifl.tools.documentation import relinked as replace_links
 
 ROOT = Path(__file__).parents[1]
 PAGES = {  # file at the root of the repository -> its page
-    "README.md": "overview.md",
+    "README.md": "index.md",  # the home
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 from mpifl.core.errors import UserError, nearest
 
 FOLDER = (Path(__file__).parents[1] / "docs").resolve()  # a link in a checkout
+APART = ("notes", "reproductions")  # folders of records, which are neither listed nor installed
 EXAMPLES = (".py", ".yaml", ".ipynb")  # files in docs/examples that are installed with the pages
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 REMARK = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
@@ -22,8 +23,9 @@ REMARK = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 
 def pages() -> dict[str, Path]:
     """Return name -> file of every page; a README has the name of its folder."""
-    names = {_name(path): path for path in FOLDER.rglob("*.md")}
-    return dict(sorted(names.items(), key=lambda item: (item[0] != "README", item[0].count("/"), item[0])))
+    every = (path for path in FOLDER.rglob("*.md") if path.relative_to(FOLDER).parts[0] not in APART)
+    names = {_name(path): path for path in every}
+    return {name: names[name] for name in sorted(names, key=lambda name: (name.count("/"), name))}
 
 
 def examples() -> dict[str, Path]:
@@ -34,8 +36,7 @@ def examples() -> dict[str, Path]:
 
 def _name(path: Path) -> str:
     place = path.relative_to(FOLDER).with_suffix("")
-    inner = place.parent if place.name == "README" and place.parent.name else place
-    return inner.as_posix()
+    return (place.parent if place.name == "README" else place).as_posix()
 
 
 def listed() -> str:

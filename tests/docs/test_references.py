@@ -138,9 +138,8 @@ def test_keys_are_looked_up_in_sections_and_choices():
 
 
 def test_the_index_names_every_page():
-    index = ROOT / "docs" / "README.md"
-    linked = {(index.parent / target).resolve() for target in LINK.findall(index.read_text())}
-    for folder in (ROOT / "docs" / "explanation" / "decisions", ROOT / "docs" / "reproductions"):
-        linked |= {folder / target for target in LINK.findall((folder / "README.md").read_text())}
-    linked |= {ROOT / "docs" / "examples" / "async_study" / "README.md", index}
+    folders = ("explanation/decisions", "reproductions", "notes")
+    indices = [ROOT / "README.md", *(ROOT / "docs" / folder / "README.md" for folder in folders)]
+    linked = {(page.parent / t).resolve() for page in indices for t in LINK.findall(page.read_text())}
+    linked |= {ROOT / "docs" / "examples" / "async_study" / "README.md", *indices}
     assert {page for page in PAGES if ROOT / "docs" in page.parents} <= linked
