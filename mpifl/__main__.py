@@ -13,7 +13,7 @@ from mpifl.core.errors import INTERRUPTED, STOPPED
 from mpifl.core.streams import open_closed, watch_outputs
 from mpifl.supervision.signals import STOP_SIGNALS
 
-RUNS = ("run", "resume", "sweep", "study")  # commands that exit with `STOPPED` when they are asked to stop
+RUNS = ("run", "resume", "sweep")  # commands that exit with `STOPPED` when they are asked to stop
 PATIENCE = 10.0  # seconds that rank 0, which may be in a long import, gets to print the line first
 STARTS = "stopped while no run was under way; start the command again"
 

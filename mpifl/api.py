@@ -14,7 +14,6 @@ from mpifl.analysis.seed_groups import gather, say_other_inputs
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.case_names import label_of
 from mpifl.core.errors import is_whole, require
-from mpifl.core.old_keys import renamed
 from mpifl.data import PoolFederation
 from mpifl.experiment import loader
 from mpifl.experiment.build import open_data
@@ -351,5 +350,5 @@ def laid(config: Given, changes: Mapping[str, Any]) -> dict[str, Any]:
         require(
             isinstance(config, Mapping), "CONFIG", config, "name a file, or give a mapping of keys to values"
         )
-        tree = renamed(config)
-    return changed(tree, renamed(changes))
+        tree = dict(config)
+    return changed(tree, changes)

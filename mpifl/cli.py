@@ -668,19 +668,6 @@ def _no_option(args: argparse.Namespace, option: str, why: str = "") -> str:
     return f"{why or f'{args.command} does not know it'}; {meant}"
 
 
-def present(argv: Sequence[str]) -> tuple[Sequence[str], str]:
-    """Return a command line with current names, and a note to print if it uses names of release 0.1."""
-    name, *words = argv or [""]
-    if name == "study":
-        return ["sweep", *words], "`mpifl study` is now `mpifl sweep`"
-    if name == "sweep" and all(word.startswith("-") and word not in ("-h", "--help") for word in words):
-        return ["calibrate", *words], "`mpifl sweep` without a configuration is now `mpifl calibrate`"
-    if name == "doctor" and "--witness" in words:
-        words[words.index("--witness")] = "--check-mpi-traffic"
-        return [name, *words], "`mpifl doctor --witness` is now `mpifl doctor --check-mpi-traffic`"
-    return argv, ""
-
-
 def option_of(argument: str) -> str:
     """Return how an argument of a command is typed: --name, or the name itself if it is in capitals."""
     return argument if argument.isupper() else f"--{argument.replace('_', '-')}"
@@ -732,7 +719,6 @@ def main(argv: Sequence[str]) -> int:
     """Run one command on every rank and return the exit code, see `supervision.exit_codes`."""
     keep_freed()
     escape_output()
-    argv, renamed = present(argv)
     try:
         known = [*COMMANDS]
         if argv and not argv[0].startswith("-") and argv[0] not in known:
@@ -759,8 +745,6 @@ def main(argv: Sequence[str]) -> int:
             transport = connect(monitored=getattr(args, "check_mpi_traffic", False))
         except UserError as error:
             return refused(error)
-        if renamed and transport.is_server:
-            print(f"mpifl: {renamed}", file=sys.stderr, flush=True)
         shown.title, shown.quiet = args.command, quiet or args.command not in LONG
         code = outcome(transport, lambda: COMMANDS[args.command][0](transport, args))
     transport.finalize(code)

@@ -27,7 +27,6 @@ from mpifl.models import MODELS
 from mpifl.simulation.delays import DELAYS
 from mpifl.simulation.network import NETWORKS
 from mpifl.simulation.policies import POLICIES
-from mpifl.supervision.logging import warn_once
 
 TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
 
@@ -452,27 +451,18 @@ def test_the_version_is_said(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "new"),
+    ("words", "said"),
     [
-        (["study", TINY, "--vary", "{seed: [0]}"], "`mpifl study` is now `mpifl sweep`"),
-        (["sweep"], "`mpifl calibrate`"),
-        (["sweep", "-q"], "`mpifl calibrate`"),
-        (["doctor", "--witness"], "`mpifl doctor --check-mpi-traffic`"),
+        (["study", TINY], "command = 'study': known: "),
+        (["sweep"], "the following arguments are required: CONFIG"),
+        (["doctor", "--witness"], "option = '--witness': doctor does not know it"),
+        (["run", "studies/methods"], "no such file; do you mean sweeps/methods.yaml?"),
+        (["run", TINY, "--system.compiled", "true"], "system.compiled = True: unknown key; known: "),
+        (["run", TINY, "--evaluation.first", "true"], "evaluation.first = True: unknown key; known: "),
+        (["run", TINY, "--participation", "4"], "use a fraction in (0, 1], or give cohort_size"),
     ],
 )
-def test_commands_under_their_old_names_work_and_say_what_to_write_now(words, new, capsys, tmp_path):
-    place = ["--output.folder", str(tmp_path)] if "study" in words else []
-    code = main([*words, *place])
-    told, *rest = capsys.readouterr().err.splitlines()
-    assert new in told
-    if "study" in words:
-        assert (code, rest) == (0, [])
-    else:
-        assert code == 2
-        assert "mpirun -n" in rest[0], "one process has nothing to measure"
-
-
-def test_the_old_folder_of_sweeps_is_found(capsys):
-    warn_once.cache_clear()
-    assert find("studies/methods") == find("sweeps/methods")
-    assert capsys.readouterr().err == "mpifl: studies/methods is now sweeps/methods\n"
+def test_names_of_release_0_1_are_refused_in_a_line(words, said, capsys):
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line

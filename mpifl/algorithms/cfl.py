@@ -133,16 +133,14 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
 
     def measures(self, server: Server) -> bool:
         """Measure distances while updates of split clusters are kept."""
-        return len(server.algorithm_state.get("cached", ())) > 1
+        return len(server.algorithm_state["cached"]) > 1
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Split the clusters that meet the criterion, then w_c <- w_c + mean dw over each new cluster."""
         gram = notes["gram"]  # [m, m], of the compared updates
         state, assign = server.algorithm_state, server.assign.copy()
         own, parent = assign[notes.client], list(range(len(server.tables["model"])))  # [m]
-        grows = "update" in server.tables  # absent from runs that release 0.1 began
-        leaves = np.full((len(parent), 2), -1)
-        children, cached = state.get("children", leaves).tolist(), state.get("cached", leaves[:1]).tolist()
+        children, cached = state["children"].tolist(), state["cached"].tolist()
         waits = np.array([children[c][0] >= 0 for c in own])  # trained from a model that was split
         for i in np.flatnonzero(waits):
             assign[notes.client[i]] = children[own[i]][_nearer(state, notes["row_distance"][i], own[i])]
@@ -159,7 +157,7 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
             new[np.isin(notes.client, notes.client[members[side == 1]])] = child
             assign[notes.client[members[side == 1]]] = child
             away = np.setdiff1d(np.flatnonzero(assign == c), notes.client[members])
-            if grows and (len(away) or _awaited(children, assign, c)):
+            if len(away) or _awaited(children, assign, c):
                 node = len(parent)  # keeps w_c, and takes the place of c in the tree
                 parent.append(c)
                 children = [[node if k == c else k for k in below] for below in children] + [[c, child]]
@@ -172,8 +170,6 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
         weights = weights / np.maximum(weights.sum(1, keepdims=True), 1e-300)
         keep = np.eye(len(server.tables["model"]))[parent]  # a child starts from its parent's row
         mixings = [Mixing(weights, keep=keep, of="delta")]
-        if not grows:
-            return Plan(mixings, assign=assign)
         needed = np.array([node < 0 or _awaited(children, assign, node) for node, _ in cached])
         norms = np.append(state["cached_norm"], np.sqrt(gram.diagonal()[uploads]))
         if uploads or not needed.all():

@@ -20,7 +20,6 @@ import numpy as np
 
 from mpifl.core.errors import UserError, first_of, nearest, require
 from mpifl.core.metric import ACCURACY, Metric, metric_of_column
-from mpifl.core.old_keys import without_new
 from mpifl.results.reader import Run
 
 from . import statistics, survival
@@ -631,8 +630,7 @@ def _key(label: str | None, tree: Mapping[str, Any]) -> str:
 
 def seeds_and_data(run: Run) -> str:
     """Return the seeds and data of a run as a string; two runs with equal ones form a pair."""
-    data = without_new(run.settings).get("data")  # so that runs of mpifl 0.1 pair with runs of today
-    return json.dumps([run.config.get("seed"), data], sort_keys=True, default=str)
+    return json.dumps([run.config.get("seed"), run.non_default.get("data")], sort_keys=True, default=str)
 
 
 def seed_of(run: Run) -> str:

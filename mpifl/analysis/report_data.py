@@ -20,7 +20,6 @@ import numpy as np
 
 from mpifl.core.errors import UserError, first_of, require
 from mpifl.core.metric import ACCURACY, Metric, metric_of_column
-from mpifl.core.old_keys import without_new
 from mpifl.core.textfiles import json_file
 from mpifl.core.timing import PHASES
 from mpifl.results import identity
@@ -253,8 +252,8 @@ def traffic(groups: Sequence[Group]) -> dict[str, Any] | None:
 def facts(run: Run) -> dict[str, str]:
     """Return a description of a run, as name -> text; empty texts are left out."""
     config, summary = run.config, run.summary
-    model = without_new({"model": config.get("model")})["model"]  # without keys that have no effect
-    task = _section(without_new({"task": config.get("task")}).get("task"))
+    chosen = _tree(run.non_default.get("model"))
+    model = {k: v for k, v in _tree(config.get("model")).items() if k in chosen or not isinstance(v, Mapping)}
     data, seen = _tree(config.get("data")), _environment(run)
     cohort, share = config.get("cohort_size"), config.get("participation")
     everyone = cohort is None and share in (None, 1, 1.0)
@@ -278,7 +277,7 @@ def facts(run: Run) -> dict[str, str]:
         ),
         "rounds": str(summary["rounds"]),
         "model": ", ".join(filter(None, (_section(model), f"{summary['model_parameters']:,} parameters"))),
-        "task": task,
+        "task": _section(config.get("task")) if "task" in run.non_default else "",
         "local training": ", ".join(
             f"{k} {_word(v)}" for k, v in local.items() if v not in (None, [], 0, "none")
         ),
@@ -335,15 +334,13 @@ def _environment(run: Run) -> Mapping[str, Any]:
     path = run.folder / "environment.json"
     if not path.is_file():
         return {}
-    return _tree(json_file(path, "RUN", escapes=True))  # version 0.2 wrote variables without escaping
+    return _tree(json_file(path, "RUN"))
 
 
 def _identity(known: Mapping[str, Any]) -> str:
-    if not known:
-        return ""
     try:
         return f"{identity.line(known)}, sums {known.get('sums')}"
-    except (KeyError, TypeError, AttributeError):  # of an older version
+    except (KeyError, TypeError, AttributeError):  # it was edited
         return ", ".join(f"{k} {v}" for k, v in known.items())
 
 
@@ -359,7 +356,7 @@ def _machine(seen: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 
 def started(run: Run) -> str:
-    """Return when a run began, from its run.json; empty for runs before version 0.3."""
+    """Return when a run began, from its run.json; empty if it does not say."""
     path = run.folder / "run.json"
     try:
         moment = datetime.fromisoformat(str(_tree(json_file(path, "RUN")).get("started")))
@@ -454,7 +451,7 @@ def assignments(run: Run) -> list[tuple[int, np.ndarray]]:
     The labels are those of the n clients with a row in `clusters.csv`, in the order of that file.
 
     Raises:
-        UserError: `assignments.csv` names a client that does not exist.
+        UserError: `assignments.csv` names a client that does not exist, or lacks one at the first evaluation.
     """
     count = int(run.summary["clients"])
     rows = run.rows("assignments.csv")
@@ -471,7 +468,9 @@ def assignments(run: Run) -> list[tuple[int, np.ndarray]]:
             require(0 <= client < count, "RUN", str(run.folder), remedy)
             labels[client] = label
         out.append((step, labels[who]))
-    return out if (out[0][1] >= 0).all() else []  # resumed from a checkpoint of an older version
+    remedy = "assignments.csv lacks clients of clusters.csv at the first evaluation; run it again"
+    require(bool((out[0][1] >= 0).all()), "RUN", str(run.folder), remedy)
+    return out
 
 
 def flow(

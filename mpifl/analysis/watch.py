@@ -302,7 +302,7 @@ def newest(folder: Path) -> Path | None:
 
 def holds_runs(folder: Path) -> bool:
     """Return whether a folder is that of a sweep, or holds run folders and is not a run folder itself."""
-    if (folder / "sweep.yaml").is_file() or (folder / "study.yaml").is_file():
+    if (folder / "sweep.yaml").is_file():
         return True
     return not (folder / "run.json").is_file() and bool(_runs(folder))
 

@@ -337,20 +337,18 @@ def escaped(tree: Any) -> Any:
     return readable(tree) if isinstance(tree, str) else tree
 
 
-def json_file(path: Path, key: str, escapes: bool = False) -> Any:
+def json_file(path: Path, key: str) -> Any:
     """Return the value of a JSON file.
 
     Args:
         path: the file.
         key: configuration key or argument that names it, for messages.
-        escapes: escape strings that cannot be written in UTF-8 (`readable`), instead of refusing the file.
 
     Raises:
         UserError: as for `text_of`, or the file is not JSON or has a key twice (`json_of`).
     """
     try:
-        text = text_of(path, key)
-        return escaped(json.loads(text, object_pairs_hook=_strict_object)) if escapes else json_of(text)
+        return json_of(text_of(path, key))
     except RepeatedKey as error:
         raise UserError(key, str(path), str(error)) from error
     except (ValueError, RecursionError) as error:

@@ -21,10 +21,8 @@ from typing import IO, Any, NoReturn
 from mpifl.core.errors import Stopped, UserError, require
 from mpifl.core.files import try_lock, write_json
 from mpifl.core.textfiles import flat
-from mpifl.data.sources import MEASURED
-from mpifl.results import checkpoint_files
-from mpifl.results.identity import CODES, EARLIER, differences, resumed
-from mpifl.results.reader import OF_A_MACHINE, renamed
+from mpifl.results import checkpoint_files, run_folder
+from mpifl.results.identity import CODES, EARLIER, OF_A_MACHINE, SAME, differences, resumed
 from mpifl.results.recorder import Recorder
 from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
 from mpifl.supervision.logging import warn
@@ -33,7 +31,7 @@ from mpifl.supervision.signals import Signals
 from . import loader
 from .schema import Config
 
-MAY_CHANGE = ("name", "rounds", "system", "output", "checkpoint", "vary", "table")  # when a run is resumed
+MAY_CHANGE = (*SAME, *OF_A_MACHINE, "rounds")  # when a run is resumed
 PLACE = ("output.folder", "output.id")  # where a run is: that of a resumed run is given
 EACH_ROUND = ("output.clients", "output.updates")  # decide which rows each round writes: may not change
 
@@ -118,7 +116,7 @@ class Checkpoints(Checkpointer):
     def create(self) -> None:
         """Give a new run its identifier, and lock its folder; on rank 0."""
         started = datetime.now().astimezone().isoformat(timespec="seconds")
-        about = {"id": secrets.token_hex(8), "format": checkpoint_files.FORMAT, "started": started}
+        about = {"id": secrets.token_hex(8), "format": run_folder.FORMAT, "started": started}
         write_json(self.run_folder / "run.json", about)
         self._lock = locked(self.run_folder)
 
@@ -153,18 +151,17 @@ class Checkpoints(Checkpointer):
             return None
         if content.about["config"] != self.about["config"]:
             self._refuse_configuration()
-        self._check_data(content.about.get("data"))
-        self._check_output(content.about.get("output"))
-        self._check_times(content.about.get("times", {}))  # missing in old checkpoints
+        self._check_data(content.about["data"])
+        self._check_output(content.about["output"])
+        self._check_times(content.about["times"])
         key, value = "start.run", self.config.start.run
         if value is None:
             key, value = "model.weights", self.config.weights
         remedy = "holds other weights than at the checkpoint; bring the old ones back, or begin a new run"
-        known = content.about.get("start", self.about["start"])  # missing in old checkpoints
-        require(known == self.about["start"], key, value, remedy)
+        require(content.about["start"] == self.about["start"], key, value, remedy)
         remedy = f"step {content.step} is the last that the run has taken; use more rounds"
         require(self.config.rounds > content.step, "rounds", self.config.rounds, remedy)
-        then, now = renamed(content.about["surroundings"]), self.identity
+        then, now = content.about["surroundings"], self.identity
         self.about["surroundings"] = self.identity = resumed(then, now, content.step)
         for name in differences(then, now):
             if name == EARLIER:
@@ -182,28 +179,21 @@ class Checkpoints(Checkpointer):
     def _refuse_configuration(self) -> NoReturn:
         """Raise `UserError` with the first option that decides numbers and differs from the checkpoint."""
         tree, remedy = loader.to_tree(self.config), "leave it so, or begin a new run"
-        for key, was, now in _differing(self.run_folder, tree, set(MAY_CHANGE)):
+        for key, was, now in _differing(self.run_folder, tree, {*MAY_CHANGE}):
             raise UserError(key, now, f"the run began with {was!r}; {remedy}")
-        what = "the configuration is not the one of the checkpoint; only system and checkpoint may change"
+        what = "config.yaml was edited, or a default has changed since the checkpoint; begin a new run"
         raise UserError("RUN", str(self.run_folder), what)
 
-    def _check_data(self, before: Mapping[str, str] | None) -> None:
-        """Raise `UserError` unless the data equal those of the checkpoint (`before`; None in old ones)."""
+    def _check_data(self, before: Mapping[str, str]) -> None:
+        """Raise `UserError` unless the data equal those of the checkpoint."""
         now, run = self.about["data"], str(self.run_folder)
-        if before is None:
-            remedy = "its own images were not standardised when it began; begin again, or with unit as it was"
-            require(now.get("normalisation") != MEASURED, "data.source.normalise", None, remedy)
-            return
-        for name in sorted({*before, *now} - ({"files"} - {*before})):  # old checkpoints lack `files`
+        for name in sorted({*before, *now}):
             then, here = before.get(name), now.get(name)
             what = f"{name} of the data: {then} at the checkpoint, {here} now"
             require(then == here, "RUN", run, f"{what}; bring the old data back, or begin a new run")
 
-    def _check_output(self, before: Mapping[str, Any] | None) -> None:
-        """Raise `UserError` unless each round writes the same rows as before (None in old checkpoints)."""
-        if before is None:
-            file = str(self.run_folder / "config.yaml")
-            before = _written_each_round(loader.from_tree(Config, loader.read(file)))
+    def _check_output(self, before: Mapping[str, Any]) -> None:
+        """Raise `UserError` unless each round writes the same rows as before the checkpoint."""
         for key, now in self.about["output"].items():
             remedy = f"the rounds before were written with {before[key]!r}; leave it so, or begin a new run"
             require(now == before[key], key, now, remedy)
@@ -290,7 +280,7 @@ def refuse_changes(folder: Path, tree: Mapping[str, Any]) -> None:
     Raises:
         UserError: such an option differs, or an option is invalid.
     """
-    for key, was, now in _differing(folder, tree, {*MAY_CHANGE, *OF_A_MACHINE}, EACH_ROUND):
+    for key, was, now in _differing(folder, tree, {*MAY_CHANGE}, EACH_ROUND):
         remedy = f"{folder} is complete, and was run with {was!r}; run it anew"
         remedy += f": mpifl run {folder / 'config.yaml'} --{key} {now} --output.id NAME"
         raise UserError(key, now, remedy)
@@ -336,9 +326,8 @@ def _written_each_round(config: Config) -> dict[str, Any]:
 
 
 def _digest(config: Config) -> str:
-    """Return a digest of the options that decide numbers, with the key names of release 0.1."""
-    whole = loader.as_of_0_1(loader.to_tree(config))
-    tree = {name: part for name, part in whole.items() if name not in MAY_CHANGE}
+    """Return a digest of the options that may not change when a run is resumed; see `loader.settings`."""
+    tree = {name: part for name, part in loader.settings(config).items() if name not in MAY_CHANGE}
     return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -26,11 +26,10 @@ from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
-from mpifl.core.old_keys import OLD_KEYS, renamed, without_new
 from mpifl.core.textfiles import MAX_DEPTH, is_file, plain, spelling, yaml_file, yaml_of
 from mpifl.core.units import quantity, unit_of
 from mpifl.models import ModelOptions
-from mpifl.supervision.logging import warn_once
+from mpifl.results.identity import deciding
 
 from .schema import CHOICES, Config, Seeds, check_sections
 
@@ -96,13 +95,10 @@ def find(name: str, key: str = "CONFIG", given: str | None = None) -> Path:
     Raises:
         UserError: there is no such file; names similar ones.
     """
-    for known in dict.fromkeys((name, name.replace("studies/", "sweeps/"))):
-        for root in (Path(), SHIPPED):
-            for path in (root / known, root / f"{known}.yaml"):
-                if is_file(path, key):
-                    if known != name:
-                        warn_once(f"{name} is now {known}")
-                    return path
+    for root in (Path(), SHIPPED):
+        for path in (root / name, root / f"{name}.yaml"):
+            if is_file(path, key):
+                return path
     given = name if given is None else given
     require(not os.path.exists(name), key, given, "is not a file; name a YAML file")
     shipped = sorted(path.relative_to(SHIPPED).as_posix() for path in SHIPPED.rglob("*.yaml"))
@@ -131,10 +127,6 @@ def read(name: str, above: tuple[Path, ...] = (), given: str | None = None) -> d
     require(len(above) <= MAX_BASES, "base", str(path), f"has more than {MAX_BASES} above it; join some")
     tree = yaml_file(path, "CONFIG", written=True) or {}
     require(isinstance(tree, dict), "CONFIG", str(path), "must hold a mapping of keys to values")
-    told: list[str] = []
-    tree = renamed(tree, told.append)
-    if told:
-        warn_once(f"{path}: {', '.join(told)}")
     base = tree.pop("base", None)
     if not base:
         return tree
@@ -173,7 +165,7 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
         keys = option[2:].split(".")
         require(len(keys) <= MAX_DEPTH, "option", option, f"has more than {MAX_DEPTH} parts")
         value = _of_option(tuple(keys), option, text)
-        tree = merged(tree, renamed(nested(keys, value), warn_once))
+        tree = merged(tree, nested(keys, value))
     return tree
 
 
@@ -202,18 +194,6 @@ def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
     for key in reversed(keys):
         value = {key: value}
     return dict(value)
-
-
-def as_of_0_1(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree of a configuration with the keys of release 0.1, whose digest is in checkpoints."""
-    out = without_new(tree)
-    size = out.pop("cohort_size")
-    out["participation"] = out["participation"] if size is None else float(size)
-    for old, new in OLD_KEYS.items():
-        section, _, name = old.rpartition(".")
-        now = new.rpartition(".")[2]
-        out[section] = {(name if key == now else key): value for key, value in out[section].items()}
-    return out
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -460,6 +440,41 @@ def to_tree(value: Any, owner: type | None = None, name: str = "") -> Any:
         return list(value) if isinstance(value, tuple) else value
     tree = {f: to_tree(getattr(value, f), type(value), f) for f in keys_of(type(value))}
     return {"name": name_of(value), **tree} if owner and (owner, name) in CHOICES else tree
+
+
+def non_default(section: Any, owner: type | None = None, name: str = "") -> dict[str, Any]:
+    """Return the tree of the keys alone that differ from their defaults; `from_tree` makes the same of it.
+
+    A key that a later version adds does not change it. `name` is in it if the section has a catalogue.
+
+    Args:
+        section: a configuration or a section.
+        owner: class of the section that contains it.
+        name: key of the section there.
+    """
+    out, whole = dict[str, Any](), to_tree(section, owner, name)
+    for field in (f for f in dataclasses.fields(section) if f.init):
+        value, of = getattr(section, field.name), (type(section), field.name)
+        make = field.default_factory
+        default = field.default if make is dataclasses.MISSING else make()
+        if to_tree(default, *of) == whole[field.name]:
+            continue
+        if dataclasses.is_dataclass(value):
+            out[field.name] = non_default(value, *of)
+        elif isinstance(value, dict) and all(map(dataclasses.is_dataclass, value.values())):
+            out[field.name] = {key: non_default(one) for key, one in value.items()}
+        else:
+            out[field.name] = whole[field.name]
+    return {"name": whole["name"], **out} if owner is not None and (owner, name) in CHOICES else out
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Return the tree of the keys that decide numbers and differ from their defaults.
+
+    This is the configuration's part of the identity of a run: a checkpoint knows its digest, `summary.json`
+    holds it, and runs that have the same one, but for seeds, form one group.
+    """
+    return deciding(non_default(config))
 
 
 def texts(config: Config) -> Iterator[str]:

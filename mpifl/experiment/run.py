@@ -171,7 +171,7 @@ def train(
                     see = observer(context, server_step, engine, recorder, progress, observed, file)
                 server = engine.run(see, saved)
             with doing("writing results"):
-                origin = {"identity": checkpoints.identity}
+                origin = {"settings": loader.settings(config), "identity": checkpoints.identity}
                 origin |= {"files": checkpoints.files} if checkpoints.files else {}
                 return finish(context, server_step, engine, recorder, server, start, origin, watchdog)
 

@@ -17,7 +17,6 @@ from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.models import LoRA
 from mpifl.models.pretrained import ALONE, MIXED, named_shapes, shapes_of, uploads_none, uses_rows
 from mpifl.protection.accountant import Accountant, Spending
-from mpifl.results.run_models import layout_of
 
 KEY, FILE, TABLE = "start.run", "model.safetensors", "model"
 
@@ -62,9 +61,6 @@ def read_model(folder: str) -> torch.Tensor:
 def check_network(key: str, value: str, file: Path, layout: Layout) -> None:
     """Refuse the model of an earlier run if it is another network than that of this run.
 
-    Files of early releases do not name their tensors. The network is then derived from the configuration and
-    the summary beside the file; if these are missing, nothing is compared.
-
     Args:
         key: key of the configuration that names the file.
         value: value of the key.
@@ -72,16 +68,9 @@ def check_network(key: str, value: str, file: Path, layout: Layout) -> None:
         layout: layout of the model into which it is read.
 
     Raises:
-        UserError: a tensor has another name or shape.
+        UserError: a tensor has another name or shape, or the file does not name its tensors.
     """
-    theirs = named_shapes(file)
-    if theirs is None:
-        folder = str(file.parent)
-        found = layout_of(_tree(folder, "config.yaml"), _tree(folder, "summary.json"))
-        if found is None:
-            return
-        theirs = shapes_of(found)
-    for other, own in zip_longest(theirs, shapes_of(layout)):
+    for other, own in zip_longest(named_shapes(key, value, file), shapes_of(layout)):
         (a, b) = ("no more" if one is None else f"{one[0]} {one[1]}" for one in (other, own))
         remedy = f"is of another network: it has {a} where this run's has {b}; use the same model and data"
         require(other == own, key, value, remedy)
@@ -171,7 +160,7 @@ def earlier_privacy(
         used = tuple(Spending.of(one) for one in spent["spent"])
         fit = all(len(s.times) == accountant.num_clients for s in used)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError):
-        return EarlierPrivacy(line=f"{lacks} its summary does not say how it was spent (of an early release)")
+        return EarlierPrivacy(line=f"{lacks} its summary does not say how it was spent")
     if not fit or any(s.mechanism.relation != accountant.mechanism.relation for s in used):
         return EarlierPrivacy(
             line=f"{lacks} neighbouring federations differ otherwise in it (privacy.sampling)"

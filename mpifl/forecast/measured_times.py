@@ -602,6 +602,8 @@ def _arrivals(
         step,
         older=0,
         number=0,
+        filled=-1,
+        upload_sizes=[],
         clock=small.decisions.clock.state_dict(),
         tally=tally,
         metrics=[],

@@ -127,21 +127,26 @@ def layout_metadata(layout: Layout) -> dict[str, str]:
     return {LAYOUT: json.dumps(shapes_of(layout))}
 
 
-def named_shapes(file: Path) -> list[tuple[str, list[int]]] | None:
+def named_shapes(key: str, value: str, file: Path) -> list[tuple[str, list[int]]]:
     """Return the names and shapes of a model's tensors from the `model.safetensors` of a run.
 
-    None if its metadata lack them, as in files of earlier releases.
+    Args:
+        key: key of the configuration that names the file, for messages.
+        value: value of the key.
+        file: the file.
+
+    Raises:
+        UserError: its metadata do not hold them.
     """
     from safetensors import safe_open
 
     with safe_open(file, "pt") as opened:
-        text = (opened.metadata() or {}).get(LAYOUT)
-    if text is None:
-        return None
+        text = (opened.metadata() or {}).get(LAYOUT, "")
     try:
         return [(str(name), [int(size) for size in shape]) for name, shape in json.loads(text)]
-    except (ValueError, TypeError):
-        return None
+    except (ValueError, TypeError) as error:
+        remedy = "does not name its tensors, as the file that a run of this version wrote; run it again"
+        raise UserError(key, value, remedy) from error
 
 
 def uploads_none(summary: Mapping[str, Any]) -> bool:

@@ -1,6 +1,6 @@
 """Reads and writes the checkpoints of a run.
 
-    RUN/run.json                      the identifier of the run
+    RUN/run.json                      the identifier of the run, and the format of its folder
     RUN/checkpoints/step-000000040/   tensors.safetensors, arrays.npz, values.json, metrics.csv
         manifest.json                 the run, the step, size and SHA-256 of every file of the checkpoint
         manifest.sha256               checksum of the manifest, in the format of `sha256sum -c`
@@ -31,7 +31,6 @@ from mpifl.core.files import force_to_disk, safetensors_file
 
 from .run_folder import GrowingCsv
 
-FORMAT = 1
 MANIFEST, CHECKSUM = "manifest.json", "manifest.sha256"
 BLOCK_BYTES = 1 << 24
 
@@ -168,7 +167,6 @@ def _fill(partial: Path, content: Content) -> None:
     (partial / "metrics.csv").write_bytes(content.metrics)
     files = {file.name: sum_of(file) for file in sorted(partial.iterdir())}
     manifest = {
-        "format": FORMAT,
         "run": content.run,
         "step": content.step,
         "about": content.about,
@@ -244,7 +242,7 @@ def read(folder: Path, step: int, run: str) -> Content:
         run: identifier of the run.
 
     Raises:
-        Damaged: a file is missing or altered, or the checkpoint belongs to another run, step or format.
+        Damaged: a file is missing or altered, or the checkpoint belongs to another run or step.
     """
     path = path_of(folder, step)
     try:
@@ -254,7 +252,7 @@ def read(folder: Path, step: int, run: str) -> Content:
         for name, (size, sha) in manifest["clients"].items():
             _check(folder / "clients" / name, size, sha)
         size, sha = manifest["events"]
-        tables = manifest.get("tables", {})  # not in earlier checkpoints
+        tables = manifest["tables"]
         for name, (length, found) in {"events.csv": (size, sha), **tables}.items():
             _check(folder.parent / name, length, found, growing=True)
         with np.load(path / "arrays.npz", allow_pickle=False) as arrays:
@@ -283,8 +281,6 @@ def _manifest(path: Path, step: int, run: str) -> dict[str, Any]:
     ):
         raise Damaged(f"{MANIFEST} is not the one that was written")
     manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
-    if manifest["format"] != FORMAT:
-        raise Damaged(f"format {manifest['format']}; this version of mpifl reads {FORMAT}")
     if manifest["run"] != run:
         raise Damaged("it belongs to another run")
     if manifest["step"] != step:

@@ -1,7 +1,7 @@
-"""The identity of a run: all that determines its numbers bit for bit, besides configuration and seeds.
+"""The identity of a run: all that determines its numbers bit for bit, besides its settings.
 
-Runs with equal configurations and equal identities have equal digests. `summary.json` holds both the identity
-and the digest. A resumed run and `mpifl compare` report the entries in which identities differ.
+Runs with equal settings (`deciding`) and equal identities have equal digests. `summary.json` holds all three.
+A resumed run and `mpifl compare` report the entries in which identities differ.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ MACHINE = (  # see `machine`
 CONVOLUTIONS, WINOGRAD = "convolutions", "wide ones by Winograd's algorithm (rounding 1e-5, PyTorch 1e-6)"
 NONE = "none"
 MOST_NAMES = 3  # of runs in a line
+SAME = ("name", "output", "system", "checkpoint", "vary", "table")  # sections that decide no number
+OF_A_MACHINE = ("data.root", "data.cache")  # locations of the data
 
 
 @cache  # the version of a loaded package does not change, and looking it up takes milliseconds
@@ -96,6 +98,18 @@ def machine(gpu: str | None = None) -> dict[str, str]:
         version_of(EINSUM) or "",
     )
     return {name: value for name, value in zip(MACHINE, values, strict=True) if value}
+
+
+def deciding(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a configuration that decide numbers: its settings.
+
+    Args:
+        tree: the configuration, or the part of it that differs from the defaults (`loader.non_default`).
+    """
+    out = {name: part for name, part in tree.items() if name not in SAME}
+    if isinstance(data := out.get("data"), Mapping):
+        out["data"] = {name: value for name, value in data.items() if f"data.{name}" not in OF_A_MACHINE}
+    return out
 
 
 def with_replaced(found: Mapping[str, str]) -> dict[str, str]:
@@ -161,12 +175,11 @@ def describe_differences(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     Hashes of the user's own code are left out: they differ between methods, just as options do.
 
     Args:
-        found: name of the run -> its identity; empty identities, from older versions, are left out.
+        found: name of the run -> its identity.
     """
-    known = {run: one for run, one in found.items() if one}
-    first = next(iter(known.values()), {})
-    names = dict.fromkeys(name for one in known.values() for name in differences(first, one) if name != OWN)
-    return [f"{name}: {_kinds((run, one.get(name)) for run, one in known.items())}" for name in names]
+    first = next(iter(found.values()), {})
+    names = dict.fromkeys(name for one in found.values() for name in differences(first, one) if name != OWN)
+    return [f"{name}: {_kinds((run, one.get(name)) for run, one in found.items())}" for name in names]
 
 
 @dataclass(frozen=True)
@@ -177,9 +190,9 @@ class Origin:
         configuration: the settings of the run without seeds, as a string.
         data: the settings of its data, as a string.
         data_seed: the seed of its data, as a string.
-        identity: its identity; empty for a run of an older version.
-        content: digests of its data by name, see `Federation.content`; empty for a run of an older version.
-        files: checksums of the user's own files by the key that names them; empty for an older version.
+        identity: its identity.
+        content: digests of its data by name, see `Federation.content`.
+        files: checksums of the user's own files by the key that names them; empty for none.
     """
 
     configuration: str

@@ -1,8 +1,4 @@
-"""Reads and checks finished run folders for `mpifl report`, `compare`, `retime` and `sweep`.
-
-Run folders of mpifl 0.1 (format 2) have other names for some files, columns and figures. They are supported
-for one more release: this module translates the names, and prints one warning.
-"""
+"""Reads and checks finished run folders for `mpifl report`, `compare`, `retime` and `sweep`."""
 
 from __future__ import annotations
 
@@ -22,15 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpifl.core import old_keys
 from mpifl.core.errors import UserError, require, shortened
 from mpifl.core.metric import ACCURACY, Metric
 from mpifl.core.textfiles import csv_file, json_file, json_mapping, yaml_file
-from mpifl.supervision.logging import warn_once
 from mpifl.supervision.progress import FILE
 
-from .identity import Origin
-from .run_folder import FORMAT
+from .identity import Origin, deciding
+from .run_folder import check_format
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,18 +32,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 Rows = list[dict[str, str]]
-
-OLD_FORMAT = 2  # of mpifl 0.1
-OLD_NAMES = {  # of files, columns and figures in format 2 -> their names now
-    "wire.csv": "mpi_traffic.csv",
-    "traffic.csv": "client_traffic.csv",
-    "memo.npz": "algorithm_state.npz",
-    "down": "bytes_down",
-    "up": "bytes_up",
-    "model_numbers": "model_parameters",
-    "loops_in_c": "kernels",
-}
-NEW_NAMES = {new: old for old, new in OLD_NAMES.items()}
 
 RECENT_SECONDS = 120  # a run that wrote a file this recently may still be running
 MAX_FIGURE = 1e15
@@ -85,8 +67,6 @@ COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # file -> its required colum
     "timing.csv": {"rank": INTEGER},
     "events.csv": {"staleness": INTEGER, "time": NUMBER},
 }
-SAME = ("name", "output", "system", "checkpoint", "vary", "table")  # sections that do not affect the numbers
-OF_A_MACHINE = ("data.root", "data.cache")  # locations of the data
 FIGURES = ("ranks", "clients", "rounds", "model_parameters", "mpi_bytes", "wall_seconds")  # of summary.json
 OF_CLIENTS = ("clients.csv", "clusters.csv", "assignments.csv", "client_traffic.csv", "visits.csv")
 
@@ -99,8 +79,8 @@ class Run:
 
     Attributes:
         folder: the run folder.
-        config: the resolved configuration, as nested mappings with the present keys.
-        summary: the content of `summary.json`, with the present names.
+        config: the resolved configuration, as nested mappings.
+        summary: the content of `summary.json`.
     """
 
     folder: Path
@@ -137,10 +117,12 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The configuration without seeds, output, machine and all else that does not affect the numbers."""
-        tree = {k: v for k, v in self.config.items() if k not in (*SAME, "seed")}
-        if isinstance(data := tree.get("data"), Mapping):
-            tree["data"] = {k: v for k, v in data.items() if f"data.{k}" not in OF_A_MACHINE}
-        return tree
+        return {k: v for k, v in deciding(self.config).items() if k != "seed"}
+
+    @cached_property
+    def non_default(self) -> dict[str, Any]:
+        """The `settings` that differ from their defaults."""
+        return {k: v for k, v in self.summary["settings"].items() if k != "seed"}
 
     @cached_property
     def label(self) -> str:
@@ -148,28 +130,27 @@ class Run:
 
         Runs of one configuration have different strings if their user gave them different labels.
         """
-        tree = old_keys.without_new(self.settings)
+        tree = self.non_default
         tree |= {} if self.own_label is None else {"output.label": self.own_label}
         return json.dumps(tree, sort_keys=True, default=str)
 
     @property
     def origin(self) -> Origin:
         """The origin of the run's numbers: settings, data, code and machine."""
-        seed, content = self.config.get("seed"), self.summary.get("data")
+        seed = self.config.get("seed")
         return Origin(
             self.label,
-            json.dumps(old_keys.without_new(self.settings).get("data"), sort_keys=True, default=str),
+            json.dumps(self.non_default.get("data"), sort_keys=True, default=str),
             str(seed.get("data") if isinstance(seed, Mapping) else seed),
-            self.summary.get("identity", {}),
-            content if isinstance(content, Mapping) else {},
+            self.summary["identity"],
+            self.summary["data"],
             self.files,
         )
 
     @property
     def files(self) -> Mapping[str, str]:
         """Checksums of the user's own files by the key that names them; empty for none."""
-        found = self.summary.get("files")
-        return found if isinstance(found, Mapping) else {}
+        return dict(self.summary.get("files", {}))
 
     @property
     def written(self) -> str:
@@ -269,7 +250,7 @@ class Run:
         required = self._required(file)
         remedy = f"this run did not write {file}; run it with output.clients: all or sample"
         require(self.written != "none" or file not in OF_CLIENTS, "output.clients", "none", remedy)
-        return frame_of(_existing(self.folder / file), required, OLD_NAMES if file == "visits.csv" else None)
+        return frame_of(self.folder / file, required)
 
     # -- models and figures ----------------------------------------------------------------------------------
 
@@ -362,7 +343,7 @@ class Run:
         return self._arrays("matrices.npz")
 
     def _arrays(self, file: str) -> dict[str, np.ndarray]:
-        path = _existing(self.folder / file)
+        path = self.folder / file
         if not path.exists():
             return {}
         try:
@@ -382,10 +363,10 @@ class Run:
 
 
 def read_rows(path: Path, required: Mapping[str, re.Pattern[str]] | None = None) -> Rows:
-    """Return the rows of a CSV file of a run folder, with the present names of files and columns.
+    """Return the rows of a CSV file of a run folder.
 
     Args:
-        path: the file, under its present name.
+        path: the file.
         required: columns that it must have, and the patterns of their values; None takes those of `COLUMNS`.
 
     Returns:
@@ -395,30 +376,16 @@ def read_rows(path: Path, required: Mapping[str, re.Pattern[str]] | None = None)
         UserError: a required column is missing, or a value does not match the pattern of its column.
     """
     kinds = COLUMNS.get(path.name, {}) if required is None else required
-    path = _existing(path)
     if not path.exists() or path.read_bytes() == NO_ROWS:
         return []
     out = []
-    for place, fields in csv_file(path, "RUN", [name for name in kinds if name not in NEW_NAMES]):
-        row = renamed(fields) if path.name == "visits.csv" else fields
+    for place, row in csv_file(path, "RUN", [*kinds]):
         checked = kinds if path.name != "timing.csv" else dict.fromkeys(row, NUMBER)
         for name, kind in checked.items():
-            require(name in row, "RUN", str(path), f"has no column {name}")
             good = kind.fullmatch(row[name]) is not None
             require(good, place, row[name], f"is not a value of column {name}; run it again")
         out.append(row)
     return out
-
-
-def renamed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping with its keys translated to their present names."""
-    return {OLD_NAMES.get(name, name): value for name, value in tree.items()}
-
-
-def _existing(path: Path) -> Path:
-    """Return the actual path of a file, which format 2 may have written under another name."""
-    old = path.with_name(NEW_NAMES.get(path.name, path.name))
-    return old if old.exists() and not path.exists() else path
 
 
 def is_unfinished(path: Path) -> bool:
@@ -430,8 +397,8 @@ def load(folder: str | Path) -> Run:
     """Return the run in a folder.
 
     Raises:
-        UserError: the folder is not a run folder, is incomplete, is still being written, or has an unknown
-            format.
+        UserError: the folder is not a run folder, is incomplete, is still being written, or has the format of
+            another version.
     """
     path = Path(folder)
     require(path.is_dir(), "RUN", str(folder), "there is no such folder")
@@ -451,17 +418,7 @@ def load(folder: str | Path) -> Run:
     summary = json_file(path / "summary.json", "RUN")
     config = yaml_file(path / "config.yaml", "RUN")
     require(isinstance(summary, dict) and isinstance(config, dict), "RUN", str(folder), "is not a run folder")
-    form = summary.get("format", 1)
-    remedy = f"has format {form!r} of another version of mpifl; this one reads {FORMAT}: run it again"
-    require(form in (OLD_FORMAT, FORMAT), "RUN", str(folder), remedy)
-    if form == OLD_FORMAT:
-        config = {"participation": 1.0, "cohort_size": None, **old_keys.renamed(config)}
-        names = ", ".join(f"{old} is now {new}" for old, new in OLD_NAMES.items())
-        warn_once(f"run folders of mpifl 0.1 are read for one more release; {names}")
-        summary = renamed(summary)
-        if isinstance(summary.get("identity"), dict):
-            summary["identity"] = renamed(summary["identity"])
-    config["rounds"] = summary.get("rounds")  # `resume` may have extended the run beyond config.yaml
+    check_format(summary.get("format"), path)
     run = Run(path, config, summary)
     needed = ["metrics.csv", "ledger.csv", *(["clusters.csv"] if run.written != "none" else [])]
     missing = [f for f in needed if not (path / f).exists()]
@@ -483,8 +440,9 @@ def _check(run: Run) -> None:
         check(good, f"has {name} = {shortened(repr(value))} in summary.json")
     good = all(isinstance(summary.get(name), str) for name in ("algorithm", "digest"))
     check(good, "names no algorithm and digest in summary.json")
-    good = isinstance(summary.get("identity", {}), dict)
-    check(good, "has an identity in summary.json that is not a mapping")
+    for name in ("settings", "identity", "data"):
+        check(isinstance(summary.get(name), dict), f"has no mapping {name} in summary.json")
+    check(isinstance(summary.get("files", {}), dict), "has files in summary.json that are no mapping")
     lags = summary.get("asynchronous") or {"staleness_histogram": {}}
     lags = lags.get("staleness_histogram") if isinstance(lags, dict) else None
     good = isinstance(lags, dict) and all(
@@ -493,11 +451,6 @@ def _check(run: Run) -> None:
     check(good, "has no histogram of staleness in summary.json")
     good = all(isinstance(run.config.get(name, {}), dict) for name in ("network", "seed"))
     check(good, "has a config.yaml without sections network and seed")
-    try:
-        assert run.label
-    except TypeError as error:
-        remedy = "has keys in config.yaml that are not words; run it again"
-        raise UserError("RUN", str(run.folder), remedy) from error
     rows = run.rows("metrics.csv")
     steps = [int(row["round"]) for row in rows]
     good = bool(steps) and steps[-1] == summary["rounds"] and all(a < b for a, b in pairwise(steps))

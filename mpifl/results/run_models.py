@@ -13,7 +13,7 @@ from torch import nn
 from mpifl.core.errors import UserError, is_whole, nearest, require
 from mpifl.core.federation import DataInfo
 from mpifl.core.imports import load_object
-from mpifl.core.parameters import FlatModel, Layout
+from mpifl.core.parameters import FlatModel
 from mpifl.models import MODELS, LoRA, ModelOptions, Net, checksum, seeded_model
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def model_of(
         cluster: number of a cluster; None if a client is given.
 
     Raises:
-        UserError: the run kept no models, has no model of that client or cluster, or was made by an earlier
-            version or with other frozen weights; or both or neither of client and cluster are given.
+        UserError: the run kept no models, has no model of that client or cluster, or was made with other
+            frozen weights; or both or neither of client and cluster are given.
     """
     one = (client is None) != (cluster is None)
     require(one, "Run.model", {"client": client, "cluster": cluster}, "give client=, or cluster=")
@@ -58,9 +58,6 @@ def model_of(
         assert clusters is not None
         vector = _of_cluster(folder, clusters, cluster)
     info = _info(summary)
-    remedy = "summary.json has no input_shape and num_classes: an earlier version wrote it; run it again"
-    if info is None:
-        raise UserError("RUN", str(folder), remedy)
     model = _described(config["model"])
     module = seeded_model(model, info, int(config["seed"]["model"]))
     frozen = summary.get("identity", {}).get("frozen", "")
@@ -78,29 +75,11 @@ def model_of(
     return _own(module, config["model"])
 
 
-def layout_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> Layout | None:
-    """Return the layout of a run's model according to its configuration; None if it cannot be determined.
-
-    Args:
-        config: its configuration.
-        summary: its figures.
-    """
-    info = _info(summary)
-    if info is None or not isinstance(config.get("model"), Mapping):
-        return None
-    try:
-        model = _described({k: v for k, v in config["model"].items() if k != "weights"})
-        return Layout.of(seeded_model(model, info, 0))
-    except Exception:  # a user's model may have changed and may raise anything
-        return None
-
-
-def _info(summary: Mapping[str, Any]) -> DataInfo | None:
-    """Return the description of a run's samples and labels; None if an earlier version wrote its summary."""
+def _info(summary: Mapping[str, Any]) -> DataInfo:
+    """Return the description of a run's samples and labels."""
     if "data_info" in summary:
         return DataInfo(**_options(summary["data_info"]))
-    shape, num_classes = summary.get("input_shape"), summary.get("num_classes")
-    return None if shape is None or num_classes is None else DataInfo(tuple(shape), int(num_classes))
+    return DataInfo(tuple(summary["input_shape"]), int(summary["num_classes"]))
 
 
 def _of_client(folder: Path, summary: Mapping[str, Any], client: int) -> torch.Tensor:

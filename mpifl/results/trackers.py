@@ -36,7 +36,7 @@ CONTINUES = "mpifl.continues"  # tag of a run that replaces one whose last steps
 STOPPED = "mpifl.stopped"  # tag of a run that did not reach its end
 FORBIDDEN = re.compile(r"[^\w\-. /]")  # by MLflow in names of parameters and metrics
 TRIES = 40  # to read MLflow's runs while other processes write theirs
-NOTE = re.compile(r"(-?\d+)(?: (\d+))?")  # last step; number of the run, absent in older files
+NOTE = re.compile(r"(-?\d+) (\d+)")  # last step; number of the run
 MODES = ("offline", "online", "disabled")
 
 
@@ -64,7 +64,7 @@ class Logged:
         text = self.path.read_text() if info.resumed and self.path.is_file() else ""
         found = NOTE.fullmatch(text)
         self.step = int(found[1]) if found else -1
-        self._number = int(found[2] or 0) if found else 0
+        self._number = int(found[2]) if found else 0
         self.id, self.before = self._id(info), ""
         if self.real and self.step > info.kept:
             self._number += 1

@@ -593,13 +593,12 @@ class AsynchronousEngine(Engine):
         older = [saved.server_under(f"older/{i}") for i in range(values["older"])]
         self.servers = {s.version: s for s in (*older, server)}
         self.dispatcher.num_started = values["number"]
-        self.dispatcher.filled = values.get("filled", -1)  # not in release 0.1
-        self.upload_sizes.load_state_dict(values.get("upload_sizes", []))  # not in release 0.2
+        self.dispatcher.filled = values["filled"]
+        self.upload_sizes.load_state_dict(values["upload_sizes"])
         self.dispatcher.tick = values.get("tick", self.dispatcher.tick)
         self.stats.load_state_dict(values["tally"])
-        self.metrics = {k: m for k, m, *_ in values["metrics"]}
-        first = self.server_step.sizes[:, 0]
-        self.samples = {k: n[0] if n else int(first[k]) for k, _, *n in values["metrics"]}  # 0.2: none
+        self.metrics = {k: m for k, m, _ in values["metrics"]}
+        self.samples = {k: n for k, _, n in values["metrics"]}
         return server
 
     def _restore_visits(self, saved: Saved, pool: RecoveringPool) -> None:

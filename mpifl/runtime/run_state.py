@@ -109,11 +109,9 @@ class Saved:
 
     def load_step_state(self, server_step: ServerStep) -> None:
         """Restore the state of the server step."""
-        visits = self.arrays["visits"]
-        taken = self.arrays.get("taken", visits)  # not in release 0.2
-        state = {"ledger": self.arrays_under("ledger"), "visits": visits, "taken": taken}
-        more = {name: self.values.get(name, {}) for name in ("privacy", "secure")}  # not in release 0.1
-        server_step.load_state_dict({**state, **more, "dropped": self.values["dropped"]})
+        state = {"ledger": self.arrays_under("ledger"), "visits": self.arrays["visits"]}
+        values = {name: self.values[name] for name in ("privacy", "secure", "dropped")}
+        server_step.load_state_dict({**state, "taken": self.arrays["taken"], **values})
 
 
 class Checkpointer(ABC):

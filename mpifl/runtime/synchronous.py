@@ -198,9 +198,7 @@ class SynchronousEngine(Engine):
             self._start = perf_counter() - self._saved.values["seconds"]
             if self.rule is not None:
                 self.left_out = np.array(self._saved.values["left_out"], np.int64)
-                self._upload_sizes.load_state_dict(
-                    self._saved.values.get("upload_sizes", [])
-                )  # not in release 0.2
+                self._upload_sizes.load_state_dict(self._saved.values["upload_sizes"])
         self.server_step.distribute(self.server)
 
     def _end(self, step: int, cohort: np.ndarray, trained: np.ndarray) -> float:

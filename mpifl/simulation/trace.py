@@ -141,7 +141,7 @@ class Trace:
         self._arrived = Counter(row.client for row in self.rows[: self.at])
         self._starts = defaultdict(list, {t: self._starts[t] for t in state["left"]})
         self._order = deque(sorted(self._starts))
-        self._open = [(client, version) for client, version in state.get("open", [])]  # not in release 0.2
+        self._open = [(client, version) for client, version in state["open"]]
 
     def next_start(self) -> float:
         """Return the first future instant with starts; infinity if there is none."""

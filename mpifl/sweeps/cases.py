@@ -21,7 +21,6 @@ from typing import Any
 
 from mpifl.core.case_names import folder_name, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError, nearest, require
-from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import MAX_NAME_BYTES, plain
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config, OutputConfig, check_sections
@@ -218,7 +217,6 @@ def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     def also(part: Any) -> Any:
         if not isinstance(part, dict):
             return part
-        part = renamed(part)
         mine = {name: value for name, value in own.items() if any(_decides(key, name) for key in part)}
         part = loader.merged(part, mine)
         return {**part, ROWS: _each(part[ROWS], also)} if ROWS in part else part
@@ -258,15 +256,15 @@ def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: M
             part = dict(value)
             if key == COLUMNS:
                 special = _special(part.pop(ROWS, {}), tree, labels)
-            one = loader.merged(one, renamed(part))
+            one = loader.merged(one, part)
         elif key == "configuration":
             known = tree.get(CONFIGURATIONS, {}).get(str(value))
             file = plain(loader.read(str(value))) if known is None else known  # saved as JSON
             _check_algorithm(tree, file, str(value))
             one = loader.merged(file, one)
         else:
-            one = loader.merged(one, renamed(loader.nested(key.split("."), value)))
-    whole = loader.merged(LEAN, loader.merged(one, renamed(dict(special))))
+            one = loader.merged(one, loader.nested(key.split("."), value))
+    whole = loader.merged(LEAN, loader.merged(one, special))
     return loader.from_tree(Config, whole)
 
 

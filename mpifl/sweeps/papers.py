@@ -27,8 +27,8 @@ from mpifl.core.files import write_atomically
 from mpifl.core.textfiles import flat, json_file, yaml_of
 from mpifl.experiment import loader
 from mpifl.experiment.table_layout import SAMPLE, SEED, TableConfig
-from mpifl.results.identity import describe_inputs
-from mpifl.results.reader import OF_A_MACHINE, SAME, load
+from mpifl.results.identity import OF_A_MACHINE, SAME, describe_inputs
+from mpifl.results.reader import load
 
 from .cases import Case, case_of, cases, combinations, table_of
 from .results import check_case, is_complete, result_of, started_with
@@ -309,7 +309,7 @@ def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
             continue
         run = load(done)
         values = result_of(case.labels, run).values
-        environment = json_file(done / "environment.json", "RUN", escapes=True)
+        environment = json_file(done / "environment.json", "RUN")
         changed, commit = _changed(sweep, case, run.config), environment.get("git_commit") or ""
         ended = datetime.fromtimestamp((done / "summary.json").stat().st_mtime, UTC)
         yield {

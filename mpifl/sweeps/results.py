@@ -22,15 +22,14 @@ from mpifl.core.case_names import label_of
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
 from mpifl.core.files import write_atomically, write_json
 from mpifl.core.imports import code_of
-from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import flat, json_file, json_mapping, yaml_file
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 from mpifl.experiment.table_layout import METRIC, TableConfig
 from mpifl.results import run_folder as folders
-from mpifl.results.identity import OWN, Origin, describe_origins, of_machine
+from mpifl.results.identity import OWN, Origin, deciding, describe_origins, of_machine
 from mpifl.results.metrics import over_runs
-from mpifl.results.reader import OF_A_MACHINE, Run, load
+from mpifl.results.reader import Run, load
 from mpifl.supervision.logging import warn, warn_once
 
 from .cases import CONFIGURATIONS, Case, cases, table_of
@@ -41,12 +40,10 @@ if TYPE_CHECKING:
 
 SWEEP_FILE = "sweep.yaml"  # in the sweep's folder: the configuration that it was started with
 CONFIGURATIONS_FILE = "configurations.json"  # beside it: the configurations that it varies, at that time
-OLD_STEM = "study"  # stem of these files in mpifl 0.1
 FIGURES = ("{}_mean", "{}_worst", "{}_before", "{}_cluster", "mixture_kl", "ari")  # {}: the metric
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
 VIRTUAL = "virtual_seconds"  # simulated time of rounds
-FREE = ("name", "output", "checkpoint", "system")  # sections that change no number of a case
-DECIDES_BITS = tuple(f"system.{key}" for key in ("kernels", "stack", "sums", "cuda_graphs", "deterministic"))
+DECIDES_BITS = ("kernels", "stack", "sums", "cuda_graphs", "deterministic")  # of `system`
 DRAWING_SHARE = 10  # spend at most a tenth of the time on drawing intermediate figures
 FIRST_DRAWING_S = 0.5  # assumed time of the first drawing
 TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
@@ -57,29 +54,26 @@ TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
 
 def is_sweep(folder: Path) -> bool:
     """Return whether a folder is that of a sweep."""
-    return any((folder / name).is_file() for name in (SWEEP_FILE, f"{OLD_STEM}.yaml"))
+    return (folder / SWEEP_FILE).is_file()
 
 
 def started_with(folder: Path, key: str = "RUN") -> dict[str, Any]:
     """Return the configuration that a sweep was started with.
 
     Args:
-        folder: the sweep's folder. Files that mpifl 0.1 named `study` are renamed.
+        folder: the sweep's folder.
         key: key or option that names the folder, for messages.
 
     Raises:
         UserError: there is no such file, or it holds no mapping.
     """
-    if not (folder / SWEEP_FILE).exists():
-        for path in folder.glob(f"{OLD_STEM}.*"):
-            path.rename(path.with_stem("sweep"))
     require((folder / SWEEP_FILE).is_file(), key, str(folder), f"is not a sweep: it has no {SWEEP_FILE}")
     tree = yaml_file(folder / SWEEP_FILE, key, written=True)
     require(isinstance(tree, dict), key, str(folder), f"has a {SWEEP_FILE} that holds no mapping")
     file = folder / CONFIGURATIONS_FILE
     known = json_file(file, key) if file.is_file() else None
     require(known is None or isinstance(known, dict), key, str(file), "holds no mapping")
-    return renamed(tree) | ({} if known is None else {CONFIGURATIONS: known})
+    return dict(tree) | ({} if known is None else {CONFIGURATIONS: known})
 
 
 def keep(tree: Mapping[str, Any], folder: Path) -> None:
@@ -111,13 +105,10 @@ def is_complete(case: Case, parent: Path) -> bool:
 
 def settings_of(config: Config) -> dict[str, Any]:
     """Return the keys that decide the numbers of a case: dotted key -> value."""
-    tree = loader.to_tree(config)
-    tree["system"]["cuda_graphs"] = bool(config.system.cuda_graphs)  # null changes no bit
-    return {
-        key: value
-        for key, value in flat(tree)
-        if (key.partition(".")[0] not in FREE or key in DECIDES_BITS) and key not in OF_A_MACHINE
-    }
+    whole = loader.to_tree(config)
+    system = {key: whole["system"][key] for key in DECIDES_BITS}
+    system["cuda_graphs"] = bool(system["cuda_graphs"])  # null changes no bit
+    return dict(flat({**deciding(whole), "system": system}))
 
 
 def require_same(was: Config, is_now: Config, what: str, remedy: str) -> None:
@@ -150,12 +141,10 @@ def check_case(case: Case, parent: Path) -> None:
     folder = case.folder(parent)
     if not (folder / "config.yaml").is_file() or not (folder / "run.json").is_file():
         return
+    remedy = "move it away, and the sweep runs the case again"
+    folders.check_format(json_mapping(folder / "run.json").get("format"), folder, remedy)
     summary = json_mapping(folder / "summary.json")
-    if summary.get("format", folders.FORMAT) != folders.FORMAT:  # its keys have other defaults
-        return
-    tree = renamed(yaml_file(folder / "config.yaml", "RUN", written=True))
-    tree.pop("vary", None)
-    was, remedy = loader.from_tree(Config, tree), "move it away, and the sweep runs the case again"
+    was = loader.from_tree(Config, yaml_file(folder / "config.yaml", "RUN", written=True))
     require_same(was, case.config, f"the run in {folder}", remedy)
     more = isinstance(rounds := summary.get("rounds"), int) and rounds > case.config.rounds
     require(not more, "rounds", case.config.rounds, f"the run in {folder} went on to {rounds}; {remedy}")

@@ -20,13 +20,13 @@ from mpifl.core.rng import key
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config, check_sections
 from mpifl.results import run_folder as folders
-from mpifl.results.reader import OLD_NAMES, Run, load
+from mpifl.results.reader import Run, load
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.visit_times import visit_duration
 from mpifl.traffic.ledger import Moved
 from mpifl.training.per_client import local_configs, names_devices
 
-from .cases import Case, cases, samples_change
+from .cases import Case, cases
 from .results import Found, is_complete, is_sweep, keep, started_with
 
 OF_OUTPUT = ("folder", "id", "label")
@@ -166,8 +166,7 @@ def check(run: Run, config: Config) -> None:
     if devices.needs_samples:
         known = len(run.rows("clients.csv")) == int(run.summary["clients"])
         require(known, "devices", devices, SOME_SAMPLES)
-        may_change = run.summary.get("samples_change", samples_change(old))  # not in release 0.2
-        require(not may_change, "devices", devices, CHANGING)
+        require(not run.summary.get("samples_change"), "devices", devices, CHANGING)
 
 
 def _keeps_times(run: Run, config: Config) -> bool:
@@ -207,7 +206,7 @@ def write_retimed(run: Run, config: Config) -> Path:
     for path in run.folder.iterdir():
         left_out = path.name in NEW_FILES or path.name.startswith(".")  # hidden files belong to callbacks
         if path.is_file() and not left_out:
-            shutil.copy(path, folder / OLD_NAMES.get(path.name, path.name))
+            shutil.copy(path, folder)
     (folder / "config.yaml").write_text(loader.dump(config))
     for name in ("visits.csv", "clients.csv"):
         folders.write_csv(folder / name, (_with_device(row, devices) for row in run.rows(name)))
@@ -215,7 +214,7 @@ def write_retimed(run: Run, config: Config) -> Path:
     folders.write_csv(folder / "metrics.csv", rows)
     files = {key: value for key, value in run.files.items() if key not in loader.FILES_OF_TIMES}
     files |= {key: value for key, value in loader.sums_of(config).items() if key in loader.FILES_OF_TIMES}
-    changes = {"format": folders.FORMAT, "retimed_from": run.folder.name, "files": files}
+    changes = {"settings": loader.settings(config), "retimed_from": run.folder.name, "files": files}
     write_json(folder / "summary.json", folders.without_infinity({**run.summary, **changes}))
     return folder
 
@@ -231,7 +230,7 @@ def _visit_duration(run: Run, config: Config) -> VisitDuration:
     sizes = {int(row["client"]): int(row["train"]) for row in run.rows("clients.csv")}
     fleet = config.devices.fleet(clients, system.of("devices"))
     differing = local_configs(config.local, config.per_client, fleet.names, clients)
-    single = bool(run.summary.get("drop_single", False))  # earlier runs count batches of one sample
+    single = bool(run.summary.get("drop_single", False))
     trained = {k: differing.get(k, config.local).num_trained(n, single) for k, n in sizes.items()}
     fleet = replace(fleet, samples=lambda k, visit: trained[k])
     return visit_duration(*times, config.devices, fleet)

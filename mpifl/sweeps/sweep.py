@@ -106,7 +106,7 @@ def resume_sweep(
     """Run the cases of a sweep that are not complete; a case with a checkpoint continues from it.
 
     Args:
-        folder: the sweep's folder. Files that mpifl 0.1 named `study` are renamed.
+        folder: the sweep's folder.
         transport: connects the ranks; every rank calls.
         quiet: whether to print nothing.
         part: the cases that this process runs.

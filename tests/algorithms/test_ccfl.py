@@ -246,13 +246,6 @@ def test_the_clusters_accuracy_is_averaged_over_all_cycles():
     assert_allclose([found["accuracy_cluster_all"], found["accuracy_cluster_all_std"]], [0.45, 0.15])
 
 
-def test_scores_of_two_metrics_are_not_averaged():
-    """A stopped run of an earlier release has accuracies, whatever its task's metric."""
-    running = RunningFigures()
-    running.of_clusters(4, [0.4, 0.2])
-    assert running.of_clusters(8, [0.6, 0.2], "macro_f1")["macro_f1_cluster_all"] == 0.4
-
-
 @pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
 def test_figures_over_the_whole_run_go_on_in_a_resumed_one(metric, tmp_path):
     recorder = Recorder(tmp_path, toy.Tiny(2))

@@ -13,6 +13,8 @@ from support import chrome
 
 from mpifl.analysis.comparison import Choices
 from mpifl.analysis.report import report
+from mpifl.results.identity import deciding
+from mpifl.results.run_folder import FORMAT
 
 pytestmark = pytest.mark.skipif(chrome.PROGRAM is None, reason="no Chromium on the PATH")
 
@@ -36,7 +38,8 @@ def write_run(folder: Path, learning_rate: float, end: float, seed: int = 0) -> 
     (folder / "config.yaml").write_text(json.dumps(config))
     lags = {"staleness_histogram": {"0": 3, "2": 1}}
     summary = {
-        **{"format": 3, "algorithm": "fedavg", "digest": "0" * 64, "ranks": 1, "clients": 4, "rounds": 10},
+        **{"format": FORMAT, "algorithm": "fedavg", "digest": "0" * 64, "ranks": 1, "clients": 4},
+        **{"rounds": 10, "settings": deciding(config), "identity": {}, "data": {}},
         **{"model_parameters": 10, "mpi_bytes": 0, "wall_seconds": 9.0, "asynchronous": lags},
     }
     (folder / "summary.json").write_text(json.dumps(summary))

@@ -41,7 +41,7 @@ def run_of(folder: Path = Path(), **metrics: list[float]) -> Run:
     }
     summary = {
         **{"clients": 4, "rounds": 3, "model_parameters": 10, "ranks": 1, "wall_seconds": 9.0},
-        **{"algorithm": "fedavg", "mpi_bytes": 0, "digest": "0" * 64},
+        **{"algorithm": "fedavg", "mpi_bytes": 0, "digest": "0" * 64, "settings": {}},
     }
     run = Run(folder, {"seed": {"training": 0}, "algorithm": {"name": "fedavg"}}, summary)
     run.__dict__["series"] = {name: np.array(v, float) for name, v in (usual | metrics).items()}
@@ -231,7 +231,8 @@ def test_assignments_that_cannot_be_are_refused(tmp_path):
     with pytest.raises(UserError, match="names a client that there is not"):
         report_data.assignments(run)
     (tmp_path / "assignments.csv").write_text("round,client,cluster\n2,0,1\n")
-    assert report_data.assignments(run) == [], "of a run that an older version began"
+    with pytest.raises(UserError, match="lacks clients of clusters"):
+        report_data.assignments(run)
 
 
 # -- single runs

@@ -16,6 +16,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import main
 from mpifl.core.errors import UserError
 from mpifl.core.federation import DataInfo
+from mpifl.core.textfiles import flat
 from mpifl.experiment import loader, schema
 from mpifl.experiment.build import public_sets
 from mpifl.experiment.checks import (
@@ -32,8 +33,6 @@ from mpifl.models import MODELS
 from mpifl.supervision.logging import warn_once
 from mpifl.training.config import LocalConfig
 
-ALL_KEYS = json.loads((Path(__file__).parents[1] / "old_runs/0.1.0/keys.json").read_text())
-KEYS = ALL_KEYS["whole"]
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 
 
@@ -139,8 +138,6 @@ def test_every_field_of_every_section_is_documented():
     [
         (["--participation", "0.5"], 0.5, None),
         (["--cohort_size", "3"], 1.0, 3),
-        (["--participation", "3"], 1.0, 3),
-        (["--participation", "3.0"], 1.0, 3),
         (["--participation", "1"], 1.0, None),
         (["--participation", "0.5", "--cohort_size", "3"], 1.0, 3),
         (["--cohort_size", "3", "--participation", "0.5"], 0.5, None),
@@ -151,74 +148,77 @@ def test_a_cohort_is_a_fraction_or_a_number_and_what_is_given_last_counts(option
     assert (found.participation, found.cohort_size) == (participation, size)
 
 
-def test_keys_of_an_earlier_release_are_renamed_and_said_once(capsys):
-    warn_once.cache_clear()
-    for _ in range(2):
-        assert load(TINY, ["--participation", "4"]).cohort_size == 4
-    assert capsys.readouterr().err == "mpifl: participation: 4 is now cohort_size: 4\n"
+def test_only_what_differs_from_the_defaults_is_in_the_identity():
+    """By hand, from the file and the defaults; name, system, output and the place of data are no part."""
+    options = ["--seed.model", "3", "--system.threads", "2", "--output.label", "x", "--data.root", "."]
+    scenario = {"name": "rotated", "clients": 8, "angles": [0.0, 180.0]}
+    assert loader.settings(load(TINY, [*options, "--network.latency_s", "2", "--local.epochs", "1"])) == {
+        "algorithm": {"name": "fedavg"},
+        "model": {"name": "mlp", "hidden": [12]},
+        "rounds": 2,
+        "seed": {"model": 3},
+        "local": {"lr": 0.1},
+        "data": {"scenario": scenario},
+        "evaluation": {"every": 0},
+        "network": {"name": "links", "latency_s": 2.0},
+    }
+    found = load(TINY, ["--per_client", "{weak: {epochs: 2}}", "--network.name", "wired"])
+    assert loader.settings(found)["per_client"] == {"weak": {"epochs": 2}}
+    assert loader.settings(found)["network"] == {"name": "wired"}
 
 
-@pytest.mark.parametrize(("old", "new"), loader.OLD_KEYS.items())
-def test_an_old_key_is_the_new_one_in_files_options_and_below_a_base(old, new, tmp_path, capsys):
-    warn_once.cache_clear()
-    switch = new == "system.cuda_graphs" or isinstance(value_of(load(TINY), new), bool)
-    given, other = (True, False) if switch else (7, 8)
-    (tmp_path / "old.yaml").write_text(f"base: {TINY}\n{old.replace('.', ': {')}: {str(given).lower()}}}\n")
-    assert value_of(load(TINY, [f"--{old}", str(given)]), new) == given
-    assert value_of(load(str(tmp_path / "old.yaml")), new) == given
-    assert value_of(load(str(tmp_path / "old.yaml"), [f"--{new}", str(other)]), new) == other
-    line, other_line = capsys.readouterr().err.splitlines()
-    assert line == f"mpifl: {old} is now {new}", "once"
-    assert other_line == f"mpifl: {tmp_path / 'old.yaml'}: {old} is now {new}"
+@pytest.mark.parametrize("folder", ["algorithms", "."])
+def test_what_differs_from_the_defaults_is_the_whole_configuration(folder):
+    files = sorted((loader.SHIPPED / folder).glob("[!_]*.yaml"))
+    assert files
+    for found in map(load, files):
+        assert from_tree(Config, loader.non_default(found)) == found
 
 
-def test_a_file_with_several_old_keys_is_one_line(tmp_path, capsys):
-    (tmp_path / "old.yaml").write_text(
-        f"base: {TINY}\nparticipation: 4\nsystem: {{keep_mb: 1, stopped_s: 2}}\n"
+PINNED = """
+participation: 1.0
+on_client_error: abort
+seed: {data: 0, model: 0, training: 0, system: 0}
+local: {epochs: 1, batch_size: 32, momentum: 0.0, weight_decay: 0.0, optimizer: sgd, milestones: []}
+model: {weights: null, lora: {rank: 0, alpha: null, layers: ['*'], train: [head]}}
+data:
+  source: {normalise: null, mean: null, std: null}
+  scenario: {tolerance: 0.0, copies: true, balance: true, validation: 0.2, test_parts: group, spread: true}
+evaluation: {at_start: false, clients: null, finetune_epochs: 0, by: [], metrics: []}
+newcomers: {share: 0.0, joins: 2, groups: []}
+policy: {name: rounds}
+delay: {name: constant, value_s: 1.0}
+network: {name: links, uplink_bytes_s: null, downlink_bytes_s: null, latency_s: 0.0, cast: unicast}
+payload: {dtype: float32, header_bytes: 0, compression: {name: none}, error_feedback: false}
+availability: {on_s: 100.0, off_s: 0.0, profile: [], day_s: 86400.0, shift_s: 0.0, spread_s: 0.0}
+privacy: {name: none}
+robust: {name: none}
+task: {name: classification, metrics: [accuracy]}
+"""
+
+
+def test_a_default_does_not_change_unseen():
+    """The identity of a run leaves defaults out: who changes one raises `run_folder.FORMAT` and says so."""
+    found = dict(flat(loader.to_tree(load(TINY))))
+    pinned = dict(flat(yaml.safe_load(PINNED)))
+    assert {key: found[key] for key in pinned} == pinned
+
+
+def test_a_new_option_changes_no_identity(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import dataclasses\nfrom mpifl.algorithms.fedavg import FedAvg\n"
+        "@dataclasses.dataclass(frozen=True)\nclass Before(FedAvg):\n    strength: float = 1.0\n"
+        "@dataclasses.dataclass(frozen=True)\nclass After(Before):\n    grown: float = 0.0\n"
     )
-    assert load(str(tmp_path / "old.yaml")).cohort_size == 4
-    (line,) = capsys.readouterr().err.splitlines()
-    assert [word in line for word in ("sample_cache_mb", "stopped_timeout_s", "cohort_size: 4")] == [True] * 3
 
+    def settings(name: str, *options: str) -> dict:
+        found = loader.settings(load(TINY, ["--algorithm.name", f"{tmp_path / 'mine.py'}:{name}", *options]))
+        return {key: value for key, value in found["algorithm"].items() if key != "name"}
 
-def value_of(found: Config, path: str) -> object:
-    """Return the value at a dotted path of a configuration."""
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
-
-
-def test_checkpoints_of_release_0_1_know_their_configuration():
-    """Its keys and values, in any order: a digest of them is compared."""
-    old = {**KEYS, "participation": 4.0}
-    assert loader.as_of_0_1(loader.to_tree(from_tree(Config, loader.renamed(old)))) == old
-
-
-@pytest.mark.parametrize(
-    ("path", "name", "new"),
-    [
-        ("algorithm", "fedfomo", {"variant": "ucfl"}),
-        ("algorithm", "ucfl", {"streams": -1, "stream_cost": 0.1}),
-        ("data.source", "femnist", {"inverted": True}),
-        ("model", "lenet5", {"he_uniform": "all"}),
-    ],
-)
-def test_checkpoints_of_release_0_1_know_sections_that_have_grown(path, name, new):
-    """A new key is left out while it says what 0.1 did, and decides numbers otherwise."""
-    (section,) = (part for part in ALL_KEYS[path] if part["name"] == name)
-    config = loader.merged(loader.to_tree(load(TINY)), loader.nested(path.split("."), section))
-    old = value_in(loader.as_of_0_1(loader.to_tree(from_tree(Config, config))), path)
-    assert old == section
-    grown = loader.merged(config, loader.nested(path.split("."), {"name": name, **new}))
-    changed = value_in(loader.as_of_0_1(loader.to_tree(from_tree(Config, grown))), path)
-    assert {**section, **new}.items() <= changed.items()
-
-
-def value_in(tree: dict, path: str) -> dict:
-    """Return the section at a dotted path of a tree."""
-    for name in path.split("."):
-        tree = tree[name]
-    return tree
+    changed = ("--algorithm.strength", "2")
+    assert settings("Before") == settings("After") == {}
+    assert settings("Before", *changed) == settings("After", *changed) == {"strength": 2.0}
+    assert settings("After", "--algorithm.grown", "1") == {"grown": 1.0}
 
 
 def test_numbers_are_taken_as_their_field_wants_them():

@@ -107,24 +107,19 @@ def test_a_run_of_another_model_is_refused(earlier, tmp_path, capsys):
     assert not list(tmp_path.iterdir()), "nothing was begun"
 
 
-@pytest.mark.parametrize("kept", ["now", "before", "before, alone"])
-def test_another_network_of_as_many_numbers_is_refused(kept, tmp_path, capsys):
-    """64 - 15 - 10 and 64 - 5 - 50 - 10 have 1135 numbers each.
-
-    Files of earlier releases do not hold names and shapes; configuration and figures beside them say which.
-    """
+@pytest.mark.parametrize("named", [True, False])
+def test_another_network_of_as_many_numbers_is_refused(named, tmp_path, capsys):
+    """64 - 15 - 10 and 64 - 5 - 50 - 10 have 1135 numbers each; the file names the tensors of its model."""
     folder = run(tmp_path, "one", "--model", "{name: mlp, hidden: [15]}")
-    if kept != "now":
+    if not named:
         save_file(load_file(folder / FILE), folder / FILE)
-    if kept == "before, alone":
-        (folder / "summary.json").unlink()
     place = ["--output.folder", str(tmp_path / "other"), "--model", "{name: mlp, hidden: [5, 50]}"]
     for key, value in (("start.run", folder), ("model.weights", folder / FILE)):
-        if kept == "before, alone":  # nobody can tell
-            run(tmp_path, key.partition(".")[0], *place[2:], f"--{key}", str(value))
-            continue
         said = refused(capsys, *place, f"--{key}", str(value))
         assert f"{key} = '{value}': " in said
+        if not named:
+            assert "does not name its tensors" in said
+            continue
         assert "fc1.weight [15, 64]" in said
         assert "fc1.weight [5, 64]" in said
         assert said.count("\n") == 1
@@ -167,14 +162,10 @@ def test_a_run_whose_clients_mix_several_models_is_refused(key, tmp_path, capsys
     assert "clients mix, or choose among, 3 models" in said
 
 
-@pytest.mark.parametrize("kept", ["now", "before"])
-def test_a_run_whose_clients_keep_their_models_to_themselves_is_refused(kept, tmp_path, capsys):
-    """Local uploads nothing; earlier releases wrote its initial model, which nobody trains, as a table."""
+def test_a_run_whose_clients_keep_their_models_to_themselves_is_refused(tmp_path, capsys):
+    """Local uploads nothing, so its file has no table of models."""
     alone = run(tmp_path, "local", "--algorithm", "local")
-    tables = load_file(alone / FILE)
-    assert "model" not in tables
-    if kept == "before":
-        save_file({**tables, "model": torch.zeros(1, 10)}, alone / FILE)
+    assert "model" not in load_file(alone / FILE)
     place, words = (
         ["--output.folder", str(tmp_path)],
         "whose clients keep models of their own and upload none",
@@ -185,10 +176,9 @@ def test_a_run_whose_clients_keep_their_models_to_themselves_is_refused(kept, tm
     said = refused(capsys, *place, "--model.weights", str(alone / FILE))
     assert "model.weights" in said
     assert words in said
-    if kept == "now":
-        (alone / "summary.json").unlink()
-        assert "holds assign, no table 'model'" in refused(capsys, *place, "--start.run", str(alone))
-        assert "holds no table 'model'" in refused(capsys, *place, "--model.weights", str(alone / FILE))
+    (alone / "summary.json").unlink()
+    assert "holds assign, no table 'model'" in refused(capsys, *place, "--start.run", str(alone))
+    assert "holds no table 'model'" in refused(capsys, *place, "--model.weights", str(alone / FILE))
 
 
 @pytest.mark.parametrize("method", ["ditto", "{name: fedem, num_components: 1}"])

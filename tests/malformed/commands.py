@@ -8,20 +8,7 @@ from pathlib import Path
 
 from malformed.case import CONFIG, REFUSED, Case
 
-COMMANDS = (
-    "run",
-    "resume",
-    "study",
-    "sweep",
-    "retime",
-    "report",
-    "compare",
-    "plan",
-    "data",
-    "list",
-    "show",
-    "cite",
-)
+COMMANDS = ("run", "resume", "sweep", "retime", "report", "compare", "plan", "data", "list", "show", "cite")
 WORDS = (
     *(
         "",
@@ -149,10 +136,10 @@ def make(folder: Path, seed: int, count: int) -> Iterator[Case]:
             words = [*words, "W9"]
         if command in ("calibrate", "doctor", "prepare"):  # alone they measure or fetch
             words = ["--no-such-option", *words]
-        if command in ("run", "study", "sweep", "plan", "data", "cite") and rng.random() < 0.8:
+        if command in ("run", "sweep", "plan", "data", "cite") and rng.random() < 0.8:
             words = [str(CONFIG), *words]
         if command == "data":
             words += ["--sheet", str(folder / "sheet.png")]
         name = " ".join([command, *words]).replace(str(CONFIG), "CONFIG")[:80]
-        asked = place if command in ("run", "study", "sweep") and rng.random() < 0.9 else []
+        asked = place if command in ("run", "sweep") and rng.random() < 0.9 else []
         yield Case(repr(name), [command, *words, *asked])

@@ -26,11 +26,11 @@ STUDY = ["--rounds", "1", "--vary", "{seed: [0, 1]}"]
 
 
 def right(folder: Path) -> dict[str, Path]:
-    """Make the right ones: of rounds, of events, a run that can go on, a study."""
+    """Make the right ones: of rounds, of events, a run that can go on, a sweep."""
     place = ["-q", "--output.folder", str(folder), "--checkpoint.every", "1", "--checkpoint.keep", "2"]
     for name, options in (("rounds", ROUNDS), ("events", EVENTS)):
         assert main(["run", str(CONFIG), *options, *place, "--output.id", name]) == 0
-    assert main(["study", str(CONFIG), *STUDY, *place[:3], "--output.id", "study"]) == 0
+    assert main(["sweep", str(CONFIG), *STUDY, *place[:3], "--output.id", "study"]) == 0
     begun = shutil.copytree(folder / "tiny-rounds", folder / "tiny-begun")
     (begun / "summary.json").unlink()
     return {name: folder / f"tiny-{name}" for name in ("rounds", "events", "begun", "study")}

@@ -47,7 +47,7 @@ def test_workers_of_several_kinds_are_all_named():
 def test_runs_that_are_unlike_are_named_with_their_values():
     runs = {"a": {"hash": "x", "torch": "2", "stack": 1}, "b": {"hash": "y", "torch": "3", "stack": 1}}
     assert describe_differences(runs) == ["torch: 2 (a); 3 (b)"]
-    assert describe_differences({"a": runs["a"], "c": dict(runs["a"]), "old": {}}) == []
+    assert describe_differences({"a": runs["a"], "c": dict(runs["a"])}) == []
 
 
 def test_a_machine_says_what_it_computes_with(monkeypatch):
@@ -243,7 +243,7 @@ def test_runs_that_differ_in_nothing_but_seeds_have_one_code_of_their_users():
         ([("d", "0", {"files": "p"}), ("d", "1", {"files": "q"})], ["files"]),
         ([("d", "0", {"split": "p"}), ("d", "1", {"split": "q"})], []),  # a seed draws a split
         ([("d", "0", {"split": "p"}), ("d", "0", {"split": "q"})], ["split"]),
-        ([("d", "0", {"split": "p"}), ("d", "0", {})], []),  # an older version does not say
+        ([("d", "0", {"split": "p"}), ("d", "0", {})], []),  # without a split
         ([("d", "0", {"split": "p"}), ("d", "0", {"split": "p"})], []),
     ],
 )
@@ -254,13 +254,14 @@ def test_runs_with_the_same_settings_of_data_have_the_same_data(rows, said):
     assert all(line.endswith(": p (a); q (b)") for line in found)
 
 
-def test_an_identity_that_is_no_mapping_is_refused(place, capsys):
-    assert cli.main(["run", str(CONFIG), "--output.folder", str(place), "--output.id", "odd", "-q"]) == 0
-    file = place / "tiny-odd" / "summary.json"
+@pytest.mark.parametrize("name", ["settings", "identity", "data"])
+def test_an_identity_that_is_no_mapping_is_refused(name, place, capsys):
+    assert cli.main(["run", str(CONFIG), "--output.folder", str(place), "--output.id", name, "-q"]) == 0
+    file = place / f"tiny-{name}" / "summary.json"
     summary = json.loads(file.read_text())
-    says = "has an identity in summary.json that is not a mapping; run it again"
+    says = f"has no mapping {name} in summary.json; run it again"
     for value in (3, [[]], "x"):
-        file.write_text(json.dumps(summary | {"identity": value}))
+        file.write_text(json.dumps(summary | {name: value}))
         capsys.readouterr()
         assert cli.main(["compare", str(file.parent)]) == 2, value
         assert capsys.readouterr().err == f"mpifl: RUN = {str(file.parent)!r}: {says}\n"

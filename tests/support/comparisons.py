@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpifl.analysis.seed_groups import Group
+from mpifl.results.identity import deciding
 from mpifl.results.reader import Run
 
 
@@ -29,7 +30,8 @@ def run_of(
         **config,
     }
     digest = f"{method} {problem} {seed} {config}"
-    run = Run(Path(f"{method}-{problem}-{seed}"), tree, {"algorithm": method, "digest": digest})
+    summary = {"algorithm": method, "digest": digest, "settings": deciding(tree), "identity": {}, "data": {}}
+    run = Run(Path(f"{method}-{problem}-{seed}"), tree, summary)
     run.__dict__["series"] = {
         "round": rounds,
         "accuracy_mean": np.array(accuracy, float),

@@ -606,20 +606,24 @@ def three_seeds(folder):
     return mpifl.sweep({**loader.read(TINY), **place}, vary={"local.lr": [0.1, 0.2, 0.3]}).folder
 
 
-@pytest.mark.parametrize("which", ["another run", "the file of the sweep"])
+@pytest.mark.parametrize("which", ["another run", "the file of the sweep", "another format"])
 def test_a_run_of_other_settings_in_the_folder_of_a_case_is_not_taken_for_the_case(which, tmp_path, capsys):
     folder = three_seeds(tmp_path)
     if which == "another run":
         shutil.rmtree(folder / "tiny-0.2")
         shutil.copytree(folder / "tiny-0.1", folder / "tiny-0.2")
         wrong = "local.lr = 0.2: the run in FOLDER/tiny-0.2 has 0.1"
+    elif which == "another format":
+        about = json.loads((folder / "tiny-0.2" / "run.json").read_text())
+        (folder / "tiny-0.2" / "run.json").write_text(json.dumps({**about, "format": 1}))
+        wrong = "RUN = 'FOLDER/tiny-0.2': has format 1 of another version of mpifl"
     else:
         text = (folder / "sweep.yaml").read_text()
         (folder / "sweep.yaml").write_text(text.replace("batch_size: 32", "batch_size: 16"))
         wrong = "local.batch_size = 16: the run in FOLDER/tiny-0.1 has 32"
     assert main(["resume", str(folder), "-q"]) == 2
     assert wrong.replace("FOLDER", str(folder)) in capsys.readouterr().err
-    if which == "another run":
+    if which != "the file of the sweep":
         assert [*mpifl.load_sweep(folder).runs] == ["0.1", "0.3"]
         shutil.rmtree(folder / "tiny-0.2")
         assert main(["resume", str(folder), "-q"]) == 0
@@ -814,7 +818,7 @@ def test_the_figure_of_a_sweep_shows_training_data_where_they_were_evaluated(
 
 def test_a_sweep_of_rounds_has_no_staleness(tmp_path):
     options = ["--vary", "{seed: [0, 1]}", "--output.folder", str(tmp_path), "--output.id", "x"]
-    assert main(["study", TINY, "-q", *options]) == 0
+    assert main(["sweep", TINY, "-q", *options]) == 0
     text = (tmp_path / "tiny-x" / "sweep.md").read_text()
     assert "staleness" not in text
     assert text.count("\n") == 3, "one line for both seeds"
@@ -1117,12 +1121,6 @@ def test_sections_are_labelled_by_name_and_mappings_by_their_keys():
 def test_a_case_has_a_panel_and_a_line_whatever_its_seed(labels, panel, line):
     curve = Curve(labels, "round", [1], [0.5], [])
     assert (curve.panel, curve.line) == (panel, line)
-
-
-def test_old_keys_and_both_units_of_a_cohort_can_be_varied():
-    tree = loader.merged(loader.read(TINY), {"vary": {"participation": [0.5, 4], "system.compiled": [False]}})
-    found = [(c.config.participation, c.config.cohort_size, c.config.system.kernels) for c in cases(tree)]
-    assert found == [(0.5, None, False), (1.0, 4, False)]
 
 
 @pytest.mark.parametrize("column", ["accuracy_mean", "federation_bytes_up"])
