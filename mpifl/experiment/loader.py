@@ -240,7 +240,9 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
     for name in tree:
         if name not in known:
             fixed: str = getattr(cls, "tested_on", "") if name == "test_share" else ""  # of scenarios
-            unknown = f"unknown key; {nearest(str(name), known)}"
+            elsewhere = [] if path else list(dict.fromkeys(_keys_named(str(name), Config, "")))
+            meant = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else nearest(str(name), known)
+            unknown = f"unknown key; {meant}"
             raise UserError(_below(path, name), tree[name], fixed or unknown)
     values = {name: _value(cls, name, value, _below(path, name)) for name, value in tree.items()}
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -258,6 +260,17 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
 def keys_of(cls: type) -> list[str]:
     """Return the keys of a section: the fields of its dataclass."""
     return [f.name for f in dataclasses.fields(cls) if f.init]
+
+
+def _keys_named(name: str, cls: type, path: str) -> Iterator[str]:
+    """Yield the dotted keys that end with a name, those of what can be chosen in a section last."""
+    for key in sorted(keys_of(cls), key=lambda key: (cls, key) in CHOICES):
+        below, hint = _below(path, key), types_of(cls)[key]
+        if key == name and path:
+            yield below
+        for section in CHOICES[cls, key].values() if (cls, key) in CHOICES else [hint]:
+            if isinstance(section, type) and dataclasses.is_dataclass(section):
+                yield from _keys_named(name, section, below)
 
 
 types_of = cache(get_type_hints)
