@@ -123,8 +123,8 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
 
     def _check_points(self, count: int, joined: bool, key: str) -> None:
         """Raise `UserError` if UMAP cannot fit a plane: two points, or one point that others join later."""
-        remedy = f"there is no plane through {count} point{'s' * (count > 1)}, the centroids of all clients"
-        remedy += " that are there at first; use more centroids, or more clients"
+        remedy = f"there is no plane through {count} point{'s' * (count > 1)}, the centroids of all"
+        remedy += " initial clients; use more centroids, or more clients"
         require(count > 2 or (count == 1 and not joined), key, self.centroids, remedy)
 
     def auxiliary(self) -> Mapping[str, Any]:
