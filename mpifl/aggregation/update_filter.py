@@ -9,8 +9,8 @@ treats them differently takes it as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mpifl.core.rng import Key
@@ -27,12 +27,14 @@ class FilteredVisit:
         message: the client's download.
         visit: number of the client's visits before this one.
         key: random key of the visit.
-        store: keeps what filters remember of a client; None for a trial, of which nothing is kept.
+        told: what the server told the filters, by name (`UpdateFilter.told`).
+        store: holds what filters remember of a client; None for a trial, which remembers nothing.
     """
 
     message: Message
     visit: int
     key: Key
+    told: Mapping[str, float] = field(default_factory=dict)
     store: ClientStore | None = None
 
 
@@ -40,10 +42,38 @@ class UpdateFilter:
     """Changes updates on their way from training into the rows; by default, a method changes nothing.
 
     Attributes:
-        at_clients: whether reports are changed, so that no visit only trains.
+        at_clients: whether it changes what clients receive or send, so that no visit only trains.
+        remembers: kind of state in the clients' store that it keeps between visits; empty for none.
     """
 
     at_clients: ClassVar[bool] = False
+    remembers: str = ""
+
+    def told(self) -> Mapping[str, float]:
+        """Return the numbers that the server tells the filter at clients with their tasks; on rank 0."""
+        return {}
+
+    def download(self, message: Message) -> Message:
+        """Return a message as it arrives at a client."""
+        return message
+
+    def statistics(self, report: Report) -> Report:
+        """Return a report of one-shot statistics as it goes on to the server."""
+        return report
+
+    def sizes(self, sizes: Mapping[str, int], report: Report, message: Message) -> Mapping[str, int]:
+        """Return the bytes of the vectors that a client sends after training.
+
+        Args:
+            sizes: vector -> its bytes, after the filters before this one.
+            report: the client's report.
+            message: the client's download.
+        """
+        return sizes
+
+    def figures(self) -> Mapping[str, float]:
+        """Return columns of `metrics.csv`; on rank 0."""
+        return {}
 
     def client(self, report: Report, visit: FilteredVisit) -> Report:
         """Return the report of a client after training, as it goes on to the server.
@@ -67,8 +97,39 @@ class UpdateFilters:
 
     @property
     def at_clients(self) -> bool:
-        """Whether any filter changes reports, so that no visit only trains."""
+        """Whether any filter changes what clients receive or send."""
         return any(f.at_clients for f in self.filters)
+
+    @property
+    def remembered(self) -> list[str]:
+        """The kinds of state in the clients' store that filters keep between visits."""
+        return [f.remembers for f in self.filters if f.remembers]
+
+    def told(self) -> dict[str, float]:
+        """Return what the server tells the filters at clients with their tasks; on rank 0."""
+        return {name: value for f in self.filters for name, value in f.told().items()}
+
+    def download(self, message: Message) -> Message:
+        """Return a message as it arrives at a client."""
+        for f in reversed(self.filters):
+            message = f.download(message)
+        return message
+
+    def statistics(self, report: Report) -> Report:
+        """Return a report of one-shot statistics as it arrives at the server."""
+        for f in self.filters:
+            report = f.statistics(report)
+        return report
+
+    def sizes(self, sizes: Mapping[str, int], report: Report, message: Message) -> Mapping[str, int]:
+        """Return the bytes of the vectors that a client sends after training; without filters, `sizes`."""
+        for f in self.filters:
+            sizes = f.sizes(sizes, report, message)
+        return sizes
+
+    def figures(self) -> dict[str, float]:
+        """Return columns of `metrics.csv`; on rank 0."""
+        return {name: value for f in self.filters for name, value in f.figures().items()}
 
     def client(self, report: Report, visit: FilteredVisit) -> Report:
         """Return the report as it arrives at the server."""

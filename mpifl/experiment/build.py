@@ -43,7 +43,6 @@ from mpifl.models import (
 from mpifl.protection.accountant import Accountant, Spending
 from mpifl.protection.attacks import Attack
 from mpifl.protection.privacy import CentralPrivacy
-from mpifl.protection.private_step import PrivateStep
 from mpifl.protection.robust import RobustSteps
 from mpifl.protection.robust_rules import Rule
 from mpifl.protection.secure_sum import MaskedSums, SecureRounds
@@ -72,7 +71,7 @@ from mpifl.training.tasks import Classification
 from . import loader
 from .checks import check_cohort, check_folder, check_noise, check_parts, check_private_statistics
 from .context import Decisions, Parts, RunContext
-from .filters import build_filters
+from .filters import build_filters, private_step
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .schema import Config, Newcomers, StartConfig, SystemConfig
 from .shown_cache import ShownCache
@@ -557,6 +556,7 @@ def build_server_step(
         counter: counts the visits of this rank, so that progress can be shown; None if nobody reads it.
     """
     config, system, decisions = context.config, context.config.system, context.decisions
+    private = private_step(context)
     return ServerStep(
         StepConfig(
             transport=context.transport,
@@ -587,24 +587,15 @@ def build_server_step(
             shown_cache=shown_cache(context),
             synchronous=config.policy.synchronous,
             updates=config.output.updates,
-            protection=_protection(context),
+            protection=private,
             effort=effort(context),
             counter=counter or VisitCounter(),
             secure=_secure(context),
             give_back=FreedMemory().give_back,
             robust=_robust_steps(config, context.problem.layout),
-            filters=build_filters(context),
+            filters=build_filters(context, private),
         )
     )
-
-
-def _protection(context: RunContext) -> PrivateStep | None:
-    """Return the step that clips updates and adds noise; None without privacy."""
-    config = context.config
-    if not context.accountant.counts:
-        return None
-    where = key(config.seed.training, "privacy")
-    return PrivateStep(config.privacy, config.algorithm, context.decisions.num_sampled, where)
 
 
 def effort(context: RunContext) -> np.ndarray | None:

@@ -385,7 +385,8 @@ def columns(
         record.train,
         figures(context, record, server_step.visits, running),
         distances(context, record, server_step),
-        privacy_spent(context.accountant, server_step, engine.num_uploads, record.step),
+        privacy_spent(context.accountant, engine.num_uploads, record.step),
+        server_step.config.filters.figures(),
         {} if secure is None else secure.figures(),
     )
 
@@ -470,27 +471,21 @@ def distances(context: RunContext, record: Record, server_step: ServerStep) -> d
     return {k: v for name, x in kinds for k, v in client_distances(x, labels, groups, name).items()}
 
 
-def privacy_spent(
-    accountant: Accountant, server_step: ServerStep, uploads: np.ndarray, step: int
-) -> dict[str, float]:
-    """Return epsilon so far, and the clip of the next round, as columns of `metrics.csv`; on rank 0.
+def privacy_spent(accountant: Accountant, uploads: np.ndarray, step: int) -> dict[str, float]:
+    """Return epsilon so far as a column of `metrics.csv`; on rank 0.
 
     Args:
         accountant: accountant of the run.
-        server_step: has the clip.
         uploads: number of uploads of each client so far [N].
         step: number of rounds so far.
 
     Returns:
-        `epsilon` (under local privacy, that of the client with most uploads) and `clip`; nothing without
-        privacy.
+        `epsilon` (under local privacy, that of the client with most uploads); nothing without privacy.
     """
     if not accountant.counts:
         return {}
     times = uploads if accountant.per_client else step
-    assert server_step.config.protection is not None
-    clip = server_step.config.protection.clip
-    return {"epsilon": accountant.epsilon(times), **({} if clip is None else {"clip": clip})}
+    return {"epsilon": accountant.epsilon(times)}
 
 
 def privacy_of_clients(
@@ -706,7 +701,8 @@ def _of_some_runs(
 ) -> dict[str, Any]:
     """Return the figures of `summary.json` that only some runs have, and which models the clients use."""
     out: dict[str, Any] = {}
-    if spent := privacy_spent(context.accountant, server_step, engine.num_uploads, server.version):
+    if spent := privacy_spent(context.accountant, engine.num_uploads, server.version):
+        spent |= server_step.config.filters.told()
         finite = {name: value if isfinite(value) else None for name, value in spent.items()}
         accountant = context.accountant
         about = {"delta": accountant.delta, "neighbours": accountant.neighbours}

@@ -41,8 +41,7 @@ from mpifl.simulation.delays import DELAYS, Constant, Delay
 from mpifl.simulation.network import NETWORKS, Links, Network
 from mpifl.simulation.policies import POLICIES, ClientDecides, Policy, Synchronous
 from mpifl.simulation.upload_triggers import UPLOAD_TRIGGERS
-from mpifl.traffic.compression import COMPRESSIONS
-from mpifl.traffic.payload import Payload
+from mpifl.traffic.compression import COMPRESSIONS, Payload
 from mpifl.training.config import LocalConfig
 from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import SECTION, LocalChanges, check_changes

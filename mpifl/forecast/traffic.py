@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from mpifl.aggregation.tables import read_rows
-from mpifl.core.algorithm import PlannedRun, vector_parts
+from mpifl.aggregation.update_filter import FilteredVisit
+from mpifl.core.algorithm import PlannedRun
 from mpifl.core.capabilities import (
     NewClients,
     OneShotStatistics,
     RememberedUploads,
-    RowUpdates,
     ServerEvaluation,
     hooks_of,
     upload_named,
@@ -30,15 +30,20 @@ from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.experiment.context import RunContext
+from mpifl.experiment.filters import build_filters, private_step
 from mpifl.experiment.schema import Config
-from mpifl.protection.privacy import protect
 from mpifl.protection.secure_sum import MaskedSums, bytes_of_round
 from mpifl.runtime.hook_errors import DROP, ClientCall, ServerCall, first_that_works
 from mpifl.runtime.server_step import NO_MODELS, NO_SINGLE_MODEL
-from mpifl.traffic.compression import INDEX_BYTES
-from mpifl.traffic.encoding import download_bytes, sizes, statistics_size, time_stamp_bytes, upload_bytes
+from mpifl.traffic.compression import INDEX_BYTES, Payload
+from mpifl.traffic.encoding import (
+    download_bytes,
+    statistics_size,
+    time_stamp_bytes,
+    upload_bytes,
+    vector_bytes,
+)
 from mpifl.traffic.ledger import Ledger
-from mpifl.traffic.payload import Payload
 from mpifl.training.client import LocalClient, public_clients
 
 Bytes = tuple[int, int]  # down, up
@@ -118,15 +123,15 @@ def forecast(context: RunContext) -> TrafficForecast:
 
     clients, drops = range(context.problem.num_clients), config.on_client_error == DROP
     message, client, report, state = first_that_works(visit, clients, 1, drops)
-    trained = upload_named(algorithm, RowUpdates, "trained")
-    report = protect(report, message, config.privacy, trained, None, key(0))  # adaptive clipping adds a note
+    filters = build_filters(context, private_step(context))
+    report = filters.client(report, FilteredVisit(message, 0, key(0)))  # adaptive clipping adds a note
     kept = _kept_bytes(context, report, state, len(client.optimizer_memory()))
-    parts = vector_parts(algorithm, context.problem.layout)
-    upload = upload_bytes(config.payload, report, message, parts)
+    upload = upload_bytes(config.payload, filters, report, message)
     per_round = _round_bytes(context, server, upload)
     secure = config.secure_aggregation
     if isinstance(secure, MaskedSums):
-        per_round = _secured(context, secure, per_round, report, message)
+        clear = sum(vector_bytes(config.payload, filters, report, message).values())
+        per_round = _secured(context, secure, per_round, report, clear)
     why = algorithm.traffic_depends_on
     if context.config.policy.traffic_depends_on:
         why = context.config.policy.traffic_depends_on
@@ -298,9 +303,7 @@ def _round_bytes(context: RunContext, server: Server, upload: int) -> Bytes:
     return down + drawn * stamp, senders * (upload + stamp)
 
 
-def _secured(
-    context: RunContext, secure: MaskedSums, per_round: Bytes, report: Report, message: Message
-) -> Bytes:
+def _secured(context: RunContext, secure: MaskedSums, per_round: Bytes, report: Report, clear: int) -> Bytes:
     """Return the bytes of a round whose uploads are masked, all clients in one group.
 
     Args:
@@ -308,14 +311,12 @@ def _secured(
         secure: how uploads are masked.
         per_round: bytes of the same round without masks.
         report: report of a client.
-        message: what this client had downloaded.
+        clear: bytes of its vectors without masks.
     """
     payload, m = context.config.payload, context.decisions.num_sampled
-    parts = vector_parts(context.config.algorithm, context.problem.layout)
-    clear = m * sum(sizes(payload, report, message, parts).values())
     widths = [x.numel() for name, x in report.vectors.items() if name not in report.unsent]
     groups = [bytes_of_round(m, width, secure, payload.header_bytes) for width in widths]
-    return _sum([per_round, (0, -clear), *groups])
+    return _sum([per_round, (0, -m * clear), *groups])
 
 
 # -- one-shot statistics -------------------------------------------------------------------------------------

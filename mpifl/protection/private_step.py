@@ -9,12 +9,13 @@ from math import exp
 import numpy as np
 import torch
 
+from mpifl.aggregation.update_filter import FilteredVisit, UpdateFilter
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import RowUpdates, upload_named
 from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server
+from mpifl.core.types import Notes, Reads, Report, Server
 from mpifl.runtime.step_config import Protection
 
 from .privacy import CLIPPED, CentralPrivacy, Privacy, protect, with_noise
@@ -38,7 +39,7 @@ def trained_rows(
     return tuple(rows)
 
 
-class PrivateStep(Protection):
+class PrivateStep(UpdateFilter, Protection):
     """Clipping and noise of a run, at the client and at the server.
 
     Args:
@@ -47,6 +48,8 @@ class PrivateStep(Protection):
         num_sampled: m, the expected number of clients of a round.
         key: address of the server's random draws.
     """
+
+    at_clients = True
 
     def __init__(self, privacy: Privacy, algorithm: Algorithm, num_sampled: int, key: Key) -> None:
         self.privacy, self.num_sampled, self.key = privacy, num_sampled, key
@@ -60,9 +63,14 @@ class PrivateStep(Protection):
         """Whether the server adds noise: under central privacy."""
         return isinstance(self.privacy, CentralPrivacy)
 
-    def protect(self, report: Report, message: Message, clip: float | None, key: Key) -> Report:
+    def told(self) -> Mapping[str, float]:
+        """Return the largest norm of an update that a client may send in the next round."""
+        return {} if self.clip is None else {"clip": self.clip}
+
+    def client(self, report: Report, visit: FilteredVisit) -> Report:
         """Return a report with a clipped update, and noise under local privacy; see `privacy.protect`."""
-        return protect(report, message, self.privacy, self.trained, clip, key)
+        clip = visit.told.get("clip")
+        return protect(report, visit.message, self.privacy, self.trained, clip, visit.key)
 
     def plan(
         self,
@@ -168,6 +176,10 @@ class PrivateStep(Protection):
     def commit(self) -> None:
         """Start the next round, after the step was taken."""
         self.clip = self._next_clip
+
+    def figures(self) -> Mapping[str, float]:
+        """Return the clip of the next round."""
+        return {} if self.clip is None else {"clip": self.clip}
 
     def state_dict(self) -> dict[str, float | None]:
         """Return the state that the next round depends on."""

@@ -504,7 +504,8 @@ class AsynchronousEngine(Engine):
                 if vectors is None:
                     return {}
                 client = step.config.clients.client(k, int(step.visits[k]) - 1)
-                message = step.worker.coder.down(Message(vectors, serves, server.version, server.version))
+                message = Message(vectors, serves, server.version, server.version)
+                message = step.config.filters.download(message)
                 scores = step.worker.hooks.evaluate(
                     message_on(message, step.config.clients.device), {}, client, client.data.test
                 )

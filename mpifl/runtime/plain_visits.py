@@ -52,11 +52,11 @@ class PlainVisitRunner:
         self.names = (visit.upload, *visit.unsent)
 
         c = config
-        changed = c.payload.compresses or c.payload.dtype != "float32" or c.filters.at_clients
+        changed = c.filters.at_clients
         stays = (remembered or visit.upload) in self.names and not c.clients.keeps_optimizer
         # a change of a model with running statistics is reported with them (`Algorithm.changes`)
         changed |= visit.change and c.problem.layout.num_parameters < c.problem.layout.size
-        self.possible = stays and not (changed or c.protection)  # nothing else happens to uploads
+        self.possible = stays and not changed  # nothing else happens to uploads
 
     def fit(self, batch: TaskBatch) -> bool:
         """Return whether the visits of a step only train, with no further processing of their uploads."""

@@ -43,7 +43,7 @@ class ClientTask:
         reads: rows that it downloads.
         fresh: False to return the remembered upload instead of training.
         looks_at: which of the batch's `peers` it looks at in a probe, bool [m]; None for all.
-        clip: largest norm of an update that it sends, if privacy clips; None for that of the configuration.
+        told: what the server tells the filters, by name (`UpdateFilter.told`).
         work: share of its mini-batches after which it stops; None trains on all.
     """
 
@@ -53,7 +53,7 @@ class ClientTask:
     reads: Reads
     fresh: bool = True
     looks_at: np.ndarray | None = None
-    clip: float | None = None
+    told: Mapping[str, float] = field(default_factory=dict)
     work: Fraction | None = None
 
     @property
@@ -71,14 +71,14 @@ class TaskTable(Sequence[ClientTask]):
             into `reads`, or -1 to return a remembered upload.
         reads: the distinct reads of the clients.
         looks_at: see `ClientTask`, bool [n, m]; None for all.
-        clip: see `ClientTask`.
+        told: see `ClientTask`.
         work: client -> share of its mini-batches, for clients that do not train on all.
     """
 
     columns: np.ndarray
     reads: Sequence[Reads]
     looks_at: np.ndarray | None = None
-    clip: float | None = None
+    told: Mapping[str, float] = field(default_factory=dict)
     work: Mapping[int, Fraction] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ class TaskTable(Sequence[ClientTask]):
         for i, (number, client, visit, which) in enumerate(self.columns.tolist()):
             reads, looks_at = self.reads[which] if which >= 0 else {}, self.looks_at
             looks_at, work = None if looks_at is None else looks_at[i], self.work.get(client)
-            yield ClientTask(number, client, visit, reads, which >= 0, looks_at, self.clip, work)
+            yield ClientTask(number, client, visit, reads, which >= 0, looks_at, self.told, work)
 
     def split_by_rank(
         self, owners: np.ndarray, num_ranks: int
@@ -126,7 +126,7 @@ class TaskTable(Sequence[ClientTask]):
             reads = [self.reads[i] for i in used[skipped:].tolist()]
             looks_at = None if self.looks_at is None else self.looks_at[order[start : start + count]]
             work = {k: self.work[k] for k in mine[:, 1].tolist() if k in self.work}
-            out.append(TaskTable(nothing, reads, looks_at, self.clip, work))
+            out.append(TaskTable(nothing, reads, looks_at, self.told, work))
             start += count
         return out, columns, counts.tolist()
 

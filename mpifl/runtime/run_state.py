@@ -216,7 +216,7 @@ def client_states(server_step: ServerStep) -> list[tuple[str, int, int]]:
     algorithm = server_step.algorithm
     kinds = ["state"] * algorithm.needs.client_state + ["upload"] * uses(algorithm, RememberedUploads)
     kinds += ["optimizer"] * server_step.config.clients.keeps_optimizer
-    kinds += ["error"] * server_step.ledger.payload.error_feedback
+    kinds += server_step.config.filters.remembered
     visited = np.flatnonzero(server_step.visits).tolist() if kinds else []
     return [(kind, k, int(server_step.visits[k])) for kind in kinds for k in visited]
 

@@ -145,7 +145,7 @@ class ServerStep:
         self.ledger = Ledger(len(self.sizes), c.payload)
         needs = c.algorithm.needs
         keeps = needs.client_state or uses(c.algorithm, RememberedUploads)
-        pinned = keeps or c.payload.error_feedback or c.clients.keeps_optimizer
+        pinned = keeps or bool(c.filters.remembered) or c.clients.keeps_optimizer
         self.scheduler = Scheduler(
             c.transport.nodes, c.transport.workers, self.sizes[:, 0], pinned, c.shuffle, c.stack
         )
@@ -669,9 +669,8 @@ class ServerStep:
         missing = self.tables.missing(needed)
         which = np.full(len(clients), -1)
         which[slice(None) if fresh is None else fresh] = reads.which
-        clip = None if self.config.protection is None else self.config.protection.clip
         columns = np.stack((np.arange(len(clients)), clients, self.visits[clients], which), axis=1)
-        tasks = TaskTable(columns, reads.distinct, pairs, clip, {**work})
+        tasks = TaskTable(columns, reads.distinct, pairs, self.config.filters.told(), {**work})
         tables, columns, counts = tasks.split_by_rank(
             self.scheduler.assign(clients, costs), self.transport.size
         )

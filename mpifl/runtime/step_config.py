@@ -21,8 +21,8 @@ from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.parameters import VectorParts
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server
-from mpifl.traffic.payload import Payload
+from mpifl.core.types import Notes, ProblemInfo, Reads, Server
+from mpifl.traffic.payload import NumberFormat
 
 from .aggregators import RobustMeans
 
@@ -41,23 +41,11 @@ class ShownCache(Protocol):
 
 
 class Protection(Protocol):
-    """Clips updates, and adds noise to them or to their sums (`private_step.py`).
-
-    Attributes:
-        clip: largest norm of an update that a client may send in the next round; None for no limit.
-    """
-
-    clip: float | None
+    """Adds noise to sums of clipped updates (`private_step.py`)."""
 
     @property
     def adds_noise(self) -> bool:
         """Whether the server adds noise to the rows in every step, even in a step without any upload."""
-
-    def protect(self, report: Report, message: Message, clip: float | None, key: Key) -> Report:
-        """Return the report as it leaves the client; `clip` None takes the configured one.
-
-        `message` is what the client downloaded.
-        """
 
     def plan(
         self,
@@ -136,7 +124,7 @@ class StepConfig:
         absent: clients that are not there before training.
         finetune_epochs: epochs of training before a client is evaluated a second time; 0 for none.
         evaluates_training: whether clients are also evaluated on their training data.
-        payload: encoding of numbers in transit.
+        payload: form of numbers in transit.
         costs: measured or given costs for choosing the collective; None chooses by bytes.
         stack: number of clients that are trained together.
         drops: whether a client that fails twice is left out; otherwise a failure ends the run.
@@ -171,7 +159,7 @@ class StepConfig:
     absent: Sequence[int] = ()
     finetune_epochs: int = 0
     evaluates_training: bool = False
-    payload: Payload = field(default_factory=Payload)
+    payload: NumberFormat = field(default_factory=NumberFormat)
     costs: Costs | None = None
     stack: int = 1
     drops: bool = False

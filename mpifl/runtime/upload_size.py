@@ -10,10 +10,17 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.tables import read_rows
+from mpifl.aggregation.update_filter import FilteredVisit
 from mpifl.core.capabilities import NewClients, hooks_of, uses
 from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.types import Message, Reads, Report, Server
-from mpifl.traffic.encoding import StatisticsSize, sizes, statistics_size, time_stamp_bytes, upload_bytes
+from mpifl.traffic.encoding import (
+    StatisticsSize,
+    statistics_size,
+    time_stamp_bytes,
+    upload_bytes,
+    vector_bytes,
+)
 
 from .hook_errors import MOST_TRIED, ClientCall, first_that_works
 from .protocol import Kind, kind_of_visit
@@ -116,13 +123,13 @@ def _clear_size(server_step: ServerStep, report: Report, message: Message) -> in
     """Return the bytes of an unmasked upload, including a time stamp."""
     c = server_step.config
     stamp = time_stamp_bytes(c.payload, c.algorithm.needs.time_stamps)
-    return upload_bytes(c.payload, report, message, c.parts) + stamp
+    return upload_bytes(c.payload, c.filters, report, message) + stamp
 
 
 def _clear_vectors(server_step: ServerStep, report: Report, message: Message) -> int:
     """Return the bytes of the vectors of an unmasked upload."""
     c = server_step.config
-    return sum(sizes(c.payload, report, message, c.parts).values())
+    return sum(vector_bytes(c.payload, c.filters, report, message).values())
 
 
 def _statistics_size(server_step: ServerStep, server: Server, clients: Sequence[int]) -> StatisticsSize:
@@ -158,9 +165,8 @@ def _upload(server_step: ServerStep, server: Server, kind: Kind) -> tuple[Report
         message = message_on(Message(vectors, reads), c.clients.device)
         with ClientCall(c.algorithm, "local_update", client=k, visit=0):
             report, _ = c.algorithm.local_update(message, {}, client, c.seed.of("size"))
-        if c.protection is not None:
-            report = c.protection.protect(report, message, c.protection.clip, c.seed.of("size"))
-        return report, message
+        trial = FilteredVisit(message, 0, c.seed.of("size"), c.filters.told())
+        return c.filters.client(report, trial), message
 
     alike = (k for k in range(c.problem.num_clients) if kind_of_visit(reads_of(k)) == kind)
     tried = [*islice(alike, MOST_TRIED if c.drops else 1)]

@@ -44,9 +44,9 @@ from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.torch_state import Originals, kept
 from mpifl.core.types import Message, Report, State, Vector
-from mpifl.traffic.encoding import Coder
+from mpifl.traffic.encoding import number_bytes, vector_bytes
 from mpifl.traffic.ledger import count_numbers
-from mpifl.traffic.payload import Payload
+from mpifl.traffic.payload import NumberFormat
 
 from .hook_errors import Dropped, VisitPlace, attempt, hook_name
 from .hooks import ClientHooks
@@ -118,11 +118,10 @@ class Worker:
     def __init__(self, config: StepConfig, tables: Tables, watch: Stopwatch) -> None:
         self.config, self.tables, self.watch = config, tables, watch
         self.hooks = ClientHooks(config.algorithm, config.clients.device)
-        self.coder = Coder(config.payload, config.store, config.parts)
         self._remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
         self._trained = upload_named(config.algorithm, RowUpdates, "trained")
         reused = self._remembered is not None or uses(config.algorithm, SecondLook)
-        self._sums_only = config.exact and not (reused or config.payload.compresses)
+        self._sums_only = config.exact and not reused
         self._originals = Originals()
         self._plain: PlainVisitRunner | None = None
         if (visit := plain_visit(config.algorithm)) is not None and config.stack == 1:
@@ -141,7 +140,7 @@ class Worker:
         """Return the client's download."""
         with self.watch("load"):
             vectors = {name: read_rows(self.tables.rows, name, which) for name, which in task.reads.items()}
-        return self.coder.down(Message(vectors, task.reads, version, step))
+        return self.config.filters.download(Message(vectors, task.reads, version, step))
 
     def _key(self, hook: str, *address: int) -> Key:
         return self.config.seed.of(hook, *address)
@@ -241,10 +240,10 @@ class Worker:
             shown = self._downloads.message(self.message(task, batch.step, 0)).vectors
             key = self._key("fingerprint", task.client)
             report = self._home(self.hooks.fingerprint(task, client, shown, key))
-        arrived, sizes = self.coder.up(report, None, task.visit, key)
-        if self.config.payload.dtype != "float32":
+        arrived = self.config.filters.statistics(report)
+        if arrived is not report:
             arrived = self._worked_out("fingerprint", task, report, arrived)
-        return arrived, sizes
+        return arrived, number_bytes(self.config.payload, report)
 
     def visit(self, task: ClientTask, batch: TaskBatch) -> Coded:
         """Return one client's report, from training now or from its remembered upload."""
@@ -295,16 +294,15 @@ class Worker:
         return self._downloads.message(message), state_on(state, device), client, key
 
     def _after(self, task: ClientTask, message: Message, report: Report, after: State) -> Coded:
-        """Pass a visit's report through the filters, encode it, and save the client's state."""
+        """Pass a visit's report through the filters, and save the client's state."""
         key, store, c = self._key("visit", task.client, task.visit), self.config.store, self.config
+        visit = FilteredVisit(message, task.visit, key, task.told, store)
         with self.watch("load"):
-            made, report = report, c.filters.client(report, FilteredVisit(message, task.visit, key, store))
-            changed = report is not made
-            if c.protection is not None:
-                report = c.protection.protect(report, message, task.clip, key)
-            report, sizes = self.coder.up(self._home(report), message, task.visit, key)
-            if changed or c.payload.compresses or c.payload.dtype != "float32":
+            made, report = report, c.filters.client(report, visit)
+            changed, report = report is not made, self._home(report)
+            if changed:
                 report = self._worked_out("local_update", task, self._home(made), report)
+            sizes = vector_bytes(c.payload, c.filters, report, message)
             report = self._with_statistics(report, message)
             if self.config.algorithm.needs.client_state:
                 store.save("state", task.client, task.visit + 1, tensors_on(after, CPU))
@@ -421,7 +419,7 @@ class Worker:
         client = self.client(task.client, task.visit, message.step)
 
         def work() -> tuple[ReportHeader, Report]:
-            report, sizes = self._train(client, task, self.coder.down(message))
+            report, sizes = self._train(client, task, self.config.filters.download(message))
             report = report_to_main_memory(report, self.config.clients.device)
             findings = self._inspect(task, report)
             return self._header("local_update", task, report, sizes, {}, findings, {}), report
@@ -624,7 +622,7 @@ class CountedPeer(Peer):
     """
 
     def __init__(
-        self, me: int, them: Client, exchanges: _Exchanges, payload: Payload, wanted: bool = True
+        self, me: int, them: Client, exchanges: _Exchanges, payload: NumberFormat, wanted: bool = True
     ) -> None:
         self.id, self._me, self._them, self._exchanges, self._payload = them.id, me, them, exchanges, payload
         self.wanted = wanted

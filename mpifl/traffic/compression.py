@@ -1,21 +1,31 @@
 """Lossy compression of uploads: the size of a compressed vector, and the vector that the server decodes.
 
-The difference from the downloaded row is compressed (see `encoding`), not the model.
+The difference from the downloaded row is compressed (`encoding.base_of`), not the model; where the row is one
+of several, its index is sent as well. Random draws depend on client and visit, not on the ranks.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import ClassVar
 
 import torch
 
+from mpifl.aggregation.update_filter import FilteredVisit, UpdateFilter
 from mpifl.core.errors import catalogue, require
+from mpifl.core.parameters import VectorParts, put, put_, take, width
 from mpifl.core.rng import Key
+from mpifl.core.types import Message, Report
+
+from .encoding import base_of, chooses, rows_under
+from .ledger import travels_whole
+from .payload import NumberFormat
 
 INDEX_BYTES, SCALE_BYTES, SEED_BYTES = 4, 4, 8
+RESIDUALS = "error"  # what error feedback keeps at a client, in its store
 
 
 class Compression(ABC):
@@ -192,3 +202,118 @@ def _buckets(x: torch.Tensor, size: int) -> torch.Tensor:
 COMPRESSIONS: dict[str, type[Compression]] = catalogue(
     {"none": Uncompressed, "top_k": TopK, "random_k": RandomK, "qsgd": QSGD, "int8": Int8}
 )
+
+
+@dataclass(frozen=True)
+class Payload(NumberFormat):
+    """The form of a federation's messages. Numbers are rounded to it, so results depend on it.
+
+    Attributes:
+        dtype: number format of vectors, in both directions: `float32`, `float16` or `bfloat16`.
+        header_bytes: bytes of the header of each message. Each row, vector and note is a message. As a guide,
+            TCP and IPv4 take 40 bytes of each packet of 1500, HTTP/2 with gRPC 14 bytes of each message.
+        compression: compression of the vectors that clients upload after training.
+        error_feedback: whether the client keeps the residual of compression and adds it to its next upload.
+            Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
+    """
+
+    compression: Compression = field(default_factory=Uncompressed)
+    error_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        loses = self.compresses or not self.error_feedback
+        require(loses, "error_feedback", True, "nothing is left out without compression; name one")
+
+    @property
+    def compresses(self) -> bool:
+        """Whether uploads are compressed."""
+        return not isinstance(self.compression, Uncompressed)
+
+
+class Coder(UpdateFilter):
+    """Encodes messages: rounds them to the payload's type, and compresses uploads.
+
+    Statistics (`Algorithm.statistics`, and a model's running means and variances) are not compressed: with
+    missing or enlarged terms they could become negative.
+
+    Args:
+        payload: the form of messages.
+        parts: what the vectors hold.
+    """
+
+    at_clients = True
+
+    def __init__(self, payload: Payload, parts: VectorParts) -> None:
+        self.payload, self.parts = payload, parts
+        self.remembers = RESIDUALS if payload.error_feedback else ""
+
+    def download(self, message: Message) -> Message:
+        """Return a message with rounded vectors."""
+        vectors = message.vectors.items()
+        arrived = {name: x if travels_whole(name) else self._rounded(name, x) for name, x in vectors}
+        return replace(message, vectors=arrived)
+
+    def statistics(self, report: Report) -> Report:
+        """Return a report with rounded vectors."""
+        unsent = report.unsent
+        return replace(
+            report, vectors={n: x if n in unsent else self._rounded(n, x) for n, x in report.vectors.items()}
+        )
+
+    def client(self, report: Report, visit: FilteredVisit) -> Report:
+        """Return a report with compressed or rounded vectors."""
+        payload, arrived, store = self.payload, dict(report.vectors), visit.store
+        errors: dict[str, torch.Tensor] = {}
+        if self.remembers and store is not None:
+            errors = {**store.load(self.remembers, report.client, visit.visit)}
+        for name, x in report.vectors.items():
+            if name in report.unsent:
+                continue
+            weights = self.parts.weights(name, x.shape[-1])
+            if not payload.compresses or not weights:
+                arrived[name] = self._rounded(name, x)
+                continue
+            rows, where = rows_under(name, report, visit.message), visit.key.of("compress", name)
+            arrived[name], errors[name] = self._compressed(name, x, rows, errors.get(name), where)
+        if self.remembers and store is not None:
+            store.save(self.remembers, report.client, visit.visit + 1, errors)
+        return replace(report, vectors=arrived)
+
+    def sizes(self, sizes: Mapping[str, int], report: Report, message: Message) -> Mapping[str, int]:
+        """Return the bytes of the vectors of a report, compressed."""
+        payload, out = self.payload, dict(sizes)
+        for name in sizes if payload.compresses else ():
+            x = report.vectors[name]
+            count, d = x.numel() // max(x.shape[-1], 1), x.shape[-1]
+            whole = width(self.parts.statistics(name, d))
+            if whole == d:
+                continue
+            chosen = chooses(x.reshape(-1, d), rows_under(name, report, message))
+            each = payload.compression.size(d - whole, payload.number_bytes) + (INDEX_BYTES if chosen else 0)
+            each += whole * payload.number_bytes
+            out[name] = payload.header_bytes + count * each
+        return out
+
+    def _rounded(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Return a vector rounded to the payload's type; an error names the tensor that overflows."""
+        return self.payload.rounded(x, lambda place: self.parts.tensor_at(name, x.shape[-1], place) or name)
+
+    def _compressed(
+        self, name: str, x: torch.Tensor, rows: torch.Tensor | None, error: torch.Tensor | None, key: Key
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return an upload [d] or [C, d] as it arrives, and the residual [C, d], 0 for statistics."""
+        how, upload = self.payload.compression, x.reshape(-1, x.shape[-1]).cpu()  # [C, d]
+        base, d = base_of(upload, rows), x.shape[-1]
+        wanted = upload - base
+        if error is not None and error.shape == wanted.shape:
+            wanted = wanted + error
+        unbiased, weights = not self.payload.error_feedback, self.parts.weights(name, d)
+        parts = [how.code(take(row, weights), key.of(c), unbiased) for c, row in enumerate(wanted)]
+        decoded = torch.stack(parts)
+        sent = self._rounded(name, decoded) if how.sends_values else decoded
+        if width(weights) == d:
+            return (base + sent).reshape(x.shape).to(x.device), wanted - sent
+        arrived = put(self._rounded(name, upload), weights, take(base, weights) + sent)
+        left = put_(torch.zeros_like(wanted), weights, take(wanted, weights) - sent)
+        return arrived.reshape(x.shape).to(x.device), left

@@ -12,7 +12,7 @@ import torch
 
 from mpifl.core.types import CohortReads, Reads
 
-from .payload import Payload
+from .payload import NumberFormat
 
 Clients = int | np.ndarray  # one client, or several distinct ones [c]
 Sizes = int | np.ndarray  # one value for all clients, or one for each [c]
@@ -194,8 +194,8 @@ class Ledger:
         down: bytes that each client downloaded [N], by unicast.
     """
 
-    def __init__(self, num_clients: int, payload: Payload | None = None) -> None:
-        self.payload = payload or Payload()
+    def __init__(self, num_clients: int, payload: NumberFormat | None = None) -> None:
+        self.payload = payload or NumberFormat()
         self.entries: dict[tuple[int, str, str, str, str], Entry] = {}
         self.up = np.zeros(num_clients, np.int64)
         self.down = np.zeros(num_clients, np.int64)

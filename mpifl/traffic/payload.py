@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -11,41 +11,26 @@ import torch
 
 from mpifl.core.errors import NotFinite, require
 
-from .compression import Compression, Uncompressed
-
 Count = TypeVar("Count", int, np.ndarray, "int | np.ndarray")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 NOTE_BYTES = 4  # bytes of a number in a note, float32 or int32: labels and seeds cannot be rounded
 
 
 @dataclass(frozen=True)
-class Payload:
-    """The form of a federation's messages. Numbers are rounded to it, so results depend on it.
+class NumberFormat:
+    """The form in which numbers are sent.
 
     Attributes:
         dtype: number format of vectors, in both directions: `float32`, `float16` or `bfloat16`.
-        header_bytes: bytes of the header of each message. Each row, vector and note is a message. As a guide,
-            TCP and IPv4 take 40 bytes of each packet of 1500, HTTP/2 with gRPC 14 bytes of each message.
-        compression: compression of the vectors that clients upload after training.
-        error_feedback: whether the client keeps the residual of compression and adds it to its next upload.
-            Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
+        header_bytes: bytes of the header of each message.
     """
 
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     header_bytes: int = 0
-    compression: Compression = field(default_factory=Uncompressed)
-    error_feedback: bool = False
 
     def __post_init__(self) -> None:
         require(self.dtype in DTYPES, "dtype", self.dtype, f"use one of {', '.join(DTYPES)}")
         require(self.header_bytes >= 0, "header_bytes", self.header_bytes, "use 0 or more bytes")
-        loses = self.compresses or not self.error_feedback
-        require(loses, "error_feedback", True, "nothing is left out without compression; name one")
-
-    @property
-    def compresses(self) -> bool:
-        """Whether uploads are compressed."""
-        return not isinstance(self.compression, Uncompressed)
 
     @property
     def number_bytes(self) -> int:

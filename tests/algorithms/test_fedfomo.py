@@ -17,8 +17,7 @@ from mpifl.core.rng import key
 from mpifl.core.types import Message
 from mpifl.forecast.traffic import forecast
 from mpifl.protection.attacks import Scale
-from mpifl.traffic.compression import TopK
-from mpifl.traffic.payload import Payload
+from mpifl.traffic.compression import Payload, TopK
 
 
 def test_weights_by_hand():

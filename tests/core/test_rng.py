@@ -30,8 +30,7 @@ from mpifl.simulation.delays import Exponential, LogNormal, ShiftedExponential, 
 from mpifl.simulation.network import Links, NetworkTiers
 from mpifl.simulation.policies import Buffer, ClientDecides, DrawnStaleness, PartialWork
 from mpifl.simulation.upload_triggers import PoissonRates
-from mpifl.traffic.compression import RandomK
-from mpifl.traffic.payload import Payload
+from mpifl.traffic.compression import Payload, RandomK
 
 parts = st.lists(st.one_of(st.integers(0, 10**9), st.text("abcxyz", max_size=6)), max_size=4)
 

@@ -21,9 +21,8 @@ from mpifl.protection.privacy import CentralPrivacy
 from mpifl.protection.secure_sum import MaskedSums, SecureConfig
 from mpifl.simulation.delays import DELAYS
 from mpifl.simulation.policies import POLICIES
-from mpifl.traffic.compression import COMPRESSIONS
+from mpifl.traffic.compression import COMPRESSIONS, Payload
 from mpifl.traffic.ledger import Ledger
-from mpifl.traffic.payload import Payload
 from mpifl.training.config import LocalConfig
 
 pytestmark = pytest.mark.usefixtures("flat_plane")

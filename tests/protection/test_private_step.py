@@ -20,7 +20,7 @@ from mpifl.protection.private_step import PrivateStep
 from mpifl.runtime.hook_errors import ClientError
 from mpifl.simulation.policies import EveryArrival
 from mpifl.simulation.sampling import Sampler
-from mpifl.traffic.payload import Payload
+from mpifl.traffic.compression import Payload
 from mpifl.training.client import LocalClient
 
 NO_NOISE = CentralPrivacy(noise_multiplier=0.0)
@@ -103,7 +103,7 @@ def test_the_clip_follows_the_quantile(tmp_path):
     """Without noise: all six longer than 1e-4, so C grows by exp(0.2 * 0.5) in each of three rounds."""
     privacy = CentralPrivacy(1e-4, 0.0, quantile=0.5)
     done = toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, privacy=privacy, evaluate=False)
-    assert_allclose(done.server_step.config.protection.clip, 1e-4 * np.exp(0.3))
+    assert_allclose(done.server_step.config.filters.told()["clip"], 1e-4 * np.exp(0.3))
     ledger = done.server_step.ledger
     d = done.server.tables["model"].shape[1]
     assert ledger.total("up", 1) == 6 * (4 * d + 4), "and each client sends one number more"

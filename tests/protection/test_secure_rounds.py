@@ -24,7 +24,7 @@ from mpifl.protection.privacy import CentralPrivacy
 from mpifl.protection.secure_sum import MaskedSums, bytes_of_round
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import EveryArrival, PartialWork, Synchronous
-from mpifl.traffic.payload import Payload
+from mpifl.traffic.compression import Payload
 from mpifl.training.client import LocalClient
 
 
@@ -136,9 +136,9 @@ def test_lost_clients_are_in_no_figure_of_the_round(tmp_path):
         secure_aggregation=secure,
         seed=Seeds(system=seed),
     )
-    assert done.server_step.config.protection is not None
     within = 4 * 0.5 / 6 + 0.5
-    assert done.server_step.config.protection.clip == pytest.approx(clip * np.exp(-lr * (within - 0.5)))
+    told = done.server_step.config.filters.told()
+    assert told == {"clip": pytest.approx(clip * np.exp(-lr * (within - 0.5)))}
 
 
 def test_what_ranks_send_is_uniform(tmp_path, monkeypatch):

@@ -45,7 +45,7 @@ from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server
 from mpifl.experiment.schema import EvaluationConfig, check_needs
 from mpifl.simulation.policies import Buffer, EveryArrival, Policy
-from mpifl.traffic.payload import Payload
+from mpifl.traffic.compression import Payload
 
 NEVER = EvaluationConfig(every=0)
 KEY = key(0)

@@ -21,8 +21,7 @@ from mpifl.core.devices import CPU
 from mpifl.runtime import worker
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import Buffer
-from mpifl.traffic.compression import TopK
-from mpifl.traffic.payload import Payload
+from mpifl.traffic.compression import Payload, TopK
 
 LOCAL = replace(toy.LOCAL, steps=1)
 # a sum; control variates; components; parts of two tables; products, and rows that split; statistics whose

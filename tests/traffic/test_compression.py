@@ -12,8 +12,7 @@ from torch.testing import assert_close
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
-from mpifl.traffic.compression import QSGD, Int8, RandomK, TopK, Uncompressed
-from mpifl.traffic.payload import Payload
+from mpifl.traffic.compression import QSGD, Int8, Payload, RandomK, TopK, Uncompressed
 
 D = 163
 

@@ -10,9 +10,9 @@ from numpy.testing import assert_array_equal, assert_equal
 from support import toy
 
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.traffic.compression import Payload
 from mpifl.traffic.encoding import download_bytes
 from mpifl.traffic.ledger import Ledger, Moved, count_numbers
-from mpifl.traffic.payload import Payload
 
 N = 6
 BODY, HEAD = 16 * 8 + 8, 8 * 3 + 3  # the network of `toy`: 16 pixels, 8 units, 3 classes
