@@ -253,7 +253,8 @@ def test_each_worker_costs_rank_0_its_messages():
 def test_latencies_of_a_round_add_up(ranks, messages):
     """Three exchanges, and ceil(log2 P) messages each for rows out, the barrier and the sum.
 
-    W3 on virtual hosts, links delayed by 20 ms: 5.2, 7.7, 9.4 and 14.3 delays a round (docs/planning.md).
+    W3 on virtual hosts, links delayed by 20 ms: 5.2, 7.7, 9.4 and 14.3 delays a round
+    (docs/notes/performance-measurements.md).
     """
     run = context(system=SystemConfig(cost=Given(latency_s=1.0, bytes_s=1e30)))
     dry = without_training(run)
