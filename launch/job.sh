@@ -7,11 +7,11 @@ asked_to_stop=0 job="" calm=()
 
 # from_all_signals: at SIGTERM and SIGINT mpirun and its daemons on other nodes would end the ranks at once, without their state.
 # A scheduler signals all processes of a job: keep these signals from them (by env of coreutils 8.31 or later; in `calm`, and as
-# Open MPI's launch agent). The ranks hear them, and finish their step.
+# Open MPI's launch agent). The ranks hear them, and finish their step. SIGUSR1 and SIGUSR2, which mpirun hands on, end its daemons.
 from_all_signals() {
     calm=(env --block-signal=TERM,INT,HUP)
     if "${calm[@]}" true 2> /dev/null; then
-        export PRTE_MCA_prte_launch_agent=${PRTE_MCA_prte_launch_agent:-${calm[*]} prted}
+        export PRTE_MCA_prte_launch_agent=${PRTE_MCA_prte_launch_agent:-${calm[*]},USR1,USR2 prted}
     else
         calm=()
     fi

@@ -365,7 +365,7 @@ def test_bash_completes_commands_options_keys_and_choices(said):
     assert completed(said, "mpifl", "docs", "ho") == {"how-to"}
     assert completed(said, "mpifl", "list", "po") == {"policies"}
     assert completed(said, "mpifl", "init", "m") == {"method", "model"}
-    assert completed(said, "mpifl", "launch", "") == {"slurm", "pbs", "lsf"}
+    assert completed(said, "mpifl", "launch", "") == {"slurm", "pbs", "lsf", "gridengine"}
     assert completed(said, "mpifl", "run", "papers/flt/table2-s") == {"papers/flt/table2-standin"}
 
 

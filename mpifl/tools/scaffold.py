@@ -50,7 +50,7 @@ TEMPLATES = {
     ),
     "sweep": Template("sweep.yaml", "mpifl sweep {file} --list", "mpifl sweep {file}"),
 }
-JOB_SCRIPTS = ("slurm", "pbs", "lsf")  # files of launch/
+JOB_SCRIPTS = ("slurm", "pbs", "lsf", "gridengine")  # files of launch/
 SHARED = "job.sh"  # what these scripts read when they run
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 

@@ -39,6 +39,9 @@ def given(environment: Mapping[str, str] = os.environ) -> Given | None:
         return Given(f"PBS {job}: {len(lines)} processes on {len({*lines})} nodes")
     if job := environment.get("LSB_JOBID"):
         return Given(f"LSF {job}: {environment.get('LSB_DJOB_NUMPROC', '?')} processes")
+    if (job := environment.get("JOB_ID")) and "SGE_ROOT" in environment:
+        hosts = environment.get("NHOSTS", "?")
+        return Given(f"Grid Engine {job}: {environment.get('NSLOTS', '?')} slots on {hosts} hosts")
     return None
 
 

@@ -102,6 +102,32 @@ def test_lsf_takes_ranks_from_the_allocation(stubs):
     assert (done.returncode, done.stdout) == (0, f"mpirun threads=1 -n 4 {RUN}"), done.stderr
 
 
+GRID_ENGINE = {"JOB_ID": "17", "NSLOTS": "4", "SGE_TASK_ID": "undefined", "RESTARTED": "0"}
+
+
+def test_grid_engine_names_its_hosts_to_open_mpi(stubs, tmp_path):
+    (tmp_path / "mpirun").write_text(LAUNCHER + 'cat "$PRTE_MCA_prte_default_hostfile"\n')
+    (tmp_path / "pe").write_text("a.b 3 main@a.b UNDEFINED\nc.d 1 main@c.d <NULL>\n")
+    grid = GRID_ENGINE | {"PE_HOSTFILE": str(tmp_path / "pe")}
+    done = launch("gridengine", "a.yaml", "--rounds", "3", env=stubs | grid, cwd=tmp_path)
+    assert done.stdout == f"mpirun threads=1 -n 4 {RUN}a.b slots=3\nc.d slots=1\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "array", "told"),
+    [
+        ((), {}, "run a.yaml --resume --output.id 17-3 --seed 3"),
+        ((), {"RUN_ID": "b"}, "run a.yaml --resume --output.id b-3 --seed 3"),
+        (("sweep",), {}, "sweep a.yaml --output.id 17 --case 2/3"),
+        (("sweep",), {"PARTS": "24"}, "sweep a.yaml --output.id 17 --case 3/24"),
+    ],
+)
+def test_grid_engine_gives_each_task_of_an_array_its_part(words, array, told, stubs, tmp_path):
+    tasks = {"SGE_TASK_ID": "3", "SGE_TASK_FIRST": "1", "SGE_TASK_LAST": "6", "SGE_TASK_STEPSIZE": "2"}
+    done = launch("gridengine", *words, "a.yaml", env=stubs | GRID_ENGINE | tasks | array, cwd=tmp_path)
+    assert done.stdout == f"mpirun threads=1 -n 4 mpifl {told}\n", done.stderr
+
+
 def test_slurm_gives_each_task_of_an_array_its_seed_and_folder(stubs):
     array = {
         "SLURM_NTASKS": "2",
@@ -202,8 +228,9 @@ time.sleep(60)
     [
         ("pbs", {"CONFIG": "a.yaml", "PBS_NODEFILE": "nodes", "PBS_JOBID": "9"}),
         ("lsf", {"LSB_DJOB_NUMPROC": "2", "LSB_JOBID": "9"}),
+        ("gridengine", {"NSLOTS": "2", "JOB_ID": "9"}),
     ],
-    ids=["pbs", "lsf"],
+    ids=["pbs", "lsf", "gridengine"],
 )
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2], ids=["TERM", "INT", "USR2"]
@@ -214,7 +241,7 @@ def test_what_a_scheduler_sends_to_all_processes_stops_the_run_in_good_order(
     """A stub of mpirun that ends its ranks at SIGTERM or SIGINT, and with 75 once it may hand SIGUSR2 on."""
     (tmp_path / "mpirun").write_text(f"#!{sys.executable} -S\n{MPIRUN}")
     (tmp_path / "nodes").write_text("a\na\n")
-    command = ["bash", str(LAUNCH / script), *(["a.yaml"] if script == "lsf" else [])]
+    command = ["bash", str(LAUNCH / script), *([] if script == "pbs" else ["a.yaml"])]
     options = {"cwd": tmp_path, "stdin": subprocess.DEVNULL, "start_new_session": True}
     options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # ignored in the background
     with subprocess.Popen(command, env=stubs | given, **options) as job:
@@ -297,13 +324,15 @@ def test_a_workstation_needs_a_number_of_restarts(times, workstation):
     [
         (["slurm", "a.yaml"], "not inside a Slurm job: sbatch"),
         (["lsf", "a.yaml"], "not inside an LSF job: bsub"),
+        (["gridengine", "a.yaml"], "not inside a Grid Engine job: qsub"),
+        (["gridengine"], "usage: qsub [options] launch/gridengine"),
         (["pbs"], "usage: qsub -v CONFIG="),
         (["docs", "sevre"], "docs: launch/docs [build|serve]"),
     ],
 )
 def test_a_script_that_is_called_in_another_way_says_how(words, message, stubs):
     """Before anything is installed."""
-    jobs = ("SLURM_NTASKS", "LSB_DJOB_NUMPROC", "CONFIG")
+    jobs = ("SLURM_NTASKS", "LSB_DJOB_NUMPROC", "NSLOTS", "CONFIG")
     done = launch(*words, env={k: v for k, v in stubs.items() if k not in jobs})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(message)

@@ -42,6 +42,10 @@ def test_a_job_that_shares_one_core_is_told_how_to_get_more():
     ("variables", "name"),
     [
         ({}, None),
+        (
+            {"JOB_ID": "17", "SGE_ROOT": "/sge", "NSLOTS": "4", "NHOSTS": "2"},
+            "Grid Engine 17: 4 slots on 2 hosts",
+        ),
         ({"LSB_JOBID": "17", "LSB_DJOB_NUMPROC": "4"}, "LSF 17: 4"),
         ({"PBS_JOBID": "9.server", "PBS_NODEFILE": "nodes"}, "PBS 9.server: 3 processes on 2 nodes"),
     ],

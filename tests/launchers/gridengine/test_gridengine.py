@@ -1,0 +1,196 @@
+"""Jobs of `launch/gridengine` on a real Grid Engine: disturbed ones end with the digest of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ..slurm.cluster import wait_for
+from ..slurm.test_slurm import alone
+from .cluster import GridEngine
+
+pytestmark = pytest.mark.nightly
+
+SCRIPT = Path(__file__).parents[3] / "launch" / "gridengine"
+TWO_NODES, ONE_NODE = ("-pe", "mpi", "3"), ("-pe", "smp", "3")
+LEAST = 4  # rounds before a disturbance: the first checkpoint is that of round 1
+
+
+class Job:
+    """A submitted job of `launch/gridengine`, and its run.
+
+    Args:
+        cluster: the Grid Engine.
+        options: options of qsub.
+        words: configuration and options of mpifl.
+        environment: variables of the submitting shell.
+    """
+
+    def __init__(
+        self, cluster: GridEngine, *options: str, words: tuple[str, ...] = ("sleepy.yaml",), **environment: str
+    ) -> None:
+        self.cluster, self.name = cluster, environment.get("RUN_ID")
+        done = cluster.run("qsub", "-terse", *options, str(SCRIPT), *words, **environment)
+        assert done.returncode == 0, done.stderr
+        self.id = done.stdout.split(".")[0].strip()
+
+    @property
+    def log(self) -> str:
+        return self.cluster.log(self.id)
+
+    @property
+    def folder(self) -> Path:
+        return self.cluster.jobs / "runs" / f"sleepy-{self.name or self.id}"
+
+    @property
+    def restarts(self) -> int:
+        """How often the run was started after the first time."""
+        return len(re.findall(r"^going on after step", self.log, re.MULTILINE))
+
+    @property
+    def step(self) -> int:
+        """The step of the last checkpoint; 0 without one."""
+        steps = (self.folder / "checkpoints").glob("step-*")
+        return max((int(path.name.removeprefix("step-")) for path in steps), default=0)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the run, empty if it is not complete."""
+        file = self.folder / "summary.json"
+        return str(json.loads(file.read_text())["digest"]) if file.exists() else ""
+
+    @property
+    def ranks(self) -> list[int]:
+        """The process ids of the ranks that run."""
+        words = ["pgrep", "-f", f"python.*mpifl run sleepy.yaml.*--output.id {self.name or self.id}"]
+        return [*map(int, subprocess.run(words, capture_output=True, text=True).stdout.split())]
+
+    def trained(self, rounds: int = LEAST) -> Job:
+        """Wait until some rounds are done."""
+
+        def look() -> bool:
+            assert self.cluster.look(self.id), self.log
+            said = re.findall(r"^round (\d+)/", self.log, re.MULTILINE)
+            return max(map(int, said), default=0) >= rounds
+
+        wait_for(look, 120, f"round {rounds} of job {self.id}", lambda: self.log)
+        return self
+
+    def written(self, seconds: float = 60) -> int:
+        """Wait until the state is written, and return its step."""
+        said: list[str] = []
+
+        def look() -> bool:
+            said[:] = re.findall(r"^stopped after step (\d+)", self.log, re.MULTILINE)
+            return bool(said)
+
+        wait_for(look, seconds, "the state", lambda: self.log)
+        return int(said[-1])
+
+    def ended(self, seconds: float = 120) -> tuple[str, str]:
+        """Wait for the end of the job, and return `failed` and `exit_status` of its last start."""
+        last = self.cluster.ended(self.id, seconds)[-1]
+        return last["failed"].split()[0], last["exit_status"].split()[0]
+
+
+@pytest.fixture(scope="session")
+def digest(gridengine) -> str:
+    """Return the digest of the thirty rounds of sleepy.yaml."""
+    return alone(gridengine, 30)
+
+
+@pytest.fixture(autouse=True)
+def idle(gridengine):
+    """Leave no job."""
+    yield
+    gridengine.run("qdel", "-u", "root")
+    wait_for(lambda: not gridengine.run("qstat").stdout, 60, "the end of all jobs")
+
+
+@pytest.mark.parametrize("options", [ONE_NODE, TWO_NODES, ()], ids=["node", "nodes", "alone"])
+def test_a_job_ends_with_the_digest_of_one_process(options, gridengine, digest):
+    job = Job(gridengine, *options)
+    assert (job.ended(), job.digest) == (("0", "0"), digest), job.log
+    assert json.loads((job.folder / "summary.json").read_text())["ranks"] == (3 if options else 1)
+
+
+def test_a_job_goes_on_after_its_soft_limit(gridengine, digest):
+    words = ("sleepy.yaml", "--algorithm.nap", "0.6")
+    job = Job(gridengine, *TWO_NODES, "-l", "s_rt=0:0:35", words=words)
+    assert job.written(120) >= 1, job.log
+    assert (job.ended(240), job.digest) == (("0", "0"), digest), job.log
+    assert job.restarts >= 1
+    assert "the state is written; the job is queued again" in job.log
+
+
+@pytest.mark.parametrize("how", ["qdel", "h_rt"])
+def test_a_job_that_is_ended_for_good_writes_its_state_and_goes_on_by_its_name(how, gridengine, digest):
+    options = ("-l", "h_rt=0:0:35") if how == "h_rt" else ()
+    words = ("sleepy.yaml", "--algorithm.nap", "0.6")
+    job = Job(gridengine, *TWO_NODES, *options, words=words, RUN_ID=f"ended-{how}").trained(1)
+    if how == "qdel":
+        gridengine.run("qdel", job.id)
+    step = job.written()
+    assert (job.ended()[1], job.digest) == ("75", ""), job.log
+    assert len(gridengine.starts(job.id)) == 1
+    assert f"RUN_ID=ended-{how} qsub" in job.log
+    further = Job(gridengine, *ONE_NODE, words=words, RUN_ID=f"ended-{how}")
+    assert (further.ended(), further.digest) == (("0", "0"), digest), further.log
+    assert f"going on after step {step}" in further.log
+
+
+@pytest.mark.parametrize("options", [(), ("-notify", "n")], ids=["notice", "kill"])
+def test_a_job_that_is_rescheduled_waits_for_its_earlier_start(options, gridengine, digest):
+    """Grid Engine starts it anew while the earlier start writes its state."""
+    job = Job(gridengine, *TWO_NODES).trained()
+    gridengine.run("qmod", "-rj", job.id)
+    assert (job.ended(), job.digest, job.restarts) == (("0", "0"), digest, 1), job.log
+    assert f"going on after step {job.written()}" in job.log
+
+
+def test_a_job_that_is_suspended_writes_its_state_and_is_queued_again(gridengine, digest):
+    job = Job(gridengine, *TWO_NODES).trained()
+    gridengine.run("qmod", "-sj", job.id)
+    assert job.written() >= LEAST, job.log
+    assert (job.ended(), job.digest, job.restarts) == (("0", "0"), digest, 1), job.log
+
+
+def test_a_job_goes_on_after_the_death_of_a_rank(gridengine, digest):
+    job = Job(gridengine, *TWO_NODES).trained()
+    os.kill(job.ranks[-1], signal.SIGKILL)
+    assert (job.ended(), job.digest, job.restarts) == (("0", "0"), digest, 1), job.log
+    assert [start["exit_status"] for start in gridengine.starts(job.id)] == ["99", "0"]
+    assert not [*gridengine.jobs.glob(f".mpifl-{job.id}*")]
+
+
+def test_a_job_whose_ranks_die_too_often_has_failed(gridengine):
+    job = Job(gridengine, *ONE_NODE, RESTARTS="1")
+    for i in (1, 2):
+        wait_for(lambda i=i: job.restarts == i - 1 and job.step and len(job.ranks) == 3, 90, f"start {i}")
+        os.kill(job.ranks[-1], signal.SIGKILL)
+    assert job.ended()[1] not in ("0", "99", "75"), job.log
+    assert (job.restarts, job.digest, len(gridengine.starts(job.id))) == (1, "", 2)
+
+
+def test_each_task_of_an_array_has_its_seed(gridengine):
+    first = Job(gridengine, "-t", "1-2", "-l", "s_rt=0:0:35", words=("sleepy.yaml", "--algorithm.nap", "0.4"))
+    assert first.ended(240) == ("0", "0"), first.log
+    runs = gridengine.jobs / "runs"
+    found = [json.loads((runs / f"sleepy-{first.id}-{i}" / "summary.json").read_text()) for i in (1, 2)]
+    assert [summary["seed"]["training"] for summary in found] == [1, 2]
+    assert found[0]["digest"] != found[1]["digest"]
+    assert first.restarts >= 2
+
+
+def test_the_tasks_of_an_array_share_a_sweep(gridengine):
+    sweep = "name: naps\nbase: sleepy.yaml\nrounds: 6\nvary:\n  seed: [0, 1, 2, 3]\n"
+    (gridengine.jobs / "sweep.yaml").write_text(sweep)
+    job = Job(gridengine, *ONE_NODE, "-t", "1-3:2", words=("sweep", "sweep.yaml"))
+    assert job.ended(180) == ("0", "0"), job.log
+    assert len([*(gridengine.jobs / "runs" / f"naps-{job.id}").glob("*/summary.json")]) == 4
