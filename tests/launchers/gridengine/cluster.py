@@ -1,7 +1,7 @@
 """A small real Grid Engine on this machine: a qmaster, and an execd for each node.
 
-Each node has its own host name, processes, /tmp, /dev/shm and network (namespaces): Grid Engine knows a node by its address.
-The network has no way out.
+Each node has its own host name, processes, /tmp, /dev/shm and network (namespaces), since Grid Engine knows a
+node by its address. The network has no way out.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ CONFIGURATION = {
     "reporting_params": "accounting=true reporting=false flush_time=00:00:01 joblog=false sharelog=00:00:00",
 }
 SCHEDULER = {"schedule_interval": "0:0:1", "flush_submit_sec": "1", "flush_finish_sec": "1"}
-ENVIRONMENTS = {"mpi": "$round_robin", "smp": "$pe_slots"}  # parallel environments: over all nodes, on one node
+# parallel environments: over all nodes, on one node
+ENVIRONMENTS = {"mpi": "$round_robin", "smp": "$pe_slots"}
 PARALLEL = """pe_name {name}
 slots 99
 user_lists NONE
@@ -99,9 +100,11 @@ QUEUE = {
     "notify": f"00:00:{NOTICE}",
     "initial_state": "default",
 }
-NONE = """load_thresholds suspend_thresholds ckpt_list prolog epilog starter_method suspend_method resume_method
-terminate_method owner_list user_lists xuser_lists subordinate_list complex_values projects xprojects calendar"""
-LIMITS = [f"{kind}_{what}" for what in "rt cpu fsize data stack core rss vmem".split() for kind in "sh"]
+NONE = """load_thresholds suspend_thresholds ckpt_list prolog epilog starter_method suspend_method
+resume_method terminate_method owner_list user_lists xuser_lists subordinate_list complex_values projects
+xprojects calendar"""
+LIMITED = ("rt", "cpu", "fsize", "data", "stack", "core", "rss", "vmem")
+LIMITS = [f"{kind}_{what}" for what in LIMITED for kind in "sh"]
 
 
 def missing() -> str:
@@ -112,7 +115,8 @@ def missing() -> str:
     lacking += [name for name in ("ip", "unshare", "nsenter", "setpriv") if shutil.which(name) is None]
     if lacking:
         return f"no {', '.join(lacking)}: apt-get install {PACKAGES} iproute2"
-    program = "mount -t tmpfs tmpfs /dev/shm && ip link add name eth0 type bridge && ip link add name v type veth"
+    links = "ip link add name eth0 type bridge && ip link add name v type veth"
+    program = f"mount -t tmpfs tmpfs /dev/shm && {links}"
     namespaces = ["unshare", *SPACES, "sh", "-c", program]
     return "" if subprocess.run(namespaces, capture_output=True).returncode == 0 else "no namespaces here"
 
@@ -252,7 +256,7 @@ class GridEngine:
         return self.folder / "jobs"
 
     def look(self, job: str) -> dict[str, str]:
-        """Return the states of a job's tasks by number as `qstat` shows them; those that have ended are missing."""
+        """Return what `qstat` shows as states of the tasks of a job that have not ended, by number."""
         tree = ElementTree.fromstring(self.run("qstat", "-xml", "-g", "d").stdout)
         listed = [each for each in tree.iter("job_list") if each.findtext("JB_job_number") == job]
         return {each.findtext("tasks", "1"): each.findtext("state", "") for each in listed}
