@@ -130,25 +130,28 @@ def test_a_job_is_queued_again_after_its_time(limit, gridengine):
     else:
         job = Job(gridengine, *TWO_NODES, words=SLOW, STOP_AFTER="40s")
     step = job.written(120)
-    assert step >= 1, job.log
     wait_for(lambda: job.restarts == 1, 60, "the next start", lambda: job.log)
     assert "the state is written; the job is queued again" in job.log
     assert f"going on after step {step}" in job.log
 
 
-@pytest.mark.parametrize("how", ["qdel", "h_rt"])
-def test_a_job_that_is_ended_for_good_writes_its_state_and_goes_on_by_its_name(how, gridengine, digest):
-    options = () if how == "qdel" else ("-l", f"{how}=0:0:40")
-    job = Job(gridengine, *TWO_NODES, *options, words=SLOW, RUN_ID=f"ended-{how}").trained(1)
-    if how == "qdel":
-        gridengine.run("qdel", job.id)
+def test_qdel_ends_a_job_for_good_and_the_state_is_written(gridengine, digest):
+    job = Job(gridengine, *TWO_NODES, RUN_ID="deleted").trained(1)
+    gridengine.run("qdel", job.id)
     step = job.written()
-    assert (job.ended()[1], job.digest) == ("75", ""), job.log
-    assert len(gridengine.starts(job.id)) == 1
-    assert f"RUN_ID=ended-{how} qsub" in job.log
-    further = Job(gridengine, *ONE_NODE, words=SLOW, RUN_ID=f"ended-{how}")
+    assert (job.ended()[1], job.digest, len(gridengine.starts(job.id))) == ("75", "", 1), job.log
+    assert "RUN_ID=deleted qsub" in job.log
+    further = Job(gridengine, *ONE_NODE, RUN_ID="deleted")
     assert (further.ended(), further.digest) == (("0", "0"), digest), further.log
     assert f"going on after step {step}" in further.log
+
+
+def test_a_job_writes_its_state_at_its_hard_limit(gridengine):
+    words = ("sleepy.yaml", "--algorithm.nap", "1.2")
+    job = Job(gridengine, *TWO_NODES, "-l", "h_rt=0:1:0", words=words)
+    assert job.written(120) >= 0
+    assert (job.ended()[1], job.digest, len(gridengine.starts(job.id))) == ("75", "", 1), job.log
+    assert f"RUN_ID={job.id} qsub" in job.log
 
 
 @pytest.mark.parametrize("options", [(), ("-notify", "n")], ids=["notice", "kill"])
