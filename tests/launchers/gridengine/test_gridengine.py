@@ -7,13 +7,14 @@ import os
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from ..slurm.cluster import wait_for
 from ..slurm.test_slurm import alone
-from .cluster import GridEngine
+from .cluster import NOTICE, GridEngine
 
 pytestmark = pytest.mark.nightly
 
@@ -111,8 +112,11 @@ def digest(gridengine) -> str:
 def idle(gridengine):
     """Leave no job."""
     yield
-    gridengine.run("qdel", "-u", "root")
-    wait_for(lambda: not gridengine.run("qstat").stdout, 60, "the end of all jobs")
+    if gridengine.run("qstat").stdout:
+        gridengine.run("qdel", "-u", "root")
+        time.sleep(NOTICE + 5)
+        gridengine.run("qdel", "-f", "-u", "root")
+        wait_for(lambda: not gridengine.run("qstat").stdout, 60, "the end of all jobs")
 
 
 @pytest.mark.parametrize("options", [ONE_NODE, TWO_NODES, ()], ids=["node", "nodes", "alone"])
@@ -156,11 +160,15 @@ def test_a_job_writes_its_state_at_its_hard_limit(gridengine):
 
 @pytest.mark.parametrize("options", [(), ("-notify", "n")], ids=["notice", "kill"])
 def test_a_job_that_is_rescheduled_waits_for_its_earlier_start(options, gridengine, digest):
-    """Grid Engine starts it anew while the earlier start writes its state."""
-    job = Job(gridengine, *TWO_NODES).trained()
+    """Grid Engine starts it anew while the earlier start writes its state.
+
+    Its own start of a job of several hosts may hang (`qstat`: Rt) where the earlier one has a host of it.
+    """
+    job = Job(gridengine, *ONE_NODE).trained()
     gridengine.run("qmod", "-rj", job.id)
     assert (job.ended(), job.digest, job.restarts) == (("0", "0"), digest, 1), job.log
-    assert f"going on after step {job.written()}" in job.log
+    if not options:
+        assert f"going on after step {job.written()}" in job.log
 
 
 def test_a_job_that_is_suspended_writes_its_state_and_is_queued_again(gridengine, digest):
