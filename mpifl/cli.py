@@ -444,37 +444,18 @@ def export(transport: Transport, args: argparse.Namespace) -> None:
         print(text, end="")
 
 
-SWEEPS = {"help": "folders of sweeps of papers' tables", "nargs": "+", "metavar": "SWEEP"}
-
-
-@command(SWEEPS=SWEEPS)
-def record(transport: Transport, args: argparse.Namespace) -> None:
-    """Record the results of sweeps of papers' tables, for `mpifl list papers` and docs/reproductions."""
-    from mpifl.comm.transport import on_server
-    from mpifl.sweeps.papers import record as keep
-
-    written = on_server(transport, lambda: keep(args.SWEEPS))
-    if transport.is_server and not args.quiet:
-        print("\n".join(map(str, written)))
-
-
 # -- the machine ---------------------------------------------------------------------------------------------
 
 
 FOLDER = {"metavar": "FOLDER", "default": "runs", "help": "folder whose disk is checked (default: runs)"}
-TRAFFIC = {**FLAG, "help": "instead, compare mpifl's counts of MPI bytes with those of Open MPI's monitoring"}
 
 
-@command(runs=FOLDER, check_mpi_traffic=TRAFFIC)
+@command(runs=FOLDER)
 def doctor(transport: Transport, args: argparse.Namespace) -> int:
     """Check this job before an expensive run: MPI, cores, GPUs, versions, clocks, speed, data, disk."""
     from mpifl.tools.doctor import doctor as examine
-    from mpifl.tools.mpi_traffic_check import check_mpi_traffic as check_traffic
 
-    def say(text: str) -> None:
-        print(text, flush=True)
-
-    well = check_traffic(transport, say) if args.check_mpi_traffic else examine(transport, args.runs, say)
+    well = examine(transport, args.runs, lambda text: print(text, flush=True))
     if not well:
         transport.final_barrier()
     return 0 if well else 1
@@ -493,7 +474,7 @@ def calibrate(transport: Transport, args: argparse.Namespace) -> None:
 WORKLOADS = {
     "nargs": "*",
     "metavar": "WORKLOAD",
-    "help": "W1 to W6, `population`, `server`, `plan`, or `scaling` and one of W1 to W6",
+    "help": "W1 to W6, or `server`: what rank 0 computes in a round",
 }
 JSON = {"metavar": "FILE", "help": "file to write the figures to"}
 TURNS = {"metavar": "COUNT", "help": "turns that each job takes (default: by workload)"}
@@ -742,7 +723,7 @@ def main(argv: Sequence[str]) -> int:
             from mpifl.comm.connect import connect
             from mpifl.supervision.exit_codes import outcome
 
-            transport = connect(monitored=getattr(args, "check_mpi_traffic", False))
+            transport = connect()
         except UserError as error:
             return refused(error)
         shown.title, shown.quiet = args.command, quiet or args.command not in LONG

@@ -354,7 +354,7 @@ _mpifl; printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 def test_bash_completes_commands_options_keys_and_choices(said):
-    assert completed(said, "mpifl", "re") == {"resume", "retime", "report", "record"}
+    assert completed(said, "mpifl", "re") == {"resume", "retime", "report"}
     assert completed(said, "mpifl", "run", "x.yaml", "--local.m") == {
         "--local.momentum",
         "--local.milestones",

@@ -159,7 +159,7 @@ def test_the_walk_sees_relative_imports():
 
 def test_mpi_is_imported_under_comm_only():
     importers = {n for n in SOURCES if any(t.split(".")[0] == "mpi4py" for t in imported(n))}
-    assert importers == {"comm/mpi.py", "comm/mpi_startup.py", "comm/monitoring.py"}
+    assert importers == {"comm/mpi.py", "comm/mpi_startup.py"}
 
 
 def callers(*names: str) -> set[str]:

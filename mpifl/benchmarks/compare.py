@@ -20,7 +20,7 @@ from mpifl.experiment.build import device_of
 from mpifl.experiment.schema import Config
 
 from .turns import KEEP_FREED, Job, scratch_folder
-from .workloads import OTHERS, WORKLOADS, Workload
+from .workloads import SERVER, WORKLOADS, Workload
 
 Figures = dict[str, Any]
 TURN_S = 3.0  # minimum length of a turn
@@ -48,8 +48,8 @@ def compare_all(
         UserError: A workload is unknown, the loops do not support an option, or a job ended early.
     """
     for name in names:
-        require(name not in OTHERS, "bench", [*names], f"{name} runs alone: leave the others out")
-        require(name in WORKLOADS, "bench", name, nearest(name, [*WORKLOADS, *OTHERS]))
+        require(name != SERVER, "bench", [*names], f"{name} runs alone: leave the others out")
+        require(name in WORKLOADS, "bench", name, nearest(name, [*WORKLOADS, SERVER]))
     out = {}
     for name in names or WORKLOADS:
         with doing(name):

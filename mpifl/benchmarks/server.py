@@ -4,8 +4,7 @@ Each of three methods has one job on a few ranks, with as many clients as the la
 with the model that they received. The processor time of rank 0 is counted, except for polling for messages.
 Its time within MPI's collectives is also given separately, because rank 0 waits there for the workers, too
 (the rows are small). A turn consists of several rounds. A round of two clients gives the fixed cost of a
-round; the additional time of larger rounds is the cost of their clients. `many_ranks` measures the cost of
-each rank.
+round; the additional time of larger rounds is the cost of their clients.
 
 The job is started under mpirun as `python -m mpifl.benchmarks.server SOCKET CONFIG [--key.path value ...]`.
 """
@@ -37,7 +36,6 @@ from mpifl.training.client import LocalClient
 
 from . import job
 from .compare import check_rounds
-from .many_ranks import measure_many_ranks
 from .turns import Job, scratch_folder
 
 CONFIG = "bench/million"
@@ -48,7 +46,6 @@ METHODS = {
 }
 FEW = 2  # clients of the almost empty round; UCFL needs two
 SIZES = (100, 1000, 5000)
-MANY_RANKS_M = 2048  # clients of a round when the number of ranks is varied
 TURNS = 9
 AT_ONCE = 20, 2000  # most rounds of a turn, and about how many clients in all of them
 
@@ -83,8 +80,6 @@ def measure_server(
                 one.end()
             taken = {m: [turn["server_cpu"] for turn in some] for m, some in turns.items()}
             out["methods"][method] = figures(taken, [turn["collectives"] for turn in turns[FEW]])
-    several = [*METHODS["fedavg"], "--model.hidden", "[8]", "--cohort_size", str(MANY_RANKS_M), *options]
-    out["by_ranks"] = measure_many_ranks(CONFIG, several)
     print("\n".join(lines(out)), flush=True)
     return out
 
@@ -123,9 +118,6 @@ def lines(out: dict[str, Any]) -> list[str]:
         each = "".join(f"{1e6 * f['client_s'][str(m)]:7.1f}" for m in out["sizes"])
         beside = f"{1e3 * f['round_s']:17.2f} {1e3 * f['collectives_s']:15.2f}"
         page.append(f"{method:7s} {beside} {'':15s}{each}")
-    few, *many = out["by_ranks"]
-    costs = (f"{n}: {1e6 * (out['by_ranks'][n] - out['by_ranks'][few]) / (n - few):.0f}" for n in many)
-    page.append(f"us a rank of many, FedAvg with {MANY_RANKS_M} clients a round: {', '.join(costs)}")
     return page
 
 

@@ -12,9 +12,10 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -205,6 +206,18 @@ class Job:
             self.process.wait(20)
         with suppress(OSError):
             self.connection.close()
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise `SystemExit`, so that the jobs are ended, too."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda which, _: sys.exit(128 + which)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:

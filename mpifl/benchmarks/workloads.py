@@ -1,4 +1,4 @@
-"""The workloads of `mpifl bench` (`configs/bench/`), their turns, and the names of its other measurements."""
+"""The workloads of `mpifl bench` (`configs/bench/`), their turns, and the name of its other measurement."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ WORKLOADS = {
     "W6": Workload("bench/w6", "UCFL, 100 x 600 images, LeNet-5, batch 64: a 100 x 100 mixing a round", 5),
 }
 
-OTHERS = ("plan", "population", "scaling", "server")  # measurements other than of a workload
+SERVER = "server"  # the measurement that is not of a workload

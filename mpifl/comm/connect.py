@@ -7,16 +7,12 @@ import os
 from mpifl.core import instructions
 from mpifl.core.process import age, launched
 
-from .monitoring import prepare
 from .mpi_startup import check_size, starting
 from .transport import Single, Transport
 
 
-def connect(monitored: bool = False) -> Transport:
+def connect() -> Transport:
     """Return the transport of this process: MPI when started by an MPI launcher, otherwise `Single`.
-
-    Args:
-        monitored: turn on Open MPI's monitoring; works only before MPI has started.
 
     Raises:
         UserError: a launcher started several processes, but MPI does not connect them; or the libraries of
@@ -24,17 +20,15 @@ def connect(monitored: bool = False) -> Transport:
     """
     instructions.check()
     loaded = age()
-    transport = _connected(monitored)
+    transport = _connected()
     transport.started = {"imports": round(loaded, 2), "mpi": round(age(), 2)}
     return transport
 
 
-def _connected(monitored: bool) -> Transport:
+def _connected() -> Transport:
     if not launched():
         check_size(1, os.environ)
         return Single()
-    if monitored:
-        prepare()
     with starting():
         from .mpi import connect_mpi
 

@@ -48,7 +48,7 @@ POLLING = 0.03  # fraction of a core that a rank uses while it waits for a round
 SHORT_POLLING = 0.3  # ... for a few milliseconds: a poll takes 45 us, and the first pauses are hardly longer
 HANDOVER_S = 4e-4  # of rank 0 and of a worker for the two messages of a visit: pickling, MPI; 0.26 to 0.5 ms
 EXCHANGES = 3  # exchanges of a round for which rank 0 or the workers wait: tasks, reports, plan of the mixing
-RANK_S = 25e-6  # processor seconds of rank 0 for the tasks and the report of a worker (`mpifl bench server`)
+RANK_S = 25e-6  # processor seconds of rank 0 for a worker (`tests/campaigns/many_ranks.py`)
 VISIT_BYTES, RANK_BYTES = 90, 1500  # of tasks and reports: columns of each visit, headers of each worker
 CHECKPOINT_BYTES_S = 200e6  # at which the client state of checkpoints is written
 

@@ -1,38 +1,27 @@
 """The sweeps that reproduce the papers' tables and figures, and their recorded results.
 
-A file `configs/papers/PAPER/TABLE.yaml` is a sweep with all rows of a table. `record` keeps the figures of
-finished sweeps in `measured/TABLE.json` beside it, one line per case, with the settings in which the run
-differed from the file (for example fewer rounds). It also writes the pages in `docs/reproductions`.
-`mpifl list papers` reads the same files.
+A file `configs/papers/PAPER/TABLE.yaml` is a sweep with all rows of a table. `measured/TABLE.json` beside it
+has the recorded figures, one line per case, with the settings in which the run differed from the file (for
+example fewer rounds); `tests/campaigns/record_papers.py` writes it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-import shlex
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpifl.analysis.seed_groups import origins_of
-from mpifl.core.devices import CPU
-from mpifl.core.errors import UserError, require
-from mpifl.core.files import write_atomically
-from mpifl.core.textfiles import flat, json_file, yaml_of
+from mpifl.core.textfiles import flat, json_file
 from mpifl.experiment import loader
-from mpifl.experiment.table_layout import SAMPLE, SEED, TableConfig
-from mpifl.results.identity import OF_A_MACHINE, SAME, describe_inputs
-from mpifl.results.reader import load
+from mpifl.experiment.table_layout import SEED, TableConfig
+from mpifl.results.identity import OF_A_MACHINE, SAME
 
 from .cases import Case, case_of, cases, combinations, table_of
-from .results import check_case, is_complete, result_of, started_with
-from .table import Result, largest_difference, lines, markdown
+from .table import Result, largest_difference, lines
 
 PAPERS = {  # folder -> the paper
     "emdcfl": "EMD-CFL: Clustered Federated Learning via Embedding Distributions",
@@ -42,14 +31,10 @@ PAPERS = {  # folder -> the paper
     "fedcuau": "FedCUAU: Clustered Federated Learning Using Weight Divergence",
 }
 FOLDER = loader.SHIPPED / "papers"
-PAGES = Path(__file__).parents[2] / "docs" / "reproductions"  # in a checkout
 SAME_KEYS = (*OF_A_MACHINE, "evaluation.at_start")  # do not change figures, like the sections in `SAME`
 EVERY = "evaluation.every"  # changes only figures that are means over the evaluations
 OVER_EVALUATIONS = "_all"  # part of the names of these figures
-NOT_RECORDED = "not recorded"  # hardware of cases that earlier versions recorded
-MOST_LEFT_OUT = 30  # most rows that a page names as not run
 SHOWN_LABELS = 4  # most rows that a list names
-PLAIN = re.compile(r"[\w./-]+")  # texts that need no quotes in YAML
 
 
 @dataclass(frozen=True)
@@ -96,7 +81,7 @@ class Sweep:
 
     @property
     def measured_file(self) -> Path:
-        """The file in which `record` keeps its figures."""
+        """The file with its recorded figures."""
         return FOLDER / self.paper / "measured" / f"{self.stem}.json"
 
     @cached_property
@@ -135,7 +120,7 @@ class Sweep:
             case: a case of the file.
             changed: keys in which the run differs; they are left out.
         """
-        found = self.deciding(_stated(case.config))
+        found = self.deciding(stated(case.config))
         kept = {key: value for key, value in found.items() if key not in changed}
         return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
@@ -149,7 +134,7 @@ class Sweep:
     def outdated_text(self) -> str:
         """A text about the outdated cases; empty if there are none."""
         count = len(self.outdated)
-        return f"{count} under other settings than the file's now: {_few(self.outdated)}" if count else ""
+        return f"{count} under other settings than the file's now: {few(self.outdated)}" if count else ""
 
     @property
     def results(self) -> list[Result]:
@@ -167,33 +152,12 @@ class Sweep:
         found: dict[str, list[str]] = {}
         for one in self.measured:
             for k, v in one["changed"].items():
-                found.setdefault(f"{k} {v}", []).append(_row(one["labels"]))
+                found.setdefault(f"{k} {v}", []).append(row_title(one["labels"]))
         total = len(self.measured)
         return ", ".join(
-            text + (f" ({len(rows)} of {total} cases: {_few(rows)})" if len(rows) < total else "")
+            text + (f" ({len(rows)} of {total} cases: {few(rows)})" if len(rows) < total else "")
             for text, rows in sorted(found.items())
         )
-
-    @property
-    def left_out(self) -> str:
-        """The rows of which no case ran; empty if there are none."""
-        ran = {_row(case.labels) for case, _ in self.recorded}
-        return _few((row for labels in self.labels if (row := _row(labels)) not in ran), MOST_LEFT_OUT)
-
-    @property
-    def hours(self) -> float:
-        """Wall time of the trainings; cases that only recompute the times of another one are not counted."""
-        times = {(one["digest"], one["seconds"]): float(one["seconds"]) for one in self.measured}
-        return sum(times.values()) / 3600
-
-    @cached_property
-    def trained(self) -> dict[str, dict[str, Any]]:
-        """The settings that decide the figures of each case that ran -> its record."""
-        out = {}
-        for case, one in self.recorded:
-            found = {**self.deciding(_stated(case.config)), **one["changed"]}
-            out[json.dumps(found, sort_keys=True, default=str)] = one
-        return out
 
     def state(self) -> str:
         """Return whether it was run, how much of it, and the largest difference to a published figure."""
@@ -215,12 +179,23 @@ def sweeps(paper: str | None = None) -> list[Sweep]:
     return found
 
 
-def _row(labels: Mapping[str, str]) -> str:
+def stated(section: Any) -> dict[str, Any]:
+    """Return the fields of a configuration that are not their defaults, and the class of each section."""
+    out: dict[str, Any] = {"": type(section).__name__}
+    for field in fields(section):
+        value = getattr(section, field.name)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if value != default:
+            out[field.name] = stated(value) if is_dataclass(value) else value
+    return out
+
+
+def row_title(labels: Mapping[str, str]) -> str:
     """Return the title of a case's row and group of columns: its labels without the seed."""
     return ", ".join(label for key, label in labels.items() if key != SEED)
 
 
-def _few(titles: Iterable[str], most: int = SHOWN_LABELS) -> str:
+def few(titles: Iterable[str], most: int = SHOWN_LABELS) -> str:
     """Return the first `most` distinct titles as text."""
     found = list(dict.fromkeys(titles))
     return "; ".join(found[:most]) + "; ..." * (len(found) > most)
@@ -245,258 +220,3 @@ def listed() -> str:
         for sweep in sweeps(paper):
             out += [f"  {sweep.name:36} {sweep.table.title}", f"    {_rows(sweep.num_rows)}; {sweep.state()}"]
     return "\n".join(out)
-
-
-# -- recording results ---------------------------------------------------------------------------------------
-
-
-def record(folders: Sequence[str]) -> list[Path]:
-    """Record the figures of sweeps beside their files, and in a checkout write the pages.
-
-    Args:
-        folders: folders of sweeps, complete or not; earlier records of the same cases are replaced.
-
-    Returns:
-        The files that were written.
-
-    Raises:
-        UserError: a folder is no sweep of a paper, has no finished case, or one with the run of another
-            case; or its cases were computed with different data, files or code of the user.
-    """
-    written = []
-    for folder in map(Path, folders):
-        found = _sweep_of(folder)
-        new = [*_records(found, folder)]
-        require(bool(new), "RUN", str(folder), "has no finished case; run it first")
-        _check_inputs(folder)
-        text = ",\n".join(f"  {json.dumps(one)}" for one in found.latest([*found.measured, *new]))
-        write_atomically(found.measured_file, f'{{"sweep": "{found.name}", "cases": [\n{text}\n]}}\n')
-        written.append(found.measured_file)
-    if PAGES.is_dir():
-        for path, text in pages().items():
-            write_atomically(path, text)
-            written.append(path)
-    return written
-
-
-def _sweep_of(folder: Path) -> Sweep:
-    """Return the paper's sweep that was run in a folder."""
-    tree = started_with(folder)
-    paper, _, stem = str(tree.get("name", "")).partition("-")
-    known = [sweep.stem for sweep in sweeps(paper)] if paper in PAPERS else []
-    if stem not in known:
-        names = ", ".join(PAPERS)
-        raise UserError("RUN", str(folder), f"is not a sweep of a paper (papers/PAPER/TABLE of {names})")
-    return Sweep(paper, stem)
-
-
-def _check_inputs(folder: Path) -> None:
-    """Raise `UserError` unless each complete case is the sweep's, and all have the same inputs."""
-    complete = [case for case in cases(started_with(folder)) if is_complete(case, folder)]
-    for case in complete:
-        check_case(case, folder)
-    for line in describe_inputs(origins_of([load(case.folder(folder)) for case in complete])):
-        remedy = f"its cases differ in {line}; move those away that are not meant, and resume it"
-        raise UserError("RUN", str(folder), remedy)
-
-
-def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the record of each finished case."""
-    names = dict.fromkeys(figure.of for figure in sweep.table.columns)
-    for case in sweep.cases:
-        done = folder / f"{case.config.name}-{case.slug}"
-        if not (done / "summary.json").is_file():
-            continue
-        run = load(done)
-        values = result_of(case.labels, run).values
-        environment = json_file(done / "environment.json", "RUN")
-        changed, commit = _changed(sweep, case, run.config), environment.get("git_commit") or ""
-        ended = datetime.fromtimestamp((done / "summary.json").stat().st_mtime, UTC)
-        yield {
-            "labels": dict(case.labels),
-            "values": {name: _kept(values[name]) for name in names if name in values},
-            "changed": changed,
-            "settings": sweep.settings(case, changed),
-            "date": f"{ended:%Y-%m-%d}",
-            "commit": commit[:10] + "+" * commit.endswith("+"),
-            **_hardware(run.summary.get("identity", {})),
-            "digest": run.summary["digest"][:16],
-            "seconds": round(run.summary["wall_seconds"]),
-        }
-
-
-def _hardware(identity: Mapping[str, Any]) -> dict[str, str]:
-    """Return the hardware of a case: instruction sets of the processors, and the GPU if there was one."""
-    device = identity.get("device", CPU.type)
-    gpu = {} if device == CPU.type else {"device": device}
-    return {"instructions": identity.get("instructions", ""), **gpu}
-
-
-def _computed_with(record: Mapping[str, Any]) -> str:
-    """Return the kind of hardware that decides the last bits of a record's figures; empty if unknown."""
-    return str(record.get("device") or record.get("instructions", ""))
-
-
-def _kept(value: float) -> float:
-    """Return a whole number (bytes) unchanged, and any other number with six digits."""
-    return value if float(value).is_integer() else float(f"{value:.6g}")
-
-
-def _changed(sweep: Sweep, case: Case, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys in which a run differs from its case: dotted key -> the run's value."""
-    ours, theirs = (sweep.deciding(tree) for tree in (_tree_of(case), config))
-    return {
-        key: theirs.get(key)
-        for key in dict.fromkeys([*ours, *theirs])
-        if key in theirs and ours.get(key) != theirs[key]
-    }
-
-
-def _stated(section: Any) -> dict[str, Any]:
-    """Return the fields of a configuration that are not their defaults, and the class of each section."""
-    out: dict[str, Any] = {"": type(section).__name__}
-    for field in fields(section):
-        value = getattr(section, field.name)
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        if value != default:
-            out[field.name] = _stated(value) if is_dataclass(value) else value
-    return out
-
-
-def _tree_of(case: Case) -> dict[str, Any]:
-    """Return the configuration of a case, as it would be read from a file."""
-    return dict(json.loads(json.dumps(loader.to_tree(case.config), default=str)))
-
-
-# -- pages ---------------------------------------------------------------------------------------------------
-
-
-def pages() -> dict[Path, str]:
-    """Return the pages in `docs/reproductions`: one for each paper, and their index."""
-    every = {paper: sweeps(paper) for paper in PAPERS}
-    out = {PAGES / "README.md": _index(every)}
-    for paper, of_paper in every.items():
-        found = [sweep for sweep in of_paper if sweep.measured]
-        if found:
-            head = f"# {PAPERS[paper]}\n\nWritten by `mpifl record`; see the [index](README.md).\n"
-            sections = [_section(sweep, _other_figures(sweep, found)) for sweep in found]
-            out[PAGES / f"{paper}.md"] = "\n".join([head, *sections])
-    return out
-
-
-def _index(every: Mapping[str, Sequence[Sweep]]) -> str:
-    """Return the index of the pages."""
-    head = (
-        "# Beside the published figures\n\n"
-        "Every table and figure of the five papers, its sweep, and what it gave here. `mpifl sweep SWEEP`\n"
-        "runs all rows of one and writes its table beside the published figures; `mpifl record FOLDER`\n"
-        "keeps them and writes these pages; `mpifl list papers` prints this list.\n"
-    )
-    out = [head]
-    for paper, title in PAPERS.items():
-        out += [f"## {title}\n", "| sweep | table | rows | here |", "|---|---|---|---|"]
-        for sweep in every[paper]:
-            name = f"[{sweep.name}]({paper}.md)" if sweep.measured else sweep.name
-            out.append(f"| {name} | {sweep.table.title} | {sweep.num_rows} | {sweep.state()} |")
-        out.append("")
-    return "\n".join(out)
-
-
-def _other_figures(sweep: Sweep, found: Sequence[Sweep]) -> list[str]:
-    """Return a sentence for each case that has other figures in another sweep with the same settings.
-
-    Args:
-        sweep: the sweep whose section is written.
-        found: all recorded sweeps of the paper.
-    """
-    out = []
-    for other in (other for other in found if other.name != sweep.name):
-        for settings, one in sweep.trained.items():
-            again = other.trained.get(settings, one)
-            shared = one["values"].keys() & again["values"].keys()
-            if any(one["values"][name] != again["values"][name] for name in shared):
-                labels, there = one["labels"], _row(again["labels"])
-                seed = f", seed {labels[SEED]}" if SEED in labels else ""
-                by, by_other = (
-                    " on ".join(filter(None, (case["commit"], _computed_with(case)))) for case in (one, again)
-                )
-                out.append(
-                    f"{_row(labels)}{seed} was run in {other.stem}, too ({there}), by commit {by_other}"
-                    f" instead of {by}, and has other figures there. Version or processor differ:"
-                    " compare it with rows of its own sweep."
-                )
-    return out
-
-
-def _section(sweep: Sweep, others: Sequence[str]) -> str:
-    """Return the section of a page about one sweep.
-
-    Args:
-        sweep: a sweep with recorded cases.
-        others: sentences about cases that were also run in other sweeps.
-    """
-    table, ran = sweep.table, sweep.measured
-    dates, commits = (sorted({one[key] for one in ran}) for key in ("date", "commit"))
-    seeds = sorted({one["labels"].get(SEED, "0") for one in ran})
-    options = "".join(f" --{key} {_word(value)}" for key, value in _common_changes(sweep).items())
-    facts = [
-        f"{len(ran)} of {len(sweep.labels)} cases",
-        f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
-        *([sweep.outdated_text] if sweep.outdated else []),
-        f"{sweep.hours:.1f} hours of wall time in all",
-        f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}",
-        *_kinds_of_hardware(ran),
-        f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
-        + " (+: with changes that were not committed)" * any(commit.endswith("+") for commit in commits),
-    ]
-    parts = [
-        f"## {table.title}\n",
-        f"```bash\nmpifl sweep {sweep.name} --data.root DIR{options}\n```\n",
-        f"{'; '.join(facts)}.{f' Other than in the file: {sweep.changes}.' if sweep.changes else ''}\n",
-        markdown(table, sweep.results, hints=False),
-    ]
-    if table.spread:
-        whole = [figure.label for figure in table.columns if figure.deviation != SAMPLE]
-        more = f"; population standard deviation of {', '.join(whole)}" if whole else ""
-        here = f"sample standard deviation over the seeds{more}"
-        parts.append(f'Published "+-": {table.spread}. Here: {here}.\n')
-    if mixed := _few(_mixed_rows(ran), MOST_LEFT_OUT):
-        gpus = any("device" in one for one in ran)
-        what = "Seeds of these rows were computed " + (
-            "on different GPUs or processors" if gpus else "with different instructions of the processor"
-        )
-        parts.append(f"{what}: {mixed}.\n")
-    parts += [f"Not run: {left_out}.\n"] if (left_out := sweep.left_out) else []
-    parts += [f"{text}\n" for text in (table.differences, table.notes, *others, *table.findings) if text]
-    return "\n".join(parts)
-
-
-def _word(value: Any) -> str:
-    """Return a value quoted for a shell's command line, where options are read as YAML."""
-    plain = isinstance(value, str) and PLAIN.fullmatch(value) and yaml_of(value, "", value) == value
-    return shlex.quote(value if plain else json.dumps(value))
-
-
-def _kinds_of_hardware(ran: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a text with the number of records for each kind of hardware; nothing if none is recorded."""
-    counts = Counter(_computed_with(one) or NOT_RECORDED for one in ran)
-    known = [f"{kind} ({n} case{'s' * (n > 1)})" for kind, n in sorted(counts.items())]
-    return [f"computed with {', '.join(known)}"] if {*counts} != {NOT_RECORDED} else []
-
-
-def _mixed_rows(ran: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the rows whose seeds are known to have been computed with different hardware."""
-    kinds: dict[str, set[str]] = {}
-    for one in ran:
-        instructions = one.get("instructions", "").partition(" ")[
-            0
-        ]  # the part after a space says that they were limited to these
-        kind = one.get("device") or instructions
-        kinds.setdefault(_row(one["labels"]), set()).update([kind] if kind else [])
-    return [row for row, found in kinds.items() if len(found) > 1]
-
-
-def _common_changes(sweep: Sweep) -> dict[str, Any]:
-    """Return the changes that all cases share, which were given on the command line."""
-    first, *others = [one["changed"] for one in sweep.measured]
-    return {key: value for key, value in first.items() if all(o.get(key) == value for o in others)}

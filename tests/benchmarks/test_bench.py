@@ -14,16 +14,15 @@ import pytest
 from conftest import mpi_environment
 
 from mpifl import cli
-from mpifl.benchmarks import command, compare, forecast, population, scaling, server, turns
+from mpifl.benchmarks import command, compare, server, turns
 from mpifl.benchmarks import job as one
-from mpifl.benchmarks.workloads import OTHERS, WORKLOADS, Workload
+from mpifl.benchmarks.workloads import WORKLOADS, Workload
 from mpifl.comm.transport import Single
 from mpifl.core import progress
 from mpifl.core.errors import UserError
 from mpifl.data import prepare
 from mpifl.experiment.loader import load
 
-SYNCHRONOUS = [name for name in OTHERS if name != "plan"]
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 
 
@@ -78,8 +77,7 @@ def test_a_measurement_says_how_far_it_is():
     [
         (["W1"], "-1", "--seconds = '-1'"),
         (["W1"], "x", "--seconds = 'x'"),
-        (["population"], "2", "has no effect"),
-        (["plan"], "2", "has no effect"),
+        (["server"], "2", "has no effect"),
     ],
 )
 def test_the_length_of_a_turn_is_checked(names, seconds, message):
@@ -93,41 +91,6 @@ def test_the_workloads_are_what_they_say(name, clients, m):
     assert config.data.scenario.clients == clients
     assert config.cohort_size in (m, None)
     assert config.data.source.train == clients * int(WORKLOADS[name].what.split(" x ")[1].split()[0])
-
-
-def test_the_forecast_of_plans_is_compared_turn_by_turn(monkeypatch, tmp_path):
-    """A forecast of 90 s for runs that took 60, 120 and 90."""
-    took = iter((60.0, 120.0, 90.0))
-
-    def command_of(words):
-        assert words[1:5] == ["c.yaml", "--rounds", "2", "--seed"]
-        return ("a round ...; 90 s of processors in all", 9.0) if words[0] == "plan" else ("", next(took))
-
-    monkeypatch.setattr(forecast, "RUNS", {"small": ("c.yaml", "--rounds", "2")})
-    monkeypatch.setattr(forecast, "_mpifl", command_of)
-    file = tmp_path / "figures.json"
-    command.bench(["plan"], ["--seed", "1"], None, "3", str(file))
-    ratio = {"median": 1.0, "low": 0.75, "high": 1.5}
-    assert json.loads(file.read_text()) == {"small": {"foretold": 90.0, "taken": 90.0, "ratio": ratio}}
-
-
-@pytest.mark.nightly
-def test_a_plan_is_measured_beside_its_run(monkeypatch, capsys):
-    monkeypatch.setattr(forecast, "RUNS", {"small": (TINY, "--rounds", "2")})
-    figures = forecast.measure_forecasts(1, ["--local.epochs", "2"])["small"]
-    assert figures["ratio"]["median"] == figures["foretold"] / figures["taken"] > 0
-    assert f"{figures['taken']:.2f} taken" in capsys.readouterr().out
-
-
-def test_a_plan_that_is_refused_and_ranks_are_told_of(monkeypatch):
-    monkeypatch.setattr(forecast, "RUNS", {"small": (TINY, "--rounds", "2")})
-    with pytest.raises(UserError, match=r"mpifl plan .*--rounds 2 --epochs 2.*unknown key"):
-        forecast.measure_forecasts(1, ["--epochs", "2"])
-    monkeypatch.setattr(forecast, "_mpifl", lambda _: ("a round ...; 2 min 5 s of processors in all", 1.0))
-    with pytest.raises(UserError, match="use fewer --rounds"):
-        forecast.measure_forecasts(1, [])
-    with pytest.raises(UserError, match="one process"):
-        command.bench(["plan"], [], "3", None, None)
 
 
 @pytest.mark.parametrize("options", [[], ["--local.epochs", "2", "--system.stack", "1"]])
@@ -168,54 +131,6 @@ def test_what_the_loops_do_not_know_is_refused(monkeypatch, options):
         compare.compare(Workload(TINY, "tiny"), 3, 1, options, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        *((name, "--policy every_arrival", "only synchronous rounds") for name in SYNCHRONOUS),
-        *((name, "--rounds 3", "rounds = 3: the measurement") for name in SYNCHRONOUS),
-        ("population", "--data.scenario.clients 7", r"data\.scenario\.clients = 7: the measurement"),
-        ("server", "--cohort_size 7", "cohort_size = 7: the measurement"),
-        ("server", "--algorithm fedprox", "algorithm = 'fedprox': the measurement"),
-        ("server", "--algorithm.name fedprox", r"algorithm\.name = 'fedprox': the measurement"),
-    ],
-)
-def test_what_a_measurement_chooses_or_cannot_measure_is_refused(monkeypatch, name, options, message):
-    for module in (population, scaling, server):
-        monkeypatch.setattr(module, "Job", None)
-    with pytest.raises(UserError, match=message):
-        command.bench([name], options.split(), None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["scaling", "w3"], "bench = 'w3': "),
-        (["scaling", "W33"], "bench = 'W33': .*W3"),
-        (["scaling", "W3", "W2"], r"bench = \['W3', 'W2'\]: scaling measures one workload"),
-        (["scaling", "server"], "bench = 'server': "),
-    ],
-)
-def test_scaling_takes_one_known_workload(monkeypatch, names, message):
-    monkeypatch.setattr(command, "measure_scaling", None)
-    with pytest.raises(UserError, match=message):
-        command.bench(names, [], None, None, None)
-    measured = []
-    monkeypatch.setattr(command, "measure_scaling", lambda name, *_: measured.append(name) or {})
-    command.bench(["W3", "scaling"], [], None, None, None)
-    command.bench(["scaling"], [], None, None, None)
-    assert measured == ["W3", "W1"]
-
-
-def test_scaling_needs_a_rank_beside_the_server(monkeypatch):
-    monkeypatch.setattr(command, "measure_scaling", None)
-    with pytest.raises(UserError, match="ranks = '1': use 2 or more: one is the server"):
-        command.bench(["scaling"], [], "1", None, None)
-    measured = []
-    monkeypatch.setattr(command, "measure_scaling", lambda *given: measured.append(given[1]) or {})
-    command.bench(["scaling"], [], "2", None, None)
-    assert measured == [1]
-
-
 @pytest.mark.parametrize("place", ["missing/figures.json", "."])
 def test_a_file_of_figures_that_cannot_be_written_is_refused_before_it_is_measured(
     monkeypatch, tmp_path, place
@@ -234,10 +149,35 @@ def test_a_file_of_figures_that_cannot_be_written_is_refused_before_it_is_measur
         command.bench(["server"], [], None, None, str(tmp_path / "figures.json"))
 
 
-@pytest.mark.parametrize("names", [["server", "W1"], ["W1", "plan"]])
-def test_what_is_no_workload_is_measured_alone(names):
-    with pytest.raises(UserError, match=r"bench = \[.*\]: (server|plan) runs alone: leave the others out"):
+@pytest.mark.parametrize("names", [["server", "W1"], ["W1", "server"]])
+def test_the_measurement_of_the_server_is_made_alone(names):
+    with pytest.raises(UserError, match=r"bench = \[.*\]: server runs alone: leave the others out"):
         command.bench(names, [], None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--policy every_arrival", "only synchronous rounds"),
+        ("--rounds 3", "rounds = 3: the measurement"),
+        ("--cohort_size 7", "cohort_size = 7: the measurement"),
+        ("--algorithm fedprox", "algorithm = 'fedprox': the measurement"),
+        ("--algorithm.name fedprox", r"algorithm\.name = 'fedprox': the measurement"),
+    ],
+)
+def test_what_a_measurement_chooses_or_cannot_measure_is_refused(monkeypatch, options, message):
+    monkeypatch.setattr(server, "Job", None)
+    with pytest.raises(UserError, match=message):
+        command.bench(["server"], options.split(), None, None, None)
+
+
+def test_what_rank_0_computes_is_divided_into_rounds_and_clients():
+    """2 ms beside: a round of 2 clients takes 2 ms, one of 1002 takes 5: 3 us a client."""
+    found = server.figures({2: [0.002, 0.009, 0.001], 1002: [0.005]}, [0.0003, 0.0005, 0.0004])
+    assert found["round_s"] == 0.002
+    assert found["client_s"]["1002"] == pytest.approx(3e-6)
+    page = server.lines({"ranks": 3, "sizes": [1002], "methods": {"fedavg": found}})
+    assert page[-1].split() == ["fedavg", "2.00", "0.40", "3.0"]
 
 
 def test_an_unknown_workload_is_refused_by_name():

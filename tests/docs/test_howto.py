@@ -23,7 +23,7 @@ PAGES = [
     page
     for page in sorted((ROOT / "docs").rglob("*.md"))
     if "reproductions" not in page.parts and "tutorial" not in page.parts
-]  # the former are written by `mpifl record`, the latter run as a whole
+]  # the former are written by `tests/campaigns/record_papers.py`, the latter run as a whole
 BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>[^\n]*?) -->\n+)?```bash\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )

@@ -1,6 +1,6 @@
 """The page of `mpifl plan`: its lines add up, its refusals are those of a run.
 
-How well its times hold is measured by `mpifl bench plan`.
+How well its times hold is measured by `tests/campaigns/forecast.py`.
 """
 
 from __future__ import annotations

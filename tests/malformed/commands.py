@@ -79,8 +79,8 @@ WORDS = (
     ),
     *(
         "--bind-report",
-        "--check-mpi-traffic",
-        "--witness",
+        "--json",
+        "--seconds",
         "--quiet=1",
         "--out",
         "--sheet",

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpifl.comm.monitoring import ALLTOALLV, parse_monitoring
 from numpy.testing import assert_allclose
 from support import toy
 from support.runs import CONFIG, RUNS, SCRIPT, TASK_RUNS, Alone, Runs, columns_of
 
-from mpifl.comm.monitoring import ALLTOALLV, parse_monitoring
 from mpifl.results.reader import load
 
 FEW = (  # on one process and on three ranks; all of them, also on other numbers of ranks, are nightly

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from campaigns import gpu_campaign
+from campaigns.gpu_campaign import Campaign, Step, main, run_campaign
 
-from mpifl.benchmarks import gpu_campaign
-from mpifl.benchmarks.gpu_campaign import Campaign, Step, main, run_campaign
 from mpifl.core.devices import CPU
 from mpifl.core.errors import UserError
 from mpifl.training.precision import has_bfloat16

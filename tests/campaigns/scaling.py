@@ -1,4 +1,6 @@
-"""One workload on 1 to n workers, and an extrapolation to many more (`mpifl bench scaling`).
+"""One workload on 1 to n workers, and an extrapolation to many more.
+
+    python tests/campaigns/scaling.py [--workload W1] [--ranks P] [--turns 5] [--json FILE] [--key value ...]
 
 Strong scaling keeps the cohort, weak scaling keeps the visits per worker. The extrapolation is a sum of four
 terms; the largest one is the bottleneck:
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -29,7 +32,11 @@ from typing import Any
 import numpy as np
 
 from mpifl.aggregation.collective_choice import REDUCE, between, tree_levels
+from mpifl.benchmarks.compare import check_rounds
+from mpifl.benchmarks.turns import Job, scratch_folder
+from mpifl.benchmarks.workloads import WORKLOADS
 from mpifl.comm.mpi_startup import mpirun
+from mpifl.core.errors import nearest, require
 from mpifl.core.parameters import Layout
 from mpifl.core.process import available_cores
 from mpifl.core.progress import each
@@ -40,9 +47,10 @@ from mpifl.forecast.time import RANK_S, ranks_seconds
 from mpifl.models import build_model
 from mpifl.simulation.sampling import cohort_size
 
-from .compare import check_rounds
-from .turns import Job, scratch_folder
-from .workloads import WORKLOADS
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # a program, not a module of pytest
+
+from support.measurements import command
 
 MANY = (16, 64, 256, 1024)
 BUSY = ("train", "load", "reduce")  # phases of a worker that are part of its visits
@@ -115,18 +123,24 @@ def fit(measured: dict[int, dict[str, float]], m: int, d: int) -> Model:
     return Model(busy[least] * least / m, once_s, rank_s, m, d)
 
 
-def measure_scaling(name: str, most: int | None, turns: int | None, options: Sequence[str]) -> dict[str, Any]:
-    """Measure a workload on 1 to `most` workers, extrapolate, and print both.
+def measure_scaling(workload: str, ranks: int | None, turns: int, options: Sequence[str]) -> dict[str, Any]:
+    """Measure a workload on 1 to `ranks` - 1 workers, extrapolate, and print both.
 
     Args:
-        name: The workload.
-        most: Largest number of workers; None for the number of cores.
-        turns: Turns of each job; None for 5.
+        workload: Its name.
+        ranks: Largest number of ranks, the server included; None for as many workers as cores.
+        turns: Turns of each job.
         options: Command-line options that override the configuration.
 
     Returns:
         The figures.
+
+    Raises:
+        UserError: The workload is unknown, there is no worker, or an option is one that is chosen here.
     """
+    require(workload in WORKLOADS, "--workload", workload, nearest(workload, [*WORKLOADS]))
+    require(ranks is None or ranks > 1, "--ranks", ranks, "use 2 or more: one is the server")
+    name, cores = workload, available_cores() if ranks is None else ranks - 1
     load = os.getloadavg()[0]  # before any job starts
     config = loader.load(WORKLOADS[name].config, list(options))
     check_rounds(config, options, ("rounds",))
@@ -134,7 +148,6 @@ def measure_scaling(name: str, most: int | None, turns: int | None, options: Seq
     federation = open_federation(config.data, config.seed.data, build=False)
     m = cohort_size(config.participation, config.cohort_size, federation.num_clients)
     d = Layout.of(build_model(config.model, federation.info)).size
-    cores = available_cores() if most is None else most
     counts = sorted({w for w in (1, 2, 4, 8, 16, 32, 64, 128, cores) if w <= cores})
     strong = {w: _measure(name, w, m, turns, options) for w in counts}
     weak = {w: _measure(name, w, max(1, m * w // cores), turns, options) for w in counts}
@@ -144,7 +157,7 @@ def measure_scaling(name: str, most: int | None, turns: int | None, options: Seq
     return out
 
 
-def _measure(name: str, workers: int, m: int, turns: int | None, options: Sequence[str]) -> dict[str, float]:
+def _measure(name: str, workers: int, m: int, turns: int, options: Sequence[str]) -> dict[str, float]:
     """Return the median seconds of a round on some workers, and of each phase of a worker."""
     config = WORKLOADS[name].config
     with scratch_folder() as place:
@@ -154,9 +167,7 @@ def _measure(name: str, workers: int, m: int, turns: int | None, options: Sequen
         )
         try:
             job.turn(2)
-            taken = [
-                job.turn(2) for _ in each(range(turns or 5), f"{m} visits on {workers} workers", "turns")
-            ]
+            taken = [job.turn(2) for _ in each(range(turns), f"{m} visits on {workers} workers", "turns")]
         finally:
             job.end()
     out = {"seconds": statistics.median(t["seconds"] / 2 for t in taken)}
@@ -203,3 +214,8 @@ def lines(out: dict[str, Any], model: Model) -> list[str]:
             f"{model.binds(ranks - 1)}"
         )
     return page
+
+
+if __name__ == "__main__":
+    options = {"workload": "W1", "ranks": None, "turns": 5}
+    sys.exit(command(str(__doc__).splitlines()[0], measure_scaling, options))

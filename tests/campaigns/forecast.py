@@ -1,4 +1,7 @@
-"""The processor time that `mpifl plan` forecasts for a run, compared with the time that the run takes."""
+"""The processor time that `mpifl plan` forecasts for a run, compared with the time that the run takes.
+
+python tests/campaigns/forecast.py [--turns 3] [--json FILE] [--key.path value ...]
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,18 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from mpifl.benchmarks.compare import range_of, spread
+from mpifl.benchmarks.turns import scratch_folder
 from mpifl.core.errors import UserError
 from mpifl.core.progress import each
 
-from .compare import range_of, spread
-from .turns import scratch_folder
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # a program, not a module of pytest
+
+from support.measurements import command
 
 ASYNCHRONOUS = ("--policy", "every_arrival", "--algorithm", "fedasync")
 RUNS = {  # some seconds each, in one process
@@ -23,11 +31,11 @@ RUNS = {  # some seconds each, in one process
 }
 
 
-def measure_forecasts(turns: int | None, options: Sequence[str]) -> dict[str, Any]:
+def measure_forecasts(turns: int, options: Sequence[str]) -> dict[str, Any]:
     """Plan and run two configurations in turns, print the figures and return them.
 
     Args:
-        turns: Number of turns; None for 3.
+        turns: Number of turns.
         options: Command-line options that override the configurations.
 
     Returns:
@@ -38,7 +46,7 @@ def measure_forecasts(turns: int | None, options: Sequence[str]) -> dict[str, An
         UserError: A plan or a run failed, or a forecast is too long to be given in seconds.
     """
     done: dict[str, list[dict[str, float]]] = {name: [] for name in RUNS}
-    for name in each([name for _ in range(turns or 3) for name in RUNS], "measuring", "turns"):
+    for name in each([name for _ in range(turns) for name in RUNS], "measuring", "turns"):
         done[name].append(_turn([*RUNS[name], *options]))
     out = {name: _figures(taken) for name, taken in done.items()}
     print("\n".join(lines(out)), flush=True)
@@ -82,3 +90,7 @@ def lines(out: dict[str, Any]) -> list[str]:
         f"{f['taken']:.2f} taken, ratio {spread(f['ratio'])}"
         for name, f in out.items()
     ]
+
+
+if __name__ == "__main__":
+    sys.exit(command(str(__doc__).splitlines()[0], measure_forecasts, {"turns": 3}))

@@ -1,17 +1,19 @@
-"""The cost model of `mpifl bench scaling`, by hand."""
+"""The cost model of many workers, by hand, and rank 0 of many ranks."""
 
 from __future__ import annotations
 
 import ast
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from campaigns import scaling
+from campaigns.many_ranks import line
+from campaigns.scaling import Model, fit, lines, measure_scaling
+from support.measurements import command
 
-from mpifl.benchmarks.scaling import Model, fit, lines
-from mpifl.benchmarks.server import figures
-from mpifl.benchmarks.server import lines as server_lines
 from mpifl.forecast.time import RANK_BYTES, RANK_S, VISIT_BYTES
 from mpifl.runtime.protocol import ReportHeader, TaskBatch, TaskTable
 from mpifl.runtime.worker import VisitResults
@@ -82,24 +84,41 @@ def test_memory_grows_with_registered_clients():
     assert model.server_bytes(10**7) == pytest.approx(280e6 + 560e6 + 12e6)
 
 
-def test_what_rank_0_computes_is_divided_into_rounds_and_clients():
-    """2 ms beside: a round of 2 clients takes 2 ms, one of 1002 takes 5: 3 us a client."""
-    found = figures({2: [0.002, 0.009, 0.001], 1002: [0.005]}, [0.0003, 0.0005, 0.0004])
-    assert found["round_s"] == 0.002
-    assert found["client_s"]["1002"] == pytest.approx(3e-6)
-    by_ranks = {2: 0.004, 102: 0.006}
-    page = server_lines({"ranks": 3, "sizes": [1002], "methods": {"fedavg": found}, "by_ranks": by_ranks})
-    assert page[-2].split() == ["fedavg", "2.00", "0.40", "3.0"]
-    assert page[-1].endswith("102: 20")
+def test_the_cost_of_a_rank_is_what_lies_beyond_that_of_the_fewest():
+    """2 ms more for a hundred ranks more."""
+    assert line({2: 0.004, 102: 0.006}).endswith(": 102: 20")
 
 
 def test_rank_0_of_many_takes_the_steps_of_a_run(mpirun):
     """More ranks than clients: some workers report nothing."""
     options = ["--algorithm.name", "fedavg", "--cohort_size", "2"]
-    work = "import sys, mpifl.benchmarks.many_ranks as many; "
-    work += "print(many.seconds_of_rank_0(sys.argv[1], sys.argv[2:], (2, 9), 2))"
-    done = mpirun(1, "-c", work, TINY, *options)
+    work = "import sys; sys.path.append(sys.argv[1]); import campaigns.many_ranks as many; "
+    work += "print(many.seconds_of_rank_0(sys.argv[2], sys.argv[3:], (2, 9), 2))"
+    done = mpirun(1, "-c", work, str(Path(__file__).parents[1]), TINY, *options)
     assert done.returncode == 0, done.stderr
     found = ast.literal_eval(done.stdout.splitlines()[-1])
     assert [*found] == [2, 9]
     assert min(found.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--workload w3", "--workload = 'w3': "),
+        ("--workload W33", "--workload = 'W33': .*W3"),
+        ("--ranks 1", "--ranks = 1: use 2 or more: one is the server"),
+        ("--policy every_arrival", "only synchronous rounds"),
+        ("--rounds 3", "rounds = 3: the measurement"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, words, message):
+    monkeypatch.setattr(scaling, "Job", None)
+    options = {"workload": "W1", "ranks": None, "turns": 5}
+    assert command("scaling", measure_scaling, options, words.split()) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_as_many_workers_are_measured_as_ranks_but_one(monkeypatch):
+    monkeypatch.setattr(scaling, "_measure", lambda name, workers, *_: pytest.fail(f"{name} on {workers}"))
+    with pytest.raises(pytest.fail.Exception, match="W3 on 1"):
+        measure_scaling("W3", 2, 1, [])

@@ -5,7 +5,9 @@ mixes, with the same code as any run. Its messages go to itself (MPI_COMM_SELF).
 workers are made here, and the time to make and send them is not counted. The collectives (the barrier, the
 broadcast of rows, the sum) are left out: in MPI they are trees, which cost rank 0 a message or two a level.
 
-Started under mpirun as `python -m mpifl.benchmarks.many_ranks CONFIG [--key.path value ...]`.
+    python tests/campaigns/many_ranks.py [--json FILE] [--key.path value ...]
+
+The method is FedAvg. The measuring process starts itself again under mpirun.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpifl.aggregation.client_store import ClientStore
+from mpifl.benchmarks.server import CONFIG, METHODS
+from mpifl.benchmarks.turns import ONE_MACHINE
 from mpifl.comm import mpi
 from mpifl.comm.mpi import LENGTH, Mpi
 from mpifl.comm.mpi_startup import mpirun
@@ -38,10 +43,15 @@ from mpifl.runtime.protocol import ReportTable, TaskBatch
 from mpifl.runtime.recovery import run_command
 from mpifl.runtime.worker import VisitResults
 
-from .turns import ONE_MACHINE
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # a program, not a module of pytest
+
+from support.measurements import command
 
 RANKS = (2, 16, 64, 256, 1024)  # the first is the baseline
 ROUNDS = 15
+CLIENTS = 2048  # of a round
+JOB = "--job"  # first word of the command line of the measured process
 MPI: Any = vars(mpi)["MPI"]
 OUT, BACK = 1, 2  # tags of messages to and from the workers
 
@@ -135,23 +145,32 @@ class ManyRanks(Mpi):
         self._sequence, self._waiting_for, self._received, self._empty_polls = 0, (0, size), 0, 0
 
 
-def measure_many_ranks(config: str, options: Sequence[str]) -> dict[int, float]:
-    """Return the processor seconds of rank 0 in a round, by number of ranks, measured in a new process.
+def measure_many_ranks(options: Sequence[str]) -> dict[str, Any]:
+    """Print and return the processor seconds of rank 0 in a round, by number of ranks.
 
     Args:
-        config: a configuration.
-        options: command-line options that override it, those of FedAvg included.
+        options: command-line options that override the configuration.
 
     Raises:
-        UserError: the process failed.
+        UserError: the measured process failed.
     """
-    command = [*mpirun(1), "mpifl.benchmarks.many_ranks", config, *options]
+    asked = [*METHODS["fedavg"], "--model.hidden", "[8]", "--cohort_size", str(CLIENTS), *options]
+    program = [*mpirun(1)[:-1], str(Path(__file__).resolve()), JOB, CONFIG, *asked]
     environment = {**ONE_MACHINE, **os.environ, "OMP_NUM_THREADS": "1"}
     with doing("rank 0 of up to 1024 ranks"):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        done = subprocess.run(program, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise UserError("bench", "server", "the job ended: " + " / ".join(done.stderr.splitlines()[-8:]))
-    return {int(size): seconds for size, seconds in json.loads(done.stdout.splitlines()[-1]).items()}
+        raise UserError("many_ranks", CONFIG, "the job ended: " + " / ".join(done.stderr.splitlines()[-8:]))
+    found = {int(size): seconds for size, seconds in json.loads(done.stdout.splitlines()[-1]).items()}
+    print(line(found), flush=True)
+    return {str(size): seconds for size, seconds in found.items()}
+
+
+def line(found: dict[int, float]) -> str:
+    """Return the cost of a rank, beyond those of the smallest number of ranks, as text."""
+    few, *many = found
+    costs = (f"{n}: {1e6 * (found[n] - found[few]) / (n - few):.0f}" for n in many)
+    return f"us a rank of many, FedAvg with {CLIENTS} clients a round: {', '.join(costs)}"
 
 
 def seconds_of_rank_0(name: str, options: list[str], sizes: tuple[int, ...], rounds: int) -> dict[int, float]:
@@ -183,5 +202,8 @@ def seconds_of_rank_0(name: str, options: list[str], sizes: tuple[int, ...], rou
 
 
 if __name__ == "__main__":
-    keep_freed()
-    print(json.dumps(seconds_of_rank_0(sys.argv[1], sys.argv[2:], RANKS, ROUNDS)))
+    if sys.argv[1:2] == [JOB]:
+        keep_freed()
+        print(json.dumps(seconds_of_rank_0(sys.argv[2], sys.argv[3:], RANKS, ROUNDS)))
+    else:
+        sys.exit(command(str(__doc__).splitlines()[0], measure_many_ranks, {}))

@@ -1,30 +1,38 @@
-"""A round with a million registered clients beside one with ten thousand, in cohorts of the same size."""
+"""A round with a million registered clients beside one with ten thousand, in cohorts of the same size.
+
+python tests/campaigns/population.py [--ranks 3] [--turns 7] [--json FILE] [--key.path value ...]
+"""
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mpifl.benchmarks.compare import check_rounds, ratios, spread
+from mpifl.benchmarks.turns import Job, scratch_folder
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.core.progress import each
 from mpifl.data import prepare
 from mpifl.experiment import loader
 
-from .compare import check_rounds, ratios, spread
-from .turns import Job, scratch_folder
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # a program, not a module of pytest
+
+from support.measurements import command
 
 MANY, FEW = 1_000_000, 10_000
 CONFIG = "bench/million"
 
 
-def compare_populations(ranks: int, turns: int | None, options: Sequence[str]) -> dict[str, Any]:
+def compare_populations(ranks: int, turns: int, options: Sequence[str]) -> dict[str, Any]:
     """Measure both populations in turns, print the figures and return them.
 
     Args:
         ranks: Number of ranks, server included.
-        turns: Number of turns; None for 7.
+        turns: Number of turns.
         options: Command-line options that override the configuration.
     """
     config = loader.load(CONFIG, list(options))
@@ -40,7 +48,7 @@ def compare_populations(ranks: int, turns: int | None, options: Sequence[str]) -
                 jobs[n] = Job(str(n), command, {}, Path(place))
                 jobs[n].turn(1)
             order = list(jobs)
-            turn_of = [n for turn in range(turns or 7) for n in order[:: 1 if turn % 2 else -1]]
+            turn_of = [n for turn in range(turns) for n in order[:: 1 if turn % 2 else -1]]
             for n in each(turn_of, "measuring", "turns"):
                 taken[n].append(jobs[n].turn(1))
         finally:
@@ -80,3 +88,7 @@ def lines(out: dict[str, Any]) -> list[str]:
         f"a round of the million costs {spread(out['ratio'])}, in processor time {spread(out['cpu_ratio'])}"
     )
     return page
+
+
+if __name__ == "__main__":
+    sys.exit(command(str(__doc__).splitlines()[0], compare_populations, {"ranks": 3, "turns": 7}))
