@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         own_rows,
         rows,
         sample_weights,
-        shares,
     )
     from mpifl.experiment.loader import load as load_config
     from mpifl.experiment.schema import Config
@@ -71,7 +70,6 @@ __all__ = [
     "rows",
     "run",
     "sample_weights",
-    "shares",
     "sweep",
     "table",
 ]

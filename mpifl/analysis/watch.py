@@ -188,7 +188,7 @@ def look(
     )
     has_lock = (is_held if held is None else held)(folder / "run.json")
     state, text = _state(folder, seen, beat, now, has_lock, sweep)
-    left = _left(seen, beat, now) if state == RUNNING else None
+    left = _left(beat, now) if state == RUNNING else None
     if state == COMPLETE:
         seen = replace(seen, step=seen.rounds, doing="")
     return replace(seen, state=state, text=text, left_s=left)
@@ -220,15 +220,10 @@ def _state(
     return ENDED, f"{quiet}: it was killed{elsewhere}{going_on}"
 
 
-def _left(seen: Seen, beat: Mapping[str, Any], now: float) -> float | None:
+def _left(beat: Mapping[str, Any], now: float) -> float | None:
     """Return an estimate of the seconds left; None if there is none."""
     told = _float(beat.get("left_s"))
-    if told is not None:
-        return max(0.0, told - (now - (_float(beat.get("time")) or now)))
-    seconds, step = seen.last("seconds"), seen.last("round")
-    if not seconds or not step or not seen.rounds or beat:
-        return None
-    return max(0.0, seconds / step * (seen.rounds - step) - (now - (seen.written or now)))
+    return None if told is None else max(0.0, told - (now - (_float(beat.get("time")) or now)))
 
 
 def is_held(path: Path) -> bool:

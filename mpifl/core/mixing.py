@@ -110,9 +110,6 @@ def sample_weights(notes: Notes) -> np.ndarray:
     return np.asarray(n / n.sum())
 
 
-shares = sample_weights  # the name in releases up to 0.2.0
-
-
 def average(
     notes: Notes, weights: np.ndarray | None = None, into: str = "model", of: str = "model"
 ) -> Mixing:

@@ -457,7 +457,8 @@ def _check(run: Run) -> None:
     check(good, f"has rounds {shortened(str(steps))} in metrics.csv, {summary['rounds']} in all")
     for name in (*(f"{run.metric.name}_{what}" for what in SPREADS), *SENT):
         told, last = summary.get(name), rows[-1].get(name)
-        same = told is None or last in (None, "") or float(told) == float(last)  # infinity and NaN are null
+        alike = not last or (isinstance(told, (int, float)) and told == float(last))
+        same = told is None or alike  # infinity and NaN are null
         check(same, f"has {name} = {last} in the last row of metrics.csv, {told} in summary.json")
     good = run.written != "all" or len(run.rows("clusters.csv")) == summary["clients"]
     check(good, f"has a clusters.csv without a row for each of {summary['clients']} clients")

@@ -173,7 +173,7 @@ def say_missing(names: Sequence[str]) -> None:
     for folder in dict.fromkeys([*filter(is_sweep, named), *inside]):
         try:
             of = titles(folder)
-        except (UserError, CodeFailed):  # a sweep of another release: its runs can still be compared
+        except (UserError, CodeFailed):  # its runs can still be compared
             continue
         missing = [title for case, title in of.items() if not (folder / case / "config.yaml").is_file()]
         if missing:

@@ -173,16 +173,6 @@ def test_a_progress_file_of_another_form_is_no_error(job, beat):
     watch.as_json(seen)
 
 
-def test_a_run_without_a_progress_file_is_forecast_from_its_evaluations(job):
-    """Of a run of 0.2: 2 of 10 rounds in 20 s, written 4 s ago."""
-    job.begin()
-    job.evaluate(0.25, 0.5)
-    job.now += 4
-    assert job.look().left_s == 80 - 4
-    job.now += 130
-    assert job.look().left_s is None
-
-
 def test_a_killed_run_says_since_when_nothing_was_written_and_how_to_go_on(job):
     job.begin()
     job.beat(3)

@@ -126,7 +126,7 @@ class Chosen(Plain):
 
 
 class Assigned(Plain):
-    """Declares for the object, as methods did up to 0.2.0."""
+    """Declares for the object."""
 
     def __init__(self):
         object.__setattr__(self, "needs", Needs(validation=True))

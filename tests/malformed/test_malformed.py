@@ -33,17 +33,15 @@ KINDS: dict[str, tuple[Make, int]] = {
     "entries of run folders": (runfolders.entries, 0),
     "tables": (tables.make, 100),
 }
-OLD_NAME = r"[^\n]* is now [^\n]*"  # of a key or a command
 pytestmark = pytest.mark.nightly
 
 
 def faults(cases: Sequence[Case], answers: Sequence[dict[str, Any]], speaks: bool = True) -> list[str]:
-    """Return what is wrong with the answers: another exit code, no line or several, too late; a line about
-    an old name may stand before."""
+    """Return what is wrong with the answers: another exit code, no line or several, too late."""
     out = []
     for case, answer in zip(cases, answers, strict=False):
         said, code = re.sub(r"^starting: .*\n", "", answer["said"], flags=re.MULTILINE), answer["code"]
-        line = re.fullmatch(rf"(mpifl: {OLD_NAME}\n)*mpifl: [^\n]+\n", said) is not None
+        line = re.fullmatch(r"mpifl: [^\n]+\n", said) is not None
         well = code in case.codes and (code == 0 or (line if speaks else said == ""))
         if not well or "Traceback" in said or answer["cpu"] > SECONDS:
             out.append(f"{case.name!r}: {case.argv}: {code}, {answer['cpu']:.1f} s\n{said[-1500:]}")
