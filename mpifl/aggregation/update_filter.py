@@ -1,7 +1,9 @@
 """What happens to updates between a client's training and the server's rows: a chain of filters.
 
 Attacks, clipping, noise, masks, compression and robust rules are filters. At a client, the chain changes the
-report, first filter first. Without a filter that does so, visits that only train are trained in one call.
+report, first filter first. On rank 0, it changes the plan in the same order, and then the new rows, last
+filter first. A filter may also replace the means by which rows are mixed. Without a filter that changes
+reports, visits that only train are trained in one call.
 
 Which numbers of a vector are weights, statistics or no part of a model, `VectorParts` says; a filter that
 treats them differently takes it as an argument.
@@ -9,14 +11,20 @@ treats them differently takes it as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
+import torch
+
+from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.parameters import VectorParts
 from mpifl.core.rng import Key
-from mpifl.core.types import Message, Report
+from mpifl.core.types import Message, Notes, Reads, Report, Server
 
 from .client_store import ClientStore
+from .mixer import Mixer
 
 
 @dataclass(frozen=True)
@@ -38,16 +46,61 @@ class FilteredVisit:
     store: ClientStore | None = None
 
 
+@dataclass(frozen=True)
+class PlannedStep:
+    """A server step whose plan passes the filters, on rank 0.
+
+    Attributes:
+        server: the server before the step.
+        notes: notes of the reports; of nobody for a step without reports.
+        widths: upload -> how many numbers each component has.
+        lost: clients whose uploads do not arrive.
+        reads: returns client -> the rows that it downloads in the step, for some clients.
+        book: adds a message to the ledger: client, `up` or `down`, name, numbers, bytes without header.
+        parts: what the vectors of the method hold.
+        hook: class and hook that made the plan, for errors.
+    """
+
+    server: Server
+    notes: Notes
+    widths: Mapping[str, int]
+    lost: np.ndarray
+    reads: Callable[[np.ndarray], Mapping[int, Reads]]
+    book: Callable[[int, str, str, int, int], None]
+    parts: VectorParts
+    hook: str
+
+
+class RowMixer(Protocol):
+    """Carries out mixings of uploads into rows, as `Mixer` does."""
+
+    def mix(
+        self,
+        mixings: Sequence[Mixing] | None,
+        upload_info: Callable[[str], tuple[np.ndarray, np.ndarray]] | None,
+        uploads: Mapping[str, Sequence[torch.Tensor]],
+    ) -> dict[str, torch.Tensor]:
+        """Apply mixings in order; see `Mixer.mix`."""
+
+
 class UpdateFilter:
     """Changes updates on their way from training into the rows; by default, a method changes nothing.
 
     Attributes:
         at_clients: whether it changes what clients receive or send, so that no visit only trains.
+        at_server: whether it needs whole tables on rank 0.
+        hides_uploads: whether no upload is sent as it is; `plan` books what is sent instead.
+        moves_rows: whether it changes rows even in a step without any upload.
         remembers: kind of state in the clients' store that it keeps between visits; empty for none.
+        state: name of its state in checkpoints; empty for none.
     """
 
     at_clients: ClassVar[bool] = False
+    at_server: ClassVar[bool] = False
+    hides_uploads: ClassVar[bool] = False
+    moves_rows: bool = False
     remembers: str = ""
+    state: ClassVar[str] = ""
 
     def told(self) -> Mapping[str, float]:
         """Return the numbers that the server tells the filter at clients with their tasks; on rank 0."""
@@ -71,9 +124,18 @@ class UpdateFilter:
         """
         return sizes
 
-    def figures(self) -> Mapping[str, float]:
-        """Return columns of `metrics.csv`; on rank 0."""
-        return {}
+    def traffic(
+        self, sizes: Mapping[str, int], report: Report, clients: int, header_bytes: int
+    ) -> tuple[int, Mapping[str, int]]:
+        """Return what a client downloads besides its rows, and the bytes of the vectors that it sends.
+
+        Args:
+            sizes: vector -> its bytes.
+            report: the client's report.
+            clients: number of clients in the round.
+            header_bytes: bytes of each message's header.
+        """
+        return 0, sizes
 
     def client(self, report: Report, visit: FilteredVisit) -> Report:
         """Return the report of a client after training, as it goes on to the server.
@@ -83,6 +145,35 @@ class UpdateFilter:
             visit: the visit that made it.
         """
         return report
+
+    def lost(self, step: int, clients: np.ndarray) -> np.ndarray:
+        """Return those of the clients [m] whose uploads in a step do not arrive; on rank 0."""
+        return clients[:0]
+
+    def plan(self, plan: Plan | None, step: PlannedStep) -> Plan | None:
+        """Return the plan of a step before it is carried out; None if no row changes; on rank 0."""
+        return plan
+
+    def server(self, server: Server) -> Server:
+        """Return the server after the mixings of a step; on rank 0."""
+        return server
+
+    def mixer(self, mixer: Mixer) -> RowMixer | None:
+        """Return what carries out the mixings of steps instead of a mixer; None leaves them to it."""
+
+    def commit(self) -> None:
+        """Start the next step, after a step was taken; on rank 0."""
+
+    def figures(self) -> Mapping[str, float]:
+        """Return columns of `metrics.csv`; on rank 0."""
+        return {}
+
+    def state_dict(self) -> Mapping[str, float | None]:
+        """Return the state that the next step depends on; on rank 0."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; on rank 0."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +190,21 @@ class UpdateFilters:
     def at_clients(self) -> bool:
         """Whether any filter changes what clients receive or send."""
         return any(f.at_clients for f in self.filters)
+
+    @property
+    def at_server(self) -> bool:
+        """Whether any filter needs whole tables on rank 0."""
+        return any(f.at_server for f in self.filters)
+
+    @property
+    def hide_uploads(self) -> bool:
+        """Whether no upload is sent as it is."""
+        return any(f.hides_uploads for f in self.filters)
+
+    @property
+    def move_rows(self) -> bool:
+        """Whether a step changes rows even without any upload."""
+        return any(f.moves_rows for f in self.filters)
 
     @property
     def remembered(self) -> list[str]:
@@ -127,12 +233,58 @@ class UpdateFilters:
             sizes = f.sizes(sizes, report, message)
         return sizes
 
-    def figures(self) -> dict[str, float]:
-        """Return columns of `metrics.csv`; on rank 0."""
-        return {name: value for f in self.filters for name, value in f.figures().items()}
+    def traffic(
+        self, sizes: Mapping[str, int], report: Report, clients: int, header_bytes: int
+    ) -> tuple[int, Mapping[str, int]]:
+        """Return what a client moves in a round besides the rows that it downloads; see `UpdateFilter`."""
+        down = 0
+        for f in self.filters:
+            more, sizes = f.traffic(sizes, report, clients, header_bytes)
+            down += more
+        return down, sizes
 
     def client(self, report: Report, visit: FilteredVisit) -> Report:
         """Return the report as it arrives at the server."""
         for f in self.filters:
             report = f.client(report, visit)
         return report
+
+    def lost(self, step: int, clients: np.ndarray) -> np.ndarray:
+        """Return those of the clients [m] whose uploads in a step do not arrive; on rank 0."""
+        return np.concatenate([clients[:0], *(f.lost(step, clients) for f in self.filters)])
+
+    def plan(self, plan: Plan | None, step: PlannedStep) -> Plan | None:
+        """Return the plan that is carried out; on rank 0."""
+        for f in self.filters:
+            plan = f.plan(plan, step)
+        return plan
+
+    def server(self, server: Server) -> Server:
+        """Return the server after the mixings of a step and all filters; on rank 0."""
+        for f in reversed(self.filters):
+            server = f.server(server)
+        return server
+
+    def mixer(self, mixer: Mixer) -> RowMixer | None:
+        """Return what carries out the mixings of steps instead of a mixer; None if no filter does."""
+        found = (f.mixer(mixer) for f in self.filters)
+        return next((other for other in found if other is not None), None)
+
+    def commit(self) -> None:
+        """Start the next step, after a step was taken; on rank 0."""
+        for f in self.filters:
+            f.commit()
+
+    def figures(self) -> dict[str, float]:
+        """Return columns of `metrics.csv`; on rank 0."""
+        return {name: value for f in self.filters for name, value in f.figures().items()}
+
+    def state_dict(self) -> dict[str, Mapping[str, float | None]]:
+        """Return the state of each filter that has one, by its name; on rank 0."""
+        return {f.state: f.state_dict() for f in self.filters if f.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; on rank 0."""
+        for f in self.filters:
+            if f.state:
+                f.load_state_dict(state[f.state])

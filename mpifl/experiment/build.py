@@ -16,13 +16,12 @@ from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
-from mpifl.core.algorithm import Algorithm, vector_parts
+from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, name_of, require, within_memory
 from mpifl.core.federation import CLASSES, DataInfo, Federation, Split
 from mpifl.core.imports import code_of
-from mpifl.core.mixing import statistics_of
 from mpifl.core.parameters import Layout, flatten, put, take
 from mpifl.core.process import FreedMemory, age
 from mpifl.core.progress import VisitCounter
@@ -42,10 +41,6 @@ from mpifl.models import (
 )
 from mpifl.protection.accountant import Accountant, Spending
 from mpifl.protection.attacks import Attack
-from mpifl.protection.privacy import CentralPrivacy
-from mpifl.protection.robust import RobustSteps
-from mpifl.protection.robust_rules import Rule
-from mpifl.protection.secure_sum import MaskedSums, SecureRounds
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
 from mpifl.runtime.hook_errors import DROP
@@ -71,7 +66,7 @@ from mpifl.training.tasks import Classification
 from . import loader
 from .checks import check_cohort, check_folder, check_noise, check_parts, check_private_statistics
 from .context import Decisions, Parts, RunContext
-from .filters import build_filters, private_step
+from .filters import build_filters
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .schema import Config, Newcomers, StartConfig, SystemConfig
 from .shown_cache import ShownCache
@@ -537,14 +532,6 @@ def stack_of(config: Config, parts: Parts, num_sampled: int, num_ranks: int) -> 
 # -- server step and engine ----------------------------------------------------------------------------------
 
 
-def _robust_steps(config: Config, layout: Layout) -> RobustSteps | None:
-    rule = config.robust
-    method = config.algorithm
-    statistics = (*method.statistics, *map(statistics_of, method.changes))
-    parts = vector_parts(method, layout)
-    return RobustSteps(rule, statistics, parts) if isinstance(rule, Rule) else None
-
-
 def build_server_step(
     context: RunContext, store: ClientStore, counter: VisitCounter | None = None
 ) -> ServerStep:
@@ -556,7 +543,6 @@ def build_server_step(
         counter: counts the visits of this rank, so that progress can be shown; None if nobody reads it.
     """
     config, system, decisions = context.config, context.config.system, context.decisions
-    private = private_step(context)
     return ServerStep(
         StepConfig(
             transport=context.transport,
@@ -587,13 +573,10 @@ def build_server_step(
             shown_cache=shown_cache(context),
             synchronous=config.policy.synchronous,
             updates=config.output.updates,
-            protection=private,
             effort=effort(context),
             counter=counter or VisitCounter(),
-            secure=_secure(context),
             give_back=FreedMemory().give_back,
-            robust=_robust_steps(config, context.problem.layout),
-            filters=build_filters(context, private),
+            filters=build_filters(context),
         )
     )
 
@@ -605,15 +588,6 @@ def effort(context: RunContext) -> np.ndarray | None:
     sizes, single = context.federation.sizes[:, 0].tolist(), context.learner.drop_single
     usual = [max(context.config.local.num_trained(n, single), 1) for n in sizes]
     return np.array([context.local_of(k).num_trained(n, single) / usual[k] for k, n in enumerate(sizes)])
-
-
-def _secure(context: RunContext) -> SecureRounds | None:
-    """Return the secure aggregation that hides single uploads from the server; None without it."""
-    config = context.config
-    if not isinstance(config.secure_aggregation, MaskedSums):
-        return None
-    where = key(config.seed.system, "secure")
-    return SecureRounds(config.secure_aggregation, where, isinstance(config.privacy, CentralPrivacy))
 
 
 def _measures(context: RunContext) -> Callable[[int], bool] | None:

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from mpifl.aggregation.update_filter import UpdateFilter, UpdateFilters
 from mpifl.core.algorithm import vector_parts
+from mpifl.core.mixing import statistics_of
 from mpifl.core.rng import key
 from mpifl.protection.attacks import AttackedUploads, UploadAttack
+from mpifl.protection.privacy import CentralPrivacy
 from mpifl.protection.private_step import PrivateStep
+from mpifl.protection.robust import RobustMeans
+from mpifl.protection.robust_rules import Rule
+from mpifl.protection.secure_sum import MaskedSums, SecureRounds
 from mpifl.traffic.compression import Coder
 
 from .context import RunContext
 
 
-def private_step(context: RunContext) -> PrivateStep | None:
-    """Return the filter that clips updates and adds noise; None without privacy."""
-    config = context.config
-    if not context.accountant.counts:
-        return None
-    where = key(config.seed.training, "privacy")
-    return PrivateStep(config.privacy, config.algorithm, context.decisions.num_sampled, where)
-
-
-def build_filters(context: RunContext, private: PrivateStep | None) -> UpdateFilters:
+def build_filters(context: RunContext) -> UpdateFilters:
     """Return the filters of a run, in the order in which a client's report passes them."""
-    config, chain = context.config, list[UpdateFilter]()
-    parts = vector_parts(config.algorithm, context.problem.layout)
-    attackers = context.federation.attackers
+    config, method, chain = context.config, context.config.algorithm, list[UpdateFilter]()
+    parts, attackers = vector_parts(method, context.problem.layout), context.federation.attackers
     if isinstance(config.attack, UploadAttack) and attackers is not None:
         chain.append(AttackedUploads(config.attack, frozenset(attackers.tolist()), parts))
-    if private is not None:
-        chain.append(private)
+    if context.accountant.counts:
+        where = key(config.seed.training, "privacy")
+        chain.append(PrivateStep(config.privacy, method, context.decisions.num_sampled, where))
+    if isinstance(config.secure_aggregation, MaskedSums):
+        where, fixed = key(config.seed.system, "secure"), isinstance(config.privacy, CentralPrivacy)
+        chain.append(SecureRounds(config.secure_aggregation, where, fixed))
     if config.payload.compresses or config.payload.dtype != "float32":
         chain.append(Coder(config.payload, parts))
+    if isinstance(config.robust, Rule):
+        statistics = (*method.statistics, *map(statistics_of, method.changes))
+        chain.append(RobustMeans(config.robust, statistics, parts))
     return UpdateFilters(chain)

@@ -380,14 +380,12 @@ def columns(
         engine: counts the uploads of each client.
         running: running figures of the run; the clusters' scores are added.
     """
-    secure = server_step.config.secure
     return with_figures(
         record.train,
         figures(context, record, server_step.visits, running),
         distances(context, record, server_step),
         privacy_spent(context.accountant, engine.num_uploads, record.step),
         server_step.config.filters.figures(),
-        {} if secure is None else secure.figures(),
     )
 
 

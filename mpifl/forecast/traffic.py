@@ -30,9 +30,9 @@ from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.experiment.context import RunContext
-from mpifl.experiment.filters import build_filters, private_step
+from mpifl.experiment.filters import build_filters
 from mpifl.experiment.schema import Config
-from mpifl.protection.secure_sum import MaskedSums, bytes_of_round
+from mpifl.protection.secure_sum import MaskedSums
 from mpifl.runtime.hook_errors import DROP, ClientCall, ServerCall, first_that_works
 from mpifl.runtime.server_step import NO_MODELS, NO_SINGLE_MODEL
 from mpifl.traffic.compression import INDEX_BYTES, Payload
@@ -123,15 +123,15 @@ def forecast(context: RunContext) -> TrafficForecast:
 
     clients, drops = range(context.problem.num_clients), config.on_client_error == DROP
     message, client, report, state = first_that_works(visit, clients, 1, drops)
-    filters = build_filters(context, private_step(context))
+    filters = build_filters(context)
     report = filters.client(report, FilteredVisit(message, 0, key(0)))  # adaptive clipping adds a note
     kept = _kept_bytes(context, report, state, len(client.optimizer_memory()))
     upload = upload_bytes(config.payload, filters, report, message)
     per_round = _round_bytes(context, server, upload)
-    secure = config.secure_aggregation
-    if isinstance(secure, MaskedSums):
-        clear = sum(vector_bytes(config.payload, filters, report, message).values())
-        per_round = _secured(context, secure, per_round, report, clear)
+    clear, m = vector_bytes(config.payload, filters, report, message), context.decisions.num_sampled
+    beside, sent = filters.traffic(clear, report, m, config.payload.header_bytes)
+    more = m * (sum(sent.values()) - sum(clear.values()))
+    per_round, secure = (per_round[0] + m * beside, per_round[1] + more), config.secure_aggregation
     why = algorithm.traffic_depends_on
     if context.config.policy.traffic_depends_on:
         why = context.config.policy.traffic_depends_on
@@ -301,22 +301,6 @@ def _round_bytes(context: RunContext, server: Server, upload: int) -> Bytes:
     down = sum(download_bytes(algorithm.reads(server, k), widths, payload) for k in range(drawn))
     stamp, senders = time_stamp_bytes(payload, algorithm.needs.time_stamps), _senders(context)
     return down + drawn * stamp, senders * (upload + stamp)
-
-
-def _secured(context: RunContext, secure: MaskedSums, per_round: Bytes, report: Report, clear: int) -> Bytes:
-    """Return the bytes of a round whose uploads are masked, all clients in one group.
-
-    Args:
-        context: context of the run.
-        secure: how uploads are masked.
-        per_round: bytes of the same round without masks.
-        report: report of a client.
-        clear: bytes of its vectors without masks.
-    """
-    payload, m = context.config.payload, context.decisions.num_sampled
-    widths = [x.numel() for name, x in report.vectors.items() if name not in report.unsent]
-    groups = [bytes_of_round(m, width, secure, payload.header_bytes) for width in widths]
-    return _sum([per_round, (0, -m * clear), *groups])
 
 
 # -- one-shot statistics -------------------------------------------------------------------------------------

@@ -9,14 +9,13 @@ from math import exp
 import numpy as np
 import torch
 
-from mpifl.aggregation.update_filter import FilteredVisit, UpdateFilter
+from mpifl.aggregation.update_filter import FilteredVisit, PlannedStep, UpdateFilter
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import RowUpdates, upload_named
 from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.rng import Key
 from mpifl.core.types import Notes, Reads, Report, Server
-from mpifl.runtime.step_config import Protection
 
 from .privacy import CLIPPED, CentralPrivacy, Privacy, protect, with_noise
 
@@ -39,7 +38,7 @@ def trained_rows(
     return tuple(rows)
 
 
-class PrivateStep(UpdateFilter, Protection):
+class PrivateStep(UpdateFilter):
     """Clipping and noise of a run, at the client and at the server.
 
     Args:
@@ -49,19 +48,16 @@ class PrivateStep(UpdateFilter, Protection):
         key: address of the server's random draws.
     """
 
-    at_clients = True
+    at_clients = at_server = True
+    state = "privacy"
 
     def __init__(self, privacy: Privacy, algorithm: Algorithm, num_sampled: int, key: Key) -> None:
         self.privacy, self.num_sampled, self.key = privacy, num_sampled, key
         self.clip: float | None = getattr(privacy, "clip", None)
         self.trained = upload_named(algorithm, RowUpdates, "trained")
+        self.moves_rows = isinstance(privacy, CentralPrivacy)  # a failed client counts as an update of 0
         self._next_clip = self.clip
         self._scales: dict[str, np.ndarray] = {}  # table -> standard deviation of the noise of each row
-
-    @property
-    def adds_noise(self) -> bool:
-        """Whether the server adds noise: under central privacy."""
-        return isinstance(self.privacy, CentralPrivacy)
 
     def told(self) -> Mapping[str, float]:
         """Return the largest norm of an update that a client may send in the next round."""
@@ -72,29 +68,26 @@ class PrivateStep(UpdateFilter, Protection):
         clip = visit.told.get("clip")
         return protect(report, visit.message, self.privacy, self.trained, clip, visit.key)
 
-    def plan(
-        self,
-        plan: Plan,
-        server: Server,
-        reads: Mapping[int, Reads],
-        notes: Notes,
-        lost: np.ndarray | None = None,
-    ) -> Plan:
+    def plan(self, plan: Plan | None, step: PlannedStep) -> Plan:
         """Return a plan that makes each row the old row + the sum of its clipped updates / D.
 
         D is the expected number of updates of the row, or their released noisy number. Under local privacy,
-        the plan stays as it is.
-
-        Args:
-            plan: plan of the method.
-            server: the server before the step.
-            reads: client -> the rows it downloaded in the step.
-            notes: notes of the step.
-            lost: clients whose uploads a secure sum does without; None for nobody.
+        the plan stays as it is. Without any upload, rows stay as they are but still receive noise.
 
         Raises:
             MethodError: an upload does not enter exactly the row that it updates.
         """
+        server, nobody = step.server, np.zeros(0, np.int64)
+        if plan is None:
+            heights = {name: len(server.tables[name]) for name in step.reads(np.zeros(1, np.int64))[0]}
+            empty = [Mixing(np.zeros((h, 0)), np.ones(h), name, name) for name, h in heights.items()]
+            plan = self._summed(Plan(empty), server, {}, Notes.of_nobody(), nobody)
+            return replace(plan, mixings=[replace(m, of="") for m in plan.mixings])
+        return self._summed(plan, server, step.reads(step.notes.client), step.notes, step.lost)
+
+    def _summed(
+        self, plan: Plan, server: Server, reads: Mapping[int, Reads], notes: Notes, lost: np.ndarray
+    ) -> Plan:
         privacy = self.privacy
         if not isinstance(privacy, CentralPrivacy):
             return plan
@@ -122,26 +115,12 @@ class PrivateStep(UpdateFilter, Protection):
                 self._scales[mixing.into] = scale / share
         return replace(plan, mixings=mixings)
 
-    def plan_of_nobody(self, server: Server, reads: Reads) -> Plan:
-        """Return the plan of a round without any upload: rows stay as they are but still receive noise.
-
-        Args:
-            server: the server before the step.
-            reads: rows that a client would have downloaded; names the tables.
-        """
-        empty = [
-            Mixing(np.zeros((len(server.tables[name]), 0)), np.ones(len(server.tables[name])), name, name)
-            for name in reads
-        ]
-        plan = self.plan(Plan(empty), server, {}, Notes.of_nobody())
-        return replace(plan, mixings=[replace(m, of="") for m in plan.mixings])
-
     def counts_rows(self, server: Server) -> bool:
         """Return whether the number of uploads of each row is released."""
         several = any(len(rows) > 1 for rows in server.tables.values())
         return several and getattr(self.privacy, "count_noise", None) is not None
 
-    def noised(self, server: Server) -> Server:
+    def server(self, server: Server) -> Server:
         """Return the server after a step, with noise on all rows that could have been trained in it."""
         if not self._scales:
             return server
@@ -154,9 +133,7 @@ class PrivateStep(UpdateFilter, Protection):
             tables[name] = torch.stack(rows)
         return replace(server, tables=tables)
 
-    def _follow(
-        self, privacy: CentralPrivacy, notes: Notes, step: int, lost: np.ndarray | None = None
-    ) -> None:
+    def _follow(self, privacy: CentralPrivacy, notes: Notes, step: int, lost: np.ndarray) -> None:
         """Set the clip of the next round: C exp(-lr (noisy share of updates within C - quantile)).
 
         A client that is absent or lost counts as half within C.
@@ -165,7 +142,7 @@ class PrivateStep(UpdateFilter, Protection):
         if privacy.quantile is None or self.clip is None:
             return
         m, bits = self.num_sampled, notes[CLIPPED] - 0.5 if len(notes) else np.zeros(0)
-        bits = bits if lost is None else bits[~np.isin(notes.client, lost)]
+        bits = bits[~np.isin(notes.client, lost)]
         noise = 0.0
         if privacy.noise_multiplier:
             draw = self.key.of(step, "quantile").numpy().standard_normal()

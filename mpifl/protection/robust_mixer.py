@@ -112,7 +112,6 @@ class RobustMixer:
         mixings: Sequence[Mixing] | None,
         upload_info: Callable[[str], tuple[np.ndarray, np.ndarray]] | None,
         uploads: Mapping[str, Sequence[torch.Tensor]],
-        tables: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
         """Apply mixings in order; return the new tables by name on rank 0. Collective.
 
@@ -121,14 +120,11 @@ class RobustMixer:
             upload_info: returns, for a name, the largest absolute value and the rank of each upload [m]; on
                 rank 0.
             uploads: this rank's uploads [w] by name, in ascending order of their number.
-            tables: the tables that are mixed into, on rank 0; None for those of the mixer.
 
         Raises:
             MethodError: on rank 0, if a mixing is not an average, or has new rows where the rule needs old
                 ones.
         """
-        if tables is not None:
-            self.mixer.tables.publish(tables)
         self.num_too_small = 0
         found: tuple[Mixing, Mixing] | None = None  # of weights that are mixed apart, and what the rule made
         changed: dict[str, torch.Tensor] = {}

@@ -31,10 +31,12 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.exact_sum import exact_sum
+from mpifl.aggregation.update_filter import PlannedStep, UpdateFilter
 from mpifl.core.devices import to_main_memory
 from mpifl.core.errors import MethodError, UserError, catalogue, require
-from mpifl.core.mixing import Mixing
+from mpifl.core.mixing import Mixing, Plan, with_statistics_apart
 from mpifl.core.rng import Key
+from mpifl.core.types import Report
 
 GROUP, GENERATOR = 2**255 - 19, 2  # modulus and generator of the key exchange
 PRIME = 2**256 - 189  # modulus of the shares: the largest prime below 2^256
@@ -396,8 +398,8 @@ class Booking(NamedTuple):
 
 
 @dataclass
-class SecureRounds:
-    """Groups, drop-outs and messages of each round; on rank 0.
+class SecureRounds(UpdateFilter):
+    """Hides single uploads: groups, drop-outs and messages of each round; on rank 0.
 
     Attributes:
         config: configuration of the run.
@@ -408,6 +410,8 @@ class SecureRounds:
         skipped: number of rows left unchanged so far because too few clients remained.
     """
 
+    at_server = hides_uploads = True
+    state = "secure"
     config: MaskedSums
     key: Key
     fixed: bool = False
@@ -419,6 +423,28 @@ class SecureRounds:
         """Return whether the upload of each client [m] arrives in a round, bool [m]."""
         lost = [self.key.of("drop", step, k).below(1 << 53) < self.config.dropout * 2**53 for k in clients]
         return ~np.array(lost, bool)
+
+    def lost(self, step: int, clients: np.ndarray) -> np.ndarray:
+        """Return those of the clients [m] whose upload does not arrive in a round."""
+        return np.asarray(clients[~self.arrives(step, clients)])
+
+    def plan(self, plan: Plan | None, step: PlannedStep) -> Plan | None:
+        """Return a plan whose mixings hide single uploads, and book the protocol's traffic.
+
+        Raises:
+            MethodError: a mixing is no mean of uploads that hold running statistics; see also `begin`.
+        """
+        if plan is None or not len(step.notes):
+            return plan
+        if with_statistics_apart(plan.mixings, step.server.tables, step.parts).tables:
+            what = "a mixing is no mean of the uploads, which hold running statistics that need one"
+            remedy = "average uploads of whole models by row, or use a model without batch norm"
+            raise MethodError(step.hook, f"under masks {what}", remedy)
+        version = step.server.version + 1
+        mixings, sent = self.begin(plan.mixings, step.notes.client, version, step.widths)
+        for message in sent:
+            step.book(*message)
+        return replace(plan, mixings=mixings)
 
     def begin(
         self, mixings: Sequence[Mixing], clients: np.ndarray, step: int, widths: Mapping[str, int]
@@ -480,9 +506,15 @@ class SecureRounds:
         if value == "abort":
             raise UserError(key, value, f"{where}; use a lower threshold, or skip")
 
-    def bytes_of_round(self, clients: int, width: int, header: int) -> tuple[int, int]:
-        """Return the bytes (down, up) of a round of one group without drop-outs; see `bytes_of_round`."""
-        return bytes_of_round(clients, width, self.config, header)
+    def traffic(
+        self, sizes: Mapping[str, int], report: Report, clients: int, header_bytes: int
+    ) -> tuple[int, Mapping[str, int]]:
+        """Return a client's share of a round of one group without drop-outs; see `bytes_of_round`."""
+        down, sent = 0, {}
+        for name in sizes:
+            of_all = bytes_of_round(clients, report.vectors[name].numel(), self.config, header_bytes)
+            down, sent[name] = down + of_all[0] // clients, of_all[1] // clients
+        return down, sent
 
     def commit(self) -> None:
         """Add the round to the counts, after its step was taken."""

@@ -14,6 +14,7 @@ import torch
 
 from mpifl.aggregation.mixer import Mixer, mix_exact, mix_float32
 from mpifl.aggregation.tables import Tables, row_distances
+from mpifl.aggregation.update_filter import RowMixer, UpdateFilters
 from mpifl.comm.transport import Single, Transport
 from mpifl.core.mixing import Plan
 from mpifl.core.parameters import Layout, Part, take, width
@@ -70,11 +71,12 @@ class MpiAggregator:
 
     Args:
         transport: connects the ranks.
-        mixer: carries out the mixings.
+        mixer: compares uploads.
+        rows: carries out the mixings; None for the mixer.
     """
 
-    def __init__(self, transport: Transport, mixer: Mixer) -> None:
-        self.transport, self.mixer = transport, mixer
+    def __init__(self, transport: Transport, mixer: Mixer, rows: RowMixer | None = None) -> None:
+        self.transport, self.mixer, self.rows = transport, mixer, rows or mixer
 
     def gram(
         self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
@@ -108,7 +110,7 @@ class MpiAggregator:
         New rows of sharded tables stay with the ranks that own them.
         """
         info = reports.upload_info if reports is not None else None
-        return self.mixer.mix(plan.mixings if plan is not None else None, info, uploads)
+        return self.rows.mix(plan.mixings if plan is not None else None, info, uploads)
 
 
 class LocalAggregator:
@@ -117,11 +119,13 @@ class LocalAggregator:
     Args:
         layout: layout of the model; its buffers do not count in distances.
         exact: whether to use the exact sums of `MpiAggregator`; otherwise float32 sums.
+        filters: may replace the mixings.
     """
 
-    def __init__(self, layout: Layout, exact: bool = True) -> None:
+    def __init__(self, layout: Layout, exact: bool = True, filters: UpdateFilters | None = None) -> None:
         self.layout, self.exact = layout, exact
-        self._mixer = Mixer(Single(), Tables(Single()))
+        self._mixer, self._tables = Mixer(Single(), Tables(Single())), Tables(Single())
+        self._rows = filters.mixer(Mixer(Single(), self._tables, exact)) if filters else None
 
     def gram(
         self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
@@ -147,6 +151,9 @@ class LocalAggregator:
         assert server is not None
         assert plan is not None
         assert reports is not None
+        if self._rows is not None:
+            self._tables.publish(server.tables)
+            return self._rows.mix(plan.mixings, reports.upload_info, uploads)
         changed: dict[str, torch.Tensor] = {}
         for m in plan.mixings:
             old, of = changed.get(m.into, server.tables[m.into]), uploads.get(m.of, [])
@@ -187,28 +194,6 @@ class DryAggregator:
             old = server.tables[m.into]
             out[m.into] = old if len(old) == m.num_rows else old[:1].expand(m.num_rows, -1)
         return out
-
-
-class FiguringAggregator(Aggregator, Protocol):
-    """An aggregator that also reports metrics of its last mixing.
-
-    Attributes:
-        figures: name of a metric -> value.
-    """
-
-    @property
-    def figures(self) -> Mapping[str, float]:
-        """Return metrics of the last mixing."""
-
-
-class RobustMeans(Protocol):
-    """Makes aggregators that replace means by a robust rule (`protection/robust.py`)."""
-
-    def over_ranks(self, inner: MpiAggregator) -> FiguringAggregator:
-        """Return the robust form of an aggregator over MPI."""
-
-    def on_one_rank(self, inner: LocalAggregator) -> FiguringAggregator:
-        """Return the robust form of an aggregator on rank 0."""
 
 
 def _joined(vectors: Sequence[torch.Tensor], components: int) -> Sequence[torch.Tensor]:

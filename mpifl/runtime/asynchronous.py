@@ -179,10 +179,8 @@ class AsynchronousEngine(Engine):
         self.dispatcher = Dispatcher(policy, clock, sampler, key or server_step.seed, self.stats.advance)
         self.metrics: dict[int, Mapping[str, float]] = {}  # metrics of each client's last visit
         self.samples: dict[int, int] = {}  # training samples of each client's last visit
-        local = LocalAggregator(server_step.problem.layout, not policy.single_upload)
-        robust = server_step.config.robust
-        self.robust = None if robust is None else robust.on_one_rank(local)
-        self.aggregator: Aggregator = self.robust or local
+        layout, filters = server_step.problem.layout, server_step.config.filters
+        self.aggregator: Aggregator = LocalAggregator(layout, not policy.single_upload, filters)
         self.start, self.evaluation_time = now(), np.zeros(2)  # real and processor seconds
         self.served = np.zeros((server_step.transport.size, 2))  # for each rank: idle seconds, all seconds
         self.last_served: dict[str, float] = {}  # the same for this rank alone, before the last command
@@ -433,9 +431,8 @@ class AsynchronousEngine(Engine):
             pool.poll()  # workers train on while rank 0 writes
         train: dict[str, float] = {}
         if scores is not None:
-            robust = {} if self.robust is None else self.robust.figures
             received = self._received_metrics(server, pool)
-            train = with_figures(self._mean_metrics(), received, self.stats.metrics(), robust)
+            train = with_figures(self._mean_metrics(), received, self.stats.metrics())
         observe(
             Record(
                 step=server.version,

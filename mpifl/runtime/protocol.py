@@ -518,7 +518,7 @@ def mean_metrics(tables: Sequence[ReportTable], lost: np.ndarray | None = None) 
         order = _order(having)  # sums must not depend on the number of ranks
         n = _joined([t.num_samples for t in having], order).astype(float)
         values = _joined([t.metrics[name] for t in having], order)
-        if lost is not None:
+        if lost is not None and len(lost):
             values = np.where(np.isin(_joined([t.client for t in having], order), lost), nan, values)
         out[name] = weighted_mean(values, n)
     return out

@@ -110,8 +110,7 @@ class Saved:
     def load_step_state(self, server_step: ServerStep) -> None:
         """Restore the state of the server step."""
         state = {"ledger": self.arrays_under("ledger"), "visits": self.arrays["visits"]}
-        values = {name: self.values[name] for name in ("privacy", "secure", "dropped")}
-        server_step.load_state_dict({**state, "taken": self.arrays["taken"], **values})
+        server_step.load_state_dict({**self.values, **state, "taken": self.arrays["taken"]})
 
 
 class Checkpointer(ABC):

@@ -22,6 +22,7 @@ import torch
 from mpifl.aggregation.collective_choice import is_sharded
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables, rows_of
+from mpifl.aggregation.update_filter import PlannedStep
 from mpifl.comm.transport import RankLost, on_all
 from mpifl.core.algorithm import apply_plan
 from mpifl.core.capabilities import (
@@ -33,7 +34,6 @@ from mpifl.core.capabilities import (
     uses,
 )
 from mpifl.core.errors import MethodError, UserError, require
-from mpifl.core.metric import with_figures
 from mpifl.core.mixing import Plan, sample_weights, statistics_of, with_statistics_apart
 from mpifl.core.parameters import take, width
 from mpifl.core.progress import doing
@@ -110,14 +110,14 @@ class ServerStep:
         tables: this rank's part of the server's tables.
         mixer: mixes rows over MPI.
         aggregator: compares and mixes uploads over MPI.
-        robust: the same, with means replaced by a robust rule; None if there is no rule.
+        update_aggregator: the same for uploads of training, whose means a filter may replace.
         worker: runs this rank's visits.
         scheduler: places tasks on workers.
         watch: seconds of each phase on this rank.
         ledger: the federation's traffic; on rank 0.
         visits: number of visits of each client so far, int64 [N]; on rank 0.
         taken: number of each client's uploads that steps have used, int64 [N]: all except those that were too
-            stale, or were lost in a secure sum; on rank 0.
+            stale or did not arrive; on rank 0.
         arrived: clients whose uploads arrived in the last synchronous step; on rank 0.
         dropped: visits that were left out; on rank 0.
         train_metrics: mean training metrics of the last step, from the clients' reports; on rank 0.
@@ -131,7 +131,6 @@ class ServerStep:
 
     def __init__(self, config: StepConfig) -> None:
         c = self.config = config
-        self.adds_noise = c.protection is not None and c.protection.adds_noise
         self.transport, self.algorithm, self.problem = c.transport, c.algorithm, c.problem
         self.store, self.seed = c.store, c.seed
         self.hooks = ServerHooks(c.algorithm, c.problem, c.seed)
@@ -140,7 +139,7 @@ class ServerStep:
         self.tables = Tables(c.transport)
         self.mixer = Mixer(c.transport, self.tables, c.exact, c.collective, c.costs, c.direct)
         self.aggregator = MpiAggregator(c.transport, self.mixer)
-        self.robust = None if c.robust is None else c.robust.over_ranks(self.aggregator)
+        self.update_aggregator = MpiAggregator(c.transport, self.mixer, c.filters.mixer(self.mixer))
         self.worker = Worker(c, self.tables, self.watch)
         self.ledger = Ledger(len(self.sizes), c.payload)
         needs = c.algorithm.needs
@@ -203,8 +202,7 @@ class ServerStep:
         n, k = len(self.sizes), len(server.tables[name])
         needs = self.algorithm.needs
         central = not self.config.synchronous or self.config.collective is not None
-        central = central or self.config.protection is not None or self.config.secure is not None
-        central |= self.config.robust is not None or not needs.row_per_client
+        central = central or self.config.filters.at_server or not needs.row_per_client
         if k != n or central or needs.server_update or uses(self.algorithm, NewClients):
             return None
         reads = [rows.get(name, ()) for rows in self.hooks.reads("reads", server, np.arange(n)).values()]
@@ -237,8 +235,7 @@ class ServerStep:
             "visits": self.visits,
             "taken": self.taken,
             "dropped": [asdict(d) for d in self.dropped],
-            "privacy": {} if self.config.protection is None else self.config.protection.state_dict(),
-            "secure": {} if self.config.secure is None else self.config.secure.state_dict(),
+            **self.config.filters.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -247,10 +244,7 @@ class ServerStep:
         self.visits = state["visits"].copy()
         self.taken = state["taken"].copy()
         self.dropped = [Dropped(**d) for d in state["dropped"]]
-        if self.config.protection is not None:
-            self.config.protection.load_state_dict(state["privacy"])
-        if self.config.secure is not None:
-            self.config.secure.load_state_dict(state["secure"])
+        self.config.filters.load_state_dict(state)
 
     # -- one step --------------------------------------------------------------------------------------------
 
@@ -280,20 +274,15 @@ class ServerStep:
             self._measure(batch.step, reports, results.uploads)
             if self.config.updates:
                 self.updates = self._compare_updates(server, batch, results, reports)
-            result = self.advance(server, reports, results.uploads, self.robust or self.aggregator)
+            result = self.advance(server, reports, results.uploads, self.update_aggregator)
         self.config.give_back()
         if result is None:
             return None, None
-        if self.robust is not None:
-            self.train_metrics = with_figures(self.train_metrics, self.robust.figures)
         took_part = result.notes.client[result.notes.fresh]
         self.visits[took_part] += 1
-        lost = None if reports is None else self._lost(batch.step, reports.tables)
-        self.arrived = took_part if lost is None else took_part[~np.isin(took_part, lost)]
+        self.arrived = took_part[~np.isin(took_part, self.config.filters.lost(batch.step, took_part))]
         self.count_taken(self.arrived)
-        for part in (self.config.protection, self.config.secure):
-            if part is not None:
-                part.commit()
+        self.config.filters.commit()
         return result.server, result.notes
 
     def _book_late(self, server: Server, step: int, reports: GatheredReports, late: np.ndarray) -> None:
@@ -376,12 +365,11 @@ class ServerStep:
                 plan = self.hooks.plan("aggregate", server, reports, tuple(self.tables.sharded))
             plan = plan if adjust is None else adjust(plan)
         if server is not None:
-            plan = self._secured(self._protected(plan, server, reports), server, reports)
+            plan = self._filtered(plan, server, reports)
         new = self._mix(server, plan, reports, uploads, aggregator)
         if server is None or plan is None or new is None:
             return None
-        if self.config.protection is not None:
-            new = self.config.protection.noised(new)
+        new = self.config.filters.server(new)
         if not self._is_given_up(plan):
             new = self.hooks.server_update(server, new)
         with self.watch("evaluate"):
@@ -389,46 +377,32 @@ class ServerStep:
         self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.sharded})
         return StepResult(new, plan, Notes.of_nobody() if reports is None else reports.notes)
 
-    def _protected(self, plan: Plan | None, server: Server, reports: GatheredReports | None) -> Plan | None:
-        """Return the plan under privacy, even for a step without uploads; without privacy, the given plan."""
-        protection = self.config.protection
-        if protection is None:
-            return plan
-        if plan is None or reports is None:
-            return protection.plan_of_nobody(
-                server, self.hooks.reads("reads", server, np.zeros(1, np.int64))[0]
-            )
-        reads = self.hooks.reads("reads", server, reports.notes.client)
-        lost = self._lost(server.version + 1, reports.tables)
-        return protection.plan(plan, server, reads, reports.notes, lost)
+    def _filtered(self, plan: Plan | None, server: Server, reports: GatheredReports | None) -> Plan | None:
+        """Return the plan that the filters make of a method's plan, or of a step without uploads."""
+        filters, step, ledger = self.config.filters, server.version + 1, self.ledger
+        notes = Notes.of_nobody() if reports is None else reports.notes
+
+        def book(client: int, direction: str, name: str, numbers: int, size: int) -> None:
+            add = ledger.add_up if direction == "up" else ledger.add_down
+            add(step, name, client, numbers, size=size + ledger.payload.header_bytes)
+
+        about = PlannedStep(
+            server=server,
+            notes=notes,
+            widths={} if reports is None else reports.widths,
+            lost=filters.lost(step, notes.client),
+            reads=partial(self.hooks.reads, "reads", server),
+            book=book,
+            parts=self.config.parts,
+            hook=hook_name(self.algorithm, "aggregate"),
+        )
+        return filters.plan(plan, about)
 
     def _is_given_up(self, plan: Plan) -> bool:
         """Return whether too few clients remained for every row, so that the step changes no row."""
         masked = [mixing for mixing in plan.mixings if mixing.masks is not None]
-        return bool(masked) and not self.adds_noise and not any(mixing.weights.any() for mixing in masked)
-
-    def _secured(self, plan: Plan | None, server: Server, reports: GatheredReports | None) -> Plan | None:
-        """Return a plan whose mixings hide single uploads, and book the protocol's traffic."""
-        secure, ledger, step = self.config.secure, self.ledger, server.version + 1
-        if secure is None or plan is None or reports is None:
-            return plan
-        if with_statistics_apart(plan.mixings, server.tables, self.config.parts).tables:
-            what = "a mixing is no mean of the uploads, which hold running statistics that need one"
-            remedy = "average uploads of whole models by row, or use a model without batch norm"
-            raise MethodError(hook_name(self.algorithm, "aggregate"), f"under masks {what}", remedy)
-        mixings, sent = secure.begin(plan.mixings, reports.notes.client, step, reports.widths)
-        for client, direction, name, numbers, size in sent:
-            add = ledger.add_up if direction == "up" else ledger.add_down
-            add(step, name, client, numbers, size=size + ledger.payload.header_bytes)
-        return replace(plan, mixings=mixings)
-
-    def _lost(self, step: int, tables: Sequence[ReportTable]) -> np.ndarray | None:
-        """Return which reporting clients are lost before their upload arrives; None without secure sums."""
-        secure = self.config.secure
-        if secure is None or not tables:
-            return None
-        clients = np.concatenate([t.client for t in tables])
-        return np.asarray(clients[~secure.arrives(step, clients)])
+        moved = self.config.filters.move_rows or any(mixing.weights.any() for mixing in masked)
+        return bool(masked) and not moved
 
     def _compare(
         self, server: Server | None, reports: GatheredReports | None, uploads: Uploads, aggregator: Aggregator
@@ -727,12 +701,14 @@ class ServerStep:
         self.scheduler.record_speeds(work.tolist(), seconds)
         dropped.sort(key=lambda d: d.client)
         nobody = not any(table.fresh for table in tables)
-        self.drop(dropped, nobody and not self.adds_noise)  # with noise, failed clients count as updates of 0
+        self.drop(dropped, nobody and not self.config.filters.move_rows)
         for table in tables:
             self.book(batch.step, table)
             if hook == "local_update":
                 self.compare_with_timed(table)
-        self.train_metrics = mean_metrics(tables, self._lost(batch.step, tables))
+        clients = np.concatenate([np.zeros(0, np.int64), *(t.client for t in tables)])
+        lost = self.config.filters.lost(batch.step, clients)
+        self.train_metrics = mean_metrics(tables, lost)
         if not tables:  # Poisson sampling drew nobody, or all clients failed
             return None
         none = np.zeros(sum(map(len, tables)), np.int64)
@@ -788,7 +764,7 @@ class ServerStep:
         ledger, unsent = self.ledger, reports.unsent
         if reports.fresh:
             for name, numbers in reports.sizes.items():
-                if name not in unsent and self.config.secure is None:  # else `_secured` books it
+                if name not in unsent and not self.config.filters.hide_uploads:
                     ledger.add_up(step, name, reports.client, numbers, reports.bytes[name])
             for name, sizes in reports.note_sizes.items():
                 if name not in unsent:

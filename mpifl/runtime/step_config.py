@@ -17,14 +17,11 @@ from mpifl.comm.transport import Transport
 from mpifl.core.algorithm import Algorithm, vector_parts
 from mpifl.core.client import ClientHost
 from mpifl.core.federation import Federation
-from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.parameters import VectorParts
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import Key
-from mpifl.core.types import Notes, ProblemInfo, Reads, Server
+from mpifl.core.types import ProblemInfo
 from mpifl.traffic.payload import NumberFormat
-
-from .aggregators import RobustMeans
 
 
 class ShownCache(Protocol):
@@ -38,72 +35,6 @@ class ShownCache(Protocol):
         make: Callable[[], Mapping[str, torch.Tensor]],
     ) -> Mapping[str, torch.Tensor]:
         """Return the rows that an earlier run stored, or the result of `make`."""
-
-
-class Protection(Protocol):
-    """Adds noise to sums of clipped updates (`private_step.py`)."""
-
-    @property
-    def adds_noise(self) -> bool:
-        """Whether the server adds noise to the rows in every step, even in a step without any upload."""
-
-    def plan(
-        self,
-        plan: Plan,
-        server: Server,
-        reads: Mapping[int, Reads],
-        notes: Notes,
-        lost: np.ndarray | None = None,
-    ) -> Plan:
-        """Return the plan by which sums of clipped updates enter the rows; on rank 0.
-
-        `lost` are the clients whose uploads a secure sum does without.
-        """
-
-    def plan_of_nobody(self, server: Server, reads: Reads) -> Plan:
-        """Return the plan of a round without any upload; on rank 0."""
-
-    def noised(self, server: Server) -> Server:
-        """Return the server after a step with noise on its rows; on rank 0."""
-
-    def commit(self) -> None:
-        """Start the next round; on rank 0."""
-
-    def state_dict(self) -> dict[str, float | None]:
-        """Return the state that the next round depends on."""
-
-    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
-        """Restore what `state_dict` returned."""
-
-
-Sent = tuple[int, str, str, int, int]  # client, up or down, name, numbers, bytes
-
-
-class SecureSums(Protocol):
-    """Hides single uploads from the server (`protection/secure_sum.py`); on rank 0."""
-
-    def arrives(self, step: int, clients: np.ndarray) -> np.ndarray:
-        """Return whether the upload of each client [m] arrives in a round, bool [m]."""
-
-    def begin(
-        self, mixings: Sequence[Mixing], clients: np.ndarray, step: int, widths: Mapping[str, int]
-    ) -> tuple[list[Mixing], Sequence[Sent]]:
-        """Return the mixings of a round with masks, and the clients' traffic; see `SecureRounds.begin`."""
-
-    def bytes_of_round(self, clients: int, width: int, header: int) -> tuple[int, int]:
-        """Return the bytes (down, up) of a round in which `clients` hide uploads of `width` numbers each."""
-
-    def commit(self) -> None:
-        """Start the next round."""
-
-    def figures(self) -> dict[str, int]:
-        """Return columns of `metrics.csv`."""
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the counts."""
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore what `state_dict` returned."""
 
 
 @dataclass(frozen=True)
@@ -135,14 +66,11 @@ class StepConfig:
             for no cache.
         synchronous: False if uploads reach rank 0 one by one; then all tables stay on rank 0, and no client
             joins after the first step.
-        protection: clips updates and adds noise; None does neither.
-        secure: hides single uploads from the server; None hides nothing.
         updates: whether the updates of each round are compared with their mean (`ServerStep.updates`).
         effort: factor of each client's training time per sample [N], to balance the ranks; None for equal
             factors.
         counter: counts the visits of this rank, for progress displays.
         give_back: returns memory that this rank has freed to the system, if that is due.
-        robust: replaces means of uploads by a robust rule; None uses means.
         filters: change updates on their way from training into the rows.
     """
 
@@ -168,12 +96,9 @@ class StepConfig:
     shown_cache: ShownCache | None = None
     synchronous: bool = True
     updates: bool = False
-    protection: Protection | None = None
-    secure: SecureSums | None = None
     effort: np.ndarray | None = None
     counter: VisitCounter = field(default_factory=VisitCounter)
     give_back: Callable[[], object] = lambda: None
-    robust: RobustMeans | None = None
     filters: UpdateFilters = field(default_factory=UpdateFilters)
 
     @cached_property

@@ -13,7 +13,7 @@ import numpy as np
 from mpifl.core.capabilities import SecondLook, uses
 from mpifl.core.metric import with_figures
 from mpifl.core.progress import ROUND, doing
-from mpifl.core.types import Reads, Server
+from mpifl.core.types import Server
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.round_rules import RoundPlan, RoundRule, RoundStart
 from mpifl.simulation.sampling import Sampler
@@ -154,9 +154,9 @@ class SynchronousEngine(Engine):
             reads = server_step.hooks.reads("reads", server, self._cohort)
             stamp = time_stamp_bytes(payload, server_step.algorithm.needs.time_stamps)
             for k, rows in reads.items():
-                up[k], beside = self._beside_rows(server, rows)
+                up[k], beside = self._upload_sizes.in_round(server, rows, len(self._cohort))
                 down[k] = download_bytes(rows, widths, payload) + beside + stamp
-            server_step.expect_uploads(up if server_step.config.secure is None else {})
+            server_step.expect_uploads({} if server_step.config.filters.hide_uploads else up)
             for k, size in self._upload_sizes.statistics(server, self._cohort).items():
                 down[k], up[k] = down[k] + size.down, up[k] + size.up
             if uses(server_step.algorithm, SecondLook):
@@ -173,12 +173,6 @@ class SynchronousEngine(Engine):
         key = self.sampler.key.of("rounds")
         plan = self.rule.plan(RoundStart(step, self._cohort, wanted, self.virtual, end, steps, key))
         return replace(plan, statistics=self._upload_sizes.statistics(server, plan.late))
-
-    def _beside_rows(self, server: Server, reads: Reads) -> tuple[int, int]:
-        """Return the bytes of an upload, and of a download besides its rows, in a round of the cohort."""
-        if self.server_step.config.secure is not None:
-            return self._upload_sizes.masked(server, reads, len(self._cohort))
-        return self._upload_sizes.clear(server, reads), 0
 
     def _state(self) -> Saved | None:
         """Return the engine's part of the state, on rank 0."""

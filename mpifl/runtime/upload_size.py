@@ -42,7 +42,7 @@ class UploadSizes:
     def __init__(self, server_step: ServerStep) -> None:
         self.server_step = server_step
         self._clear: dict[Kind, int] = {}
-        self._masked: dict[tuple[int, Kind], tuple[int, int]] = {}
+        self._hidden: dict[tuple[int, Kind], tuple[int, int]] = {}
         self._statistics: dict[int, StatisticsSize] = {}  # by client, or under `ANYBODY`
 
     def clear(self, server: Server, reads: Reads) -> int:
@@ -60,21 +60,23 @@ class UploadSizes:
             self._clear[kind] = _clear_size(self.server_step, *_upload(self.server_step, server, kind))
         return self._clear[kind]
 
-    def masked(self, server: Server, reads: Reads, num_clients: int) -> tuple[int, int]:
-        """Return the bytes of a masked upload, and the bytes that a client downloads besides its rows.
+    def in_round(self, server: Server, reads: Reads, num_clients: int) -> tuple[int, int]:
+        """Return the bytes of an upload, and those that a client downloads besides its rows.
 
-        All clients of the round count as one group. If clients choose among rows, the real groups are smaller
-        and send less.
+        If uploads are hidden, all clients of the round count as one group. If clients choose among rows, the
+        real groups are smaller and send less.
 
         Args:
             server: the current server.
             reads: rows that the client downloads.
             num_clients: number of clients in the round.
         """
+        if not self.server_step.config.filters.hide_uploads:
+            return self.clear(server, reads), 0
         kind = num_clients, kind_of_visit(reads)
-        if kind not in self._masked:
-            self._masked[kind] = _masked_sizes(self.server_step, server, *kind)
-        return self._masked[kind]
+        if kind not in self._hidden:
+            self._hidden[kind] = _hidden_size(self.server_step, server, *kind)
+        return self._hidden[kind]
 
     def statistics(self, server: Server, cohort: np.ndarray) -> dict[int, StatisticsSize]:
         """Return client -> what it moves for one-shot statistics, for the clients that send them.
@@ -98,7 +100,7 @@ class UploadSizes:
         return {k: self._statistics[k if vary else ANYBODY] for k in clients}
 
     def state_dict(self) -> list[Any]:
-        """Return the measured sizes of unmasked uploads, in a form that JSON can hold."""
+        """Return the measured sizes of uploads, in a form that JSON can hold."""
         return [[*item] for item in self._clear.items()]
 
     def load_state_dict(self, state: Sequence[Any]) -> None:
@@ -106,30 +108,21 @@ class UploadSizes:
         self._clear = {tuple((name, count) for name, count in kind): size for kind, size in state}
 
 
-def _masked_sizes(server_step: ServerStep, server: Server, num_clients: int, kind: Kind) -> tuple[int, int]:
-    """Return the sizes of a kind of visit; see `UploadSizes.masked`."""
-    secure, payload = server_step.config.secure, server_step.config.payload
-    assert secure is not None
+def _hidden_size(server_step: ServerStep, server: Server, num_clients: int, kind: Kind) -> tuple[int, int]:
+    """Return the sizes of a kind of visit; see `UploadSizes.in_round`."""
+    c = server_step.config
     report, message = _upload(server_step, server, kind)
-    up, down = _clear_size(server_step, report, message) - _clear_vectors(server_step, report, message), 0
-    for name, x in report.vectors.items():
-        if name not in report.unsent:
-            of_all = secure.bytes_of_round(num_clients, x.numel(), payload.header_bytes)
-            down, up = down + of_all[0] // num_clients, up + of_all[1] // num_clients
-    return up, down
+    clear = vector_bytes(c.payload, c.filters, report, message)
+    down, hidden = c.filters.traffic(clear, report, num_clients, c.payload.header_bytes)
+    up = _clear_size(server_step, report, message)
+    return up - sum(clear.values()) + sum(hidden.values()), down
 
 
 def _clear_size(server_step: ServerStep, report: Report, message: Message) -> int:
-    """Return the bytes of an unmasked upload, including a time stamp."""
+    """Return the bytes of an upload, including a time stamp."""
     c = server_step.config
     stamp = time_stamp_bytes(c.payload, c.algorithm.needs.time_stamps)
     return upload_bytes(c.payload, c.filters, report, message) + stamp
-
-
-def _clear_vectors(server_step: ServerStep, report: Report, message: Message) -> int:
-    """Return the bytes of the vectors of an unmasked upload."""
-    c = server_step.config
-    return sum(vector_bytes(c.payload, c.filters, report, message).values())
 
 
 def _statistics_size(server_step: ServerStep, server: Server, clients: Sequence[int]) -> StatisticsSize:

@@ -96,7 +96,8 @@ def test_noisy_counts_divide_the_rows_and_cost_the_updates(number, tmp_path):
     denominators = np.maximum(members + 1.0 * noise, 1.0)
     assert (min(denominators) == 1.0) == (number == 5)
     z = (0.5**-2 - 1.0) ** -0.5
-    assert_allclose(done.server_step.config.protection._scales["model"], z * 0.05 / denominators)
+    (private,) = done.server_step.config.filters.filters
+    assert_allclose(private._scales["model"], z * 0.05 / denominators)
 
 
 def test_the_clip_follows_the_quantile(tmp_path):
@@ -121,7 +122,7 @@ def test_the_share_within_the_clip_is_of_the_expected_number_of_clients(quantile
     )
     step = PrivateStep(privacy, CATALOGUE["fedavg"](), 5, key(7))
     notes = byhand.notes([4, 4, 4], within_clip=[1.0, 0.0, 1.0])
-    step._follow(privacy, notes, 3)
+    step._follow(privacy, notes, 3, notes.client[:0])
     noise = 0.0 if quantile_noise is None else 2.0 * float(key(7, 3, "quantile").numpy().standard_normal())
     step.commit()
     assert_allclose(step.clip, 2.0 * np.exp(-0.5 * ((0.5 + noise) / 5 + 0.5 - 0.3)), rtol=1e-12)

@@ -47,7 +47,7 @@ def test_updates_that_cfl_keeps_for_absent_clients_are_no_means(rule, tmp_path):
     kept = run.server.algorithm_state["cached_norm"]
     assert len(kept) > 2, "nobody was absent at a split"
     assert_close(run.server.tables["update"].norm(dim=1).numpy(), kept.astype(np.float32))
-    too_small = run.server_step.train_metrics["robust_too_small"]
+    too_small = run.server_step.config.filters.figures()["robust_too_small"]
     assert too_small == sum(0 < n < 3 for n in (run.plans[-1].mixings[0].weights > 0).sum(1)) * (
         not isinstance(rule, NormBound)
     )
@@ -93,7 +93,7 @@ def test_a_barrier_takes_the_steps_of_rounds(tmp_path):
     rounds = toy.run(FedAvg(), attacked((2,)), tmp_path / "a", **changes)
     events = toy.events(FedAvg(), attacked((2,)), tmp_path / "b", policy=Barrier(), **changes)
     assert_array_equal(events.server.tables["model"], rounds.server.tables["model"])
-    assert events.reported[3]["robust_too_small"] == 0
+    assert events.server_step.config.filters.figures() == {"robust_too_small": 0}
 
 
 @pytest.mark.parametrize("rule", [Median(), Krum(f=1)], ids=str)

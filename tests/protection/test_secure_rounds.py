@@ -93,8 +93,7 @@ def test_with_two_dropouts_a_row_is_the_exact_mean_of_the_other_four_by_hand(tmp
     assert_array_equal(done.server.tables["model"].numpy(), expected.numpy())
     mean = sum(float(n[k]) * models[k].double() for k in left) / n[left].sum()
     assert_close(done.server.tables["model"][0], mean.float(), rtol=1e-6, atol=1e-9)
-    assert done.server_step.config.secure is not None
-    assert done.server_step.config.secure.figures() == {"secure_dropped": 2, "secure_skipped": 0}
+    assert done.server_step.config.filters.figures() == {"secure_dropped": 2, "secure_skipped": 0}
     up = done.server_step.ledger.up
     assert (up[left] == up[left[0]]).all()
     gone = np.setdiff1d(np.arange(6), left)
@@ -215,7 +214,7 @@ def test_a_row_that_is_given_up_stays_where_it_is(name, tmp_path):
     step.initialize()
     step.distribute(start)
     server, _ = step.step(start, sampler(2))
-    assert step.config.secure.figures()["secure_skipped"] == 1
+    assert step.config.filters.figures()["secure_skipped"] == 1
     assert server.version == start.version + 1
     toy.same(server.tables, start.tables)
 
