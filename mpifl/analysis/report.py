@@ -18,10 +18,10 @@ from mpifl.results.identity import describe_differences, describe_inputs
 from mpifl.results.reader import Run
 from mpifl.results.run_folder import write_csv
 
-from . import report_data, statistics_figures
+from . import report_data
 from .comparison import NO_TEST, Choices, Comparison, compare
 from .comparison_tables import final_table, numbers, rank_table, test_tables, title_of
-from .figures import FIGURES, said_of
+from .figures import FIGURES, OF_COMPARISONS, said_of
 from .report_page import page
 from .seed_groups import REPORT, Group, origins_of, say_other_inputs
 from .tables import Table, as_html, as_latex, as_markdown, as_text, narrowed, table_of, too_wide
@@ -115,7 +115,7 @@ def _statistics(comparison: Comparison, folder: Path) -> str:
     if comparison.choices.ranks:
         tables["ranks"] = [rank_table(comparison)]
     out = []
-    for name, (title, text, draw) in statistics_figures.FIGURES.items():
+    for name, (title, text, draw) in OF_COMPARISONS.items():
         held = _files(name, partial(draw, comparison), folder)
         if held:
             links = " ".join(f'<a href="figures/{name}.{form}">{form.upper()}</a>' for form in FORMATS)
@@ -262,7 +262,7 @@ def write_files(
             Path(figures).mkdir(parents=True, exist_ok=True)
             drawn = [
                 name
-                for name, (_, _, draw) in statistics_figures.FIGURES.items()
+                for name, (_, _, draw) in OF_COMPARISONS.items()
                 if _files(name, partial(draw, comparison), Path(figures))
             ]
             require(bool(drawn), "--figures", figures, "nothing to draw: these runs have one seed each")

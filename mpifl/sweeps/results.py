@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from mpifl.analysis.figures import Curve, draw_sweep
 from mpifl.analysis.seed_groups import matched
-from mpifl.analysis.sweep_figure import Curve, draw
 from mpifl.analysis.tables import Cell, Table, as_markdown
 from mpifl.core.case_names import label_of
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
@@ -241,7 +241,7 @@ class Found:
         found = self._complete()
         if len(found) > self._shown:
             start = time.monotonic()
-            draw([curve for _, curve, _ in found], self.folder / "sweep.png")
+            draw_sweep([curve for _, curve, _ in found], self.folder / "sweep.png")
             self._shown, self._last_drawn = len(found), time.monotonic()
             self._seconds = self._last_drawn - start
 

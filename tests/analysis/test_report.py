@@ -19,7 +19,7 @@ from support.runs import run_each
 
 import mpifl
 from mpifl import cli
-from mpifl.analysis import figures, report_data, seed_groups, sweep_figure
+from mpifl.analysis import figures, report_data, seed_groups
 from mpifl.analysis.comparison import Choices, Comparison
 from mpifl.analysis.comparison_tables import final_table
 from mpifl.analysis.report import _run_rows, report, warnings, write_files
@@ -537,11 +537,11 @@ def test_a_sweep_draws_training_accuracy_in_dashes_of_the_same_colour(tmp_path, 
     drawn = []
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
     curves = [
-        sweep_figure.Curve({"a": "1"}, "round", [1, 2], [0.5, 0.6], [], [0.7, 0.8]),
-        sweep_figure.Curve({"a": "2"}, "round", [1, 2], [0.1, 0.2], []),
+        figures.Curve({"a": "1"}, "round", [1, 2], [0.5, 0.6], [], [0.7, 0.8]),
+        figures.Curve({"a": "2"}, "round", [1, 2], [0.1, 0.2], []),
     ]
-    sweep_figure.draw(curves, tmp_path / "sweep.png")
-    sweep_figure.draw([curves[1]], tmp_path / "sweep.png")
+    figures.draw_sweep(curves, tmp_path / "sweep.png")
+    figures.draw_sweep([curves[1]], tmp_path / "sweep.png")
     axis = drawn[0].axes[0]
     assert [line.get_linestyle() for line in axis.get_lines()] == ["-", "--", "-"]
     assert list(axis.get_lines()[1].get_ydata()) == [0.7, 0.8]
@@ -553,10 +553,10 @@ def test_a_case_with_one_evaluation_is_a_point_in_the_figure_of_its_sweep(tmp_pa
     drawn = []
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
     curves = [
-        sweep_figure.Curve({"a": "1"}, "round", [40], [0.5], []),
-        sweep_figure.Curve({"a": "2"}, "round", [1, 2], [0.1, 0.2], []),
+        figures.Curve({"a": "1"}, "round", [40], [0.5], []),
+        figures.Curve({"a": "2"}, "round", [1, 2], [0.1, 0.2], []),
     ]
-    sweep_figure.draw(curves, tmp_path / "sweep.png")
+    figures.draw_sweep(curves, tmp_path / "sweep.png")
     assert [line.get_marker() for line in drawn[0].axes[0].get_lines()] == ["o", "None"]
 
 

@@ -21,8 +21,8 @@ from support.runs import TASK_CONFIG, TASKS, columns_of
 import mpifl
 from mpifl.analysis.comparison import compare
 from mpifl.analysis.comparison_tables import final_table
+from mpifl.analysis.figures import Curve
 from mpifl.analysis.seed_groups import gather
-from mpifl.analysis.sweep_figure import Curve
 from mpifl.analysis.tables import as_text
 from mpifl.api import laid
 from mpifl.cli import main
