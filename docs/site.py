@@ -1,8 +1,8 @@
 """Pages of the documentation site that are made from the source, as hooks of MkDocs (`mkdocs.yml`).
 
-Commands come from the argument parser, configuration keys from the dataclasses (as in `mpifl show`), the API
-from docstrings. README.md, CONTRIBUTING.md and CHANGELOG.md become pages, too. Links out of `docs/` lead to
-these pages, or become plain text.
+Commands come from the argument parser, configuration keys from the dataclasses (as in `mpifl show`), columns
+of `metrics.csv` from the figures that make them, the API from docstrings. README.md, CONTRIBUTING.md and
+CHANGELOG.md become pages, too. Links out of `docs/` lead to these pages, or become plain text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from mpifl.cli import parser
 from mpifl.experiment.reference import Key, keys
+from mpifl.results.columns import MAIN, OF_CLUSTERS, OF_SCORES
 from mpifl.tools.documentation import relinked as replace_links
 
 ROOT = Path(__file__).parents[1]
@@ -144,6 +145,26 @@ def _cell(text: str) -> str:
     return "".join(p if p.startswith("`") else p.translate(special) for p in parts)
 
 
+def columns() -> str:
+    """Return the page of the columns of `metrics.csv` that an evaluation gives."""
+    lines = [
+        *("# Columns of metrics.csv", ""),
+        "What an evaluation gives, made from the source. `METRIC` is the task's first metric (`accuracy`),",
+        "`SCORE` a metric or one on a further set (`accuracy_train`, `accuracy_backdoor`), `OWN` one of your",
+        "own. Further columns: `round`, `seconds`, `virtual_seconds`, bytes of the federation, and what clients",
+        "and methods report from training, such as `train_loss`.",
+        *("", "| columns | meaning |", "|---|---|"),
+    ]
+    found = {figure.names: figure.meaning for figure in (MAIN, *OF_SCORES, *OF_CLUSTERS)}
+    return (
+        "\n".join([*lines, *(f"| {_code(names)} | {_cell(text)} |" for names, text in found.items())]) + "\n"
+    )
+
+
+def _code(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split(", "))
+
+
 def api(title: str, modules: Sequence[str]) -> str:
     """Return a page of the API reference, for mkdocstrings to fill.
 
@@ -159,6 +180,7 @@ def generated() -> dict[str, str]:
     return {
         "reference/commands.md": commands(parser()),
         "reference/configuration.md": configuration(keys()),
+        "reference/columns.md": columns(),
         **{f"reference/api/{page}.md": api(*what) for page, what in API.items()},
         **{page: (ROOT / file).read_text(encoding="utf-8") for file, page in PAGES.items()},
     }

@@ -38,9 +38,10 @@ from mpifl.kernels import bindings
 from mpifl.models.pretrained import read_state, uploads_none
 from mpifl.protection.accountant import Accountant
 from mpifl.results import run_folder as folders
+from mpifl.results.columns import with_diverged
 from mpifl.results.identity import line
 from mpifl.results.metrics import client_distances, mixture_kl
-from mpifl.results.recorder import Recorder, RunningFigures, digest, with_diverged, written_clients
+from mpifl.results.recorder import Recorder, RunningFigures, digest, written_clients
 from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.recovery import regroup
 from mpifl.runtime.run_state import Saved

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,24 +15,15 @@ from safetensors.torch import save_file
 from mpifl.core.errors import first_of, require
 from mpifl.core.federation import SPLITS, Federation
 from mpifl.core.files import safetensors_file, write_json
-from mpifl.core.metric import ACCURACY, Metric, with_figures
+from mpifl.core.metric import ACCURACY, with_figures
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
 from mpifl.core.task import SUMS, Task
 from mpifl.models.pretrained import layout_metadata
 from mpifl.supervision.logging import warn
 
-from .metrics import (
-    accuracy_summary,
-    ari,
-    churn,
-    import_scipy_optimize,
-    model_distances,
-    nmi,
-    pooled,
-    purity,
-    spread,
-)
+from .columns import Evaluation, diverged, measured_on, metrics_row
+from .metrics import import_scipy_optimize, model_distances
 from .reader import read_rows
 from .run_folder import GrowingCsv, without_infinity, write_columns, write_csv
 
@@ -59,194 +49,6 @@ def digest(
     return sha.hexdigest()
 
 
-def metrics_row(
-    scores: Mapping[str, np.ndarray],
-    labels: np.ndarray,
-    groups: np.ndarray | None,
-    *,
-    pool: int | None = None,
-    aimed: np.ndarray | None = None,
-    before: np.ndarray | None = None,
-    placed: np.ndarray | None = None,
-    samples: Mapping[str, np.ndarray] = MappingProxyType({}),
-    by: Mapping[str, np.ndarray] | None = None,
-    own: Sequence[str] = (),
-    honest: np.ndarray | None = None,
-    task: Task | None = None,
-) -> dict[str, float | int]:
-    """Return the figures of one evaluation, as columns of `metrics.csv`.
-
-    Accuracies are fractions; `accuracy_variance` and `accuracy_train_variance` are in percent squared. For
-    other metrics, `NAME_pooled` is the metric on all samples together, computed from sums rather than from
-    the clients' values.
-
-    NaN means that a value is undefined, and the client is left out. If its loss is not finite although it has
-    samples, its model diverged: such a client counts with infinite error, or minus infinity where higher is
-    better, and the figures of a user's metric are NaN.
-
-    Args:
-        scores: name -> value of each evaluated client [n], or sums that metrics are computed from [n, ...].
-        labels: estimated cluster of every client [N].
-        groups: true group of every client [N]; None if there are none.
-        pool: number of distinct test samples, for the binomial standard error; None computes no error.
-        aimed: which of the evaluated clients are targets of a backdoor, bool [n]; None if there are none.
-        before: `labels` at the previous evaluation; None at the first.
-        placed: whose cluster is known, bool [N]; None for all. The other clients do not count as members of
-            their cluster, except in `ari_everyone`; `num_unplaced` is their number.
-        samples: set (`test`, `train` or a further test set) -> number of samples of each evaluated client
-            [n], for `accuracy_pooled`, the accuracy on all samples together, and for the binomial standard
-            error of `accuracy_train`; accuracies on sets that are not given have neither. Without it, only
-            tasks whose sums include `n` show which models diverged.
-        by: kind -> label of each evaluated client [n], -1 for none; `accuracy_KINDj_mean` is the mean over
-            the clients of label j, `accuracy_KIND_NAME_mean` if labels are names.
-        own: names of the user's metrics; their mean, standard deviation, minimum and maximum over the
-            clients, and with `by` their means, are also columns.
-        honest: which of the evaluated clients are not attackers, bool [n]; None if there are no attackers.
-        task: the task, which defines the metrics; None takes accuracy.
-    """
-    metrics = (ACCURACY,) if task is None else task.scored
-    sums, scores = scores, with_diverged(scores, metrics, samples)
-    row = _main_figures(scores, metrics[0], pool)
-    for name, values in scores.items():
-        mine = next((o for o in own if name == o or name.startswith(f"{o}_")), None)
-        if mine is not None:
-            diverged = _diverged(name.removeprefix(mine), sums, samples)
-            there = values[~np.isnan(values) | diverged]
-            whats = (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max))
-            with np.errstate(invalid="ignore", over="ignore"):  # of infinite values
-                row |= {f"{name}_{what}": float(of(there)) if len(there) else np.nan for what, of in whats}
-            for part, members in _parts(by):
-                row[f"{name}_{part}_mean"] = _weighted_mean(values, members, diverged)
-        metric = next((m for m in metrics if m.of(name)), None)
-        if metric is not None:
-            weights = samples.get(measured_on(name, scores, samples))
-            if weights is not None and metric == ACCURACY:
-                row[f"{name}_pooled"] = _weighted_mean(values, weights)
-            for part, members in _parts(by):
-                row[f"{name}_{part}_mean"] = _weighted_mean(values, members)
-            if name != metrics[0].name:
-                worst = np.nanmin if metric.better > 0 else np.nanmax
-                spreads = (("mean", np.nanmean), ("worst", worst), ("std", np.nanstd))
-                row |= {f"{name}_{what}": _without_nan(values, of) for what, of in spreads}
-            if name == "accuracy_train":
-                trained = accuracy_summary(values, None if weights is None else int(weights.sum()))
-                row[f"{name}_variance"] = trained.variance_pct2
-                row[f"{name}_standard_error"] = _or_nan(trained.standard_error)
-            if honest is not None and honest.any():
-                worst = np.nanmin if metric.better > 0 else np.nanmax
-                row[f"{name}_honest_mean"] = _without_nan(values[honest], np.nanmean)
-                row[f"{name}_honest_worst"] = _without_nan(values[honest], worst)
-            if aimed is not None and aimed.any():
-                row[f"{name}_targets_mean"] = _without_nan(values[aimed], np.nanmean)
-    if task is not None:
-        row |= {name: value for name, value in pooled(sums, task).items() if name not in row}
-    known = np.ones(len(labels), bool) if placed is None else placed
-    row["num_clusters"] = len(np.unique(labels[known]))
-    row["num_unplaced"] = int((~known).sum())
-    for name, agreement in (("ari", ari), ("nmi", nmi), ("purity", purity)):
-        row[name] = float("nan")
-        if groups is not None and known.any():
-            row[name] = agreement(labels[known], groups[known])
-    row["ari_everyone"] = ari(labels, groups) if groups is not None else float("nan")
-    row["churn"] = churn(before, labels) if before is not None else float("nan")
-    return row
-
-
-def with_diverged(
-    scores: Mapping[str, np.ndarray],
-    metrics: Iterable[Metric],
-    samples: Mapping[str, np.ndarray] = MappingProxyType({}),
-) -> dict[str, np.ndarray]:
-    """Return scores without the sums; NaN of a client whose model diverged becomes the worst value.
-
-    Arguments are those of `metrics_row`.
-    """
-    out = {name: v for name, v in scores.items() if not name.startswith(SUMS)}
-    for name, values in out.items():
-        metric = next((m for m in (LOSS, *metrics) if m.of(name)), None)
-        if metric is not None:
-            bad = np.isnan(values) & _diverged(name.removeprefix(metric.name), scores, samples)
-            out[name] = np.where(bad, -metric.better * np.inf, values) if bad.any() else values
-    return out
-
-
-def _diverged(
-    end: str, scores: Mapping[str, np.ndarray], samples: Mapping[str, np.ndarray]
-) -> np.ndarray | np.bool:
-    """Return which clients have a loss that is not finite, although it has terms, bool [n]; False if unknown.
-
-    Args:
-        end: end of the names of scores on some set, such as `_train`; empty for the test set.
-        scores: name -> value or sum of each evaluated client.
-        samples: set -> number of samples of each evaluated client.
-    """
-    loss, held = scores.get(f"loss{end}"), samples.get(measured_on(f"loss{end}", scores, samples))
-    terms = scores.get(f"{SUMS}n{end}", held)
-    return np.False_ if loss is None or terms is None else ~np.isfinite(loss) & (terms > 0)
-
-
-def measured_on(name: str, scores: Container[str], sets: Iterable[str]) -> str:
-    """Return the set on which a score was measured, by the suffix of its name: `train` of `accuracy_train`.
-
-    Args:
-        name: name of the score.
-        scores: the names of all scores; a suffix counts only if the name without it is among them.
-        sets: the sets other than `train` and `test`; scores on `test` have no suffix.
-    """
-    for end in sorted({*sets, "train"}, key=len, reverse=True):  # `very_hard` before `hard`
-        if name.endswith(f"_{end}") and name.removesuffix(f"_{end}") in scores:
-            return end
-    return "test"
-
-
-def _parts(by: Mapping[str, np.ndarray] | None) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name of each label of each kind in columns, and which clients have the label, bool [n]."""
-    for kind, of in (by or {}).items():
-        named = of.dtype.kind == "U"
-        for j in np.unique(of if named else of[of >= 0]).tolist():
-            yield (f"{kind}_{j}" if named else f"{kind}{j}"), of == j
-
-
-def _weighted_mean(
-    values: np.ndarray, weights: np.ndarray, counted: np.ndarray | np.bool = np.False_
-) -> float:
-    """Return the weighted mean of values that are not NaN, or `counted`; NaN if their total weight is 0."""
-    there = ~np.isnan(values) | counted
-    total = weights[there].sum()
-    weighted = np.where(weights > 0, values, 0.0)  # 0 times infinity is NaN
-    return float(weighted[there] @ weights[there] / total) if total else float("nan")
-
-
-def _main_figures(
-    scores: Mapping[str, np.ndarray], metric: Metric, pool: int | None
-) -> dict[str, float | int]:
-    """Return the figures of the task's first metric, and the loss."""
-    loss = {"loss": _without_nan(scores["loss"], np.nanmean)}
-    if metric != ACCURACY:
-        return {**spread(scores[metric.name], metric), **loss}
-    summary = accuracy_summary(scores["accuracy"], pool)
-    return {
-        "accuracy_mean": summary.mean,
-        "accuracy_worst": summary.worst,
-        "accuracy_std": summary.std,
-        "accuracy_variance": summary.variance_pct2,
-        "accuracy_worst_tenth": summary.worst_tenth,
-        "accuracy_standard_error": _or_nan(summary.standard_error),
-        **loss,
-    }
-
-
-def _without_nan(values: np.ndarray, of: Callable[[np.ndarray], Any]) -> float:
-    """Return a statistic of the values that are not NaN; NaN if there are none."""
-    with np.errstate(invalid="ignore", over="ignore"):  # in a run that diverges
-        return float(of(values)) if (~np.isnan(values)).any() else float("nan")
-
-
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
-LOSS = Metric("loss", "loss", -1, percent=False)
 SAMPLE = 1000  # clients whose rows are written with `output.clients: sample`
 BUFFERED_ROWS = 500  # of events.csv, because opening a file costs more than an arrival
 
@@ -397,7 +199,7 @@ class Recorder:
         Args:
             step: server steps so far.
             seconds: seconds since the start of the run.
-            scores: name -> value of each evaluated client [n], or sums [n, ...]; see `metrics_row`.
+            scores: name -> value of each evaluated client [n], or sums [n, ...]; see `Evaluation`.
             clients: the evaluated clients [n].
             labels: estimated cluster of every client [N].
             train: means of the training figures that clients reported, and figures that only some methods
@@ -423,22 +225,24 @@ class Recorder:
         self._visit = np.maximum(made - 1, 0)
         found = {measured_on(name, scores, self._further) for name in scores if not name.startswith(SUMS)}
         samples = {name: self._sizes(name, clients) for name in {"test"} | found}
-        self._say_diverged(step, clients, _diverged("", scores, samples))
+        self._say_diverged(step, clients, diverged("", scores, samples))
         attackers = self.federation.attackers
         honest = None if attackers is None else ~np.isin(clients, attackers)
         self.last = metrics_row(
-            scores,
-            labels,
-            self.groups,
-            pool=self._different(int(samples["test"].sum())),
-            aimed=aimed,
-            before=before,
-            placed=placed,
-            samples=samples,
-            by=by,
-            own=self.own,
-            honest=honest,
-            task=self.task,
+            Evaluation(
+                scores,
+                labels,
+                self.groups,
+                pool=self._different(int(samples["test"].sum())),
+                aimed=aimed,
+                before=before,
+                placed=placed,
+                samples=samples,
+                by=by,
+                own=self.own,
+                honest=honest,
+                task=self.task,
+            )
         )
         self._placed = np.ones(len(labels), bool) if placed is None else placed
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}

@@ -13,7 +13,7 @@ from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.results.recorder import metrics_row
+from mpifl.results.columns import Evaluation, metrics_row
 
 EVEN = torch.tensor([0.5, 0.5])
 ROWS = [[0.0], [5.0], [9.0]]
@@ -115,14 +115,14 @@ def test_agreement_counts_those_whose_cluster_is_known():
     Of all: 0 | 1 | {2, 3} against 0 | {1, 2, 3}: pairs together in both 1, in clusters 1, in groups 3, of 6:
     (1 - 0.5) / (2 - 0.5) = 1/3.
     """
-    row = metrics_row(SCORES, LABELS, GROUPS, placed=np.array([True, True, False, False]))
+    row = metrics_row(Evaluation(SCORES, LABELS, GROUPS, placed=np.array([True, True, False, False])))
     assert_allclose([row[name] for name in ("ari", "nmi", "purity")], 1.0)
     assert (row["num_clusters"], row["num_unplaced"]) == (2, 2)
     assert_allclose(row["ari_everyone"], 1 / 3)
-    whole = metrics_row(SCORES, LABELS, GROUPS)
+    whole = metrics_row(Evaluation(SCORES, LABELS, GROUPS))
     assert_allclose([whole["ari"], whole["ari_everyone"]], 1 / 3)
     assert (whole["num_clusters"], whole["num_unplaced"]) == (3, 0)
-    nobody = metrics_row(SCORES, LABELS, GROUPS, placed=np.zeros(4, bool))
+    nobody = metrics_row(Evaluation(SCORES, LABELS, GROUPS, placed=np.zeros(4, bool)))
     assert np.isnan([nobody[name] for name in ("ari", "nmi", "purity")]).all()
 
 
