@@ -151,8 +151,8 @@ def columns() -> str:
         *("# Columns of metrics.csv", ""),
         "What an evaluation gives, made from the source. `METRIC` is the task's first metric (`accuracy`),",
         "`SCORE` a metric or one on a further set (`accuracy_train`, `accuracy_backdoor`), `OWN` one of your",
-        "own. Further columns: `round`, `seconds`, `virtual_seconds`, bytes of the federation, and what clients",
-        "and methods report from training, such as `train_loss`.",
+        "own. Further columns: `round`, `seconds`, `virtual_seconds`, bytes of the federation, and what",
+        "clients and methods report from training, such as `train_loss`.",
         *("", "| columns | meaning |", "|---|---|"),
     ]
     found = {figure.names: figure.meaning for figure in (MAIN, *OF_SCORES, *OF_CLUSTERS)}
