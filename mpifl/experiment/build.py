@@ -46,7 +46,7 @@ from mpifl.runtime.engine import Engine, EvaluationSchedule
 from mpifl.runtime.hook_errors import DROP
 from mpifl.runtime.run_state import Checkpointer
 from mpifl.runtime.server_step import ServerStep
-from mpifl.runtime.step_config import StepConfig
+from mpifl.runtime.step_config import StepConfig, StepEvaluation, Sums
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.simulation.round_rules import RoundRule
@@ -558,21 +558,25 @@ def build_server_step(
             problem=context.problem,
             store=store,
             seed=key(config.seed.training),
-            exact=system.sums == "exact",
-            collective=None if system.collective == "auto" else system.collective,
+            sums=Sums(
+                exact=system.sums == "exact",
+                collective=None if system.collective == "auto" else system.collective,
+                costs=costs_of(system.cost, context.transport),
+                direct=decisions.mpi_memory == DEVICE,
+            ),
             shuffle=None if system.placement_seed is None else key(system.placement_seed, "shuffle"),
             absent=decisions.absent,
-            finetune_epochs=config.evaluation.finetune_epochs,
-            evaluates_training=config.evaluation.train,
+            evaluation=StepEvaluation(
+                training_data=config.evaluation.train,
+                finetune_epochs=config.evaluation.finetune_epochs,
+                models=_measures(context),
+                updates=config.output.updates,
+            ),
             payload=config.payload,
-            costs=costs_of(system.cost, context.transport),
             stack=decisions.stack,
             drops=config.on_client_error == DROP,
-            direct=decisions.mpi_memory == DEVICE,
-            measures=_measures(context),
             shown_cache=shown_cache(context),
             synchronous=config.policy.synchronous,
-            updates=config.output.updates,
             effort=effort(context),
             counter=counter or VisitCounter(),
             give_back=FreedMemory().give_back,

@@ -137,7 +137,7 @@ class ServerStep:
         self.sizes = c.federation.sizes
         self.watch = Stopwatch()
         self.tables = Tables(c.transport)
-        self.mixer = Mixer(c.transport, self.tables, c.exact, c.collective, c.costs, c.direct)
+        self.mixer = Mixer(c.transport, self.tables, **vars(c.sums))
         self.aggregator = MpiAggregator(c.transport, self.mixer)
         self.update_aggregator = MpiAggregator(c.transport, self.mixer, c.filters.mixer(self.mixer))
         self.worker = Worker(c, self.tables, self.watch)
@@ -201,7 +201,7 @@ class ServerStep:
         """Return the rank that owns each row [K] of a table to be sharded; None for a central table."""
         n, k = len(self.sizes), len(server.tables[name])
         needs = self.algorithm.needs
-        central = not self.config.synchronous or self.config.collective is not None
+        central = not self.config.synchronous or self.config.sums.collective is not None
         central = central or self.config.filters.at_server or not needs.row_per_client
         if k != n or central or needs.server_update or uses(self.algorithm, NewClients):
             return None
@@ -272,7 +272,7 @@ class ServerStep:
             self._book_late(server, batch.step, reports, round_plan.late)
         with doing("aggregating"):
             self._measure(batch.step, reports, results.uploads)
-            if self.config.updates:
+            if self.config.evaluation.updates:
                 self.updates = self._compare_updates(server, batch, results, reports)
             result = self.advance(server, reports, results.uploads, self.update_aggregator)
         self.config.give_back()
@@ -311,7 +311,7 @@ class ServerStep:
         Raises:
             UserError: clients do not upload whole models, or upload changes of models.
         """
-        measures, layout = self.config.measures, self.problem.layout
+        measures, layout = self.config.evaluation.models, self.problem.layout
         self.client_products = None
         if measures is None:
             return
@@ -872,7 +872,7 @@ class ServerStep:
         batches = None
         if server is not None:
             serves = self.serves(server, clients)
-            costs = self.sizes[clients, 2] + self.sizes[clients, 0] * self.config.evaluates_training + 1
+            costs = self.sizes[clients, 2] + self.sizes[clients, 0] * self.config.evaluation.training_data + 1
             batches = self._batches(server.version, clients, serves, costs, server.version)
         with self._counted("evaluating", batches, "clients"):
             batch = self._scatter(batches)

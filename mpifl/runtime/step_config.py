@@ -38,6 +38,41 @@ class ShownCache(Protocol):
 
 
 @dataclass(frozen=True)
+class Sums:
+    """How uploads are added.
+
+    Attributes:
+        exact: whether sums are int64 and equal for any number of ranks; otherwise they are float32.
+        collective: the collective of every mixing; None chooses one for each mixing.
+        costs: measured or given costs for choosing the collective; None chooses by bytes.
+        direct: whether MPI reads GPU memory directly.
+    """
+
+    exact: bool = True
+    collective: str | None = None
+    costs: Costs | None = None
+    direct: bool = False
+
+
+@dataclass(frozen=True)
+class StepEvaluation:
+    """What is computed beside the clients' scores on their test data.
+
+    Attributes:
+        training_data: whether clients are also evaluated on their training data.
+        finetune_epochs: epochs of training before a client is evaluated a second time; 0 for none.
+        models: function of the step number: whether the clients' models are compared in that step; None for
+            never.
+        updates: whether the updates of each round are compared with their mean (`ServerStep.updates`).
+    """
+
+    training_data: bool = False
+    finetune_epochs: int = 0
+    models: Callable[[int], bool] | None = None
+    updates: bool = False
+
+
+@dataclass(frozen=True)
 class StepConfig:
     """The objects and settings of server steps, the same on every rank.
 
@@ -49,24 +84,17 @@ class StepConfig:
         problem: information that the method may use.
         store: state that clients keep between visits.
         seed: key of the training seed.
-        exact: whether sums are int64 and equal for any number of ranks; otherwise they are float32.
-        collective: the collective of every mixing; None chooses one for each mixing.
+        sums: how uploads are added.
         shuffle: key for placing tasks at random; None balances them.
         absent: clients that are not there before training.
-        finetune_epochs: epochs of training before a client is evaluated a second time; 0 for none.
-        evaluates_training: whether clients are also evaluated on their training data.
+        evaluation: what is computed beside the clients' scores.
         payload: form of numbers in transit.
-        costs: measured or given costs for choosing the collective; None chooses by bytes.
         stack: number of clients that are trained together.
         drops: whether a client that fails twice is left out; otherwise a failure ends the run.
-        direct: whether MPI reads GPU memory directly.
-        measures: function of the step number: whether the clients' models are compared in that step; None for
-            never.
         shown_cache: cache, for later runs, of the rows that clients download for one-shot statistics; None
             for no cache.
         synchronous: False if uploads reach rank 0 one by one; then all tables stay on rank 0, and no client
             joins after the first step.
-        updates: whether the updates of each round are compared with their mean (`ServerStep.updates`).
         effort: factor of each client's training time per sample [N], to balance the ranks; None for equal
             factors.
         counter: counts the visits of this rank, for progress displays.
@@ -81,21 +109,15 @@ class StepConfig:
     problem: ProblemInfo
     store: ClientStore
     seed: Key
-    exact: bool = True
-    collective: str | None = None
+    sums: Sums = field(default_factory=Sums)
     shuffle: Key | None = None
     absent: Sequence[int] = ()
-    finetune_epochs: int = 0
-    evaluates_training: bool = False
+    evaluation: StepEvaluation = field(default_factory=StepEvaluation)
     payload: NumberFormat = field(default_factory=NumberFormat)
-    costs: Costs | None = None
     stack: int = 1
     drops: bool = False
-    direct: bool = False
-    measures: Callable[[int], bool] | None = None
     shown_cache: ShownCache | None = None
     synchronous: bool = True
-    updates: bool = False
     effort: np.ndarray | None = None
     counter: VisitCounter = field(default_factory=VisitCounter)
     give_back: Callable[[], object] = lambda: None

@@ -121,7 +121,7 @@ class Worker:
         self._remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
         self._trained = upload_named(config.algorithm, RowUpdates, "trained")
         reused = self._remembered is not None or uses(config.algorithm, SecondLook)
-        self._sums_only = config.exact and not reused
+        self._sums_only = config.sums.exact and not reused
         self._originals = Originals()
         self._plain: PlainVisitRunner | None = None
         if (visit := plain_visit(config.algorithm)) is not None and config.stack == 1:
@@ -228,7 +228,7 @@ class Worker:
         report, sizes = self._fingerprint(task, batch) if visits is None else visits.report(task)
         change = "model" in report.based_on and report.based_on["model"] is None
         self.sends_changes |= change and visits is not None
-        if self.config.updates and "model" in report.based_on:
+        if self.config.evaluation.updates and "model" in report.based_on:
             self._bases[task.number] = report.based_on["model"]
         notes, findings, exchanges = self._probe(report, task, peers, batch.step)
         findings = {**findings, **self._row_distances(report, batch.compared)}
@@ -507,12 +507,12 @@ class Worker:
             remedy = "evaluation.metrics asks for it: return {..., **client.measure(logits, labels)}, too"
             raise MethodError(hook_name(self.config.algorithm, "evaluate"), f"scores no {missing[0]}", remedy)
         others = dict(client.data.extra)
-        if self.config.evaluates_training:
+        if self.config.evaluation.training_data:
             others[TRAIN] = client.data.train
         for name, split in others.items():
             extra = self.hooks.evaluate(message, state, client, split)
             scores |= {f"{what}_{name}": value for what, value in extra.items()}
-        if self.config.finetune_epochs:
+        if self.config.evaluation.finetune_epochs:
             start = self.hooks.model_of(message, state, client, client.layout.size)
             scores |= self._finetuned(client, start)
         return scores
@@ -520,7 +520,7 @@ class Worker:
     def _finetuned(self, client: Client, start: Vector) -> dict[str, float]:
         """Return a model's scores after fine-tuning on the client's training data."""
         key = self._key("finetune", client.id, client.visit)
-        tuned = client.sgd(start, key, epochs=self.config.finetune_epochs).vector
+        tuned = client.sgd(start, key, epochs=self.config.evaluation.finetune_epochs).vector
         return {f"{what}_finetuned": value for what, value in client.evaluate(tuned).items()}
 
 
