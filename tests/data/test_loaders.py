@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +15,6 @@ from PIL import Image
 from mpifl.core.errors import UserError
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 from mpifl.data.sources.leaf import LETTERS
-from mpifl.data.sources.tff import example_of
 
 RNG = np.random.default_rng(0)
 
@@ -515,102 +512,10 @@ def test_snippets_of_text_give_the_characters_that_follow(tmp_path):
     assert len(pool.labels) == 4, "O! is too short"
 
 
-GOAT = (  # the Example of TensorFlow's tutorial on TFRecord
-    b"\nR\n\x14\n\x08feature2\x12\x08\n\x06\n\x04goat\n\x11\n\x08feature1\x12\x05\x1a\x03\n\x01\x04"
-    b"\n\x11\n\x08feature0\x12\x05\x1a\x03\n\x01\x00\n\x14\n\x08feature3\x12\x08\x12\x06\n\x04[\xd3|?"
-)
-
-
-def message(number: int, data: bytes) -> bytes:
-    """Return a field of bytes in the wire format of protocol buffers."""
-    return bytes([number << 3 | 2]) + varint(len(data)) + data
-
-
-def varint(value: int) -> bytes:
-    out, value = [], value % 2**64
-    while value >= 128:
-        out.append(value % 128 + 128)
-        value //= 128
-    return bytes([*out, value])
-
-
-def example(**features) -> bytes:
-    """Return a `tf.train.Example` of bytes, float and integer arrays."""
-    entries = b""
-    for name, value in features.items():
-        if isinstance(value, bytes):
-            kind, values = 1, message(1, value)
-        elif np.asarray(value).dtype.kind == "f":
-            kind, values = 2, message(1, np.asarray(value, "<f4").tobytes())
-        else:
-            kind, values = 3, message(1, b"".join(varint(int(v)) for v in np.ravel(value)))
-        entries += message(1, message(1, name.encode()) + message(2, message(kind, values)))
-    return message(1, entries)
-
-
-def write_sqlite(path: Path, rows: list[tuple[str, str | None, bytes]]) -> None:
-    """Write the tables of `SqlClientData`."""
-    with closing(sqlite3.connect(path)) as file:
-        file.execute("create table examples (split_name text, client_id text, serialized_example_proto blob)")
-        file.executemany("insert into examples values (?, ?, ?)", [(s, c, e) for c, s, e in rows])
-        file.commit()
-
-
-def test_examples_of_tensorflow_are_read():
-    found = example_of(GOAT)
-    assert found["feature2"] == [b"goat"]
-    assert (found["feature0"].tolist(), found["feature1"].tolist()) == ([0], [4])
-    assert found["feature3"] == np.array([0.9876], np.float32)
-    assert example_of(example(x=np.array([-1, 300, 2**62])))["x"].tolist() == [-1, 300, 2**62]
-    unpacked = message(1, message(1, message(1, b"x") + message(2, message(3, b"\x08\x05\x08\x07"))))
-    assert example_of(unpacked)["x"].tolist() == [5, 7]
-    for broken in (GOAT[:-3], b"\xff" * 12):
-        with pytest.raises(ValueError, match=r"cut|without an end"):
-            example_of(broken)
-
-
-def test_federated_emnist_is_read_from_sqlite_too(tmp_path):
-    pixels = RNG.random((6, 28, 28)).astype(np.float32)
-    who = ["f1 train", "f0 train", "f1 train", "f0 test", "f2 test", "f3 heldout"]
-    rows = [(*w.split(), example(pixels=pixels[i].ravel(), label=[i % 3])) for i, w in enumerate(who)]
-    write_sqlite(tmp_path / "emnist.sqlite", rows)
-    pool = load("tff", tmp_path, path="emnist.sqlite")
-    assert (pool.kind, pool.shape, pool.num_classes, pool.num_train) == ("images", (1, 28, 28), 3, 3)
-    assert pool.origin_names == ("f0", "f1", "f2")
-    assert pool.origin.tolist() == [0, 1, 1, 0, 2]
-    assert pool.labels.tolist() == [1, 0, 2, 0, 1]
-    assert np.array_equal(pool.inputs[0, 0], np.rint(pixels[1] * 255).astype(np.uint8))
-    left, classes = pool.remarks
-    assert left == "emnist.sqlite: part heldout is left out"
-    assert classes.endswith("emnist.sqlite: 1 of 3 classes have no test sample: 2")
-
-
-def test_colours_numbers_and_texts_of_sqlite(tmp_path):
-    image = RNG.integers(0, 256, (4, 4, 3))
-    picture = example(image=image, coarse_label=[1], label=[0])
-    write_sqlite(tmp_path / "cifar.sqlite", [("a", "train", picture), ("a", "test", picture)])
-    pool = load("tff", tmp_path, path="cifar.sqlite", label="coarse_label")
-    assert np.array_equal(pool.inputs[1], image.transpose(2, 0, 1))
-    write_sqlite(
-        tmp_path / "mine.sqlite", [("a", None, example(x=[i / 8, 1.0], y=[i / 4])) for i in range(20)]
-    )
-    pool = load("tff", tmp_path, path="mine.sqlite")
-    assert (pool.kind, pool.label_kind, pool.shape) == ("features", "numbers", (2,))
-    assert 0 < pool.num_train < 20, "a share is set aside"
-    plays = [("ANTONY", part, example(snippets=b"To be.")) for part in ("train", "test")]
-    write_sqlite(tmp_path / "plays.sqlite", plays)
-    pool = load("tff", tmp_path, path="plays.sqlite", length=4)
-    assert [LETTERS[i] for i in pool.inputs[1]] == list("o be")
-
-
-def test_sqlite_files_that_cannot_be_read_are_named(tmp_path):
-    (tmp_path / "a.sqlite").write_bytes(b"nothing at all")
-    write_sqlite(tmp_path / "b.sqlite", [("a", "train", GOAT[:-3])])
-    for name in ("a", "b"):
-        with pytest.raises(UserError, match=rf"{name}\.sqlite = .*truncated or not an SQLite file"):
-            load("tff", tmp_path, path=f"{name}.sqlite")
-    with pytest.raises(UserError, match=r"path = 'c.sqlite.lzma': is packed; unpack it"):
-        load("tff", tmp_path, path="c.sqlite.lzma")
+@pytest.mark.parametrize("path", ["emnist_all.sqlite", "emnist_all.sqlite.lzma"])
+def test_sqlite_is_refused_with_the_formats_that_are_read(tmp_path, path):
+    with pytest.raises(UserError, match=r"path = '.*': SQLite is not read: name TFF's HDF5 files"):
+        load("tff", tmp_path, path=path)
 
 
 def test_a_file_that_is_no_hdf5_is_named(tmp_path):

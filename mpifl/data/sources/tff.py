@@ -1,24 +1,15 @@
-"""TensorFlow Federated's data sets: HDF5 with a group for each client, or SQLite with a row per sample.
-
-The tables of the SQLite files are those of `tff.simulation.datasets.SqlClientData`: `examples` has
-`client_id`, `split_name` and a `tf.train.Example` in `serialized_example_proto`, which is a map from names
-to lists of bytes, float32 or int64; `example_of` reads its wire format.
-"""
+"""TensorFlow Federated's data sets in HDF5, with a group for each client; read by h5py."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, replace
-from math import isqrt
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.progress import doing, each
+from mpifl.core.progress import each
 from mpifl.data.pool import Pool
 from mpifl.data.sources.arrays import (
     LABELS,
@@ -36,12 +27,9 @@ from mpifl.data.sources.leaf import LETTERS
 if TYPE_CHECKING:
     import pandas as pd
 
-EXAMPLES = "examples"  # HDF5 group, or SQL table, of the clients' examples
-SQLITE = (".sqlite", ".sqlite3", ".db")
-TRAIN, TEST = "train", "test"
-TEST_SHARE = 0.2  # of a file without a test part
-QUERY = f"select client_id, split_name, serialized_example_proto from {EXAMPLES} order by client_id, rowid"
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
+EXAMPLES = "examples"  # group of the clients
+SQLITE = (".sqlite", ".sqlite3", ".db", ".lzma", ".xz")
+PARTS = ("train", "test")
 INPUTS, LABEL_NAMES, TEXTS = ("pixels", "image", "x"), ("label", "labels", "y"), "snippets"
 TWICE = "two clients have this name, but for blanks at its ends: rename one"
 Held = dict[str, tuple[np.ndarray, np.ndarray]]  # client -> samples, labels
@@ -49,16 +37,14 @@ Held = dict[str, tuple[np.ndarray, np.ndarray]]  # client -> samples, labels
 
 @dataclass(frozen=True)
 class TensorFlowFederated(Source):
-    """A data set of TensorFlow Federated: NAME_train.h5 and NAME_test.h5, read by h5py, or NAME.sqlite.
+    """A data set of TensorFlow Federated: NAME_train.h5 and NAME_test.h5.
 
     FEMNIST's `pixels`, CIFAR-100's `image` and numbers under `x` are used as samples; `snippets` of text
     (Shakespeare) give a sample for each character that follows `length` others. Clients are the origins, so
-    scenario natural makes each of them a client. An SQLite file has both parts, or names none: then a share
-    of the samples is set aside for testing. Further parts (heldout) are left out.
+    scenario natural makes each of them a client.
 
     Attributes:
-        path: below data.root: common name of both HDF5 files, without `_train.h5`, or an SQLite file with its
-            ending.
+        path: below data.root: common name of both files, without `_train.h5`.
         label: name of the labels; null: label, labels or y. CIFAR-100 has `coarse_label`, too.
         labels: classes or numbers, for labels of one number each whose type says otherwise, such as classes
             that are stored as floats; null: whole numbers are classes, floats numbers.
@@ -75,38 +61,26 @@ class TensorFlowFederated(Source):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        remedy = "SQLite is not read: name TFF's HDF5 files, or save the samples by `datasets` (huggingface)"
+        require(not self.path.endswith(SQLITE), "path", self.path, remedy)
         known_labels = self.labels is None or self.labels in LABELS
         require(known_labels, "labels", self.labels, f"known: {', '.join(LABELS)}")
         require(self.length > 0, "length", self.length, "counts characters")
 
     def files(self, root: Path) -> list[Path]:
-        """Return the SQLite file, or both HDF5 files, training part first."""
-        if self.path.endswith(SQLITE):
-            return [root / self.path]
-        remedy = "is packed; unpack it (unlzma), and name the .sqlite file"
-        require(not self.path.endswith((".lzma", ".xz")), "path", self.path, remedy)
-        return [root / f"{self.path}_{part}.h5" for part in ("train", "test")]
+        """Return both files, training part first."""
+        return [root / f"{self.path}_{part}.h5" for part in PARTS]
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read all samples; clients are numbered by name."""
-        remarks: tuple[str, ...] = ()
-        if self.path.endswith(SQLITE):
-            found = self._read_sqlite(root / self.path)
-            left = sorted(map(str, found.keys() - {TRAIN, TEST, None}))
-            remarks = tuple(f"{self.path}: part {part} is left out" for part in left)
-            train, test = found.get(TRAIN, {}), found.get(TEST, {})
-            if not train and not test:
-                return self._pool(found.get(None, {}), None, str(root / self.path))
-        else:
-            train, test = map(self._read, self.files(root))
-        pool = self._pool(train, test, str(root / self.path))
-        return replace(pool, remarks=(*remarks, *pool.remarks))
+        train, test = map(self._read, self.files(root))
+        return self._pool(train, test, str(root / self.path))
 
-    def _pool(self, train: Held, test: Held | None, name: str) -> Pool:
-        """Return the pool of the clients' samples; without a test part, a share is set aside."""
+    def _pool(self, train: Held, test: Held, name: str) -> Pool:
+        """Return the pool of the clients' samples."""
         import pandas as pd  # heavy: only when files are read
 
-        parts = [train] if test is None else [train, test]
+        parts = [train, test]
         clients = sorted({c for held in parts for c in held})
         rows = [(i, held[c]) for held in parts for i, c in enumerate(clients) if c in held]
         remedy = "training and test part need some; fetch them again"
@@ -116,7 +90,7 @@ class TensorFlowFederated(Source):
         except ValueError as error:
             raise UserError(name, "shapes", "samples of all clients must have one shape") from error
         count = sum(len(labels) for _, labels in train.values())
-        places = zip((TRAIN, TEST), parts, strict=False)  # without a test part, the one part has all
+        places = zip(PARTS, parts, strict=True)
         owned = [
             (f"client {c} in {of}", len(held[c][1])) for of, held in places for c in clients if c in held
         ]
@@ -126,10 +100,9 @@ class TensorFlowFederated(Source):
         labels, classes = self._labels(y, name, index)
         origin = np.repeat([i for i, _ in rows], [len(held[1]) for _, held in rows]).astype(np.int64)
         ours = inputs[:count], labels[:count]
-        theirs = None if test is None else (inputs[count:], labels[count:])
+        theirs = inputs[count:], labels[count:]
         names, vocabulary = (tuple(map(repr, LETTERS)), len(LETTERS)) if text else (classes, 0)
-        share = TEST_SHARE if test is None else 0.0
-        return pool_of(ours, theirs, name, names, vocabulary, share, origin, tuple(clients), f"{name}: x")
+        return pool_of(ours, theirs, name, names, vocabulary, 0.0, origin, tuple(clients), f"{name}: x")
 
     def _labels(self, y: np.ndarray, name: str, rows: pd.Series) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return labels, and the names of classes where they are texts.
@@ -164,26 +137,6 @@ class TensorFlowFederated(Source):
                     found[client] = x, y
         return found
 
-    def _read_sqlite(self, path: Path) -> dict[str | None, Held]:
-        """Return the clients of each part of an SQLite file, None for rows that name no part."""
-        rows: dict[tuple[str | None, str], list[dict[str, Any]]] = {}
-        address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-        with reading(path, "an SQLite file of TensorFlow Federated"), doing("reading samples"):
-            with closing(sqlite3.connect(address, uri=True)) as file:
-                file.execute("pragma trusted_schema = off")
-                for client, part, example in file.execute(QUERY):
-                    client = clean_name("" if client is None else str(client), f"{path}: client_id")
-                    rows.setdefault((part or None, client), []).append(_shaped(example_of(example)))
-            found: dict[str | None, Held] = {}
-            for (part, client), examples in rows.items():
-                where = f"{path}: client {client}"
-                names = set.intersection(*(set(example) for example in examples))
-                columns = {name: [example[name] for example in examples] for name in sorted(names)}
-                samples = self._samples(_Columns(columns), where)
-                if len(samples[1]):
-                    found.setdefault(part, {})[client] = samples
-        return found
-
     def _samples(self, group: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples and labels of a client."""
         if TEXTS in group:
@@ -210,107 +163,3 @@ class TensorFlowFederated(Source):
         places = [(s, i) for s in known for i in range(len(s) - self.length)]
         x = np.array([s[i : i + self.length] for s, i in places], f"U{self.length}")
         return x, np.array([number[s[i + self.length]] for s, i in places], np.int64)
-
-
-class _Columns(dict[str, list[Any]]):
-    """Columns of a client by name; `[()]` returns the array of one, as for a data set in an HDF5 file."""
-
-    def __getitem__(self, name: str) -> Any:
-        return {(): super().__getitem__(name)}
-
-
-def _shaped(example: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an example with its pictures reshaped, and lists of one value as that value.
-
-    An Example stores no shapes: `pixels` are a square, `image` a square of three colours, in bytes.
-    """
-    out: dict[str, Any] = {}
-    for name, value in example.items():
-        if isinstance(value, list):  # of bytes
-            out[name] = value[0] if len(value) == 1 else value
-            continue
-        side = isqrt(len(value) if name == "pixels" else len(value) // 3)
-        if name == "pixels" and side**2 == len(value):
-            value = value.reshape(side, side)
-        elif name == "image" and 3 * side**2 == len(value):
-            value = value.reshape(side, side, 3)
-        if name in ("pixels", "image") and value.dtype == np.int64 and value.min() >= 0 and value.max() < 256:
-            value = value.astype(np.uint8)
-        out[name] = value[0] if value.shape == (1,) and name not in INPUTS else value
-    return out
-
-
-def example_of(data: bytes) -> dict[str, Any]:
-    """Return the features of a serialized `tf.train.Example`: name -> bytes [..], float32 [n] or int64 [n].
-
-    Raises:
-        ValueError: the bytes are not a `tf.train.Example`.
-    """
-    found: dict[str, Any] = {}
-    for features in _messages(data, 1):
-        for entry in _messages(features, 1):
-            name = b"".join(_messages(entry, 1)).decode()
-            for kind, values in _fields(b"".join(_messages(entry, 2))):
-                found[name] = _list_of(kind, values)
-    return found
-
-
-def _list_of(kind: int, data: Any) -> Any:
-    """Return the values of a BytesList (1), FloatList (2) or Int64List (3)."""
-    if kind == 1:
-        return list(_messages(data, 1))
-    fields = [value for number, value in _fields(data) if number == 1]
-    packed = b"".join(v if isinstance(v, bytes) else v.to_bytes(4, "little") for v in fields if kind == 2)
-    if kind == 2:
-        return np.frombuffer(packed, "<f4")
-    numbers = (n for v in fields for n in (_varints(v) if isinstance(v, bytes) else (v,)))
-    return np.array([n - (n >> 63 << 64) for n in numbers], np.int64)
-
-
-def _messages(data: bytes, number: int) -> Iterator[bytes]:
-    """Yield the bytes of those fields of a message that have this number."""
-    for found, value in _fields(data):
-        if found == number:
-            if not isinstance(value, bytes):
-                raise ValueError(f"field {number} is a number")
-            yield value
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield number and value of each field of a message in the wire format of protocol buffers."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == VARINT:
-            value, at = _varint(data, at)
-            yield tag >> 3, value
-            continue
-        size = {FIXED64: 8, FIXED32: 4}.get(kind)
-        if kind == BYTES:
-            size, at = _varint(data, at)
-        if size is None or at + size > len(data):
-            raise ValueError("no protocol buffer, or one that was cut")
-        piece = data[at : at + size]
-        yield tag >> 3, piece if kind == BYTES else int.from_bytes(piece, "little")
-        at += size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a varint (7 bits a byte, least significant first) and the position after it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            break
-        value |= (data[at] & 127) << shift
-        at += 1
-        if data[at - 1] < 128:
-            return value & (2**64 - 1), at
-    raise ValueError("a number without an end")
-
-
-def _varints(data: bytes) -> Iterator[int]:
-    at = 0
-    while at < len(data):
-        value, at = _varint(data, at)
-        yield value
