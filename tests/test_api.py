@@ -187,7 +187,7 @@ def test_errors_have_key_value_and_remedy(tmp_path):
     with pytest.raises(mpifl.UserError) as error:
         mpifl.run(str(CONFIG), local={"lr": -0.5})
     assert (error.value.key, error.value.value) == ("local.lr", -0.5)
-    assert error.value.remedy == "use a positive learning rate"
+    assert error.value.remedy == "must be above 0"
     with pytest.raises(mpifl.UserError, match=r"CONFIG = 7: name a file, or give a mapping"):
         mpifl.run(7)
     with pytest.raises(mpifl.UserError, match=r"vary = 'local\.lr': .*vary=None"):

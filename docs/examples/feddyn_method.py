@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -29,6 +28,7 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import average
+from mpifl.core.options import PositiveFloat
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,10 @@ class FedDyn(Algorithm):
         alpha: weight of the quadratic term.
     """
 
-    alpha: float = 0.1
+    alpha: PositiveFloat = 0.1
 
     paper = "@inproceedings{acar2021federated, author = {Acar, Durmus Alp Emre and others}, year = {2021}}"
     needs = Needs(client_state=True, server_update=True, every_upload=True)
-
-    def __post_init__(self) -> None:
-        require(self.alpha > 0, "alpha", self.alpha, "use a positive weight")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with h = 0."""

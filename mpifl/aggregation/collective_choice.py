@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from math import ceil, log2
 from typing import Any
 
-from mpifl.core.errors import catalogue, require
+from mpifl.core.errors import catalogue
+from mpifl.core.options import NonNegativeFloat, Options, PositiveFloat
 
 REDUCE, GATHER, SCATTER, BCAST = "reduce", "gather", "scatter", "bcast"
 BLOCK = 1 << 18  # numbers per message of a mixing: 1 to 2 MB, the fastest size measured
@@ -208,12 +209,12 @@ def crossover(costs: Costs | None, rows: int, width: int, ranks: int, exact: boo
 
 
 @dataclass(frozen=True)
-class ByBytes:
+class ByBytes(Options):
     """Choose the collective with the fewest bytes at the busiest rank."""
 
 
 @dataclass(frozen=True)
-class Given:
+class Given(Options):
     """Choose the faster collective, assuming that a message takes latency_s + size / bytes_s seconds.
 
     Attributes:
@@ -221,16 +222,12 @@ class Given:
         bytes_s: bandwidth of a link, bytes per second.
     """
 
-    latency_s: float = 2e-5
-    bytes_s: float = 1e9
-
-    def __post_init__(self) -> None:
-        require(self.latency_s >= 0, "latency_s", self.latency_s, "use 0 or more seconds")
-        require(self.bytes_s > 0, "bytes_s", self.bytes_s, "use a positive rate")
+    latency_s: NonNegativeFloat = 2e-5
+    bytes_s: PositiveFloat = 1e9
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Options):
     """Choose the faster collective by costs measured at the start of a run (1 s on a fast network)."""
 
 

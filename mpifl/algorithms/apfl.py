@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -30,6 +29,7 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import average
+from mpifl.core.options import UnitInterval
 from mpifl.training.corrections import scaled
 from mpifl.training.evaluation import mean_loss
 
@@ -43,14 +43,11 @@ class APFL(RowUpdates, Algorithm):
         adaptive: learn alpha.
     """
 
-    alpha: float = 0.5
+    alpha: UnitInterval = 0.5
     adaptive: bool = True
 
     paper = "deng2020adaptive"
     needs = Needs(client_state=True, plain_sgd=True, new_optimizer=True, averages=True)
-
-    def __post_init__(self) -> None:
-        require(0 <= self.alpha <= 1, "alpha", self.alpha, "use a share in [0, 1]")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Update w, then v, on each mini-batch of a visit."""

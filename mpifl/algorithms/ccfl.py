@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import MinLen
 
 from mpifl.core.errors import require
 from mpifl.core.method import (
@@ -41,6 +42,7 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import blend
+from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveShare
 
 BATCHES = 16  # of 128 images in the paper's D_k of 2000: the server's losses are sums over them
 
@@ -67,34 +69,27 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
         pretrain_epochs: epochs of pre-training on D_k, the server's labelled data, before the first upload.
     """
 
-    alpha0: float = 0.025
-    a: float = 10.0
-    b: float = 5.0
-    rho: float = 0.1
-    max_lag: int = 0
-    c1: float = 0.5
-    c2: float = 0.25
-    sharpen: tuple[float, ...] = (7.0,)
+    alpha0: PositiveShare = 0.025
+    a: NonNegativeFloat = 10.0
+    b: NonNegativeFloat = 5.0
+    rho: NonNegativeFloat = 0.1
+    max_lag: NonNegativeInt = 0
+    c1: NonNegativeFloat = 0.5
+    c2: NonNegativeFloat = 0.25
+    sharpen: Annotated[tuple[float, ...], MinLen(1)] = (7.0,)
     bar_loss: float = 8.0
     bar_gap: float = 0.0
     bar_distance: float = 0.0
     adjust_from: int = 0
-    pretrain_epochs: int = 5
+    pretrain_epochs: NonNegativeInt = 5
 
     paper = "li2024towards"
     row_distance = "model"
     needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True, classes=True)
 
     def __post_init__(self) -> None:
-        check_rates(self.alpha0, self.a, self.b, self.rho)
-        require(
-            self.c1 >= 0 and self.c2 >= 0 and self.c1 + self.c2 <= 1,
-            "c1",
-            self.c1,
-            "c1 + c2 may not exceed 1",
-        )
-        require(self.max_lag >= 0, "max_lag", self.max_lag, "use 0 (number of clients) or more epochs")
-        require(bool(self.sharpen), "sharpen", self.sharpen, "use at least one factor")
+        super().__post_init__()
+        require(self.c1 + self.c2 <= 1, "c1", self.c1, "c1 + c2 may not exceed 1")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Pre-train a model on each D_k; all clients start at their mean."""
@@ -191,14 +186,6 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
             u = np.exp(A * u - (A * u).max())
             u /= u.sum()
         return np.asarray(u)
-
-
-def check_rates(alpha0: float, a: float, b: float, rho: float) -> None:
-    """Raise `UserError` for hyperparameters out of range."""
-    require(0 < alpha0 <= 1, "alpha0", alpha0, "use a rate in (0, 1]")
-    require(a >= 0, "a", a, "use 0 or more")
-    require(b >= 0, "b", b, "use 0 or more")
-    require(rho >= 0, "rho", rho, "use 0 or more; 0 leaves the proximal term out")
 
 
 def pretrained(problem: ProblemInfo, epochs: int, key: Key) -> torch.Tensor:

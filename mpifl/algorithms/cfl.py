@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 import torch
@@ -52,6 +53,7 @@ from mpifl.core.method import (
 )
 from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing
+from mpifl.core.options import NonNegativeFloat, NonNegativeInt
 from mpifl.training.evaluation import counter_weight, state_change
 
 
@@ -74,13 +76,13 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
         variant: `paper`, or `emdcfl` (updates of whole state dicts, `warmup` 1, `weighted` true).
     """
 
-    eps1: float = 0.4
-    eps2: float = 1.6
-    warmup: int | None = None
-    linkage: str = "complete"
+    eps1: NonNegativeFloat = 0.4
+    eps2: NonNegativeFloat = 1.6
+    warmup: NonNegativeInt | None = None
+    linkage: Literal["complete", "single"] = "complete"
     gamma_max: float | None = None
     weighted: bool | None = None
-    variant: str = "paper"
+    variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "sattler2020clustered"
     changes = MappingProxyType({"delta": "model"})
@@ -90,13 +92,9 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
     statistics = ("update",)  # kept one by one, to compare absent clients with
 
     def __post_init__(self) -> None:
-        require(self.eps1 >= 0, "eps1", self.eps1, "use 0 or more; 0 never splits")
-        require(self.eps2 >= 0, "eps2", self.eps2, "use 0 or more")
-        require(self.warmup is None or self.warmup >= 0, "warmup", self.warmup, "use 0 or more rounds")
-        require(self.linkage in ("complete", "single"), "linkage", self.linkage, "use complete or single")
+        super().__post_init__()
         good = self.gamma_max is None or self.gamma_max == -1 or 0 <= self.gamma_max <= 1
         require(good, "gamma_max", self.gamma_max, "use a bound in [0, 1], -1 to measure it, or null")
-        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "use paper or emdcfl")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with one cluster and a tree of one leaf; row 0 of `update` is the zero vector.

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 
 from mpifl.clustering.partitions import match_labels, spectral, spectral_by_silhouette
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -48,6 +48,7 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import by_cluster, rows
+from mpifl.core.options import NonNegativeInt, PositiveInt
 from mpifl.training.evaluation import state_change
 
 
@@ -67,30 +68,19 @@ class CFLGP(ComparedUploads, Algorithm):
             state dicts, averages by samples).
     """
 
-    num_clusters: int = 4
-    max_clusters: int = 10
-    period: int = 2
-    last_round: int = 10
-    protocol: str = "gradient"
-    starts: str | None = None
-    variant: str = "paper"
+    num_clusters: NonNegativeInt = 4
+    max_clusters: Annotated[int, Ge(2)] = 10
+    period: PositiveInt = 2
+    last_round: NonNegativeInt = 10
+    protocol: Literal["gradient", "gap"] = "gradient"
+    starts: Literal["independent", "alike"] | None = None
+    variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "kim2024clustered"
     gram = "profile"
     traffic_depends_on = (
         "who is in cluster 0, whose model the others download as well when clusters are formed"
     )
-
-    def __post_init__(self) -> None:
-        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "use 1 or more; 0 finds it")
-        require(self.max_clusters >= 2, "max_clusters", self.max_clusters, "use at least two clusters")
-        require(self.period >= 1, "period", self.period, "use at least one round")
-        require(self.last_round >= 0, "last_round", self.last_round, "use a round, 0 or more")
-        known = ("gradient", "gap")
-        require(self.protocol in known, "protocol", self.protocol, "use gradient or gap")
-        starts = (None, "independent", "alike")
-        require(self.starts in starts, "starts", self.starts, "use independent or alike")
-        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "use paper or emdcfl")
 
     @cached_property
     def needs(self) -> Needs:

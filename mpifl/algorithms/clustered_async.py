@@ -12,14 +12,16 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisit, PlainVisits, Plan, ProblemInfo, Server
 from mpifl.core.mixing import in_turn
+from mpifl.core.options import NonNegativeFloat, PositiveShare
 
-from .fedasync import check_blending, weight_of
+from .fedasync import weight_of
 
 
 @dataclass(frozen=True)
@@ -36,17 +38,14 @@ class ClusteredAsync(PlainVisits, Algorithm):
     """
 
     clusters: str = ""
-    alpha: float = 0.6
-    staleness: str = "polynomial"
-    a: float = 0.5
-    b: float = 4.0
-    rho: float = 0.005
+    alpha: PositiveShare = 0.6
+    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
+    a: NonNegativeFloat = 0.5
+    b: NonNegativeFloat = 4.0
+    rho: NonNegativeFloat = 0.005
 
     paper = "xie2020asynchronous"
     needs = Needs(weighs_staleness=True)
-
-    def __post_init__(self) -> None:
-        check_blending(self.alpha, self.staleness, self.a, self.b, self.rho)
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` unless there is one label for each client."""

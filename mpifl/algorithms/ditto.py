@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.core.client import proximal
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -31,6 +30,7 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import average
+from mpifl.core.options import NonNegativeFloat
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,11 @@ class Ditto(RowUpdates, Algorithm):
         weighted: average the global model by samples; otherwise with equal weights.
     """
 
-    lam: float = 1.0
+    lam: NonNegativeFloat = 1.0
     weighted: bool = True
 
     paper = "li2021ditto"
     needs = Needs(client_state=True, averages=True)
-
-    def __post_init__(self) -> None:
-        require(self.lam >= 0, "lam", self.lam, "use 0 or more; 0 is local training")
 
     def serves(self, server: Server, k: int) -> Reads:
         """Evaluate with the client's own model."""

@@ -26,13 +26,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 
 from mpifl.clustering.distances import emd
 from mpifl.clustering.server_plans import neighbourhood_labels, neighbourhood_plan
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -48,9 +49,8 @@ from mpifl.core.method import (
     Server,
     Vector,
 )
+from mpifl.core.options import PositiveFloat, PositiveShare
 from mpifl.core.parameters import put, take
-
-LOOKS = ("once", "together", "seen")
 
 
 @dataclass(frozen=True)
@@ -74,32 +74,20 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
             so far).
     """
 
-    epsilon: float = 0.025
-    projection: float = 0.9
-    sample_cap: int = 512
-    sample_share: float = 1.0
-    metric: str = "cosine"
-    solver: str = "exact"
-    reg: float = 0.1
-    against: str = "val"
-    tau: str = "shared"
+    epsilon: PositiveFloat = 0.025
+    projection: PositiveShare = 0.9
+    sample_cap: Annotated[int, Ge(2)] = 512
+    sample_share: PositiveShare = 1.0
+    metric: Literal["cosine", "euclidean"] = "cosine"
+    solver: Literal["exact", "sinkhorn"] = "exact"
+    reg: PositiveFloat = 0.1
+    against: Literal["val", "train"] = "val"
+    tau: Literal["shared", "full"] = "shared"
     train_mode: bool = False
-    looks: str = "once"
+    looks: Literal["once", "together", "seen"] = "once"
 
     paper = "zhang2025clustered"
     needs = Needs(validation=True, averages=True, new_rows=True)
-
-    def __post_init__(self) -> None:
-        require(self.epsilon > 0, "epsilon", self.epsilon, "use a positive tolerance, 0.025 in the paper")
-        require(0 < self.projection <= 1, "projection", self.projection, "use a share in (0, 1]")
-        require(self.sample_cap >= 2, "sample_cap", self.sample_cap, "use at least 2 images")
-        require(0 < self.sample_share <= 1, "sample_share", self.sample_share, "use a share in (0, 1]")
-        require(self.metric in ("cosine", "euclidean"), "metric", self.metric, "use cosine or euclidean")
-        require(self.solver in ("exact", "sinkhorn"), "solver", self.solver, "use exact or sinkhorn")
-        require(self.reg > 0, "reg", self.reg, "use a positive regularisation")
-        require(self.against in ("val", "train"), "against", self.against, "use val or train")
-        require(self.tau in ("shared", "full"), "tau", self.tau, "use shared or full")
-        require(self.looks in LOOKS, "looks", self.looks, f"use one of {', '.join(LOOKS)}")
 
     def ignored_options(self) -> Mapping[str, str]:
         """`reg` belongs to solver `sinkhorn`."""

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from mpifl.clustering.distances import cosine_matrix, squared_distances
 from mpifl.core.client import proximal
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -36,6 +36,7 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import own_rows
+from mpifl.core.options import NonNegativeFloat, PositiveFloat, UnitInterval
 
 EXPONENT = 700  # exp(-x) is 0 for somewhat larger x
 
@@ -52,22 +53,15 @@ class FedAMP(ComparedUploads, Algorithm):
         variant: `paper` or `heur`.
     """
 
-    lam: float = 1.0
-    alpha: float = 1e4
-    sigma: float = 1e6
-    self_weight: float = 0.5
-    variant: str = "paper"
+    lam: NonNegativeFloat = 1.0
+    alpha: PositiveFloat = 1e4
+    sigma: PositiveFloat = 1e6
+    self_weight: UnitInterval = 0.5
+    variant: Literal["paper", "heur"] = "paper"
 
     paper = "huang2021personalized"
     gram = "model"
     needs = Needs(client_state=True, row_per_client=True)
-
-    def __post_init__(self) -> None:
-        require(self.lam >= 0, "lam", self.lam, "use 0 or more")
-        require(self.alpha > 0, "alpha", self.alpha, "use a positive step")
-        require(self.sigma > 0, "sigma", self.sigma, "use a positive scale")
-        require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "use a share in [0, 1]")
-        require(self.variant in ("paper", "heur"), "variant", self.variant, "use paper or heur")
 
     def ignored_options(self) -> Mapping[str, str]:
         """`self_weight` belongs to variant `heur`."""

@@ -10,14 +10,13 @@ arrive at once, the order is drawn at random for each round.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Needs, Notes, PlainVisit, PlainVisits, Plan, Server
 from mpifl.core.mixing import in_turn
-
-STALENESS = ("constant", "polynomial", "hinge")
+from mpifl.core.options import NonNegativeFloat, PositiveShare
 
 
 @dataclass(frozen=True)
@@ -32,17 +31,14 @@ class FedAsync(PlainVisits, Algorithm):
         rho: weight of the proximal term.
     """
 
-    alpha: float = 0.6
-    staleness: str = "polynomial"
-    a: float = 0.5
-    b: float = 4.0
-    rho: float = 0.005
+    alpha: PositiveShare = 0.6
+    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
+    a: NonNegativeFloat = 0.5
+    b: NonNegativeFloat = 4.0
+    rho: NonNegativeFloat = 0.005
 
     paper = "xie2020asynchronous"
     needs = Needs(weighs_staleness=True)
-
-    def __post_init__(self) -> None:
-        check_blending(self.alpha, self.staleness, self.a, self.b, self.rho)
 
     def plain_visit(self) -> PlainVisit:
         """Train with a proximal term towards the downloaded model."""
@@ -52,15 +48,6 @@ class FedAsync(PlainVisits, Algorithm):
         """Blend each upload in, one after the other."""
         alpha = self.alpha * weight_of(self.staleness, notes.staleness, self.a, self.b)  # [m]
         return Plan([in_turn(alpha, order=notes.arrival)])
-
-
-def check_blending(alpha: float, staleness: str, a: float, b: float, rho: float) -> None:
-    """Raise `UserError` for hyperparameters out of range."""
-    require(0 < alpha <= 1, "alpha", alpha, "use a rate in (0, 1]")
-    require(staleness in STALENESS, "staleness", staleness, f"use one of {', '.join(STALENESS)}")
-    require(a >= 0, "a", a, "use 0 or more")
-    require(b >= 0, "b", b, "use 0 or more")
-    require(rho >= 0, "rho", rho, "use 0 or more; 0 leaves the proximal term out")
 
 
 def weight_of(staleness: str, lag: np.ndarray, a: float, b: float) -> np.ndarray:

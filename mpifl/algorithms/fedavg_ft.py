@@ -9,8 +9,8 @@ With `mu` the federation is FedProx (Li et al., MLSys 2020); fine-tuning never h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
     Algorithm,
@@ -26,11 +26,10 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import average
+from mpifl.core.options import NonNegativeFloat, NonNegativeInt
 from mpifl.training.evaluation import evaluate_tuned
 
 from .fedavg import FedAvg
-
-PARTS = ("all", "body", "head")
 
 
 @dataclass(frozen=True)
@@ -44,17 +43,12 @@ class FedAvgFT(PlainVisits, RowUpdates, Algorithm):
             received model. 0 is FedAvg.
     """
 
-    tune_epochs: int = 1
-    tune_part: str = "all"
-    mu: float = 0.0
+    tune_epochs: NonNegativeInt = 1
+    tune_part: Literal["all", "body", "head"] = "all"
+    mu: NonNegativeFloat = 0.0
 
     paper = FedAvg.paper
     needs = Needs(averages=True)
-
-    def __post_init__(self) -> None:
-        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "use 0 or more passes over the data")
-        require(self.tune_part in PARTS, "tune_part", self.tune_part, f"use one of {', '.join(PARTS)}")
-        require(self.mu >= 0, "mu", self.mu, "use 0 or more")
 
     def plain_visit(self) -> PlainVisit:
         """Train the model that was received."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisits, Plan, ProblemInfo, RowUpdates, Server
 from mpifl.core.mixing import average
+from mpifl.core.options import PositiveFloat, ShareBelowOne
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,11 @@ class FedAvgM(PlainVisits, RowUpdates, Algorithm):
         server_lr: step of the server along its momentum v.
     """
 
-    beta: float = 0.9
-    server_lr: float = 1.0
+    beta: ShareBelowOne = 0.9
+    server_lr: PositiveFloat = 1.0
 
     paper = "hsu2019measuring"
     needs = Needs(server_update=True, averages=True)
-
-    def __post_init__(self) -> None:
-        require(0 <= self.beta < 1, "beta", self.beta, "use a value in [0, 1); 0 is FedAvg")
-        require(self.server_lr > 0, "server_lr", self.server_lr, "use a positive step")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with v = 0."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
     Algorithm,
@@ -32,10 +32,9 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import average
+from mpifl.core.options import NonNegativeInt
 from mpifl.core.parameters import put, take
 from mpifl.training.evaluation import evaluate_tuned
-
-PARTS = ("all", "body", "head")
 
 
 @dataclass(frozen=True)
@@ -48,16 +47,12 @@ class FedBABU(RowUpdates, Algorithm):
         weighted: average bodies by samples; otherwise with equal weights.
     """
 
-    tune_epochs: int = 5
-    tune_part: str = "all"
+    tune_epochs: NonNegativeInt = 5
+    tune_part: Literal["all", "body", "head"] = "all"
     weighted: bool = True
 
     paper = "oh2022fedbabu"
     needs = Needs(averages=True)
-
-    def __post_init__(self) -> None:
-        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "use 0 or more passes over the data")
-        require(self.tune_part in PARTS, "tune_part", self.tune_part, f"use one of {', '.join(PARTS)}")
 
     @property
     def holds(self) -> Mapping[str, str]:

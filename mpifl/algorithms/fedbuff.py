@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
-from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Needs, Notes, PlainVisit, PlainVisits, Plan, Server
 from mpifl.core.mixing import add
+from mpifl.core.options import NonNegativeFloat, PositiveFloat
 
 
 @dataclass(frozen=True)
@@ -29,18 +30,13 @@ class FedBuff(PlainVisits, Algorithm):
             weights).
     """
 
-    server_lr: float = 1.0
-    staleness_a: float = 0.5
-    normalise: str = "size"
+    server_lr: PositiveFloat = 1.0
+    staleness_a: NonNegativeFloat = 0.5
+    normalise: Literal["size", "weights"] = "size"
 
     paper = "nguyen2022federated"
     changes = MappingProxyType({"delta": "model"})
     needs = Needs(weighs_staleness=True, averages=True)
-
-    def __post_init__(self) -> None:
-        require(self.server_lr > 0, "server_lr", self.server_lr, "use a positive step")
-        require(self.staleness_a >= 0, "staleness_a", self.staleness_a, "use 0 or more")
-        require(self.normalise in ("size", "weights"), "normalise", self.normalise, "use size or weights")
 
     def plain_visit(self) -> PlainVisit:
         """Report the update w_k - w_tau."""

@@ -13,11 +13,11 @@ of the best model so far.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -34,10 +34,10 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import rows
+from mpifl.core.options import NonNegativeFloat, PositiveInt
 from mpifl.training.evaluation import component_losses
 
 VAL_BATCH = 64  # samples
-VARIANTS = ("paper", "emdcfl")
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,12 @@ class FedCE(Algorithm):
         variant: `paper`, or `emdcfl` (the EMD-CFL repository, with its defect in the association).
     """
 
-    num_clusters: int = 4
-    delta: float = 0.5
-    variant: str = "paper"
+    num_clusters: PositiveInt = 4
+    delta: NonNegativeFloat = 0.5
+    variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "cai2023fedce"
     needs = Needs(min_cohort=2, validation=True, different_starts=True)
-
-    def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one cluster")
-        require(self.delta >= 0, "delta", self.delta, "use 0 or more")
-        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models and h = 0."""

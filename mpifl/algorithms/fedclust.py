@@ -15,15 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from mpifl.clustering.distances import squared_distances
-from mpifl.clustering.partitions import LINKAGES, agglomerative
+from mpifl.clustering.partitions import agglomerative
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, joined
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -40,6 +39,7 @@ from mpifl.core.method import (
 )
 from mpifl.core.metric import least
 from mpifl.core.mixing import by_cluster
+from mpifl.core.options import NonNegativeInt, PositiveFloat
 from mpifl.core.parameters import take, width
 from mpifl.training.evaluation import counter_weight
 
@@ -57,23 +57,16 @@ class FedClust(NewClients, PlainVisits, Algorithm):
         variant: `paper`, or `emdcfl` (compares whole state dicts instead of final layers, averages once).
     """
 
-    threshold: float = 1.0
-    num_clusters: int = 0
-    epochs: int = 0
-    linkage: str = "complete"
-    variant: str = "paper"
+    threshold: PositiveFloat = 1.0
+    num_clusters: NonNegativeInt = 0
+    epochs: NonNegativeInt = 0
+    linkage: Literal["single", "complete", "average", "ward"] = "complete"
+    variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "islam2024fedclust"
     needs = Needs(averages=True)
     statistics_gram = "signature"
     statistics_distance = "signature"
-
-    def __post_init__(self) -> None:
-        require(self.threshold > 0, "threshold", self.threshold, "use a positive distance of weights")
-        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "use 1 or more; 0: threshold")
-        require(self.epochs >= 0, "epochs", self.epochs, "use 1 or more; 0 for those of a round")
-        require(self.linkage in LINKAGES, "linkage", self.linkage, f"use one of {', '.join(LINKAGES)}")
-        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "use paper or emdcfl")
 
     @property
     def _compared(self) -> str:

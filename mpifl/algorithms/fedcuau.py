@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -44,10 +45,9 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import Mixing, average, by_cluster
+from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 from mpifl.core.parameters import Layout, Part, put, take, within
 from mpifl.training.evaluation import evaluate_tuned
-
-OVER = ("fedavg", "fedprox", "fedbabu", "fedper")
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class FedCUAU(OneShotStatistics, Algorithm):
             after fine-tuning (`accuracy_copy0`), and so on (table 4).
     """
 
-    over: str = "fedavg"
-    num_clusters: int = 2
-    mu: float = 0.001
-    tune_epochs: int = 5
+    over: Literal["fedavg", "fedprox", "fedbabu", "fedper"] = "fedavg"
+    num_clusters: PositiveInt = 2
+    mu: NonNegativeFloat = 0.001
+    tune_epochs: NonNegativeInt = 5
     evaluate_copies: bool = False
 
     paper = "fedcuau"
@@ -75,12 +75,6 @@ class FedCUAU(OneShotStatistics, Algorithm):
     traffic_depends_on = (
         "who is in which cluster: cluster i of C moves the trunk and the blocks of copies i to C"
     )
-
-    def __post_init__(self) -> None:
-        require(self.over in OVER, "over", self.over, f"use one of {', '.join(OVER)}")
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one cluster")
-        require(self.mu >= 0, "mu", self.mu, "use 0 or more")
-        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "use 0 or more passes over the data")
 
     def ignored_options(self) -> Mapping[str, str]:
         """`mu` belongs to fedprox."""

@@ -11,11 +11,11 @@ evaluated with the last component alone, as trained by that client.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
     Algorithm,
@@ -32,6 +32,7 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import Mixing, componentwise, sample_weights
+from mpifl.core.options import PositiveInt
 from mpifl.training.evaluation import component_losses, evaluate_mixture, responsibilities, train_components
 
 
@@ -45,17 +46,13 @@ class FedEM(Algorithm):
             it).
     """
 
-    num_components: int = 3
-    variant: str = "paper"
+    num_components: PositiveInt = 3
+    variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "marfoq2021federated"
     needs = Needs(
         client_state=True, averages=True, sample_losses=True, different_starts=True, several_models=True
     )
-
-    def __post_init__(self) -> None:
-        require(self.num_components >= 1, "num_components", self.num_components, "use at least one")
-        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "use paper or emdcfl")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models: equal ones would stay equal."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import own_rows
+from mpifl.core.options import NonNegativeFloat, PositiveInt, UnitInterval
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
 
@@ -58,18 +60,12 @@ class FedFomo(Algorithm):
         variant: `paper`, or `ucfl`, which weighs models on the client's test data.
     """
 
-    num_models: int = 5
-    epsilon: float = 0.3
-    epsilon_decay: float = 0.05
-    variant: str = "paper"
+    num_models: PositiveInt = 5
+    epsilon: UnitInterval = 0.3
+    epsilon_decay: NonNegativeFloat = 0.05
+    variant: Literal["paper", "ucfl"] = "paper"
 
     paper = "zhang2021personalized"
-
-    def __post_init__(self) -> None:
-        require(self.variant in ("paper", "ucfl"), "variant", self.variant, "use paper or ucfl")
-        require(self.num_models >= 1, "num_models", self.num_models, "use at least one model")
-        require(0 <= self.epsilon <= 1, "epsilon", self.epsilon, "use a chance in [0, 1]")
-        require(self.epsilon_decay >= 0, "epsilon_decay", self.epsilon_decay, "use 0 or more")
 
     @cached_property
     def needs(self) -> Needs:

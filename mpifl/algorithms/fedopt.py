@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisits, Plan, ProblemInfo, RowUpdates, Server
 from mpifl.core.mixing import average
+from mpifl.core.options import PositiveFloat, ShareBelowOne
 
 Second = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (v, Delta^2) -> the next v
 
@@ -33,16 +33,13 @@ class FedAdam(PlainVisits, RowUpdates, Algorithm):
         tau: degree of adaptivity, added to sqrt(v) in the denominator of a step.
     """
 
-    server_lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    server_lr: PositiveFloat = 0.01
+    beta1: ShareBelowOne = 0.9
+    beta2: ShareBelowOne = 0.99
+    tau: PositiveFloat = 1e-3
 
     paper = "reddi2021adaptive"
     needs = Needs(server_update=True, averages=True)
-
-    def __post_init__(self) -> None:
-        _check(self.server_lr, self.beta1, self.beta2, self.tau)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with m = 0 and v = tau^2."""
@@ -72,16 +69,13 @@ class FedYogi(PlainVisits, RowUpdates, Algorithm):
         tau: degree of adaptivity, added to sqrt(v) in the denominator of a step.
     """
 
-    server_lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    server_lr: PositiveFloat = 0.01
+    beta1: ShareBelowOne = 0.9
+    beta2: ShareBelowOne = 0.99
+    tau: PositiveFloat = 1e-3
 
     paper = "reddi2021adaptive"
     needs = Needs(server_update=True, averages=True)
-
-    def __post_init__(self) -> None:
-        _check(self.server_lr, self.beta1, self.beta2, self.tau)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with m = 0 and v = tau^2."""
@@ -98,13 +92,6 @@ class FedYogi(PlainVisits, RowUpdates, Algorithm):
             return v - (1 - self.beta2) * square * torch.sign(v - square)
 
         return _adapted(old, new, self.server_lr, self.beta1, self.tau, second)
-
-
-def _check(server_lr: float, beta1: float, beta2: float, tau: float) -> None:
-    require(server_lr > 0, "server_lr", server_lr, "use a positive rate")
-    require(0 <= beta1 < 1, "beta1", beta1, "use a value in [0, 1)")
-    require(0 <= beta2 < 1, "beta2", beta2, "use a value in [0, 1)")
-    require(tau > 0, "tau", tau, "use a positive number; large values approach FedAvgM")
 
 
 def _start(problem: ProblemInfo, tau: float) -> Server:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
     Algorithm,
@@ -31,6 +30,7 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import average
+from mpifl.core.options import NonNegativeInt
 from mpifl.core.parameters import put, take
 from mpifl.training.evaluation import evaluate_tuned
 
@@ -44,13 +44,10 @@ class FedPer(RowUpdates, Algorithm):
             `accuracy_initial`); 0 evaluates the model as it is.
     """
 
-    tune_epochs: int = 0
+    tune_epochs: NonNegativeInt = 0
 
     paper = "arivazhagan2019federated"
     needs = Needs(client_state=True, averages=True)
-
-    def __post_init__(self) -> None:
-        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "use 0 or more passes over the data")
 
     @property
     def holds(self) -> Mapping[str, str]:

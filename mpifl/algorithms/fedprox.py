@@ -8,8 +8,8 @@ as in the EMD-CFL repository, which produced that paper's FedProx rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -26,9 +26,8 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import average
+from mpifl.core.options import NonNegativeFloat
 from mpifl.training.corrections import unsquared
-
-VARIANTS = ("standard", "unsquared")
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,11 @@ class FedProx(PlainVisits, RowUpdates, Algorithm):
         variant: `standard` (squared norm) or `unsquared` (sum of the norms of all tensors).
     """
 
-    mu: float = 0.1
-    variant: str = "standard"
+    mu: NonNegativeFloat = 0.1
+    variant: Literal["standard", "unsquared"] = "standard"
 
     paper = "li2020federated"
     needs = Needs(averages=True)
-
-    def __post_init__(self) -> None:
-        require(self.mu >= 0, "mu", self.mu, "use 0 or more; 0 is FedAvg")
-        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
 
     def plain_visit(self) -> PlainVisit | None:
         """Train with the squared term."""

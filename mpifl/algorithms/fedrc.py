@@ -10,12 +10,12 @@ Variant `emdcfl` is that of FedEM.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
     Algorithm,
@@ -32,10 +32,10 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import Mixing, componentwise, sample_weights
+from mpifl.core.options import PositiveInt
 from mpifl.training.evaluation import component_losses, evaluate_mixture, responsibilities, train_components
 
 FLOOR = 1e-8  # of the label sums
-VARIANTS = ("paper", "emdcfl")
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class FedRC(Algorithm):
             trained it).
     """
 
-    num_clusters: int = 3
-    variant: str = "paper"
+    num_clusters: PositiveInt = 3
+    variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "guo2024fedrc"
     needs = Needs(
@@ -61,10 +61,6 @@ class FedRC(Algorithm):
         several_models=True,
     )
     statistics = ("labels",)
-
-    def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one; 1 is FedAvg")
-        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models and a constant C."""

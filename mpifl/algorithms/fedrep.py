@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -30,6 +29,7 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import average
+from mpifl.core.options import NonNegativeInt
 from mpifl.core.parameters import put, take
 
 
@@ -41,13 +41,10 @@ class FedRep(RowUpdates, Algorithm):
         head_epochs: epochs for the head in each visit.
     """
 
-    head_epochs: int = 10
+    head_epochs: NonNegativeInt = 10
 
     paper = "collins2021exploiting"
     needs = Needs(client_state=True, averages=True)
-
-    def __post_init__(self) -> None:
-        require(self.head_epochs >= 0, "head_epochs", self.head_epochs, "use 0 or more passes over the data")
 
     @property
     def holds(self) -> Mapping[str, str]:

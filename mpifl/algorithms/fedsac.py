@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Interval
 
 from mpifl.clustering.partitions import simplex_projection
 from mpifl.clustering.server_plans import dissimilarity, graph_plan, own_models
@@ -41,9 +43,9 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import sample_weights
+from mpifl.core.options import NonNegativeFloat
 from mpifl.training.corrections import aligned_vectors, train_aligned
 
-VARIANTS = ("paper", "repo", "emdcfl")
 ROUNDING = 1e-6  # of features in float32
 
 
@@ -61,21 +63,15 @@ class FedSaC(ComparedUploads, Algorithm):
             the received model with `lam` 1).
     """
 
-    lambda1: float = 0.9
-    lambda2: float = 1.4
-    num_directions: int = 3
-    lam: float | None = None
-    variant: str = "paper"
+    lambda1: NonNegativeFloat = 0.9
+    lambda2: NonNegativeFloat = 1.4
+    num_directions: Annotated[int, Interval(ge=1, le=1000)] = 3
+    lam: NonNegativeFloat | None = None
+    variant: Literal["paper", "repo", "emdcfl"] = "paper"
 
     paper = "yan2024balancing"
     needs = Needs(row_per_client=True)
     gram = "delta"
-
-    def __post_init__(self) -> None:
-        for name in ("lambda1", "lambda2", "lam"):
-            require((getattr(self, name) or 0) >= 0, name, getattr(self, name), "use 0 or more")
-        require(1 <= self.num_directions <= 1000, "num_directions", self.num_directions, "use 1 to 1000")
-        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clients alike, with zero directions."""

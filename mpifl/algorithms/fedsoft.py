@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -39,11 +39,11 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import rows
+from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare
 from mpifl.core.rng import key
 from mpifl.training.evaluation import component_losses, counts_of_best
 
 VAL_BATCH = 64  # samples; variant emdcfl
-VARIANTS = ("paper", "emdcfl")
 
 
 @dataclass(frozen=True)
@@ -60,22 +60,14 @@ class FedSoft(Algorithm):
             start from the mixture of centres).
     """
 
-    num_clusters: int = 2
-    lam: float = 0.1
-    sigma: float = 1e-4
-    tau: int | None = None
-    selected: int = 0
-    variant: str = "paper"
+    num_clusters: PositiveInt = 2
+    lam: NonNegativeFloat = 0.1
+    sigma: PositiveShare = 1e-4
+    tau: PositiveInt | None = None
+    selected: NonNegativeInt = 0
+    variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "ruan2022fedsoft"
-
-    def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one centre")
-        require(self.lam >= 0, "lam", self.lam, "use 0 or more")
-        require(0 < self.sigma <= 1, "sigma", self.sigma, "use a small share in (0, 1]")
-        require(self.tau is None or self.tau >= 1, "tau", self.tau, "use 1 (count in every round) or more")
-        require(self.selected >= 0, "selected", self.selected, "use 0 (all) or a number of clients")
-        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
 
     def ignored_options(self) -> Mapping[str, str]:
         """Variant `emdcfl` has neither a proximal term nor a share for zero counts."""

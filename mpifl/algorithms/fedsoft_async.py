@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -36,9 +35,10 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import blend
+from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveShare, UnitInterval
 from mpifl.training.evaluation import component_losses, counts_of_best
 
-from .ccfl import CCFL, check_rates, lateness, pretrained
+from .ccfl import CCFL, lateness, pretrained
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,15 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
             server's step; 1e-4 in FedSoft.
     """
 
-    alpha0: float = 0.025
-    a: float = 10.0
-    b: float = 5.0
-    rho: float = 0.1
-    pretrain_epochs: int = 5
-    sigma: float = 0.0
+    alpha0: PositiveShare = 0.025
+    a: NonNegativeFloat = 10.0
+    b: NonNegativeFloat = 5.0
+    rho: NonNegativeFloat = 0.1
+    pretrain_epochs: NonNegativeInt = 5
+    sigma: UnitInterval = 0.0
 
     paper = CCFL.paper
     needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True, classes=True)
-
-    def __post_init__(self) -> None:
-        check_rates(self.alpha0, self.a, self.b, self.rho)
-        remedy = "use a small share in [0, 1]; 0 leaves the share of a cluster without samples at 0"
-        require(0 <= self.sigma <= 1, "sigma", self.sigma, remedy)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Pre-train a model on each D_k."""

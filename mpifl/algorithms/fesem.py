@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -52,11 +53,10 @@ from mpifl.core.method import (
 )
 from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing, by_cluster, rows
+from mpifl.core.options import NonNegativeFloat, PositiveInt
 from mpifl.core.parameters import Layout
 from mpifl.training.corrections import unsquared
 from mpifl.training.evaluation import counter_weight, fitting_model
-
-VARIANTS = ("flt", "flexcfl", "emdcfl")
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
             an additional last row of the table keeps.
     """
 
-    num_clusters: int = 4
-    variant: str = "flt"
-    mu: float = 0.1
+    num_clusters: PositiveInt = 4
+    variant: Literal["flt", "flexcfl", "emdcfl"] = "flt"
+    mu: NonNegativeFloat = 0.1
     initial_models: bool = False
 
     paper = "long2023multi"
@@ -82,9 +82,7 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
     row_distance = "model"
 
     def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one cluster")
-        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
-        require(self.mu >= 0, "mu", self.mu, "use 0 or more")
+        super().__post_init__()
         remedy = f"has no effect under variant {self.variant}; use variant flt"
         require(not self.initial_models or self.variant == "flt", "initial_models", True, remedy)
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -53,6 +54,7 @@ from mpifl.core.method import (
 )
 from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing, by_cluster
+from mpifl.core.options import NonNegativeFloat, PositiveInt
 from mpifl.training.evaluation import change_on_arrival, counter_weight, state_change
 
 
@@ -74,26 +76,20 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
             without a denominator).
     """
 
-    num_groups: int = 3
-    alpha: int = 20
-    iterations: int = 50
-    measure: str = "edc"
-    eta_g: float | None = None
-    migration: float | None = None
-    variant: str = "paper"
+    num_groups: PositiveInt = 3
+    alpha: PositiveInt = 20
+    iterations: PositiveInt = 50
+    measure: Literal["edc", "madc"] = "edc"
+    eta_g: NonNegativeFloat | None = None
+    migration: NonNegativeFloat | None = None
+    variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "duan2022flexible"
     statistics_gram = gram = "direction"
     statistics_distance = row_distance = "direction"
 
     def __post_init__(self) -> None:
-        require(self.num_groups >= 1, "num_groups", self.num_groups, "use at least one group")
-        require(self.alpha >= 1, "alpha", self.alpha, "use at least one client per group")
-        require(self.iterations >= 1, "iterations", self.iterations, "use at least one mini-batch")
-        require(self.measure in ("edc", "madc"), "measure", self.measure, "use edc or madc")
-        require(self.eta_g is None or self.eta_g >= 0, "eta_g", self.eta_g, "use a rate, 0 or more")
-        require((self.migration or 0) >= 0, "migration", self.migration, "use 0 or more, or null")
-        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "use paper or emdcfl")
+        super().__post_init__()
         fits = self.migration is None or self.variant == "paper"
         require(fits, "migration", self.migration, "variant emdcfl groups nobody anew; use null")
 

@@ -14,14 +14,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
 from mpifl.clustering.distances import cosine_matrix, squared_distances
-from mpifl.clustering.partitions import LINKAGES, agglomerative, last_uploads
+from mpifl.clustering.partitions import agglomerative, last_uploads
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, ComparedUploads, Needs, Notes, PlainVisit, PlainVisits, Plan, Server
 from mpifl.core.mixing import by_cluster
+from mpifl.core.options import NonNegativeInt, PositiveFloat
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
         linkage: `average`, `complete`, `single` or `ward`.
     """
 
-    rounds_before: int = 10
-    threshold: float = 1.0
-    num_clusters: int = 0
-    metric: str = "euclidean"
-    linkage: str = "average"
+    rounds_before: NonNegativeInt = 10
+    threshold: PositiveFloat = 1.0
+    num_clusters: NonNegativeInt = 0
+    metric: Literal["euclidean", "cosine"] = "euclidean"
+    linkage: Literal["single", "complete", "average", "ward"] = "average"
 
     paper = "briggs2020federated"
     changes = MappingProxyType({"delta": "model"})
@@ -48,11 +50,7 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
     gram = "delta"
 
     def __post_init__(self) -> None:
-        require(self.rounds_before >= 0, "rounds_before", self.rounds_before, "use 0 or more rounds")
-        require(self.threshold > 0, "threshold", self.threshold, "use a positive distance")
-        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "use 1 or more; 0: threshold")
-        require(self.metric in ("euclidean", "cosine"), "metric", self.metric, "use euclidean or cosine")
-        require(self.linkage in LINKAGES, "linkage", self.linkage, f"use one of {', '.join(LINKAGES)}")
+        super().__post_init__()
         fits = (self.linkage, self.metric) != ("ward", "cosine")
         require(fits, "linkage", self.linkage, "needs metric euclidean")
 

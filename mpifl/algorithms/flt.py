@@ -26,11 +26,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Interval
 from torch import nn
 
 from mpifl.clustering.distances import closest_pair, matching_distance, pairwise
@@ -54,6 +55,7 @@ from mpifl.core.method import (
     Server,
     Vector,
 )
+from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt
 from mpifl.core.parameters import put, take
 
 KMEANS_SEED = 43  # the repository's
@@ -80,33 +82,25 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         loss: loss of the autoencoder: `mse` or `bce`; the latter needs pixels in [0, 1].
     """
 
-    gamma: float = 1.0
-    centroids: int = 5
-    distance: str = "matching"
-    case: str = "full"
-    num_clusters: int = 0
+    gamma: PositiveFloat = 1.0
+    centroids: Annotated[int, Interval(ge=0, le=1000)] = 5
+    distance: Literal["matching", "closest"] = "matching"
+    case: Literal["full", "ward"] = "full"
+    num_clusters: NonNegativeInt = 0
     all_clients: bool = True
-    autoencoder: str = "flt_ae"
-    code: int = 128
-    pretrain_epochs: int = 25
-    finetune_epochs: int = 5
-    loss: str = "mse"
+    autoencoder: Literal["flt_ae", "flt_ae_cifar"] = "flt_ae"
+    code: PositiveInt = 128
+    pretrain_epochs: NonNegativeInt = 25
+    finetune_epochs: NonNegativeInt = 5
+    loss: Literal["mse", "bce"] = "mse"
 
     paper = "jamalirad2022federated"
     needs = Needs(averages=True, classes=True, inputs=("images",))
     shown_from = ("autoencoder", "code", "pretrain_epochs", "finetune_epochs", "loss")
 
     def __post_init__(self) -> None:
-        require(self.gamma > 0, "gamma", self.gamma, "use a positive distance; 1 in the paper")
-        require(0 <= self.centroids <= 1000, "centroids", self.centroids, "use 1 to 1000; 0 for the classes")
-        require(self.distance in DISTANCES, "distance", self.distance, "use matching or closest")
+        super().__post_init__()
         check_case(self.case, self.num_clusters)
-        names = ("flt_ae", "flt_ae_cifar")
-        require(self.autoencoder in names, "autoencoder", self.autoencoder, "use flt_ae or flt_ae_cifar")
-        require(self.code >= 1, "code", self.code, "use at least one number")
-        for name in ("pretrain_epochs", "finetune_epochs"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "use 0 or more passes over the data")
-        require(self.loss in ("mse", "bce"), "loss", self.loss, "use mse or bce")
         remedy = "needs outputs in [0, 1], and those of flt_ae_cifar are any numbers; use mse, or flt_ae"
         require(self.loss == "mse" or self.autoencoder == "flt_ae", "loss", self.loss, remedy)
 

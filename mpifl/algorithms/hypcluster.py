@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -32,6 +31,7 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import by_cluster
+from mpifl.core.options import PositiveInt
 from mpifl.training.evaluation import fitting_model
 
 
@@ -43,14 +43,11 @@ class HypCluster(PlainVisits, RowUpdates, Algorithm):
         num_clusters: K, number of hypotheses.
     """
 
-    num_clusters: int = 4
+    num_clusters: PositiveInt = 4
 
     trained = "cluster"
     paper = "mansour2020three"
     needs = Needs(averages=True, different_starts=True)
-
-    def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one hypothesis")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models."""

@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
     Algorithm,
@@ -47,10 +46,10 @@ from mpifl.core.method import (
     declared,
 )
 from mpifl.core.mixing import add, by_cluster
+from mpifl.core.options import NonNegativeInt, PositiveInt, UnitInterval
 from mpifl.core.parameters import put, take
 from mpifl.training.evaluation import best_model
 
-VARIANTS = ("averaging", "gradient", "emdcfl")
 ONE_STEP = ("epochs", "steps", "batch_size", "momentum", "optimizer")  # of `local`, which `gradient` ignores
 LOSS_BATCH = 64  # samples; variant emdcfl
 
@@ -75,27 +74,17 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
             set that comes closest. 0: the first set, without a trial.
     """
 
-    num_clusters: int = 4
-    select_on: str | None = None
-    loss_batch: int | None = None
+    num_clusters: PositiveInt = 4
+    select_on: Literal["train", "val"] | None = None
+    loss_batch: NonNegativeInt | None = None
     weighted: bool | None = None
-    variant: str = "averaging"
-    share: str = "none"
-    restarts: int = 0
-    least: float = 0.1
+    variant: Literal["averaging", "gradient", "emdcfl"] = "averaging"
+    share: Literal["none", "body"] = "none"
+    restarts: NonNegativeInt = 0
+    least: UnitInterval = 0.1
 
     paper = "ghosh2020efficient"
     trained = "cluster"
-
-    def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use at least one cluster")
-        splits = (None, "train", "val")
-        require(self.select_on in splits, "select_on", self.select_on, "use train or val")
-        require((self.loss_batch or 0) >= 0, "loss_batch", self.loss_batch, "use samples of a batch, or 0")
-        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
-        require(self.share in ("none", "body"), "share", self.share, "use none or body")
-        require(self.restarts >= 0, "restarts", self.restarts, "use 0 or more sets of models")
-        require(0 <= self.least <= 1, "least", self.least, "use a share in [0, 1]")
 
     def ignored_options(self) -> Mapping[str, str]:
         """`least` belongs to `restarts`."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -44,13 +44,10 @@ class LGFedAvg(RowUpdates, Algorithm):
         shared: the part that is averaged: `head` (last layer) or `block` (last stage and head).
     """
 
-    shared: str = "head"
+    shared: Literal["head", "block"] = "head"
 
     paper = "liang2020think"
     needs = Needs(client_state=True, averages=True)
-
-    def __post_init__(self) -> None:
-        require(self.shared in PRIVATE, "shared", self.shared, f"use one of {', '.join(PRIVATE)}")
 
     @property
     def holds(self) -> Mapping[str, str]:

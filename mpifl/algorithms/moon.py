@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -32,6 +31,7 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import average
+from mpifl.core.options import NonNegativeFloat, PositiveFloat
 from mpifl.core.task import Task
 
 
@@ -44,15 +44,11 @@ class MOON(RowUpdates, Algorithm):
         temperature: tau, temperature of the contrastive loss.
     """
 
-    mu: float = 1.0
-    temperature: float = 0.5
+    mu: NonNegativeFloat = 1.0
+    temperature: PositiveFloat = 0.5
 
     paper = "li2021model"
     needs = Needs(client_state=True, averages=True)
-
-    def __post_init__(self) -> None:
-        require(self.mu >= 0, "mu", self.mu, "use 0 or more; 0 is FedAvg")
-        require(self.temperature > 0, "temperature", self.temperature, "use a positive temperature")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train with the contrastive loss; keep the local model for the next visit."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -46,9 +47,7 @@ from mpifl.core.method import (
     Server,
     Vector,
 )
-
-ANGLES = ("columns", "smallest", "sum")
-LINKAGES = ("average", "maximum", "minimum")
+from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -67,13 +66,13 @@ class PACFL(NewClients, PlainVisits, Algorithm):
             for variant `emdcfl`.
     """
 
-    threshold: float = 12.0
-    p: int = 3
-    budget: int = 0
-    angle: str = "columns"
-    linkage: str = "average"
-    variant: str = "paper"
-    pixels: str | None = None
+    threshold: NonNegativeFloat = 12.0
+    p: PositiveInt = 3
+    budget: NonNegativeInt = 0
+    angle: Literal["columns", "smallest", "sum"] = "columns"
+    linkage: Literal["average", "maximum", "minimum"] = "average"
+    variant: Literal["paper", "emdcfl"] = "paper"
+    pixels: Literal["raw", "normalised"] | None = None
 
     paper = "vahidian2023efficient"
     fingerprints_vary = True
@@ -84,16 +83,6 @@ class PACFL(NewClients, PlainVisits, Algorithm):
         return Needs(
             averages=True, classes=True, inputs=("images", "features"), validation=self.variant == "emdcfl"
         )
-
-    def __post_init__(self) -> None:
-        require(self.threshold >= 0, "threshold", self.threshold, "use degrees, 0 or more")
-        require(self.p >= 1, "p", self.p, "use at least one singular vector")
-        require(self.budget >= 0, "budget", self.budget, "use a number of singular vectors; 0 for none")
-        require(self.angle in ANGLES, "angle", self.angle, f"use one of {', '.join(ANGLES)}")
-        require(self.linkage in LINKAGES, "linkage", self.linkage, f"use one of {', '.join(LINKAGES)}")
-        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "use paper or emdcfl")
-        known = self.pixels in (None, "raw", "normalised")
-        require(known, "pixels", self.pixels, "use raw or normalised, or null for the variant's")
 
     def ignored_options(self) -> Mapping[str, str]:
         """`budget` replaces `p`."""

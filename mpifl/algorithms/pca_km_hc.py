@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
 
 from mpifl.clustering.distances import matching_distance, pairwise
 from mpifl.clustering.partitions import kmeans
 from mpifl.clustering.server_plans import check_case, linked_clients, regrouped, related_plan, related_server
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -41,6 +42,7 @@ from mpifl.core.method import (
     Server,
     Vector,
 )
+from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 KMEANS_SEED = 43  # the repository's
 
@@ -58,20 +60,18 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
         all_clients: average absent clients, too, by their last model or the initial one.
     """
 
-    threshold: float = 1.2
-    components: int = 128
-    centroids: int = 5
-    case: str = "full"
-    num_clusters: int = 0
+    threshold: PositiveFloat = 1.2
+    components: PositiveInt = 128
+    centroids: Annotated[int, Interval(ge=1, le=1000)] = 5
+    case: Literal["full", "ward"] = "full"
+    num_clusters: NonNegativeInt = 0
     all_clients: bool = True
 
     paper = "dennis2021heterogeneity"
     needs = Needs(averages=True, inputs=("images", "features"))
 
     def __post_init__(self) -> None:
-        require(self.threshold > 0, "threshold", self.threshold, "use a positive distance")
-        require(self.components >= 1, "components", self.components, "use at least one component")
-        require(1 <= self.centroids <= 1000, "centroids", self.centroids, "use 1 to 1000")
+        super().__post_init__()
         check_case(self.case, self.num_clusters)
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:

@@ -14,10 +14,10 @@ weights; here averages are weighted by samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -33,8 +33,8 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import average
+from mpifl.core.options import NonNegativeFloat, PositiveFloat
 
-VARIANTS = ("fo", "hf")
 # keys of `local`
 IGNORED = ("momentum", "weight_decay", "optimizer", "lr_decay", "milestones", "gamma", "augment")
 
@@ -50,10 +50,10 @@ class PerFedAvg(RowUpdates, Algorithm):
         delta: length of the finite difference (`hf`).
     """
 
-    alpha: float = 0.01
-    beta: float = 0.001
-    variant: str = "fo"
-    delta: float = 1e-3
+    alpha: NonNegativeFloat = 0.01
+    beta: PositiveFloat = 0.001
+    variant: Literal["fo", "hf"] = "fo"
+    delta: PositiveFloat = 1e-3
 
     paper = "fallah2020personalized"
     needs = Needs(
@@ -62,12 +62,6 @@ class PerFedAvg(RowUpdates, Algorithm):
         ignores={"lr": "algorithm.alpha and algorithm.beta", **dict.fromkeys(IGNORED, "")},
         averages=True,
     )
-
-    def __post_init__(self) -> None:
-        require(self.alpha >= 0, "alpha", self.alpha, "use 0 or more")
-        require(self.beta > 0, "beta", self.beta, "use a positive rate")
-        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
-        require(self.delta > 0, "delta", self.delta, "use a small positive length")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Step along the gradient of F(w - alpha grad F(w))."""

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from mpifl.clustering.partitions import simplex_projection
 from mpifl.clustering.server_plans import dissimilarity, graph_plan, own_models
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -40,9 +40,8 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import sample_weights
+from mpifl.core.options import NonNegativeFloat, PositiveFloat
 from mpifl.training.corrections import aligned_vectors, train_aligned
-
-VARIANTS = ("paper", "repo", "emdcfl")
 
 
 @dataclass(frozen=True)
@@ -57,18 +56,13 @@ class PFedGraph(ComparedUploads, Algorithm):
             since the start of the round, cosines not clipped, local term towards the received model).
     """
 
-    alpha: float = 0.8
-    lam: float = 0.01
-    variant: str = "paper"
+    alpha: PositiveFloat = 0.8
+    lam: NonNegativeFloat = 0.01
+    variant: Literal["paper", "repo", "emdcfl"] = "paper"
 
     paper = "ye2023personalized"
     needs = Needs(row_per_client=True)
     gram = "delta"
-
-    def __post_init__(self) -> None:
-        require(self.alpha > 0, "alpha", self.alpha, "use a positive weight")
-        require(self.lam >= 0, "lam", self.lam, "use 0 or more")
-        require(self.variant in VARIANTS, "variant", self.variant, f"use one of {', '.join(VARIANTS)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clients alike, with zero directions."""

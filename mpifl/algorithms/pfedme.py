@@ -21,12 +21,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from mpifl.core.client import proximal
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -43,6 +42,7 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import blend, sample_weights
+from mpifl.core.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from mpifl.training.evaluation import mean_loss
 
 IGNORED = {  # keys of `local` -> keys of the method
@@ -122,26 +122,17 @@ class PFedMe(Algorithm):
             without mu.
     """
 
-    lam: float = 15.0
-    inner_steps: int = 5
-    local_rounds: int = 20
-    lr: float = 0.005
-    personal_lr: float = 0.1
-    beta: float = 1.0
-    mu: float = 0.001
-    variant: str = "paper"
+    lam: PositiveFloat = 15.0
+    inner_steps: PositiveInt = 5
+    local_rounds: PositiveInt = 20
+    lr: PositiveFloat = 0.005
+    personal_lr: PositiveFloat = 0.1
+    beta: PositiveFloat = 1.0
+    mu: NonNegativeFloat = 0.001
+    variant: Literal["paper", "ucfl", "ucfl_nesterov"] = "paper"
 
     paper = "dinh2020personalized"
     needs = Needs(client_state=True, new_optimizer=True, ignores=IGNORED, averages=True)
-
-    def __post_init__(self) -> None:
-        for name in ("lam", "lr", "personal_lr", "beta"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "use a positive number")
-        require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "use at least one step")
-        require(self.local_rounds >= 1, "local_rounds", self.local_rounds, "use at least one mini-batch")
-        require(self.mu >= 0, "mu", self.mu, "use 0 or more")
-        remedy = "use paper, ucfl or ucfl_nesterov"
-        require(self.variant in ("paper", *OPTIMIZERS), "variant", self.variant, remedy)
 
     def serves(self, server: Server, k: int) -> Reads:
         """Evaluate with the client's own theta."""

@@ -13,7 +13,6 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -29,6 +28,7 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import add
+from mpifl.core.options import PositiveFloat
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,11 @@ class SCAFFOLD(Algorithm):
         server_lr: eta_g, step of the server along the mean update; running statistics are averaged.
     """
 
-    server_lr: float = 1.0
+    server_lr: PositiveFloat = 1.0
 
     paper = "karimireddy2020scaffold"
     changes = MappingProxyType({"model": "model"})
     needs = Needs(client_state=True, plain_sgd=True, averages=True, every_upload=True)
-
-    def __post_init__(self) -> None:
-        require(self.server_lr > 0, "server_lr", self.server_lr, "use a positive step")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with c = 0."""

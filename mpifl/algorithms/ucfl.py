@@ -21,9 +21,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 
 from mpifl.clustering.distances import squared_distances
 from mpifl.clustering.partitions import kmeans, kmeans_by_silhouette
@@ -49,6 +51,7 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.mixing import own_rows, rows
+from mpifl.core.options import NonNegativeFloat, PositiveFloat, Remedy
 
 KMEANS_SEED = 1  # the repository's
 
@@ -68,11 +71,11 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
             `package.module:name`.
     """
 
-    streams: int = 0
-    kernel: str = "paper"
-    noise_batch: float = 100.0
+    streams: Annotated[int, Ge(-1), Remedy("use 0 (one per user), a number, or -1 (silhouette)")] = 0
+    kernel: Literal["paper", "geo"] = "paper"
+    noise_batch: PositiveFloat = 100.0
     parallel: bool = False
-    stream_cost: float = 0.0
+    stream_cost: NonNegativeFloat = 0.0
     tradeoff: str | None = None
 
     paper = "mestoukirdi2023user"
@@ -80,11 +83,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
     needs = Needs(min_cohort=2, row_per_client=True)
 
     def __post_init__(self) -> None:
-        remedy = "use 0 (one per user), a number, or -1 (silhouette)"
-        require(self.streams >= -1, "streams", self.streams, remedy)
-        require(self.kernel in ("paper", "geo"), "kernel", self.kernel, "use paper or geo")
-        require(self.noise_batch > 0, "noise_batch", self.noise_batch, "use a number of samples or a share")
-        require(self.stream_cost >= 0, "stream_cost", self.stream_cost, "use 0 or more")
+        super().__post_init__()
         remedy = "chooses a number of streams: use streams: -1, or leave it out"
         require(self.streams == -1 or not self.stream_cost, "stream_cost", self.stream_cost, remedy)
         require(self.streams == -1 or self.tradeoff is None, "tradeoff", self.tradeoff, remedy)

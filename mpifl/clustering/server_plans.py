@@ -102,9 +102,7 @@ def inherited(labels: np.ndarray, old: np.ndarray, num_old: int) -> np.ndarray:
 
 
 def check_case(case: str, num_clusters: int) -> None:
-    """Raise `UserError` for a case that `linked_clients` does not know, or a number that it ignores."""
-    require(case in ("full", "ward"), "case", case, "use full or ward")
-    require(num_clusters >= 0, "num_clusters", num_clusters, "use 1 or more; 0 finds it")
+    """Raise `UserError` for a number of clusters that a case of `linked_clients` ignores."""
     remedy = "has no effect under case full; use case ward, or 0"
     require(case == "ward" or not num_clusters, "num_clusters", num_clusters, remedy)
 

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from mpifl.core.options import Options
+
 from .capabilities import Capability, NewClients, PlainVisit, PlainVisits, declared, hooks_of, uses
 from .client import Client
 from .errors import MethodError, Missing, require
@@ -130,7 +132,7 @@ class PlannedRun:
         return map(self.cohort, range(1, self.num_rounds + 1))
 
 
-class Algorithm(ABC):
+class Algorithm(Options, ABC):
     """A federated method. Subclasses are frozen dataclasses, either abstract or final.
 
     The hooks follow the order of a round: `setup` makes the first server, `reads` says what a client

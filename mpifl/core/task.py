@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from mpifl.core.options import Options
+
 from .errors import is_ours, name_of, require
 from .federation import DataInfo
 from .metric import Metric
@@ -26,7 +28,7 @@ SUMS = "sums."  # prefix of the names of sums among scores; they give the metric
 Sums = Mapping[str, "torch.Tensor | np.ndarray"]
 
 
-class Task(ABC):
+class Task(Options, ABC):
     """A task. Subclasses are frozen dataclasses; their fields are the options under `task`.
 
     A task of your own: `task.name: file.py:Class`, with `labels`, `known`, `losses`, `sums` and `figures`.
@@ -211,6 +213,7 @@ class Task(ABC):
         require(len(set(names)) == len(names), "metrics", list(names), "name each of them once")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_metrics()
         known = self._declares("loss", ("total_loss",)) or self._declares("losses", ("total_loss",))
         remedy = "a total_loss of its own would differ from the loss that is trained; define losses, or loss"

@@ -15,6 +15,7 @@ import torch
 from mpifl.core.errors import UserError, code_failed, is_ours, name_of, no_memory, require, within_memory
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, TOKENS, Split
 from mpifl.core.files import same_folder
+from mpifl.core.options import Options
 from mpifl.core.process import check_memory
 from mpifl.core.progress import doing, each
 from mpifl.core.rng import key
@@ -53,7 +54,7 @@ MATERIALIZE_LIMIT_BYTES = 8 * 2**30
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Options):
     """Configuration of the data.
 
     Attributes:

@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import Interval
 
 from mpifl.core.errors import UserError, is_ours, is_whole, require
 from mpifl.core.federation import CLASSES, SPLITS
+from mpifl.core.options import Options
 from mpifl.core.process import check_memory
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr
@@ -20,6 +22,7 @@ from .pool import Pool
 from .transforms import Op
 
 LONGEST_SIDE = 10_000  # pixels of an image
+ImageSide = Annotated[int, Interval(ge=1, le=LONGEST_SIDE)]
 TEST_SHARE = 0.2  # of a client's samples, if it is tested on samples of its own
 TRIED_GROUPS = 10  # groups on whose samples a user's operations are tried
 CLIENT_BYTES = 50  # approximate memory of a registered client at rank 0 (docs/performance.md)
@@ -289,8 +292,8 @@ def check_spec(spec: ScenarioSpec, pool: Pool, name: str) -> None:
     aimed = spec.targets is None or (spec.groups is not None and spec.targets in spec.groups)
     require(aimed, "name", name, what)
     size = spec.resize
-    require(size is None or is_whole(size), "resize", size, "give a whole number of pixels")
-    check_side("resize", size)
+    fits = size is None or (is_whole(size) and 0 < size <= LONGEST_SIDE)
+    require(fits, "resize", size, f"give a whole number of pixels, 1 to {LONGEST_SIDE}")
 
 
 def check_ops(spec: ScenarioSpec, pool: Pool, name: str) -> None:
@@ -392,7 +395,7 @@ def _check_groups(spec: ScenarioSpec, count: int, name: str) -> None:
         require(held is None or len(held) == count, "name", name, f"{remedy}: give one for each")
 
 
-class Scenario(ABC):
+class Scenario(Options, ABC):
     """Options of one scenario; a frozen dataclass whose fields are configuration keys.
 
     Attributes:
@@ -437,22 +440,10 @@ def check_part(samples: np.ndarray) -> None:
     require(len(samples) > 0, "data.source", "no test part", remedy)
 
 
-def check_fraction(name: str, value: float | None) -> None:
-    """Refuse a share outside [0, 1)."""
-    if value is not None and not 0.0 <= value < 1.0:
-        raise UserError(name, value, "a share of the samples lies in [0, 1)")
-
-
 def check_test_share(test: str | None, share: float) -> None:
-    """Refuse a share for testing outside [0, 1), or one that is set although clients set none aside."""
-    check_fraction("test_share", share)
+    """Refuse a share for testing that is set although clients set none aside."""
     remedy = f"has no effect with test: {test or 'like'}; use test: own, or leave it out"
     require(test == "own" or share == TEST_SHARE, "test_share", share, remedy)
-
-
-def check_side(name: str, side: int | None) -> None:
-    """Refuse a side of images outside 1 .. `LONGEST_SIDE` pixels; None is accepted."""
-    require(side is None or 0 < side <= LONGEST_SIDE, name, side, f"a side in pixels, 1 to {LONGEST_SIDE}")
 
 
 def grouped(num_clients: int, num_groups: int) -> np.ndarray:

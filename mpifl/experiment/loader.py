@@ -26,6 +26,7 @@ from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
+from mpifl.core.options import check_values
 from mpifl.core.textfiles import MAX_DEPTH, is_file, plain, spelling, yaml_file, yaml_of
 from mpifl.core.units import quantity, unit_of
 from mpifl.models import ModelOptions
@@ -252,6 +253,7 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
             remedy = f"name one of {names}" if names else f"{cls.__name__} has no default for it"
             raise UserError(_below(path, f.name), None, f"is missing; {remedy}")
     try:
+        check_values(cls, values)  # a user's class need not be derived from `Options`
         return cls(**values)
     except UserError as error:
         raise error.under(path) from None
@@ -402,7 +404,7 @@ def converted(hint: Any, value: Any, path: str) -> Any:
         kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
         require(len(kinds) == len(value), path, value, f"must be a list of {len(kinds)} values")
         return tuple(converted(k, v, path) for k, v in zip(kinds, value, strict=True))
-    if origin is Literal:  # the class itself checks the choices
+    if origin is Literal:  # `check_values` checks the choices
         hint, origin = str, None
     if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         return _number(value, path)

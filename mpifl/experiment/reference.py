@@ -10,20 +10,23 @@ import inspect
 import json
 import re
 import sys
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from itertools import takewhile
+from math import isfinite
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
+
+from annotated_types import MinLen
 
 from mpifl.algorithms.registry import CATALOGUE, citation
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.imports import load_object
+from mpifl.core.options import choices_of, is_union, type_text, types_of, without_bounds
 from mpifl.core.units import Unit, unit_of
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.models import MODELS
@@ -91,7 +94,7 @@ def keys() -> tuple[Key, ...]:
 
 def _keys(cls: type, above: str, of: str) -> Iterator[Key]:
     """Yield the keys of a dataclass and those of its sections."""
-    hints, texts = get_type_hints(cls), meanings(cls)
+    hints, texts = types_of(cls), meanings(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
@@ -111,12 +114,12 @@ def _keys(cls: type, above: str, of: str) -> Iterator[Key]:
             unit = _unit(cls, field.name, hint)
             text = "" if default is dataclasses.MISSING else _yaml(default)
             written = (unit.name, unit.examples) if unit is not None else ("", "")
-            yield Key(path, _type_text(hint), text, meaning, _literals(hint), *written, of)
+            yield Key(path, type_text(hint), text, meaning, choices_of(hint), *written, of)
 
 
 def _unit(cls: type, name: str, hint: Any) -> Unit | None:
     """Return the unit of a key; None if its values are no numbers or have no unit."""
-    return unit_of(cls, name) if _NUMBERS.search(_type_text(hint)) else None
+    return unit_of(cls, name) if _NUMBERS.search(type_text(hint)) else None
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -128,26 +131,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def _section_of(hint: Any) -> type | None:
     """Return the dataclass of a section; None if the key is no section."""
     return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
-
-
-def _literals(hint: Any) -> tuple[str, ...]:
-    return tuple(map(str, get_args(hint))) if get_origin(hint) is Literal else ()
-
-
-def _type_text(hint: Any) -> str:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join("null" if a is type(None) else _type_text(a) for a in args)
-    if origin is tuple:
-        several = args[-1] is Ellipsis
-        return f"list of {_type_text(args[0])}" if several else f"list of {len(args)} {_type_text(args[0])}"
-    if origin is Literal:
-        return "str"
-    if dict in (hint, origin):
-        return "mapping"
-    if dataclasses.is_dataclass(hint):
-        return "section"
-    return "any" if hint is Any else getattr(hint, "__name__", str(hint))
 
 
 def _yaml(value: Any) -> str:
@@ -347,7 +330,8 @@ def describe(name: str, cls: type) -> str:
     lines += [inspect.getdoc(cls) or "", "", "Fields and defaults:"]
     for f in dataclasses.fields(cls):
         default = "required" if f.default is dataclasses.MISSING else repr(f.default)
-        lines.append(f"  {f.name}: {f.type} = {default}")
+        choices = ", ".join(choices_of(types_of(cls)[f.name]))
+        lines.append(f"  {f.name}: {choices or type_text(types_of(cls)[f.name])} = {default}")
     if is_method:
         lines += ["", citation(cls)]
     return "\n".join(lines)
@@ -358,74 +342,139 @@ def describe(name: str, cls: type) -> str:
 
 Schema = dict[str, Any]
 CLASS_PATH = {"type": "string", "pattern": ":"}  # file.py:Class or package.module:Class
+NUMBERS: dict[str, Schema] = {
+    "number": {"type": ["number", "string"], "pattern": "^[-+0-9.eE]+$"},  # YAML 1.1 reads 1e-3 as a word
+    "quantity": {"type": ["number", "string"], "pattern": "^[-+0-9._eE]+ *[A-Za-z/]*$"},  # with a unit
+}
+LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 
 
 def json_schema() -> str:
     """Return the JSON Schema of a configuration file; all keys are optional, because a base may set them."""
-    tree = _object(Config)
+    definitions = dict(NUMBERS)
+    tree = _object(Config, definitions)
     tree["properties"]["base"] = {"type": "string", "description": "a file that this one is laid over"}
     tree["properties"]["seed"] = {"anyOf": [{"type": "integer"}, tree["properties"]["seed"]]}
-    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "mpifl configuration"}
-    return json.dumps({**head, **tree}, indent=1)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "mpifl configuration"}
+    return json.dumps({**head, **tree, "$defs": _shared(tree, definitions)}, separators=(",", ":"))
 
 
-def _object(cls: type) -> Schema:
-    """Return the schema of a section without a name."""
-    return {"type": "object", "properties": _properties(cls), "additionalProperties": False}
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/$defs/{name}"}
 
 
-def _properties(cls: type) -> dict[str, Schema]:
-    hints, texts = get_type_hints(cls), meanings(cls)
+def _object(cls: type, definitions: dict[str, Schema]) -> Schema:
+    """Return the schema of a section without a name; those inside it are added to `definitions`."""
+    keys = _properties(cls, definitions)
+    return {"type": "object", "properties": keys, "additionalProperties": False}
+
+
+def _properties(cls: type, definitions: dict[str, Schema]) -> dict[str, Schema]:
+    hints, texts = types_of(cls), meanings(cls)
     out = {}
     for name in keys_of(cls):
         catalogue, section = CHOICES.get((cls, name)), _section_of(hints[name])
         if catalogue is not None:
-            schema = _choice(catalogue)
+            schema = _choice(name, catalogue, definitions)
         else:
             unit = _unit(cls, name, hints[name])
-            units = unit is not None and bool(unit.dimension)
-            schema = _object(section) if section is not None else _value(hints[name], units)
-        out[name] = {**schema, **({"description": texts[name]} if name in texts else {})}
+            number = "quantity" if unit is not None and unit.dimension else "number"
+            value = _value(hints[name], number)
+            schema = value if section is None else _object(section, definitions)
+        about = re.split("[.;:] | [(]", texts.get(name, ""))[0]
+        out[name] = {**schema, "description": about} if about else schema
     return out
 
 
-def _choice(catalogue: Mapping[str, type]) -> Schema:
+def _choice(key: str, catalogue: Mapping[str, type], definitions: dict[str, Schema]) -> Schema:
     """Return the schema of a section whose name selects a class; the base may give the name instead."""
-    name = {"anyOf": [{"enum": [*catalogue]}, CLASS_PATH]}
-    keys_by_name = {component: _properties(cls) for component, cls in catalogue.items()}
-    cases = [
-        {
-            "if": {"properties": {"name": {"const": component}}, "required": ["name"]},
-            "then": {"properties": {"name": True, **own}, "additionalProperties": False},
+    if catalogue is SOURCES:
+        key = "source"  # of `public`, too
+    if key not in definitions:
+        name = {"anyOf": [{"enum": [*catalogue]}, CLASS_PATH]}
+        own = {word: _properties(cls, definitions) for word, cls in catalogue.items()}
+        first, *others = own.values()
+        common = {at: one for at, one in first.items() if all(more.get(at) == one for more in others)}
+        cases = [
+            {"if": _named(word), "then": {"properties": rest}}
+            for word, properties in own.items()
+            if (rest := {at: one for at, one in properties.items() if at not in common})
+        ]
+        unknown = {"if": {"properties": {"name": CLASS_PATH}}, "then": {"additionalProperties": True}}
+        section = {"properties": {"name": _ref(f"{key}.name"), **common}, "allOf": [*cases, unknown]}
+        definitions[f"{key}.name"] = name
+        definitions[key] = {
+            "anyOf": [_ref(f"{key}.name"), {"type": "object", **section, "unevaluatedProperties": False}]
         }
-        for component, own in keys_by_name.items()
-    ]
-    every: dict[str, Any] = {key: True for own in keys_by_name.values() for key in own}
-    section = {"type": "object", "properties": {**every, "name": name}, "allOf": cases}
-    return {"anyOf": [name, section]}
+    return _ref(key)
 
 
-def _value(hint: Any, units: bool = False) -> Schema:
+def _named(word: str) -> Schema:
+    """Return the schema of a section with a name."""
+    return {"properties": {"name": {"const": word}}, "required": ["name"]}
+
+
+def _value(hint: Any, number: str = "number") -> Schema:
     """Return the schema of a plain value.
 
     Args:
         hint: its type.
-        units: whether its numbers may be written with units.
+        number: the key of `NUMBERS` that says how its numbers may be written.
     """
+    hint, bounds = without_bounds(hint)
     origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return {"anyOf": [{"type": "null"} if a is type(None) else _value(a, units) for a in args]}
-    if units and hint in (int, float):
-        number = {int: "integer", float: "number"}[hint]
-        return {"anyOf": [{"type": number}, {"type": "string", "pattern": "^[-+0-9._eE]+ *[A-Za-z/]*$"}]}
+    if is_union(hint):
+        return {"anyOf": [{"type": "null"} if a is type(None) else _value(a, number) for a in args]}
+    if hint is float or (hint is int and number == "quantity"):
+        return {**_ref(number), **_limits(bounds)}
     if origin is Literal:
         return {"enum": [*args]}
     if origin is tuple:
         size = {} if args[-1] is Ellipsis else {"minItems": len(args), "maxItems": len(args)}
-        return {"type": "array", "items": _value(args[0], units), **size}
-    if hint is float:  # YAML 1.1 reads 1e-3 as a word
-        return {"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^[-+0-9.eE]+$"}]}
+        least = {"minItems": 1} if MinLen(1) in bounds else {}
+        return {"type": "array", "items": _value(args[0], number), **size, **least}
     simple = {int: "integer", bool: "boolean", dict: "object"}
     if hint is str:
         return {"type": ["string", "number"]}
-    return {"type": simple[hint]} if hint in simple else {}
+    return {"type": simple[hint], **_limits(bounds)} if hint in simple else {}
+
+
+def _limits(bounds: Sequence[Any]) -> Schema:
+    """Return the bounds of a number as JSON Schema has them."""
+    given = [item for one in bounds for item in dataclasses.asdict(one).items()]
+    return {LIMITS[name]: value for name, value in given if name in LIMITS and isfinite(value)}
+
+
+def _shared(tree: Schema, definitions: dict[str, Schema]) -> dict[str, Schema]:
+    """Return the definitions, with one for each key that several sections describe alike.
+
+    These sections refer to it afterwards, in place.
+    """
+    places: dict[str, list[tuple[Schema, str]]] = {}
+    for top in (tree, *definitions.values()):
+        for properties in _inside(top):
+            for name, schema in properties.items():
+                if isinstance(schema, dict) and "description" in schema:
+                    places.setdefault(json.dumps([name, schema]), []).append((properties, name))
+    out = dict(definitions)
+    for text, found in places.items():
+        if len(found) > 1:
+            name, schema = json.loads(text)
+            number = sum(key.partition(".")[0] == name for key in out)
+            key = f"{name}.{number}" if number else name
+            out[key] = schema
+            for properties, at in found:
+                properties[at] = _ref(key)
+    return out
+
+
+def _inside(schema: Any) -> Iterator[Schema]:
+    """Yield all `properties` in a schema, the innermost first."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _inside(one)
+    elif isinstance(schema, dict):
+        for one in schema.values():
+            yield from _inside(one)
+        if isinstance(schema.get("properties"), dict):
+            yield schema["properties"]

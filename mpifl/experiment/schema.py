@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Interval, MinLen
 
 from mpifl.aggregation.collective_choice import COSTS, ByBytes
 from mpifl.algorithms.registry import CATALOGUE
@@ -23,6 +25,15 @@ from mpifl.core.capabilities import (
     uses,
 )
 from mpifl.core.errors import MethodError, UserError, name_of, require
+from mpifl.core.options import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Options,
+    PositiveInt,
+    PositiveShare,
+    Remedy,
+    ShareBelowOne,
+)
 from mpifl.core.task import Task
 from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig
@@ -52,7 +63,7 @@ from .table_layout import TableConfig
 
 
 @dataclass(frozen=True)
-class Seeds:
+class Seeds(Options):
     """One seed for each kind of randomness; `seed: 3` sets all of them.
 
     Attributes:
@@ -68,12 +79,12 @@ class Seeds:
     system: int = 0
 
 
-CLIENT_MATRICES = ("parameters", "gradients", "angles")
 MOST_RANKS = 1_000_000
+ONE_GPU = Remedy("use cpu, cuda or auto; a rank drives one GPU, chosen by its number on the node")
 
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Options):
     """When models are evaluated, and on which clients.
 
     Attributes:
@@ -106,35 +117,19 @@ class EvaluationConfig:
             `-1` beside the function says whether higher or lower values are better.
     """
 
-    every: int = 1
+    every: NonNegativeInt = 1
     at_start: bool = False
-    clients: int | None = None
-    finetune_epochs: int = 0
-    by: tuple[str, ...] = ()
+    clients: PositiveInt | None = None
+    finetune_epochs: NonNegativeInt = 0
+    by: tuple[Literal["group", "cluster", "device"], ...] = ()
     train: bool = False
     distances: bool = False
-    matrices: tuple[str, ...] = ()
+    matrices: tuple[Literal["parameters", "gradients", "angles"], ...] = ()
     metrics: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        epochs = self.finetune_epochs
-        require(epochs >= 0, "finetune_epochs", epochs, "use 0 (do not fine-tune) or more epochs")
-        require(self.every >= 0, "every", self.every, "use 0 (last round only) or more rounds")
-        known = set(self.by) <= {"group", "cluster", "device"}
-        require(known, "by", list(self.by), "use some of group, cluster and device")
-        known = set(self.matrices) <= set(CLIENT_MATRICES)
-        remedy = f"use some of {', '.join(CLIENT_MATRICES)}"
-        require(known, "matrices", list(self.matrices), remedy)
-        require(
-            self.clients is None or self.clients >= 1,
-            "clients",
-            self.clients,
-            "use 1 or more, or null for all",
-        )
 
 
 @dataclass(frozen=True)
-class SystemConfig:
+class SystemConfig(Options):
     """How the program runs. Numbers do not depend on it, except on `sums: fast`, `stack` and `kernels`.
 
     Attributes:
@@ -171,47 +166,33 @@ class SystemConfig:
             `auto`, `device` where possible, otherwise `main`.
     """
 
-    ranks: int | None = None
-    threads: int = 1
-    device: Literal["cpu", "cuda", "auto"] = "auto"
+    ranks: Annotated[int, Interval(ge=1, le=MOST_RANKS)] | None = None
+    threads: NonNegativeInt = 1
+    device: Annotated[Literal["cpu", "cuda", "auto"], ONE_GPU] = "auto"
     sums: Literal["exact", "fast"] = "exact"
     collective: Literal["auto", "reduce", "gather"] = "auto"
     cost: Any = field(default_factory=ByBytes)
     placement_seed: int | None = None
     scratch: str | None = None
-    stopped_timeout_s: float = 30.0
-    watchdog_s: float = 0.0
-    sample_cache_mb: int = 128
+    stopped_timeout_s: NonNegativeFloat = 30.0
+    watchdog_s: NonNegativeFloat = 0.0
+    sample_cache_mb: NonNegativeInt = 128
     statistics_cache: str | None = None
-    stack: int = 1
+    stack: NonNegativeInt = 1
     kernels: bool = True
     cuda_graphs: bool | None = None
     deterministic: bool = True
     mpi_memory: Literal["main", "device", "auto"] = "main"
 
     def __post_init__(self) -> None:
-        require(self.stack >= 0, "stack", self.stack, "use 1 (no stack) or more clients, or 0 to measure")
-        cache_mb, timeout_s = self.sample_cache_mb, self.stopped_timeout_s
-        require(cache_mb >= 0, "sample_cache_mb", cache_mb, "use 0 or more megabytes")
-        require(timeout_s >= 0, "stopped_timeout_s", timeout_s, "use 0 (never) or more seconds")
-        fits = self.ranks is None or 1 <= self.ranks <= MOST_RANKS
-        require(fits, "ranks", self.ranks, f"use 1 to {MOST_RANKS}, or null")
-        require(self.watchdog_s >= 0, "watchdog_s", self.watchdog_s, "use 0 (never) or more seconds")
-        require(self.threads >= 0, "threads", self.threads, "use 1 or more, or 0 for the CPU mask")
-        remedy = "use cpu, cuda or auto; a rank drives one GPU, chosen by its number on the node"
-        require(self.device in ("cpu", "cuda", "auto"), "device", self.device, remedy)
-        require(self.sums in ("exact", "fast"), "sums", self.sums, "use exact or fast")
-        known = self.mpi_memory in ("main", "device", "auto")
-        require(known, "mpi_memory", self.mpi_memory, "use one of main, device, auto")
+        super().__post_init__()
         remedy = "fast sums are made in main memory; use exact ones, or main"
         fits = self.mpi_memory != "device" or self.sums == "exact"
         require(fits, "mpi_memory", self.mpi_memory, remedy)
-        known = self.collective in ("auto", "reduce", "gather")
-        require(known, "collective", self.collective, "use one of auto, reduce, gather")
 
 
 @dataclass(frozen=True)
-class StartConfig:
+class StartConfig(Options):
     """Start from the final model of an earlier run.
 
     Attributes:
@@ -223,18 +204,17 @@ class StartConfig:
             (IFCA) need `body`.
     """
 
-    run: str | None = None
+    run: Annotated[str, MinLen(1)] | None = None
     part: Literal["all", "body"] = "all"
 
     def __post_init__(self) -> None:
-        require(self.part in ("all", "body"), "part", self.part, "use all or body")
+        super().__post_init__()
         remedy = "has no effect without start.run; name a run folder, or leave it out"
         require(self.run is not None or self.part == "all", "part", self.part, remedy)
-        require(self.run != "", "run", self.run, "name a run folder, or leave it out")
 
 
 @dataclass(frozen=True)
-class Newcomers:
+class Newcomers(Options):
     """Clients that are absent at first: they miss one-shot clustering and join the cohorts later.
 
     Attributes:
@@ -243,19 +223,18 @@ class Newcomers:
         groups: true groups whose clients are absent at first; instead of `share`.
     """
 
-    share: float = 0.0
-    joins: int = 2
+    share: ShareBelowOne = 0.0
+    joins: PositiveInt = 2
     groups: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        require(0 <= self.share < 1, "share", self.share, "use a share in [0, 1)")
-        require(self.joins >= 1, "joins", self.joins, "use a round, 1 or more")
+        super().__post_init__()
         either = not (self.share and self.groups)
         require(either, "groups", list(self.groups), "newcomers are a share or groups, not both")
 
 
 @dataclass(frozen=True)
-class OutputConfig:
+class OutputConfig(Options):
     """Where results are written.
 
     Attributes:
@@ -286,20 +265,19 @@ class OutputConfig:
     updates: bool = False
     label: str | None = None
     client_models: bool = False
-    clients: str = "all"
+    clients: Literal["all", "sample", "none"] = "all"
     callbacks: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_name("id", self.id or "")
         require(self.label is None or bool(self.label.strip()), "label", self.label, "use a text, or null")
-        choices = ("all", "sample", "none")
-        require(self.clients in choices, "clients", self.clients, "use all, sample or none")
         remedy = "writes a row for each client of each round; use output.clients: all, or leave it out"
         require(self.clients == "all" or not self.updates, "updates", self.updates, remedy)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Options):
     """A run.
 
     Attributes:
@@ -344,10 +322,10 @@ class Config:
 
     algorithm: Algorithm
     model: Any
-    name: str = "run"
-    rounds: int = 10
-    participation: float = 1.0
-    cohort_size: int | None = None
+    name: Annotated[str, MinLen(1)] = "run"
+    rounds: PositiveInt = 10
+    participation: Annotated[PositiveShare, Remedy("use a fraction in (0, 1], or give cohort_size")] = 1.0
+    cohort_size: PositiveInt | None = None
     on_client_error: Literal["abort", "drop"] = "abort"
     seed: Seeds = Seeds()
     local: LocalConfig = field(default_factory=LocalConfig)
@@ -375,17 +353,11 @@ class Config:
     task: Task = field(default_factory=Classification)
 
     def __post_init__(self) -> None:
-        error = self.on_client_error
-        require(error in ("abort", "drop"), "on_client_error", error, "use drop or abort")
-        require(self.rounds >= 1, "rounds", self.rounds, "use at least one round")
+        super().__post_init__()
         share, size = self.participation, self.cohort_size
-        remedy = "use a fraction in (0, 1], or give cohort_size, a whole number of clients"
-        require(0 < share <= 1, "participation", share, remedy)
-        require(size is None or size >= 1, "cohort_size", size, "use 1 or more clients, or null")
         remedy = f"participation = {share} is another number of clients; leave one of them out"
         require(size is None or share == 1, "cohort_size", size, remedy)
         check_name("name", self.name)
-        require(bool(self.name), "name", self.name, "use a name")
 
     @property
     def weights(self) -> str | None:

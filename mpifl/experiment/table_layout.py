@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import MinLen
 
 from mpifl.analysis.comparison import SPREADS
 from mpifl.core.case_names import labels_of
 from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.options import Options
 
 ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table
 FIGURE_KEYS = ["of", "percent", "digits", "better", "deviation"]
@@ -16,12 +19,11 @@ MORE, LESS = "more", "less"
 METRIC = "metric_"  # prefix of figures that stand for the metric of each case, whatever it is
 SAMPLE = "sample"
 DEVIATIONS = {SAMPLE: 1, "population": 0}  # -> ddof, the number subtracted from the number of seeds
-INTERVALS = ("t", "bootstrap", "percentile")
 MAX_DIGITS = 15  # decimals of a figure
 
 
 @dataclass(frozen=True)
-class TableConfig:
+class TableConfig(Options):
     """The layout of a sweep's results, beside the figures that a paper prints.
 
     Attributes:
@@ -44,11 +46,11 @@ class TableConfig:
             `docs/reproductions`.
     """
 
-    title: str
-    figures: dict[str, Any]
+    title: Annotated[str, MinLen(1)]
+    figures: Annotated[dict[str, Any], MinLen(1)]
     published: dict[str, Any] = field(default_factory=dict)
     spread: str = ""
-    interval: str = ""
+    interval: Literal["", "t", "bootstrap", "percentile"] = ""
     ranks: bool = False
     blocked: str = ""
     notes: str = ""
@@ -56,11 +58,7 @@ class TableConfig:
     findings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require(bool(self.title), "title", self.title, "say which table of which paper it is")
-        known = self.interval in ("", *INTERVALS)
-        require(known, "interval", self.interval, f"use one of {', '.join(INTERVALS)}, or leave it out")
-        remedy = "name at least one, as in {ARI: {of: ari}}"
-        require(bool(self.figures), "figures", self.figures, remedy)
+        super().__post_init__()
         for label, given in self.figures.items():
             path = f"figures.{label}"
             fits = isinstance(given, dict) and isinstance(given.get("of"), str)

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from mpifl.core.errors import UserError, is_ours, name_of, no_memory, require, within_memory
 from mpifl.core.federation import FEATURES, IMAGES, TOKENS, DataInfo
 from mpifl.core.files import same_folder
+from mpifl.core.options import Options
 from mpifl.core.rng import key
 
 from .lora import LoRA, adapt, merged_state
@@ -85,7 +86,7 @@ class OneHot(nn.Module):
 
 
 @dataclass(frozen=True)
-class ModelOptions(ABC):
+class ModelOptions(Options, ABC):
     """A network that a configuration describes: a frozen dataclass whose fields are the keys of `model`.
 
     A user's own class need not inherit from it: for images and features, a dataclass with

@@ -13,12 +13,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Annotated
 
 import torch
+from annotated_types import MinLen
 from torch import nn
 from torch.nn import functional as F
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.options import NonNegativeInt, Options, PositiveFloat
 from mpifl.core.parameters import Layout, frozen_names
 
 PREFIXES = ("", "body.", "body.net.")  # prefixes of a name that a pattern may leave out
@@ -27,7 +30,7 @@ APART = 0.3  # standard deviation of what adapters first add, relative to the we
 
 
 @dataclass(frozen=True)
-class LoRA:
+class LoRA(Options):
     """Low-rank adapters: clients train and send them, and the frozen model is never sent.
 
     Attributes:
@@ -39,15 +42,13 @@ class LoRA:
             list, only the adapters are trained.
     """
 
-    rank: int = 0
-    alpha: float | None = None
-    layers: tuple[str, ...] = ("*",)
+    rank: NonNegativeInt = 0
+    alpha: PositiveFloat | None = None
+    layers: Annotated[tuple[str, ...], MinLen(1)] = ("*",)
     train: tuple[str, ...] = ("head",)
 
     def __post_init__(self) -> None:
-        require(self.rank >= 0, "lora.rank", self.rank, "use 1 or more, or 0 to train the whole model")
-        require(self.alpha is None or self.alpha > 0, "lora.alpha", self.alpha, "use a factor above 0")
-        require(bool(self.layers), "lora.layers", [], "name layers, such as '*', or use rank 0")
+        super().__post_init__()
         if not self.rank:
             for name, plain in (("alpha", None), ("layers", ("*",)), ("train", ("head",))):
                 value = getattr(self, name)

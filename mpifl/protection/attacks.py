@@ -15,6 +15,7 @@ import torch
 
 from mpifl.aggregation.update_filter import FilteredVisit, UpdateFilter
 from mpifl.core.errors import catalogue, require
+from mpifl.core.options import Options, PositiveFloat, ShareBelowOne
 from mpifl.core.parameters import VectorParts
 from mpifl.core.rng import Key
 from mpifl.core.types import Report
@@ -22,12 +23,12 @@ from mpifl.traffic.encoding import base_of, rows_under
 
 
 @dataclass(frozen=True)
-class NoAttack:
+class NoAttack(Options):
     """All clients are honest."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attack(ABC):
+class Attack(Options, ABC):
     """An attack by some of the clients.
 
     Attributes:
@@ -35,11 +36,11 @@ class Attack(ABC):
         clients: numbers of the clients that attack; instead of `share`.
     """
 
-    share: float = 0.0
+    share: ShareBelowOne = 0.0
     clients: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        require(0 <= self.share < 1, "share", self.share, "use a share in (0, 1)")
+        super().__post_init__()
         either = bool(self.share) != bool(self.clients)
         remedy = "say who attacks by a share of the clients or by their numbers: one of the two"
         require(either, "share", self.share, remedy)
@@ -138,11 +139,7 @@ class SignFlip(UploadAttack):
         factor: positive factor of the update, whose sign is reversed.
     """
 
-    factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.factor > 0, "factor", self.factor, "use a factor above 0; the sign is changed anyway")
+    factor: PositiveFloat = 1.0
 
     def changed(self, update: torch.Tensor, key: Key) -> torch.Tensor:
         """Return -factor times the update."""
@@ -162,12 +159,11 @@ class Scale(UploadAttack):
         factor: factor of the update; positive, not 1.
     """
 
-    factor: float = 10.0
+    factor: PositiveFloat = 10.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fits = self.factor > 0 and self.factor != 1
-        require(fits, "factor", self.factor, "use a factor above 0; 1 has no effect")
+        require(self.factor != 1, "factor", self.factor, "has no effect; use another")
 
     def changed(self, update: torch.Tensor, key: Key) -> torch.Tensor:
         """Return factor times the update."""
@@ -186,11 +182,7 @@ class Noise(UploadAttack):
         sigma: standard deviation of each number, in units of the weights of the model.
     """
 
-    sigma: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.sigma > 0, "sigma", self.sigma, "use a standard deviation above 0")
+    sigma: PositiveFloat = 1.0
 
     def changed(self, update: torch.Tensor, key: Key) -> torch.Tensor:
         """Return noise."""

@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isclose, sqrt
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
 
 from mpifl.core.errors import MethodError, catalogue, require
+from mpifl.core.options import NonNegativeFloat, Options, PositiveFloat, UnitInterval
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report
 
@@ -27,7 +29,7 @@ CLIPPED = "within_clip"  # note of adaptive clipping: 1 if the norm of the updat
 
 
 @dataclass(frozen=True)
-class Privacy:
+class Privacy(Options):
     """No clipping and no noise."""
 
     @property
@@ -38,17 +40,14 @@ class Privacy:
 
 @dataclass(frozen=True)
 class _Gaussian(Privacy):
-    clip: float | None = None
-    noise_multiplier: float = 1.0
-    delta: float = 1e-5
+    clip: PositiveFloat | None = None
+    noise_multiplier: NonNegativeFloat = 1.0
+    delta: Annotated[float, Interval(gt=0, lt=1)] = 1e-5
 
     def __post_init__(self) -> None:
-        clip, z, delta = self.clip, self.noise_multiplier, self.delta
-        require(clip is None or clip > 0, "clip", clip, "use a length over 0, or null for no clipping")
-        require(z >= 0, "noise_multiplier", z, "use 0 (no noise, no privacy) or more")
-        require(0 < delta < 1, "delta", delta, "use a probability over 0, well below 1 / clients")
+        super().__post_init__()
         remedy = "noise is noise_multiplier times clip: give a length, or noise_multiplier 0"
-        require(clip is not None or z == 0, "clip", None, remedy)
+        require(self.clip is not None or self.noise_multiplier == 0, "clip", None, remedy)
 
     @property
     def clips(self) -> bool:
@@ -84,21 +83,16 @@ class CentralPrivacy(_Gaussian):
     """
 
     sampling: Literal["fixed", "poisson"] = "fixed"
-    count_noise: float | None = None
-    quantile: float | None = None
-    clip_lr: float = 0.2
-    quantile_noise: float | None = None
+    count_noise: NonNegativeFloat | None = None
+    quantile: UnitInterval | None = None
+    clip_lr: PositiveFloat = 0.2
+    quantile_noise: PositiveFloat | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         count, quantile, noise = self.count_noise, self.quantile, self.quantile_noise
-        require(self.sampling in ("fixed", "poisson"), "sampling", self.sampling, "use fixed or poisson")
-        require(count is None or count >= 0, "count_noise", count, "use 0 or more clients, or null")
         remedy = "an exact count is not private; use more than 0, or noise_multiplier 0"
         require(count != 0 or self.noise_multiplier == 0, "count_noise", count, remedy)
-        require(quantile is None or 0 <= quantile <= 1, "quantile", quantile, "use a share in [0, 1]")
-        require(self.clip_lr > 0, "clip_lr", self.clip_lr, "use a rate over 0")
-        require(noise is None or noise > 0, "quantile_noise", noise, "use more than 0 clients, or null")
         if quantile is None:
             given = noise is not None or self.clip_lr != 0.2
             require(not given, "quantile_noise, clip_lr", noise, "have no effect without quantile")

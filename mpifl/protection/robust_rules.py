@@ -14,23 +14,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import count
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Interval
 
 from mpifl.core.errors import UserError, catalogue, name_of, require
 from mpifl.core.metric import least
+from mpifl.core.options import NonNegativeInt, Options, PositiveFloat, PositiveInt
 
 TOLERANCE = 1e-6  # of the mean distance to the uploads: a shorter step of the geometric median is the last
 LARGER = "use a larger cohort or buffer"
 
 
 @dataclass(frozen=True)
-class NoRule:
+class NoRule(Options):
     """Take the method's weighted mean."""
 
 
-class Rule(ABC):
+class Rule(Options, ABC):
     """A replacement for the mean of a group of uploads."""
 
     def check(self, uploads: int) -> None:
@@ -119,10 +121,7 @@ class TrimmedMean(CoordinateRule):
         beta: share of a group that is left out at each end, in [0, 0.5); floor(beta * n) of n members.
     """
 
-    beta: float = 0.1
-
-    def __post_init__(self) -> None:
-        require(0 <= self.beta < 0.5, "beta", self.beta, "use a share in [0, 0.5)")
+    beta: Annotated[float, Interval(ge=0, lt=0.5)] = 0.1
 
     def trimmed(self, members: int) -> int:
         """Return how many of `members` values are left out at each end."""
@@ -178,10 +177,7 @@ class DistanceRule(Rule):
 class _KrumRule(DistanceRule):
     """The uploads that are closest to their neighbours."""
 
-    f: int = 1
-
-    def __post_init__(self) -> None:
-        require(self.f >= 0, "f", self.f, "use 0 or more attackers")
+    f: NonNegativeInt = 1
 
     @abstractmethod
     def count(self, members: int) -> int | None:
@@ -238,11 +234,7 @@ class MultiKrum(_KrumRule):
         select: number of uploads whose mean is taken, at most n - f of a group; null takes n - f.
     """
 
-    select: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.select is None or self.select >= 1, "select", self.select, "use 1 or more, or null")
+    select: PositiveInt | None = None
 
     def count(self, members: int) -> int | None:
         """Return `select`."""
@@ -286,10 +278,7 @@ class NormBound(DistanceRule):
     """
 
     from_row: ClassVar[bool] = True
-    bound: float | None = None
-
-    def __post_init__(self) -> None:
-        require(self.bound is None or self.bound > 0, "bound", self.bound, "use a norm above 0, or null")
+    bound: PositiveFloat | None = None
 
     def too_small(self, members: int) -> bool:
         """Return whether the median norm may be an attacker's."""
@@ -320,12 +309,8 @@ class GeometricMedian(DistanceRule):
             replaced by it.
     """
 
-    steps: int = 1000
-    smoothing: float = 1e-6
-
-    def __post_init__(self) -> None:
-        require(self.steps >= 1, "steps", self.steps, "use 1 or more steps")
-        require(self.smoothing > 0, "smoothing", self.smoothing, "use a distance above 0")
+    steps: PositiveInt = 1000
+    smoothing: PositiveFloat = 1e-6
 
     def too_small(self, members: int) -> bool:
         """Return whether one attacker may have half of the weight."""

@@ -25,16 +25,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval, MultipleOf
 
 from mpifl.aggregation.exact_sum import exact_sum
 from mpifl.aggregation.update_filter import PlannedStep, UpdateFilter
 from mpifl.core.devices import to_main_memory
-from mpifl.core.errors import MethodError, UserError, catalogue, require
+from mpifl.core.errors import MethodError, UserError, catalogue
 from mpifl.core.mixing import Mixing, Plan, with_statistics_apart
+from mpifl.core.options import Options, PositiveShare, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.core.types import Report
 
@@ -336,7 +338,7 @@ class GroupMasks:
 
 
 @dataclass(frozen=True)
-class SecureConfig:
+class SecureConfig(Options):
     """No secure aggregation: the server sees single uploads."""
 
 
@@ -356,20 +358,11 @@ class MaskedSums(SecureConfig):
             unchanged, `abort` ends the run.
     """
 
-    threshold: float = 2 / 3
-    neighbours: int | None = None
-    bits: int = 64
-    dropout: float = 0.0
+    threshold: PositiveShare = 2 / 3
+    neighbours: Annotated[int, Ge(2), MultipleOf(2)] | None = None
+    bits: Annotated[int, Interval(ge=16, le=64)] = 64
+    dropout: ShareBelowOne = 0.0
     on_failure: Literal["skip", "abort"] = "skip"
-
-    def __post_init__(self) -> None:
-        k = self.neighbours
-        require(0 < self.threshold <= 1, "threshold", self.threshold, "use a share in (0, 1]")
-        require(k is None or (k >= 2 and k % 2 == 0), "neighbours", k, "use an even number, or null for all")
-        require(16 <= self.bits <= 64, "bits", self.bits, "use 16 to 64")
-        require(0 <= self.dropout < 1, "dropout", self.dropout, "use a probability in [0, 1)")
-        known = self.on_failure in ("skip", "abort")
-        require(known, "on_failure", self.on_failure, "use skip or abort")
 
     def vector_bytes(self, numbers: int) -> int:
         """Return the bytes of a masked upload with this many numbers."""

@@ -6,15 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.capabilities import RememberedUploads, uses
 from mpifl.core.devices import aligned
-from mpifl.core.errors import require
+from mpifl.core.options import NonNegativeFloat, NonNegativeInt, Options
 from mpifl.core.progress import doing
 from mpifl.core.types import Server
 
@@ -25,7 +26,7 @@ FileSums = dict[str, tuple[int, str]]  # file name -> (bytes, SHA-256)
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Options):
     """When checkpoints are written, from which `mpifl resume` can continue a run.
 
     With any setting, SIGUSR1 writes a checkpoint and the run continues; SIGTERM, SIGINT and SIGUSR2 finish
@@ -38,14 +39,9 @@ class CheckpointConfig:
         keep: number of checkpoints to keep.
     """
 
-    every: int = 0
-    minutes: float = 10.0
-    keep: int = 2
-
-    def __post_init__(self) -> None:
-        require(self.every >= 0, "every", self.every, "use 0 (none by steps) or more steps")
-        require(self.minutes >= 0, "minutes", self.minutes, "use 0 (none by time) or more minutes")
-        require(self.keep >= 2, "keep", self.keep, "use 2 or more: one may turn out damaged")
+    every: NonNegativeInt = 0
+    minutes: NonNegativeFloat = 10.0
+    keep: Annotated[int, Ge(2)] = 2
 
 
 @dataclass

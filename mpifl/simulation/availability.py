@@ -6,8 +6,12 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import floor, inf, isfinite
+from typing import Annotated
+
+from annotated_types import Interval
 
 from mpifl.core.errors import require
+from mpifl.core.options import Options, UnitInterval
 from mpifl.core.rng import Key
 
 LEAST_S, MOST_S = 1e-3, 1e9  # limits on the mean seconds of a phase
@@ -17,7 +21,7 @@ DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
-class Availability:
+class Availability(Options):
     """Clients leave and return, at random times or by a daily profile; their work pauses while they are away.
 
     Attributes:
@@ -32,32 +36,29 @@ class Availability:
         spread_s: upper limit in seconds of a further delay of each client's day, uniform on [0, spread_s).
     """
 
-    on_s: float = 100.0
+    on_s: Annotated[float, Interval(ge=LEAST_S, le=MOST_S)] = 100.0
     off_s: float = 0.0
-    profile: tuple[float, ...] = ()
-    day_s: float = DAY_S
-    shift_s: float = 0.0
-    spread_s: float = 0.0
+    profile: tuple[UnitInterval, ...] = ()
+    day_s: Annotated[float, Interval(ge=LEAST_S, le=MOST_S)] = DAY_S
+    shift_s: Annotated[float, Interval(ge=-MOST_S, le=MOST_S)] = 0.0
+    spread_s: Annotated[float, Interval(ge=0, le=MOST_S)] = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         remedy = f"{LEAST_S} to {MOST_S:g} seconds: phases are drawn one by one"
-        require(LEAST_S <= self.on_s <= MOST_S, "on_s", self.on_s, f"use {remedy}")
         away = self.off_s == 0 or LEAST_S <= self.off_s <= MOST_S
         require(away, "off_s", self.off_s, f"use 0 (always there), or {remedy}")
         shares = list(self.profile)
         remedy = f"use probabilities in [0, 1], the largest at least {LEAST_PRESENT}"
-        known = all(0 <= p <= 1 for p in shares) and max(shares, default=1) >= LEAST_PRESENT
-        require(known, "profile", shares, remedy)
+        require(max(shares, default=1) >= LEAST_PRESENT, "profile", shares, remedy)
         remedy = "clients come and go at random times (off_s) or by a profile; leave one of them out"
         require(not (self.off_s and shares), "profile", shares, remedy)
         least = LEAST_S * max(len(shares), 1)
-        remedy = f"use {least:g} to {MOST_S:g} seconds: slots last at least {LEAST_S} s"
-        require(least <= self.day_s <= MOST_S, "day_s", self.day_s, remedy)
+        remedy = f"use {least:g} seconds or more: slots last at least {LEAST_S} s"
+        require(least <= self.day_s, "day_s", self.day_s, remedy)
         for name, plain in (("day_s", DAY_S), ("shift_s", 0.0), ("spread_s", 0.0)):
             value = getattr(self, name)
-            require(abs(value) <= MOST_S, name, value, f"use at most {MOST_S:g} seconds")
             require(bool(shares) or value == plain, name, value, "has no effect without profile; give one")
-        require(self.spread_s >= 0, "spread_s", self.spread_s, "use 0 or more seconds")
 
     @property
     def always(self) -> bool:

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import MinLen
 
 from mpifl.core.errors import catalogue, name_of, require
+from mpifl.core.options import FinitePositive, NonNegativeFloat, Options, PositiveFloat, UnitInterval
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import csv_file, is_file
 from mpifl.core.units import ENDINGS, quantity
@@ -58,7 +60,7 @@ class Fleet:
     cycle: Cycle = cycle_of_visit
 
 
-class Devices(ABC):
+class Devices(Options, ABC):
     """A model of the clients' devices.
 
     Attributes:
@@ -154,10 +156,6 @@ class Measured(Devices):
 
     file: str
     assign: Literal["drawn", "round_robin"] = "drawn"
-
-    def __post_init__(self) -> None:
-        known = self.assign in ("drawn", "round_robin")
-        require(known, "assign", self.assign, "use drawn or round_robin")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -255,7 +253,7 @@ def read_measurements(file: str) -> Measurements:
 
 
 @dataclass(frozen=True)
-class DeviceClass:
+class DeviceClass(Options):
     """A class of devices.
 
     Attributes:
@@ -267,21 +265,12 @@ class DeviceClass:
         availability: availability of its devices; null uses the section `availability`.
     """
 
-    share: float
-    speed: float = 1.0
-    uplink_bytes_s: float | None = None
-    downlink_bytes_s: float | None = None
-    latency_s: float | None = None
+    share: UnitInterval
+    speed: FinitePositive = 1.0
+    uplink_bytes_s: PositiveFloat | None = None
+    downlink_bytes_s: PositiveFloat | None = None
+    latency_s: NonNegativeFloat | None = None
     availability: Availability | None = None
-
-    def __post_init__(self) -> None:
-        require(0 <= self.share <= 1, "share", self.share, "use a share in [0, 1]")
-        require(0 < self.speed < inf, "speed", self.speed, "use a positive factor; 1 is as delay says")
-        for name in ("uplink_bytes_s", "downlink_bytes_s"):
-            rate = getattr(self, name)
-            require(rate is None or rate > 0, name, rate, "use a positive rate, or null for that of network")
-        late = self.latency_s
-        require(late is None or late >= 0, "latency_s", late, "use 0 or more seconds, or null")
 
     @property
     def is_timed(self) -> bool:
@@ -297,10 +286,10 @@ class Classes(Devices):
         classes: name of each class -> its share and properties.
     """
 
-    classes: dict[str, DeviceClass] = field(default_factory=dict)
+    classes: Annotated[dict[str, DeviceClass], MinLen(1)] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(bool(self.classes), "classes", self.classes, "name at least one class, with its share")
+        super().__post_init__()
         total = sum(c.share for c in self.classes.values())
         shares = [c.share for c in self.classes.values()]
         require(abs(total - 1) < 1e-9, "classes", shares, f"the shares sum to {total:g}; let them sum to 1")

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol
 
 from mpifl.comm.liveness import wait_until
 from mpifl.core.errors import catalogue, require
+from mpifl.core.options import NonNegativeFloat, Options
 from mpifl.core.rng import Key
 from mpifl.traffic.ledger import Moves
 
@@ -53,7 +54,7 @@ class ClockMaker(Protocol):
         """Return the clock of a run in real time."""
 
 
-class ClockConfig(ABC):
+class ClockConfig(Options, ABC):
     """The section `clock` of a configuration."""
 
     @abstractmethod
@@ -105,10 +106,7 @@ class WallTime(ClockConfig):
         scale: real seconds per simulated second, to hold slow clients back; 0 holds no client back.
     """
 
-    scale: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(self.scale >= 0, "scale", self.scale, "use 0 or more")
+    scale: NonNegativeFloat = 0.0
 
     def open(self, policy: ClockMaker, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
         """Return the policy's wall clock."""

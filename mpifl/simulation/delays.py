@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval, MinLen
 
 from mpifl.core.errors import catalogue, require
+from mpifl.core.options import FiniteNonNegative, FinitePositive, NonNegativeFloat, Options
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
 MOST_SIGMA = 20.0  # limit on sigma of a logarithm: a draw of ten sigma is then e^200 times the median
 
 
-class Delay(ABC):
+class Delay(Options, ABC):
     """A model of the seconds between a client's download and its upload."""
 
     @abstractmethod
@@ -48,10 +51,7 @@ class Constant(Delay):
         value_s: seconds of a visit.
     """
 
-    value_s: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(0 <= self.value_s < inf, "value_s", self.value_s, "use 0 or more seconds")
+    value_s: FiniteNonNegative = 1.0
 
     @property
     def same_for_all(self) -> bool:
@@ -72,11 +72,11 @@ class Uniform(Delay):
         high_s: upper bound, seconds.
     """
 
-    low_s: float = 0.5
+    low_s: FiniteNonNegative = 0.5
     high_s: float = 1.5
 
     def __post_init__(self) -> None:
-        require(0 <= self.low_s < inf, "low_s", self.low_s, "use 0 or more seconds")
+        super().__post_init__()
         require(self.low_s <= self.high_s < inf, "high_s", self.high_s, "use at least low_s")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
@@ -92,10 +92,7 @@ class Exponential(Delay):
         mean_s: mean, seconds.
     """
 
-    mean_s: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(0 <= self.mean_s < inf, "mean_s", self.mean_s, "use 0 or more seconds")
+    mean_s: FiniteNonNegative = 1.0
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Draw a duration."""
@@ -111,12 +108,8 @@ class ShiftedExponential(Delay):
         mean_s: 1 / mu, mean of the random part in seconds.
     """
 
-    min_s: float = 1.0
-    mean_s: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(0 <= self.min_s < inf, "min_s", self.min_s, "use 0 or more seconds")
-        require(0 <= self.mean_s < inf, "mean_s", self.mean_s, "use 0 or more seconds")
+    min_s: FiniteNonNegative = 1.0
+    mean_s: FiniteNonNegative = 1.0
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Draw a duration."""
@@ -132,12 +125,8 @@ class LogNormal(Delay):
         sigma: standard deviation of the logarithm.
     """
 
-    median_s: float = 1.0
-    sigma: float = 0.5
-
-    def __post_init__(self) -> None:
-        require(0 < self.median_s < inf, "median_s", self.median_s, "use a positive number of seconds")
-        require(0 <= self.sigma <= MOST_SIGMA, "sigma", self.sigma, f"use 0 to {MOST_SIGMA:g}")
+    median_s: FinitePositive = 1.0
+    sigma: Annotated[float, Interval(ge=0, le=MOST_SIGMA)] = 0.5
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Draw a duration."""
@@ -153,12 +142,11 @@ class Tiers(Delay):
         shares: probability of each tier.
     """
 
-    tiers_s: tuple[float, ...] = (1.0, 3.0, 10.0)
-    shares: tuple[float, ...] = (0.5, 0.3, 0.2)
+    tiers_s: Annotated[tuple[FiniteNonNegative, ...], MinLen(1)] = (1.0, 3.0, 10.0)
+    shares: tuple[NonNegativeFloat, ...] = (0.5, 0.3, 0.2)
 
     def __post_init__(self) -> None:
-        good = bool(self.tiers_s) and all(0 <= s < inf for s in self.tiers_s)
-        require(good, "tiers_s", self.tiers_s, "use 0 or more seconds each")
+        super().__post_init__()
         fits = len(self.shares) == len(self.tiers_s) and abs(sum(self.shares) - 1) < 1e-9
         require(
             fits and min(self.shares) >= 0, "shares", self.shares, "use one share per tier; they sum to 1"

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import inf
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import MinLen
 
 from mpifl.core.errors import catalogue, require
+from mpifl.core.options import FiniteNonNegative, NonNegativeFloat, Options, PositiveFloat
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
@@ -34,7 +37,7 @@ class LinkRates:
     latency_s: float = 0.0
 
 
-class Network(ABC):
+class Network(Options, ABC):
     """A model of links.
 
     Attributes:
@@ -46,7 +49,7 @@ class Network(ABC):
     """
 
     cast: Literal["unicast", "group"] = "unicast"
-    server_bytes_s: float | None = None
+    server_bytes_s: PositiveFloat | None = None
 
     @abstractmethod
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
@@ -92,12 +95,6 @@ class Network(ABC):
         return self.cast == "group" or self.server_bytes_s is not None
 
 
-def _check_shared(network: Network) -> None:
-    require(network.cast in ("unicast", "group"), "cast", network.cast, "use unicast or group")
-    rate = network.server_bytes_s
-    require(rate is None or rate > 0, "server_bytes_s", rate, "use a positive rate, or null for no limit")
-
-
 @dataclass(frozen=True)
 class Links(Network):
     """Every client has its own link to the server.
@@ -113,26 +110,21 @@ class Links(Network):
         server_bytes_s: see `Network`.
     """
 
-    uplink_bytes_s: float | None = None
-    downlink_bytes_s: float | None = None
-    rho: float | None = None
-    latency_s: float = 0.0
-    spread: float = 0.0
+    uplink_bytes_s: PositiveFloat | None = None
+    downlink_bytes_s: PositiveFloat | None = None
+    rho: PositiveFloat | None = None
+    latency_s: NonNegativeFloat = 0.0
+    spread: NonNegativeFloat = 0.0
     cast: Literal["unicast", "group"] = "unicast"
-    server_bytes_s: float | None = None
+    server_bytes_s: PositiveFloat | None = None
 
     def __post_init__(self) -> None:
-        for name in ("uplink_bytes_s", "downlink_bytes_s", "rho"):
-            rate = getattr(self, name)
-            require(rate is None or rate > 0, name, rate, "use a positive rate, or null for no limit")
-        require(self.latency_s >= 0, "latency_s", self.latency_s, "use 0 or more seconds")
-        require(self.spread >= 0, "spread", self.spread, "use 0 (all alike) or more")
+        super().__post_init__()
         both = self.rho is None or (self.uplink_bytes_s is None and self.downlink_bytes_s is not None)
         remedy = "has no effect on links without a limit; give uplink_bytes_s or downlink_bytes_s"
         limited = self.uplink_bytes_s is not None or self.downlink_bytes_s is not None
         require(limited or not self.spread, "spread", self.spread, remedy)
         require(both, "rho", self.rho, "needs downlink_bytes_s, and takes the place of uplink_bytes_s")
-        _check_shared(self)
 
     @property
     def counts_bytes(self) -> bool:
@@ -174,16 +166,11 @@ class System(Network):
         mean_s: 1 / mu, mean of the random part of the computing time in seconds.
     """
 
-    download_s: float
-    rho: float
-    min_s: float
-    mean_s: float
+    download_s: PositiveFloat
+    rho: PositiveFloat
+    min_s: FiniteNonNegative
+    mean_s: FiniteNonNegative
     cast = "group"
-
-    def __post_init__(self) -> None:
-        for name in ("download_s", "rho"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "use a positive number")
-        assert self.computing is not None  # checks the seconds
 
     @property
     def computing(self) -> Delay:
@@ -207,30 +194,30 @@ class System(Network):
 class WirelessSlow(System):
     """Wireless links and slow users: rho = 4, T_min = T_dl = 1 / mu. Fields: see `System`."""
 
-    download_s: float = 1.0
-    rho: float = 4.0
-    min_s: float = 1.0
-    mean_s: float = 1.0
+    download_s: PositiveFloat = 1.0
+    rho: PositiveFloat = 4.0
+    min_s: FiniteNonNegative = 1.0
+    mean_s: FiniteNonNegative = 1.0
 
 
 @dataclass(frozen=True)
 class WirelessFast(System):
     """Wireless links and fast users: rho = 2, T_min = T_dl, 1 / mu = 0. Fields: see `System`."""
 
-    download_s: float = 1.0
-    rho: float = 2.0
-    min_s: float = 1.0
-    mean_s: float = 0.0
+    download_s: PositiveFloat = 1.0
+    rho: PositiveFloat = 2.0
+    min_s: FiniteNonNegative = 1.0
+    mean_s: FiniteNonNegative = 0.0
 
 
 @dataclass(frozen=True)
 class Wired(System):
     """Wired links, as fast up as down: rho = 1, T_min = T_dl, 1 / mu = 0. Fields: see `System`."""
 
-    download_s: float = 1.0
-    rho: float = 1.0
-    min_s: float = 1.0
-    mean_s: float = 0.0
+    download_s: PositiveFloat = 1.0
+    rho: PositiveFloat = 1.0
+    min_s: FiniteNonNegative = 1.0
+    mean_s: FiniteNonNegative = 0.0
 
 
 TIERS: dict[str, LinkRates] = {  # round figures of everyday links, not measurements
@@ -254,18 +241,15 @@ class NetworkTiers(Network):
         server_bytes_s: see `Network`.
     """
 
-    tiers: tuple[str, ...] = ("lte", "wifi", "wan")
-    shares: tuple[float, ...] = (0.4, 0.4, 0.2)
+    tiers: Annotated[tuple[Literal["lte", "wifi", "wan"], ...], MinLen(1)] = ("lte", "wifi", "wan")
+    shares: tuple[NonNegativeFloat, ...] = (0.4, 0.4, 0.2)
     cast: Literal["unicast", "group"] = "unicast"
-    server_bytes_s: float | None = None
+    server_bytes_s: PositiveFloat | None = None
 
     def __post_init__(self) -> None:
-        known = bool(self.tiers) and set(self.tiers) <= set(TIERS)
-        require(known, "tiers", list(self.tiers), f"use some of {', '.join(TIERS)}")
+        super().__post_init__()
         fits = len(self.shares) == len(self.tiers) and abs(sum(self.shares) - 1) < 1e-9
-        fits = fits and min(self.shares) >= 0
         require(fits, "shares", list(self.shares), "use one share per tier; they sum to 1")
-        _check_shared(self)
 
     @property
     def decides(self) -> Mapping[str, tuple[str, ...]]:
@@ -291,10 +275,10 @@ class NetworkTrace(Network):
 
     file: str = ""
     cast: Literal["unicast", "group"] = "unicast"
-    server_bytes_s: float | None = None
+    server_bytes_s: PositiveFloat | None = None
 
     def __post_init__(self) -> None:
-        _check_shared(self)
+        super().__post_init__()
 
     @property
     def decides(self) -> Mapping[str, tuple[str, ...]]:

@@ -9,14 +9,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
-from typing import ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
+from annotated_types import Interval
 
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ComparedUploads, RememberedUploads, SecondLook, upload_named
 from mpifl.core.errors import UserError, catalogue, name_of, require
 from mpifl.core.federation import Federation
+from mpifl.core.options import (
+    FiniteNonNegative,
+    FinitePositive,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Options,
+    PositiveInt,
+    PositiveShare,
+    Remedy,
+    UnitInterval,
+)
 from mpifl.core.rng import Key
 
 from .availability import LEAST_S
@@ -61,7 +73,7 @@ class ClockParts:
     rounds: int
 
 
-class Policy(ABC):
+class Policy(Options, ABC):
     """Decides when the server steps and which clients train.
 
     Attributes:
@@ -186,12 +198,6 @@ class Synchronous(RoundsPolicy):
     fixed_visits = True
 
 
-def _check_deadline(seconds: float | None) -> None:
-    """Raise `UserError` for a deadline that is not a positive, finite number of seconds; accept None."""
-    allowed = seconds is None or 0 < seconds < inf
-    require(allowed, "deadline_s", seconds, "use a positive number of seconds")
-
-
 @dataclass(frozen=True)
 class OverSelection(RoundsPolicy):
     """Rounds that draw more clients than they need and keep the first to finish; stragglers are left out.
@@ -208,16 +214,14 @@ class OverSelection(RoundsPolicy):
             upload nothing; with `sent` they upload nevertheless, and the uploads are not used.
     """
 
-    extra: float = 0.3
-    deadline_s: float | None = None
+    extra: FiniteNonNegative = 0.3
+    deadline_s: FinitePositive | None = None
     late: Literal["stopped", "sent"] = "stopped"
     traffic_depends_on = "who is back in time"
     leaves_out = True
 
     def __post_init__(self) -> None:
-        require(0 <= self.extra < inf, "extra", self.extra, "use 0 (none) or more, as a share")
-        _check_deadline(self.deadline_s)
-        require(self.late in ("stopped", "sent"), "late", self.late, "use stopped or sent")
+        super().__post_init__()
 
     @property
     def rule(self) -> RoundRule:
@@ -262,17 +266,15 @@ class PartialWork(RoundsPolicy):
         unit: unit of partial work: `steps` for mini-batches, `epochs` for whole passes.
     """
 
-    deadline_s: float | None = None
-    stragglers: float = 0.0
+    deadline_s: FinitePositive | None = None
+    stragglers: UnitInterval = 0.0
     unit: Literal["steps", "epochs"] = "steps"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         late = self.deadline_s
-        _check_deadline(late)
-        require(0 <= self.stragglers <= 1, "stragglers", self.stragglers, "use a share in [0, 1]")
         remedy = "says how much slow clients do; give deadline_s, or stragglers"
         require(late is not None or self.stragglers > 0, "deadline_s", late, remedy)
-        require(self.unit in ("steps", "epochs"), "unit", self.unit, "use steps or epochs")
 
     @property
     def rule(self) -> RoundRule:
@@ -291,17 +293,11 @@ class AsynchronousPolicy(Policy):
         refills: whether a client that comes back may start at once if a place is free.
     """
 
-    max_staleness: int | None
-    rate: float
-    staleness_a: float
+    max_staleness: NonNegativeInt | None
+    rate: PositiveShare
+    staleness_a: NonNegativeFloat
     refills: ClassVar[bool] = True
     traffic_depends_on = "which visits are under way at the end: they have downloaded and not uploaded"
-
-    def __post_init__(self) -> None:
-        late = self.max_staleness
-        require(late is None or late >= 0, "max_staleness", late, "use 0 or more steps, or null for any")
-        require(0 < self.rate <= 1, "rate", self.rate, "use a rate in (0, 1]; 1 takes a step in full")
-        require(self.staleness_a >= 0, "staleness_a", self.staleness_a, "use 0 (ignore lag) or more")
 
     @abstractmethod
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
@@ -479,9 +475,9 @@ class Barrier(AsynchronousPolicy):
 
     refills: ClassVar[bool] = False
 
-    max_staleness: int | None = None
-    rate: float = 1.0
-    staleness_a: float = 0.0
+    max_staleness: NonNegativeInt | None = None
+    rate: PositiveShare = 1.0
+    staleness_a: NonNegativeFloat = 0.0
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
         """Return the size of the cohort."""
@@ -513,13 +509,16 @@ class EveryArrival(OneUploadPolicy):
         staleness_a: see `AsynchronousPolicy`; the default is FedAsync's.
     """
 
-    max_staleness: int | None = None
-    rate: float = 0.6
-    staleness_a: float = 0.5
+    max_staleness: NonNegativeInt | None = None
+    rate: PositiveShare = 0.6
+    staleness_a: NonNegativeFloat = 0.5
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
         """Return the size of the cohort."""
         return num_sampled
+
+
+NO_BUFFER = Remedy("a buffer needs at least one report; use every_arrival for none")
 
 
 @dataclass(frozen=True)
@@ -533,15 +532,10 @@ class Buffer(AsynchronousPolicy):
         staleness_a: see `AsynchronousPolicy`.
     """
 
-    size: int = 10
-    max_staleness: int | None = None
-    rate: float = 1.0
-    staleness_a: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        remedy = "a buffer needs at least one report; use every_arrival for none"
-        require(self.size >= 1, "size", self.size, remedy)
+    size: Annotated[PositiveInt, NO_BUFFER] = 10
+    max_staleness: NonNegativeInt | None = None
+    rate: PositiveShare = 1.0
+    staleness_a: NonNegativeFloat = 0.5
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
         """Return the size of the cohort; raise `UserError` if it cannot fill the buffer."""
@@ -584,19 +578,16 @@ class Waves(AsynchronousPolicy):
 
     refills: ClassVar[bool] = False
 
-    size: int | None = None
-    every_s: float | None = None
-    max_staleness: int | None = None
-    rate: float = 1.0
-    staleness_a: float = 0.5
+    size: PositiveInt | None = None
+    every_s: Annotated[float, Interval(ge=LEAST_S, lt=inf)] | None = None
+    max_staleness: NonNegativeInt | None = None
+    rate: PositiveShare = 1.0
+    staleness_a: NonNegativeFloat = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
         remedy = "a wave ends with so many uploads, or every so many seconds; give size, every_s or both"
         require(self.size is not None or self.every_s is not None, "size", None, remedy)
-        require(self.size is None or self.size >= 1, "size", self.size, "use 1 upload or more")
-        late = self.every_s
-        require(late is None or LEAST_S <= late < inf, "every_s", late, f"use {LEAST_S} seconds or more")
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
         """Return the size of the cohort; raise `UserError` if it cannot fill a wave."""
@@ -658,9 +649,9 @@ class ClientDecides(OneUploadPolicy):
     """
 
     uploads: UploadTrigger = field(default_factory=OneEachStep)
-    max_staleness: int | None = None
-    rate: float = 0.6
-    staleness_a: float = 0.5
+    max_staleness: NonNegativeInt | None = None
+    rate: PositiveShare = 0.6
+    staleness_a: NonNegativeFloat = 0.5
     under_way = "all clients"
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
@@ -705,15 +696,11 @@ class DrawnStaleness(OneUploadPolicy):
         staleness_a: see `AsynchronousPolicy`.
     """
 
-    most: int = 4
-    rate: float = 0.6
-    staleness_a: float = 0.5
+    most: NonNegativeInt = 4
+    rate: PositiveShare = 0.6
+    staleness_a: NonNegativeFloat = 0.5
     max_staleness = None
     under_way = "policy.most + 1 visits"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.most >= 0, "most", self.most, "use 0 (always fresh) or more steps")
 
     @property
     def in_seconds(self) -> bool:

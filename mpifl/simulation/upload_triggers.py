@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 
 from mpifl.core.errors import UserError, catalogue, require
 from mpifl.core.federation import Federation
+from mpifl.core.options import FinitePositive, Options, PositiveInt, UnitInterval
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
@@ -26,7 +29,7 @@ from .delays import MOST_SIGMA, Delay
 from .durations import VisitDuration
 
 
-class UploadTrigger(ABC):
+class UploadTrigger(Options, ABC):
     """Decides when a client uploads."""
 
     @property
@@ -115,14 +118,13 @@ class PoissonRates(UploadTrigger):
         file: a CSV file with the columns `client` and `mean_s`, one row for each client, instead of draws.
     """
 
-    mean_s: float = 10.0
-    sigma: float = 1.0
+    mean_s: FinitePositive = 10.0
+    sigma: Annotated[float, Interval(ge=0, le=MOST_SIGMA)] = 1.0
     file: str = ""
 
     def __post_init__(self) -> None:
-        require(0 < self.mean_s < inf, "mean_s", self.mean_s, "use a positive number of seconds")
+        super().__post_init__()
         remedy = f"use 0 (equal rates) to {MOST_SIGMA:g}"
-        require(0 <= self.sigma <= MOST_SIGMA, "sigma", self.sigma, remedy)
         for name in ("mean_s", "sigma"):
             given, remedy = getattr(self, name), "has no effect beside file; leave one of them out"
             require(not self.file or given == getattr(PoissonRates, name), name, given, remedy)
@@ -183,12 +185,8 @@ class Drift(UploadTrigger):
         longest: number of cycles after which a client uploads in any case.
     """
 
-    threshold: float = 0.1
-    longest: int = 100
-
-    def __post_init__(self) -> None:
-        require(0 <= self.threshold <= 1, "threshold", self.threshold, "use a distance of shares in [0, 1]")
-        require(self.longest >= 1, "longest", self.longest, "use 1 (every cycle) or more cycles")
+    threshold: UnitInterval = 0.1
+    longest: PositiveInt = 100
 
     def prepare(self, federation: Federation) -> None:
         """Skip the cycles in which a client does not train."""

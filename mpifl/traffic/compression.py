@@ -10,12 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Interval
 
 from mpifl.aggregation.update_filter import FilteredVisit, UpdateFilter
 from mpifl.core.errors import catalogue, require
+from mpifl.core.options import Options, PositiveInt, PositiveShare
 from mpifl.core.parameters import VectorParts, put, put_, take, width
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report
@@ -28,7 +30,7 @@ INDEX_BYTES, SCALE_BYTES, SEED_BYTES = 4, 4, 8
 RESIDUALS = "error"  # what error feedback keeps at a client, in its store
 
 
-class Compression(ABC):
+class Compression(Options, ABC):
     """A lossy compression of vectors.
 
     Attributes:
@@ -71,10 +73,6 @@ class Uncompressed(Compression):
         return x
 
 
-def _check_share(share: float) -> None:
-    require(0 < share <= 1, "share", share, "use a share in (0, 1]")
-
-
 @dataclass(frozen=True)
 class TopK(Compression):
     """Send the numbers of largest absolute value and their indices. Aji and Heafield, EMNLP 2017.
@@ -83,10 +81,7 @@ class TopK(Compression):
         share: fraction of the numbers to send; at least one number is sent.
     """
 
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_share(self.share)
+    share: PositiveShare = 0.1
 
     def size(self, d: int, number_bytes: int) -> int:
         """Return the size of values and indices in bytes."""
@@ -108,10 +103,7 @@ class RandomK(Compression):
         share: fraction of the numbers to send; at least one number is sent.
     """
 
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_share(self.share)
+    share: PositiveShare = 0.1
 
     def size(self, d: int, number_bytes: int) -> int:
         """Return the size of values and seed in bytes."""
@@ -138,12 +130,8 @@ class QSGD(Compression):
     """
 
     sends_values = False
-    bits: int = 8
-    bucket: int = 512
-
-    def __post_init__(self) -> None:
-        require(2 <= self.bits <= 16, "bits", self.bits, "use 2 to 16 bits")
-        require(self.bucket >= 1, "bucket", self.bucket, "use at least one number")
+    bits: Annotated[int, Interval(ge=2, le=16)] = 8
+    bucket: PositiveInt = 512
 
     def size(self, d: int, number_bytes: int) -> int:
         """Return the size of numbers and norms in bytes."""
@@ -170,10 +158,7 @@ class Int8(Compression):
     """
 
     sends_values = False
-    bucket: int = 512
-
-    def __post_init__(self) -> None:
-        require(self.bucket >= 1, "bucket", self.bucket, "use at least one number")
+    bucket: PositiveInt = 512
 
     def size(self, d: int, number_bytes: int) -> int:
         """Return the size of numbers and scales in bytes."""

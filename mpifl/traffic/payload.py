@@ -9,7 +9,8 @@ from typing import Literal, TypeVar
 import numpy as np
 import torch
 
-from mpifl.core.errors import NotFinite, require
+from mpifl.core.errors import NotFinite
+from mpifl.core.options import NonNegativeInt, Options
 
 Count = TypeVar("Count", int, np.ndarray, "int | np.ndarray")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -17,7 +18,7 @@ NOTE_BYTES = 4  # bytes of a number in a note, float32 or int32: labels and seed
 
 
 @dataclass(frozen=True)
-class NumberFormat:
+class NumberFormat(Options):
     """The form in which numbers are sent.
 
     Attributes:
@@ -26,11 +27,7 @@ class NumberFormat:
     """
 
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    header_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        require(self.dtype in DTYPES, "dtype", self.dtype, f"use one of {', '.join(DTYPES)}")
-        require(self.header_bytes >= 0, "header_bytes", self.header_bytes, "use 0 or more bytes")
+    header_bytes: NonNegativeInt = 0
 
     @property
     def number_bytes(self) -> int:

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from mpifl.core.errors import require
-
-from .augmentation import AUGMENTATIONS
-from .precision import PRECISIONS
-
-OPTIMIZERS = ("sgd", "adam")
+from mpifl.core.options import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Options,
+    PositiveFloat,
+    PositiveInt,
+    ShareBelowOne,
+)
 
 
 @dataclass(frozen=True)
-class LocalConfig:
+class LocalConfig(Options):
     """Options of local training.
 
     Attributes:
@@ -42,36 +44,19 @@ class LocalConfig:
         augment: `none`, or `crop_flip`: random crops and mirrored images in every batch of the training loop.
     """
 
-    epochs: int = 1
-    batch_size: int = 32
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    epochs: NonNegativeInt = 1
+    batch_size: PositiveInt = 32
+    lr: PositiveFloat = 0.01
+    momentum: ShareBelowOne = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     optimizer: Literal["sgd", "adam"] = "sgd"
-    lr_decay: float = 1.0
+    lr_decay: PositiveFloat = 1.0
     milestones: tuple[int, ...] = ()
-    gamma: float = 0.1
+    gamma: PositiveFloat = 0.1
     augment: Literal["none", "crop_flip"] = "none"
-    steps: int | None = None
+    steps: NonNegativeInt | None = None
     keep_optimizer: bool = False
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
-
-    def __post_init__(self) -> None:
-        require(self.epochs >= 0, "epochs", self.epochs, "use 0 or more passes over the data")
-        require(self.steps is None or self.steps >= 0, "steps", self.steps, "use 0 or more, or null")
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "use at least one sample per step")
-        require(self.lr > 0, "lr", self.lr, "use a positive learning rate")
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "use a value in [0, 1)")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "use 0 or more")
-        require(
-            self.optimizer in OPTIMIZERS, "optimizer", self.optimizer, f"use one of {', '.join(OPTIMIZERS)}"
-        )
-        require(self.lr_decay > 0, "lr_decay", self.lr_decay, "use a positive factor; 1 keeps the rate")
-        require(self.gamma > 0, "gamma", self.gamma, "use a positive factor")
-        known = f"use one of {', '.join(PRECISIONS)}"
-        require(self.precision in PRECISIONS, "precision", self.precision, known)
-        known = ", ".join(AUGMENTATIONS)
-        require(self.augment in AUGMENTATIONS, "augment", self.augment, f"use one of {known}")
 
     @property
     def remembers(self) -> bool:

@@ -8,6 +8,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.options import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Options,
+    PositiveFloat,
+    PositiveInt,
+    ShareBelowOne,
+)
 
 from .config import LocalConfig
 
@@ -16,7 +24,7 @@ _NUMBERS = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?")
 
 
 @dataclass(frozen=True)
-class LocalChanges:
+class LocalChanges(Options):
     """Keys of the section `local` that may differ between clients; null uses the value in `local`.
 
     Attributes:
@@ -29,12 +37,12 @@ class LocalChanges:
         augment: `none`, or `crop_flip`.
     """
 
-    epochs: int | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
+    epochs: NonNegativeInt | None = None
+    steps: NonNegativeInt | None = None
+    batch_size: PositiveInt | None = None
+    lr: PositiveFloat | None = None
+    momentum: ShareBelowOne | None = None
+    weight_decay: NonNegativeFloat | None = None
     augment: Literal["none", "crop_flip"] | None = None
 
     def of(self, local: LocalConfig, key: str) -> LocalConfig:

@@ -11,7 +11,6 @@ from mpifl.aggregation.collective_choice import (
     REDUCE,
     SCATTER,
     Costs,
-    Given,
     Line,
     between,
     blocks_of,
@@ -21,7 +20,6 @@ from mpifl.aggregation.collective_choice import (
     far_ranks,
     is_sharded,
 )
-from mpifl.core.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -122,10 +120,3 @@ def test_the_crossover_is_where_the_choice_changes(rows):
 def test_a_reduction_that_is_never_faster_has_no_crossover():
     slow = Costs(0, 1, Line(once_s=1e9), Line(), Line())
     assert crossover(slow, 1, 10, 4) is None
-
-
-def test_impossible_costs_are_refused():
-    with pytest.raises(UserError, match=r"latency_s = -1\.0"):
-        Given(latency_s=-1.0)
-    with pytest.raises(UserError, match=r"bytes_s = 0\.0: use a positive rate"):
-        Given(bytes_s=0.0)

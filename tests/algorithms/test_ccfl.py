@@ -20,7 +20,6 @@ from mpifl.algorithms.ccfl import CCFL, lateness
 from mpifl.algorithms.fedsoft_async import FedSoftAsync
 from mpifl.algorithms.local import Local
 from mpifl.comm.transport import Single
-from mpifl.core.errors import UserError
 from mpifl.core.parameters import Layout
 from mpifl.core.types import ProblemInfo
 from mpifl.experiment import loader
@@ -374,18 +373,3 @@ def test_ccfl_is_planned_with_any_number_of_clusters(clusters):
     size = 4 * (context.problem.layout.size + 1)
     assert found.per_round == (size, size)
     assert f"K = {clusters} (before: {clusters}), mixed from 1 uploads" in describe(config, Single())
-
-
-@pytest.mark.parametrize("method", [CCFL, FedSoftAsync])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alpha0": 0.0}, r"alpha0 = 0.0: use a rate in \(0, 1\]"),
-        ({"a": -1.0}, "a = -1.0: use 0 or more"),
-        ({"b": -1.0}, "b = -1.0: use 0 or more"),
-        ({"rho": -0.1}, "rho = -0.1: use 0 or more; 0 leaves the proximal term out"),
-    ],
-)
-def test_rates_out_of_range_are_refused(method, options, message):
-    with pytest.raises(UserError, match=message):
-        method(**options)

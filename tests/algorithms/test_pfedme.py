@@ -13,7 +13,6 @@ from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.pfedme import PFedMe
-from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.training.client import LocalClient
 from mpifl.training.learner import Learner
@@ -147,8 +146,3 @@ def test_half_of_the_work_is_half_of_the_mini_batches(variant, taken):
     _, state = method.local_update(byhand.message(model=[client.init.tolist()]), {}, client, key(1))
     assert [one.steps for one in trained] == [2 if variant == "paper" else 1] * taken, "K steps on each"
     assert variant == "paper" or int(state["steps"]) == 6 + 3
-
-
-def test_an_unknown_variant_is_refused():
-    with pytest.raises(UserError, match="use paper, ucfl or ucfl_nesterov"):
-        PFedMe(variant="adam")

@@ -97,7 +97,6 @@ def test_published_statistics_stay_and_own_numbers_win(pets):
     [
         ({"mean": (0.5,)}, r"std = None: mean is given"),
         ({"std": (0.5,)}, r"mean = None: std is given"),
-        ({"mean": (0.5,), "std": (0.0,)}, r"std = \[0.0\]: give positive numbers"),
         ({"mean": (0.5, 0.5), "std": (1.0,)}, r"mean = \[0.5, 0.5\]: 1 numbers in std"),
         ({"mean": (0.5,), "std": (1.0,), "normalise": "unit"}, r"normalise = 'unit': mean and std are given"),
     ],

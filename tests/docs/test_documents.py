@@ -404,7 +404,7 @@ def the_files_are_those_that_a_page_lists(run: Path) -> None:
     [
         ("plan", ["N = 20", "P = 9 (8 with clients)", "federation in all", "memory, server"]),
         ("list", [*CATALOGUE]),
-        ("show", ["epsilon: float = 0.025", "@"]),
+        ("show", ["epsilon: float > 0 = 0.025", "@"]),
         pytest.param("report", ["report: runs/report/report.html"], marks=pytest.mark.nightly),
         ("cite", ["@", "Clustered Federated Learning via Embedding Distributions"]),
         ("data", ["20 clients", "sheet: quickstart-data.png"]),

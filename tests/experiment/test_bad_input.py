@@ -91,8 +91,8 @@ OPTIONS = {
         ["--evaluation.by", "[group]", "--data.scenario", "{name: iid, clients: 8}"],
         ["evaluation.by", "true groups"],
     ),
-    "no rounds": (["--rounds", "0"], ["rounds = 0", "at least one"]),
-    "a negative rate": (["--local.lr", "-1"], ["local.lr = -1", "positive"]),
+    "no rounds": (["--rounds", "0"], ["rounds = 0", "must be 1 or more"]),
+    "a negative rate": (["--local.lr", "-1"], ["local.lr = -1", "must be above 0"]),
     "momentum of one": (["--local.momentum", "1"], ["local.momentum = 1", "[0, 1)"]),
     "nobody takes part": (["--participation", "0"], ["participation = 0"]),
     "more take part than there are": (["--cohort_size", "9"], ["cohort_size = 9", "8 clients"]),
@@ -153,7 +153,7 @@ OPTIONS = {
         ["--data.scenario", "{name: rotated, clients: 8, resize: 2147483648}"],
         ["data.scenario.resize = 2147483648", "10000"],
     ),
-    "2^31 ranks": (["--system.ranks", "2147483648"], ["system.ranks = 2147483648", "1000000"]),
+    "2^31 ranks": (["--system.ranks", "2147483648"], ["system.ranks = 2147483648", "[1, 1e+06]"]),
     "a million layers": (
         [
             *("--data.source", "{name: generated, kind: tokens}", "--data.scenario", "{name: iid}"),
@@ -335,7 +335,7 @@ OPTIONS = {
         ["payload.dtype = 'float16': has no effect: clients of Local send nothing; leave it out"],
     ),
     "infinite participation": (["--participation", ".inf"], ["participation = inf", "finite"]),
-    "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "whole number"]),
+    "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "cohort_size"]),
     "an infinite rate": (["--local.lr", "inf"], ["local.lr = 'inf'", "finite"]),
     "an angle that is no number": (
         ["--data.scenario.angles", "[0, .nan]"],

@@ -176,9 +176,6 @@ def test_clients_with_adapters_can_be_stacked_unless_batch_norm_is_trained():
 @pytest.mark.parametrize(
     ("options", "key", "words"),
     [
-        ({"rank": -1}, "lora.rank", "1 or more"),
-        ({"rank": 1, "alpha": 0.0}, "lora.alpha", "above 0"),
-        ({"rank": 1, "layers": ()}, "lora.layers", "name layers"),
         ({"layers": ("fc1",)}, "lora.layers", "no effect without adapters; give model.lora.rank"),
         ({"train": ()}, "lora.train", "no effect"),
         ({"rank": 1, "layers": ("conv1",)}, "model.lora.layers", "it has: body.fc1, head"),

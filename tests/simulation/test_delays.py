@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import inf
 
 import numpy as np
 import pytest
@@ -106,20 +106,13 @@ def test_a_broken_file_of_durations_is_refused(text, message, tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Constant(-1.0), "value_s = -1.0: use 0 or more seconds"),
-        (lambda: Constant(inf), "value_s = inf: use 0 or more seconds"),
-        (lambda: Exponential(nan), "mean_s = nan: use 0 or more seconds"),
         (lambda: Uniform(0.0, inf), "high_s = inf: use at least low_s"),
-        (lambda: Tiers((1.0, nan), (0.5, 0.5)), "use 0 or more seconds each"),
-        (lambda: Tiers((), ()), "use 0 or more seconds each"),
         (lambda: Uniform(-1.0, 1.0), "low_s = -1.0"),
         (lambda: Uniform(2.0, 1.0), "high_s = 1.0: use at least low_s"),
         (lambda: Exponential(-1.0), "mean_s = -1.0"),
         (lambda: ShiftedExponential(min_s=-1.0), "min_s = -1.0"),
         (lambda: ShiftedExponential(mean_s=-1.0), "mean_s = -1.0"),
-        (lambda: LogNormal(median_s=0.0), "median_s = 0.0: use a positive number"),
         (lambda: LogNormal(sigma=-1.0), "sigma = -1.0"),
-        (lambda: Tiers((1.0, -1.0), (0.5, 0.5)), "use 0 or more seconds each"),
         (lambda: Tiers((1.0, 2.0), (0.5, 0.6)), "use one share per tier; they sum to 1"),
         (lambda: Tiers((1.0, 2.0), (1.0,)), "use one share per tier"),
         (lambda: Measured("/nowhere.csv").check(1), "there is no such file"),

@@ -205,12 +205,9 @@ def test_a_broken_trace_of_links_is_refused(text, message, tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Links(uplink_bytes_s=-1.0), "uplink_bytes_s = -1.0: use a positive rate"),
         (lambda: Links(server_bytes_s=0.0), "server_bytes_s = 0.0"),
         (lambda: Links(rho=2.0), "rho = 2.0: needs downlink_bytes_s"),
-        (lambda: Links(cast="radio"), "cast = 'radio': use unicast or group"),
         (lambda: Links(spread=-1.0), "spread = -1.0"),
-        (lambda: Wired(rho=0.0), "rho = 0.0: use a positive number"),
         (lambda: WirelessSlow(mean_s=-1.0), "mean_s = -1.0"),
         (lambda: NetworkTiers(("5g",), (1.0,)), "use some of lte, wifi, wan"),
         (lambda: NetworkTiers(("lte",), (0.5,)), "one share per tier"),

@@ -273,17 +273,7 @@ def test_rules_that_cannot_hold_are_refused(changes, message):
         toy.context_of(toy.config_of(CATALOGUE["fedavg"](), **changes), toy.Tiny())
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: OverSelection(extra=-0.1), "extra = -0.1: use 0"),
-        (lambda: OverSelection(deadline_s=0.0), "deadline_s = 0.0: use a positive"),
-        (lambda: OverSelection(late="lost"), "late = 'lost': use stopped or sent"),
-        (lambda: PartialWork(), "give deadline_s, or stragglers"),
-        (lambda: PartialWork(stragglers=1.5), "stragglers = 1.5: use a share"),
-        (lambda: PartialWork(1.0, unit="samples"), "unit = 'samples': use steps or epochs"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [(lambda: PartialWork(), "give deadline_s, or stragglers")])
 def test_impossible_rules_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         make()

@@ -941,7 +941,7 @@ def test_groups_of_fewer_seeds_than_the_sweep_has_say_so(tmp_path):
         (3, "vary = 3: name at least one key and its values"),
         ({"rounds": 3}, "vary.rounds = 3: use a list of values, or a mapping of labels to values"),
         ({"rounds": []}, "vary.rounds = .*: use a list of values"),
-        ({"rounds": [1, 0]}, "rounds = 0: use at least one round"),
+        ({"rounds": [1, 0]}, "rounds = 0: must be 1 or more"),
         ({"local.epoch": [1]}, "local.epoch = 1: unknown key"),
         ({"policy": ["rounds", "every_arrival"], "algorithm": ["fedavg", "cfl"]}, "CFL compares the uploads"),
         ({"rounds": [2, 2]}, "two cases have the same name; label the values"),

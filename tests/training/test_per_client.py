@@ -63,7 +63,7 @@ def test_steps_and_samples_of_a_visit_by_hand(local, num_samples, single, steps,
     [
         ("{0: {optimizer: adam}}", "per_client.0.optimizer = 'adam': unknown key; known: augment, batch"),
         ("{0: {epoch: 2}}", "did you mean 'epochs'"),
-        ("{0: {lr: -1}}", "per_client.0.lr = -1.0: use a positive learning rate"),
+        ("{0: {lr: -1}}", "per_client.0.lr = -1.0: must be above 0"),
         ("{0: {epochs: 1, steps: 1}}", "per_client.0.steps = 1: epochs are given as well"),
         ("{weak: {epochs: 1}}", "per_client = 'weak': use the number of a client"),
         ("{3-1: {epochs: 1}}", "per_client = '3-1': use the number"),

@@ -11,11 +11,12 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import TOKENS
+from mpifl.core.options import PositiveInt, PositiveShare, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, check_part, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_part, grouped
 from mpifl.data.scenarios.relations import MOST_DRAWS, PermuteTokens, first_new, labels_are_tokens
 from mpifl.data.scenarios.usual import parts_of_copies
 
@@ -40,18 +41,15 @@ class Alphabets(Scenario):
     by_class: ClassVar[bool] = False
     of_images: ClassVar[bool] = False
 
-    clients: int = 20
-    groups: int = 4
-    moved: float = 1.0
+    clients: PositiveInt = 20
+    groups: PositiveInt = 4
+    moved: PositiveShare = 1.0
     copies: bool = True
-    validation: float = 0.2
-    test_share: float | None = None
+    validation: ShareBelowOne = 0.2
+    test_share: ShareBelowOne | None = None
 
     def __post_init__(self) -> None:
-        require(self.groups > 0, "groups", self.groups, "needs at least one alphabet")
-        require(0 < self.moved <= 1, "moved", self.moved, "a share of the tokens lies in (0, 1]")
-        check_fraction("validation", self.validation)
-        check_fraction("test_share", self.test_share)
+        super().__post_init__()
         grouped(self.clients, self.groups)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import MinLen
 
 from mpifl.core.errors import require
+from mpifl.core.options import PositiveFloat, PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_like
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, grouped
 from mpifl.data.scenarios.relations import different_orders
 from mpifl.data.scenarios.rotated import angle_names, same_angle
 from mpifl.data.scenarios.usual import parts_of_copies
@@ -40,23 +43,17 @@ class Composed(Scenario):
             part; null: the source's test part is used. Copies set the same samples aside.
     """
 
-    clients: int = 20
-    angles: tuple[float, ...] = (0.0,)
-    permutations: int = 1
-    subsets: int = 1
-    alpha: float | None = None
+    clients: PositiveInt = 20
+    angles: Annotated[tuple[float, ...], MinLen(1)] = (0.0,)
+    permutations: PositiveInt = 1
+    subsets: PositiveInt = 1
+    alpha: PositiveFloat | None = None
     copies: bool = False
-    validation: float = 0.0
-    test_share: float | None = None
+    validation: ShareBelowOne = 0.0
+    test_share: ShareBelowOne | None = None
 
     def __post_init__(self) -> None:
-        require(len(self.angles) > 0, "angles", self.angles, "needs at least one angle")
-        require(self.permutations > 0, "permutations", self.permutations, "1 leaves labels alone")
-        require(self.subsets > 0, "subsets", self.subsets, "1 leaves every group all classes")
-        positive = self.alpha is None or self.alpha > 0
-        require(positive, "alpha", self.alpha, "must be positive; 0.1 is severe skew, 100 nearly none")
-        check_fraction("validation", self.validation)
-        check_fraction("test_share", self.test_share)
+        super().__post_init__()
         grouped(self.clients, self._num_groups)
 
     @property

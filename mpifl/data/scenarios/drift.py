@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from mpifl.core.errors import require
+from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, UnitInterval
 from mpifl.core.rng import Key
 from mpifl.data.partition.dirichlet import dirichlet, take_by_mixture
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Partition, SampleIndex, Scenario, ScenarioSpec, check_fraction
+from mpifl.data.scenario import Partition, SampleIndex, Scenario, ScenarioSpec
 from mpifl.data.scenarios.rotated import same_angle
 from mpifl.data.transforms import Rotate
 
@@ -46,42 +47,32 @@ class Ccfl(Scenario):
 
     tested_on: ClassVar[str] = "visits are tested on images of the source's test part; use test_images"
 
-    clusters: int = 4
-    clients: int = 80
-    smallest: int = 500
+    clusters: PositiveInt = 4
+    clients: PositiveInt = 80
+    smallest: PositiveInt = 500
     largest: int = 2000
-    main_low: float = 0.4
-    main_high: float = 0.9
-    others: str = "all"
-    test_images: int = 500
-    test_on: str = "mixture"
-    public: int = 2000
-    exam: int = 8000
+    main_low: UnitInterval = 0.4
+    main_high: UnitInterval = 0.9
+    others: Literal["all", "one"] = "all"
+    test_images: NonNegativeInt = 500
+    test_on: Literal["mixture", "redrawn", "main"] = "mixture"
+    public: NonNegativeInt = 2000
+    exam: NonNegativeInt = 8000
     static: bool = False
-    validation: float = 0.0
+    validation: ShareBelowOne = 0.0
 
     def __post_init__(self) -> None:
-        require(self.clusters > 0, "clusters", self.clusters, "needs at least one cluster")
+        super().__post_init__()
         require(
-            0 < self.smallest <= self.largest,
-            "smallest",
-            self.smallest,
-            f"lies in 1..largest ({self.largest})",
+            self.smallest <= self.largest, "smallest", self.smallest, f"lies in 1..largest ({self.largest})"
         )
-        ordered = 0.0 <= self.main_low <= self.main_high <= 1.0
+        ordered = self.main_low <= self.main_high
         require(
             ordered,
             "main_low",
             self.main_low,
             f"a share in [0, main_high], main_high = {self.main_high} at most 1",
         )
-        require(self.test_images >= 0, "test_images", self.test_images, "counts images")
-        require(self.others in ("all", "one"), "others", self.others, "use all or one")
-        known = self.test_on in ("mixture", "redrawn", "main")
-        require(known, "test_on", self.test_on, "use mixture, redrawn or main")
-        require(self.public >= 0, "public", self.public, "counts images")
-        require(self.exam >= 0, "exam", self.exam, "counts images")
-        check_fraction("validation", self.validation)
         few = f"every one of the {self.clusters} clusters needs a client"
         require(self.clients >= self.clusters, "clients", self.clients, few)
 
@@ -221,19 +212,11 @@ class Population(Scenario):
 
     tested_on: ClassVar[str] = "clients are tested on the source's test part; use test_images"
 
-    clients: int = 1_000_000
-    samples: int = 100
-    test_images: int = 20
-    alpha: float | None = None
-    validation: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(self.clients > 0, "clients", self.clients, "needs at least one client")
-        require(self.samples > 0, "samples", self.samples, "every client needs at least one")
-        require(self.test_images >= 0, "test_images", self.test_images, "counts images")
-        positive = self.alpha is None or self.alpha > 0
-        require(positive, "alpha", self.alpha, "must be positive; 0.1 is severe skew, 100 nearly none")
-        check_fraction("validation", self.validation)
+    clients: PositiveInt = 1_000_000
+    samples: PositiveInt = 100
+    test_images: NonNegativeInt = 20
+    alpha: PositiveFloat | None = None
+    validation: ShareBelowOne = 0.0
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the draws."""

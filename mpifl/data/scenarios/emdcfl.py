@@ -6,16 +6,17 @@ Counts and recipes: algorithms.md section 7.1, from the notebooks of ooo-ctrl/em
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from mpifl.core.errors import require
+from mpifl.core.options import PositiveInt, PositiveShare, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import balanced, cut, cut_by_class
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, check_part, check_side, grouped
+from mpifl.data.scenario import ImageSide, Scenario, ScenarioSpec, check_part, grouped
 from mpifl.data.scenarios.rotated import Rotated
 from mpifl.data.transforms import Colour, Patch
 
@@ -49,13 +50,12 @@ class EmdCflMnist(Scenario):
 
     tested_on: ClassVar[str] = TESTED_ON
 
-    version: str = "max"
-    clients: int = 40
-    validation: float = 0.1
+    version: Literal["max", "min", "two", "base"] = "max"
+    clients: PositiveInt = 40
+    validation: ShareBelowOne = 0.1
 
     def __post_init__(self) -> None:
-        require(self.version in VERSIONS, "version", self.version, f"known: {', '.join(VERSIONS)}")
-        check_fraction("validation", self.validation)
+        super().__post_init__()
         grouped(self.clients, 4)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -84,15 +84,13 @@ class EmdCflCifar(Scenario):
 
     tested_on: ClassVar[str] = TESTED_ON
 
-    version: str = "max"
-    clients: int = 40
-    resize: int = 224
-    validation: float = 0.1
+    version: Literal["max", "min", "two", "base"] = "max"
+    clients: PositiveInt = 40
+    resize: ImageSide = 224
+    validation: ShareBelowOne = 0.1
 
     def __post_init__(self) -> None:
-        require(self.version in VERSIONS, "version", self.version, f"known: {', '.join(VERSIONS)}")
-        check_side("resize", self.resize)
-        check_fraction("validation", self.validation)
+        super().__post_init__()
         grouped(self.clients, 4)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -126,13 +124,12 @@ class BackdoorMnist(Scenario):
 
     tested_on: ClassVar[str] = TESTED_ON
 
-    clients: int = 30
-    validation: float = 0.1
-    kept: float = 0.5
+    clients: PositiveInt = 30
+    validation: ShareBelowOne = 0.1
+    kept: PositiveShare = 0.5
 
     def __post_init__(self) -> None:
-        check_fraction("validation", self.validation)
-        require(0.0 < self.kept <= 1.0, "kept", self.kept, "a share in (0, 1]")
+        super().__post_init__()
         grouped(self.clients, 3)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -195,13 +192,12 @@ class BackdoorCifar(Scenario):
 
     tested_on: ClassVar[str] = TESTED_ON
 
-    clients: int = 15
-    validation: float = 0.1
-    resize: int | None = 224
+    clients: PositiveInt = 15
+    validation: ShareBelowOne = 0.1
+    resize: ImageSide | None = 224
 
     def __post_init__(self) -> None:
-        check_fraction("validation", self.validation)
-        check_side("resize", self.resize)
+        super().__post_init__()
         grouped(self.clients, 3)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:

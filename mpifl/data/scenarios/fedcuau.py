@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import MinLen
 
 from mpifl.core.errors import require
+from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
 from mpifl.data.partition.dirichlet import owners_by_client, take_by_mixture
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, grouped
 
 
 @dataclass(frozen=True)
@@ -34,18 +36,14 @@ class FedCuau(Scenario):
 
     tested_on: ClassVar[str] = "clients are tested on images of the source's test part; use test_images"
 
-    clients: int = 100
-    alphas: tuple[float, ...] = (1000.0, 1.0, 0.5, 0.1)
-    samples: int = 500
-    test_images: int = 100
-    validation: float = 0.0
+    clients: PositiveInt = 100
+    alphas: Annotated[tuple[PositiveFloat, ...], MinLen(1)] = (1000.0, 1.0, 0.5, 0.1)
+    samples: PositiveInt = 500
+    test_images: NonNegativeInt = 100
+    validation: ShareBelowOne = 0.0
 
     def __post_init__(self) -> None:
-        require(len(self.alphas) > 0, "alphas", self.alphas, "needs at least one group")
-        require(all(a > 0 for a in self.alphas), "alphas", self.alphas, "must be positive")
-        require(self.samples > 0, "samples", self.samples, "every client needs at least one")
-        require(self.test_images >= 0, "test_images", self.test_images, "counts images")
-        check_fraction("validation", self.validation)
+        super().__post_init__()
         grouped(self.clients, len(self.alphas))
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:

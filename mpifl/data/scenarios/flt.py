@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Ge
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.options import PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import exponential_sizes
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, grouped
-
-SHORT = ("truncate", "shards", "minus_one")
+from mpifl.data.scenario import Scenario, ScenarioSpec, grouped
 
 TESTED_ON = "the paper tests a client on all test images of its cluster's classes; leave it out"
 
@@ -44,20 +44,17 @@ class Flt1(Scenario):
 
     tested_on: ClassVar[str] = TESTED_ON
 
-    clients: int = 100
-    images: int | None = None
-    short: str = "truncate"
-    validation: float = 0.0
+    clients: PositiveInt = 100
+    images: Annotated[int, Ge(2)] | None = None
+    short: Literal["truncate", "shards", "minus_one"] = "truncate"
+    validation: ShareBelowOne = 0.0
     order: Sequence[int] | None = None
     drawn: bool = False
 
     def __post_init__(self) -> None:
-        require(self.clients > 0, "clients", self.clients, "needs at least one client")
-        require(self.images is None or self.images > 1, "images", self.images, "at least one of each class")
-        require(self.short in SHORT, "short", self.short, f"known: {', '.join(SHORT)}")
+        super().__post_init__()
         remedy = "without effect if clients draw their images (drawn: true); leave it out"
         require(self.short == "truncate" or not self.drawn, "short", self.short, remedy)
-        check_fraction("validation", self.validation)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
@@ -113,16 +110,11 @@ class Flt2(Scenario):
 
     tested_on: ClassVar[str] = TESTED_ON
 
-    clients: int = 100
-    images: int | None = None
-    validation: float = 0.0
+    clients: PositiveInt = 100
+    images: Annotated[int, Ge(3)] | None = None
+    validation: ShareBelowOne = 0.0
     order: Sequence[int] | None = None
     drawn: bool = False
-
-    def __post_init__(self) -> None:
-        require(self.clients > 0, "clients", self.clients, "needs at least one client")
-        require(self.images is None or self.images > 2, "images", self.images, "at least one of each class")
-        check_fraction("validation", self.validation)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
@@ -162,15 +154,10 @@ class Flt4(Scenario):
 
     tested_on: ClassVar[str] = TESTED_ON
 
-    clients: int = 2400
-    classes: int = 5
+    clients: PositiveInt = 2400
+    classes: PositiveInt = 5
     padded: bool = False
-    validation: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(self.clients > 0, "clients", self.clients, "needs at least one client")
-        require(self.classes > 0, "classes", self.classes, "labels of a cluster, at least one")
-        check_fraction("validation", self.validation)
+    validation: ShareBelowOne = 0.0
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import MinLen
 
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.federation import CLASSES, IMAGES
+from mpifl.core.options import ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import (
-    TEST_SHARE,
-    Scenario,
-    ScenarioSpec,
-    check_clients,
-    check_fraction,
-    check_test_share,
-)
+from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_clients, check_test_share
 from mpifl.data.scenarios.composed import different_permutations
 from mpifl.data.scenarios.rotated import same_angle
 from mpifl.data.scenarios.skewed import LabelQuantity, Quantile, noise_of
 from mpifl.data.scenarios.usual import (
-    TESTS,
     Dirichlet,
     Iid,
     LogNormal,
@@ -71,19 +65,17 @@ class Mixed(Scenario):
     by_class: ClassVar[bool] = False
     of_images: ClassVar[bool] = False
 
-    groups: tuple[dict[str, Any], ...] = (
+    groups: Annotated[tuple[dict[str, Any], ...], MinLen(1)] = (
         {"name": "dirichlet", "alpha": 0.1, "clients": 10},
         {"name": "iid", "clients": 10, "angle": 90.0},
     )
     copies: bool = False
-    validation: float = 0.0
-    test: str = "like"
-    test_share: float = TEST_SHARE
+    validation: ShareBelowOne = 0.0
+    test: Literal["like", "own", "all"] = "like"
+    test_share: ShareBelowOne = TEST_SHARE
 
     def __post_init__(self) -> None:
-        require(len(self.groups) > 0, "groups", [], "needs at least one group")
-        require(self.test in TESTS, "test", self.test, f"known: {', '.join(TESTS)}")
-        check_fraction("validation", self.validation)
+        super().__post_init__()
         check_test_share(self.test, self.test_share)
         for g in range(len(self.groups)):
             self._partition(g)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.options import PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_fraction, check_test_share
-
-TESTS = ("origin", "own", "all")
+from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_test_share
 
 
 @dataclass(frozen=True)
@@ -34,19 +33,14 @@ class Natural(Scenario):
     by_class: ClassVar[bool] = False
     of_images: ClassVar[bool] = False
 
-    clients: int | None = None
-    min_samples: int = 2
-    validation: float = 0.0
-    test: str = "origin"
-    test_share: float = TEST_SHARE
+    clients: PositiveInt | None = None
+    min_samples: PositiveInt = 2
+    validation: ShareBelowOne = 0.0
+    test: Literal["origin", "own", "all"] = "origin"
+    test_share: ShareBelowOne = TEST_SHARE
 
     def __post_init__(self) -> None:
-        require(
-            self.clients is None or self.clients > 0, "clients", self.clients, "needs at least one client"
-        )
-        require(self.min_samples > 0, "min_samples", self.min_samples, "counts samples")
-        require(self.test in TESTS, "test", self.test, f"known: {', '.join(TESTS)}")
-        check_fraction("validation", self.validation)
+        super().__post_init__()
         check_test_share(self.test, self.test_share)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -115,12 +109,8 @@ class Flt3(Scenario):
 
     tested_on: ClassVar[str] = "the paper tests writers on their own test files; use natural with test: own"
 
-    clients: int = 200
-    validation: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(self.clients > 0, "clients", self.clients, "needs at least one client")
-        check_fraction("validation", self.validation)
+    clients: PositiveInt = 200
+    validation: ShareBelowOne = 0.0
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the natural partition."""
@@ -143,14 +133,9 @@ class Pacs(Scenario):
     by_class: ClassVar[bool] = False
     of_images: ClassVar[bool] = False
 
-    per_client: int = 500
-    validation: float = 0.2
-    test_share: float = 0.2
-
-    def __post_init__(self) -> None:
-        require(self.per_client > 0, "per_client", self.per_client, "counts images")
-        check_fraction("validation", self.validation)
-        check_fraction("test_share", self.test_share)
+    per_client: PositiveInt = 500
+    validation: ShareBelowOne = 0.2
+    test_share: ShareBelowOne = 0.2
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition by domain."""

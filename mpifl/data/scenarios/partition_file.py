@@ -6,19 +6,20 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import CLASSES, SPLITS
+from mpifl.core.options import ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, hold_out
 from mpifl.data.partition.table import PartitionTable, facts_of, read
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_fraction, check_test_share
+from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_test_share
 from mpifl.data.scenarios.relations import PermuteFeatures, PermuteTargets, PermuteTokens
-from mpifl.data.scenarios.usual import TESTS, strata, test_like
+from mpifl.data.scenarios.usual import strata, test_like
 from mpifl.data.sources.columns import lines_on_names
 from mpifl.data.transforms import Border, Colour, Noise, Op, Patch, PermuteLabels, Rotate
 
@@ -57,16 +58,14 @@ class PartitionFile(Scenario):
     of_images: ClassVar[bool] = False
 
     path: str = "split.csv"
-    test: str | None = None
-    test_share: float = TEST_SHARE
-    validation: float | None = None
-    labels: str = "check"
+    test: Literal["like", "own", "all"] | None = None
+    test_share: ShareBelowOne = TEST_SHARE
+    validation: ShareBelowOne | None = None
+    labels: Literal["check", "ignore"] = "check"
 
     def __post_init__(self) -> None:
-        require(self.test is None or self.test in TESTS, "test", self.test, f"known: {', '.join(TESTS)}")
-        require(self.labels in ("check", "ignore"), "labels", self.labels, "check or ignore")
+        super().__post_init__()
         check_test_share(self.test, self.test_share)
-        check_fraction("validation", self.validation)
 
     def files(self) -> list[Path]:
         """Return the file: if its content changes, so does the partition."""

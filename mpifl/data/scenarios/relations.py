@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import perm
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import CLASSES, IMAGES, NUMBERS, TOKENS
+from mpifl.core.options import PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, grouped
 from mpifl.data.transforms import Op
 
-WHAT = ("inputs", "labels")
 MOST_DRAWS = 20_000  # for one group, until it differs from all others
 
 
@@ -42,17 +42,11 @@ class Relations(Scenario):
     by_class: ClassVar[bool] = False
     of_images: ClassVar[bool] = False
 
-    clients: int = 20
-    groups: int = 2
-    permutes: str = "inputs"
-    validation: float = 0.0
-    test_share: float = 0.2
-
-    def __post_init__(self) -> None:
-        require(self.groups > 0, "groups", self.groups, "needs at least one group")
-        require(self.permutes in WHAT, "permutes", self.permutes, f"known: {', '.join(WHAT)}")
-        check_fraction("validation", self.validation)
-        check_fraction("test_share", self.test_share)
+    clients: PositiveInt = 20
+    groups: PositiveInt = 2
+    permutes: Literal["inputs", "labels"] = "inputs"
+    validation: ShareBelowOne = 0.0
+    test_share: ShareBelowOne = 0.2
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose an equal partition of all samples; groups differ in what is done to them."""

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import MinLen
 
 from mpifl.core.errors import require
+from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import balanced, cut, cut_by_class
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import (
-    Scenario,
-    ScenarioSpec,
-    check_clients,
-    check_fraction,
-    check_part,
-    check_side,
-    grouped,
-)
+from mpifl.data.scenario import ImageSide, Scenario, ScenarioSpec, check_clients, check_part, grouped
 from mpifl.data.scenarios.usual import parts_of_copies
 from mpifl.data.transforms import Border, Op, Rotate, rotated
 
@@ -52,29 +47,21 @@ class Rotated(Scenario):
         resize: side in pixels of the images that clients get; null: unchanged.
     """
 
-    clients: int = 20
-    angles: tuple[float, ...] = (0.0, 90.0, 180.0, 270.0)
-    tolerance: float = 0.0
+    clients: PositiveInt = 20
+    angles: Annotated[tuple[float, ...], MinLen(1)] = (0.0, 90.0, 180.0, 270.0)
+    tolerance: NonNegativeFloat = 0.0
     copies: bool = True
     balance: bool = True
-    validation: float = 0.2
-    test_parts: str = "group"
-    test_share: float | None = None
+    validation: ShareBelowOne = 0.2
+    test_parts: Literal["group", "population"] = "group"
+    test_share: ShareBelowOne | None = None
     spread: bool = True
     expand: bool = False
-    border: int = 0
-    resize: int | None = None
+    border: NonNegativeInt = 0
+    resize: ImageSide | None = None
 
     def __post_init__(self) -> None:
-        require(len(self.angles) > 0, "angles", self.angles, "needs at least one angle")
-        require(self.tolerance >= 0, "tolerance", self.tolerance, "degrees, not negative")
-        require(self.border >= 0, "border", self.border, "counts pixels")
-        check_side("resize", self.resize)
-        require(
-            self.test_parts in ("group", "population"), "test_parts", self.test_parts, "group or population"
-        )
-        check_fraction("validation", self.validation)
-        check_fraction("test_share", self.test_share)
+        super().__post_init__()
         remedy = "has no effect on a test_share, which each client sets aside; leave one of them out"
         unused = self.test_parts != "group" and self.test_share is not None
         require(not unused, "test_parts", self.test_parts, remedy)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Ge
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import CLASSES, IMAGES, NUMBERS, TOKENS
+from mpifl.core.options import NonNegativeFloat, PositiveInt, UnitInterval
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner
 from mpifl.data.partition.shards import bounds, owners_by_label_count
@@ -34,11 +36,7 @@ class LabelQuantity(PartitionedScenario):
 
     by_class: ClassVar[bool] = True
 
-    labels: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.labels > 0, "labels", self.labels, "every client needs at least one label")
+    labels: PositiveInt = 2
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition, if the source has enough labels."""
@@ -69,17 +67,14 @@ class Quantile(PartitionedScenario):
     """
 
     by: str = "target"
-    groups: int | None = None
-    strictness: float = 1.0
+    groups: PositiveInt | None = None
+    strictness: UnitInterval = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         known = self.by in ("target", "brightness") or self.by.isdecimal()
         require(known, "by", self.by, "target, brightness or the number of a feature")
-        inside = 0.0 <= self.strictness <= 1.0
-        require(inside, "strictness", self.strictness, "lies in [0, 1]: 1 cuts sharply, 0 is IID")
         if self.groups is not None:
-            require(self.groups > 0, "groups", self.groups, "needs at least one group")
             grouped(self.clients, self.groups)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -185,15 +180,12 @@ class FeatureNoise(Iid):
 
     of_images: ClassVar[bool] = False
 
-    sigma: float = 0.1
-    groups: int | None = None
+    sigma: NonNegativeFloat = 0.1
+    groups: Annotated[int, Ge(2)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.sigma >= 0, "sigma", self.sigma, "a standard deviation, not negative")
         if self.groups is not None:
-            few = "needs two levels or more; null: one for each client"
-            require(self.groups > 1, "groups", self.groups, few)
             grouped(self.clients, self.groups)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:

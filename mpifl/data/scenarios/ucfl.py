@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import MinLen
 
 from mpifl.core.errors import require
+from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_by_shares
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, grouped
 from mpifl.data.scenarios.relations import different_orders
 from mpifl.data.scenarios.rotated import angle_names, same_angle
 from mpifl.data.transforms import PermuteLabels, Rotate
@@ -43,16 +45,16 @@ class UcflA(Scenario):
         test_share: share of each user's images set aside for testing.
     """
 
-    clients: int = 20
+    clients: PositiveInt = 20
     points: int = 10_000
     drawn: bool = False
-    alpha: float = 0.4
-    validation: float = 0.0
-    test_share: float = TEST_SHARE
+    alpha: PositiveFloat = 0.4
+    validation: ShareBelowOne = 0.0
+    test_share: ShareBelowOne = TEST_SHARE
 
     def __post_init__(self) -> None:
-        _check(self.clients, self.points, self.alpha, self.validation)
-        check_fraction("test_share", self.test_share)
+        super().__post_init__()
+        _check(self.clients, self.points)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
@@ -80,18 +82,17 @@ class UcflB(Scenario):
         test_share: share of each user's images set aside for testing.
     """
 
-    clients: int = 100
+    clients: PositiveInt = 100
     points: int = 100_000
     drawn: bool = False
-    alpha: float = 8.0
-    angles: tuple[float, ...] = (90.0, 180.0, 270.0, 0.0)
-    validation: float = 0.0
-    test_share: float = TEST_SHARE
+    alpha: PositiveFloat = 8.0
+    angles: Annotated[tuple[float, ...], MinLen(1)] = (90.0, 180.0, 270.0, 0.0)
+    validation: ShareBelowOne = 0.0
+    test_share: ShareBelowOne = TEST_SHARE
 
     def __post_init__(self) -> None:
-        _check(self.clients, self.points, self.alpha, self.validation)
-        check_fraction("test_share", self.test_share)
-        require(len(self.angles) > 0, "angles", self.angles, "needs at least one angle")
+        super().__post_init__()
+        _check(self.clients, self.points)
         grouped(self.clients, len(self.angles))
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -127,15 +128,13 @@ class UcflC(Scenario):
 
     tested_on: ClassVar[str] = "the paper tests all users on the first 1000 test images; leave it out"
 
-    clients: int = 20
-    permutations: int = 4
-    test_images: int = 1000
-    validation: float = 0.0
+    clients: PositiveInt = 20
+    permutations: PositiveInt = 4
+    test_images: NonNegativeInt = 1000
+    validation: ShareBelowOne = 0.0
 
     def __post_init__(self) -> None:
-        require(self.permutations > 0, "permutations", self.permutations, "needs at least one group")
-        require(self.test_images >= 0, "test_images", self.test_images, "counts images")
-        check_fraction("validation", self.validation)
+        super().__post_init__()
         grouped(self.clients, self.permutations)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -178,16 +177,16 @@ class UcflBatch(Scenario):
         test_share: share of each user's images set aside for testing.
     """
 
-    clients: int = 100
+    clients: PositiveInt = 100
     points: int = 100_000
-    alpha: float | None = 8.0
+    alpha: PositiveFloat | None = 8.0
     angles: tuple[float, ...] = (90.0, 180.0, 270.0, 0.0)
-    validation: float = 0.0
-    test_share: float = TEST_SHARE
+    validation: ShareBelowOne = 0.0
+    test_share: ShareBelowOne = TEST_SHARE
 
     def __post_init__(self) -> None:
-        _check(self.clients, self.points, 1.0 if self.alpha is None else self.alpha, self.validation)
-        check_fraction("test_share", self.test_share)
+        super().__post_init__()
+        _check(self.clients, self.points)
         grouped(self.clients, max(len(self.angles), 1))
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -244,11 +243,8 @@ def _dirichlet(clients: int, alpha: float) -> Owners:
     return owners
 
 
-def _check(clients: int, points: int, alpha: float, validation: float) -> None:
-    require(clients > 0, "clients", clients, "needs at least one client")
+def _check(clients: int, points: int) -> None:
     require(points >= 2 * clients, "points", points, f"{clients} users need at least two images each")
-    require(alpha > 0, "alpha", alpha, "must be positive; 0.1 is severe skew, 100 nearly none")
-    check_fraction("validation", validation)
 
 
 def _count(pool: Pool, points: int, drawn: bool, clients: int, test_share: float) -> int:

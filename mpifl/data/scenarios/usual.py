@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Interval
 
 from mpifl.core.errors import require
 from mpifl.core.federation import CLASSES
+from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_owner, hold_out
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_by_client, owners_like
 from mpifl.data.partition.shards import owners_by_shards, owners_by_weight
 from mpifl.data.pool import Pool, stratified
-from mpifl.data.scenario import (
-    TEST_SHARE,
-    Scenario,
-    ScenarioSpec,
-    check_clients,
-    check_fraction,
-    check_test_share,
-)
-
-TESTS = ("like", "own", "all")
+from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_clients, check_test_share
 
 
 @dataclass(frozen=True)
@@ -42,20 +35,17 @@ class PartitionedScenario(Scenario):
             give samples to those that have fewer.
     """
 
-    clients: int = 20
-    validation: float = 0.0
-    test: str = "like"
-    test_share: float = TEST_SHARE
-    min_samples: int = 1
+    clients: PositiveInt = 20
+    validation: ShareBelowOne = 0.0
+    test: Literal["like", "own", "all"] = "like"
+    test_share: ShareBelowOne = TEST_SHARE
+    min_samples: NonNegativeInt = 1
 
     by_class: ClassVar[bool] = False
     of_images: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require(self.clients > 0, "clients", self.clients, "needs at least one client")
-        require(self.test in TESTS, "test", self.test, f"known: {', '.join(TESTS)}")
-        require(self.min_samples >= 0, "min_samples", self.min_samples, "counts samples")
-        check_fraction("validation", self.validation)
+        super().__post_init__()
         check_test_share(self.test, self.test_share)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -165,13 +155,8 @@ class Dirichlet(PartitionedScenario):
 
     by_class: ClassVar[bool] = True
 
-    alpha: float = 0.5
-    by: str = "class"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.alpha > 0, "alpha", self.alpha, "must be positive; 0.1 is severe skew, 100 nearly none")
-        require(self.by in ("class", "client"), "by", self.by, "class or client")
+    alpha: PositiveFloat = 0.5
+    by: Literal["class", "client"] = "class"
 
     def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return the owner of each sample, drawn over clients or over classes."""
@@ -194,11 +179,7 @@ class Shards(PartitionedScenario):
 
     by_class: ClassVar[bool] = True
 
-    shards: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.shards > 0, "shards", self.shards, "every client needs at least one shard")
+    shards: PositiveInt = 2
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition, if there is a sample for every shard."""
@@ -219,11 +200,7 @@ class LogNormal(PartitionedScenario):
         sigma: standard deviation of the logarithm of a client's size; 0 is IID.
     """
 
-    sigma: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.sigma <= 100, "sigma", self.sigma, "a standard deviation, 0 to 100")
+    sigma: Annotated[float, Interval(ge=0, le=100)] = 1.0
 
     def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return a random owner for each sample, by weight."""
@@ -238,11 +215,7 @@ class PowerLaw(PartitionedScenario):
         exponent: 0 is IID, 1 is Zipf's law.
     """
 
-    exponent: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.exponent >= 0, "exponent", self.exponent, "not negative; 0 is IID")
+    exponent: NonNegativeFloat = 1.0
 
     def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return a random owner for each sample, by weight; ranks are assigned at random."""

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import MinLen
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.options import Options, PositiveFloat
 from mpifl.core.process import machine_bytes
 from mpifl.core.textfiles import RepeatedKey
 from mpifl.core.torchvision_compat import torchvision
@@ -44,7 +46,7 @@ MEASURED = "by the training part"  # `standard` where a source of images publish
 
 
 @dataclass(frozen=True)
-class Source(ABC):
+class Source(Options, ABC):
     """Samples with labels: images, features or tokens, and any kind of label that `Pool` knows.
 
     `load` returns a `Pool`. The types of its arrays determine the kinds of samples and labels, and thus which
@@ -66,15 +68,12 @@ class Source(ABC):
     published: ClassVar[Statistics | None] = None  # None: computed from the training part
     readable_labels: ClassVar[tuple[str, ...]] = ()  # values of its key `labels`; empty: no such key
 
-    normalise: str | None = None
+    normalise: Literal["standard", "unit", "half", "imagenet"] | None = None
     mean: Channels | None = None
-    std: Channels | None = None
+    std: Annotated[tuple[PositiveFloat, ...], MinLen(1)] | None = None
 
     def __post_init__(self) -> None:
-        known = f"known: {', '.join(NORMALISATIONS)}"
-        require(
-            self.normalise is None or self.normalise in NORMALISATIONS, "normalise", self.normalise, known
-        )
+        super().__post_init__()
         if self.mean is not None or self.std is not None:
             require(self.mean is not None, "mean", None, "std is given: give mean, too")
             require(self.std is not None, "std", None, "mean is given: give std, too")
@@ -82,8 +81,6 @@ class Source(ABC):
             require(self.normalise is None, "normalise", self.normalise, remedy)
             assert self.mean is not None
             assert self.std is not None
-            good = len(self.std) > 0 and all(value > 0 for value in self.std)
-            require(good, "std", list(self.std), "give positive numbers, one for each channel or one for all")
             remedy = f"{len(self.std)} numbers in std: give as many"
             require(len(self.mean) == len(self.std), "mean", list(self.mean), remedy)
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.imports import imported_from, load_object, root_of
+from mpifl.core.options import ShareBelowOne
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import check_fraction
-from mpifl.data.sources.arrays import AS_FEATURES, KINDS, TEST_SHARE, any_labels_of, inputs_of, pool_of
+from mpifl.data.sources.arrays import AS_FEATURES, TEST_SHARE, any_labels_of, inputs_of, pool_of
 from mpifl.data.sources.base import Source, in_one_line
 from mpifl.data.sources.folder import GREY, check_bits
 
@@ -54,9 +54,9 @@ class Dataset(Source):
 
     path: str = ""
     reads: tuple[str, ...] = ()
-    inputs: str | None = None
+    inputs: Literal["images", "features", "tokens"] | None = None
     vocabulary: int = 0
-    test_share: float = TEST_SHARE
+    test_share: ShareBelowOne = TEST_SHARE
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,9 +64,6 @@ class Dataset(Source):
         require(
             bool(where and what), "path", self.path, 'name a class: "package.module:Name" or "file.py:Name"'
         )
-        known = self.inputs is None or self.inputs in KINDS
-        require(known, "inputs", self.inputs, f"known: {', '.join(KINDS)}")
-        check_fraction("test_share", self.test_share)
 
     def files(self, root: Path) -> list[Path]:
         """Return the file that defines the data set, its imports, and the files in `reads`."""

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.options import PositiveInt, ShareBelowOne
 from mpifl.core.progress import each
 from mpifl.core.rng import key
 from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool, stratified
-from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.arrays import TEST_SHARE, refuse_unused_share
 from mpifl.data.sources.base import TEST, TRAIN, VALIDATION, Source, part_of, reading, roles_of
 
@@ -87,17 +87,10 @@ class Folder(Source):
 
     path: str = "images"
     domains: bool = False
-    side: int = 84
-    test_share: float = TEST_SHARE
-    broken: str = "refuse"
-    validation: str = "drop"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.broken in ("refuse", "skip"), "broken", self.broken, "refuse or skip")
-        require(self.side > 0, "side", self.side, "a side in pixels")
-        check_fraction("test_share", self.test_share)
-        require(self.validation in VALIDATION, "validation", self.validation, " or ".join(VALIDATION))
+    side: PositiveInt = 84
+    test_share: ShareBelowOne = TEST_SHARE
+    broken: Literal["refuse", "skip"] = "refuse"
+    validation: Literal["drop", "train"] = "drop"
 
     def files(self, root: Path) -> list[Path]:
         """Return the pictures, class by class."""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from mpifl.core.errors import require
 from mpifl.core.federation import CLASSES, MULTI_HOT, NUMBERS, TOKENS
+from mpifl.core.options import NonNegativeFloat, PositiveInt
 from mpifl.core.process import check_memory
 from mpifl.core.rng import Key, key
 from mpifl.data.pool import Pool
 from mpifl.data.sources.base import Source
 
-KINDS = (NUMBERS, CLASSES, MULTI_HOT, TOKENS)
 CONCENTRATION = 0.1  # of the Dirichlet distribution over the successors of a token
 
 
@@ -40,20 +39,13 @@ class Generated(Source):
     name: ClassVar[str] = "generated"
     needs_root: ClassVar[bool] = False
 
-    kind: str = NUMBERS
-    train: int = 1600
-    test: int = 400
-    features: int = 10
-    outputs: int = 4
-    length: int = 16
-    noise: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.kind in KINDS, "kind", self.kind, f"use one of {', '.join(KINDS)}")
-        for name in ("train", "test", "features", "outputs", "length"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "use 1 or more")
-        require(self.noise >= 0, "noise", self.noise, "use 0 or more")
+    kind: Literal["numbers", "classes", "multi_hot", "tokens"] = "numbers"
+    train: PositiveInt = 1600
+    test: PositiveInt = 400
+    features: PositiveInt = 10
+    outputs: PositiveInt = 4
+    length: PositiveInt = 16
+    noise: NonNegativeFloat = 0.1
 
     def files(self, root: Path) -> list[Path]:
         """Return nothing: the samples are drawn."""

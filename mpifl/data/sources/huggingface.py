@@ -6,16 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Ge
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.options import PositiveInt, ShareBelowOne
 from mpifl.core.progress import each
 from mpifl.core.textfiles import RepeatedKey, json_of, text_of
 from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.arrays import (
     LABELS,
     TEST_SHARE,
@@ -32,7 +33,7 @@ from mpifl.data.sources.arrays import (
     vocabulary_of,
     with_test,
 )
-from mpifl.data.sources.base import TEST, TRAIN, VALIDATION, Source, part_of, place_of, reading, roles_of
+from mpifl.data.sources.base import TEST, TRAIN, Source, part_of, place_of, reading, roles_of
 from mpifl.data.sources.columns import (
     index_of,
     lines_on_names,
@@ -85,25 +86,13 @@ class HuggingFace(Source):
     path: str = "dataset"
     inputs: str | None = None
     label: str | None = None
-    labels: str | None = None
+    labels: Literal["classes", "numbers"] | None = None
     client: str | None = None
-    side: int | None = None
-    length: int = 128
-    vocabulary: int = 10_000
-    test_share: float = TEST_SHARE
-    validation: str = "drop"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fraction("test_share", self.test_share)
-        known_labels = self.labels is None or self.labels in LABELS
-        require(known_labels, "labels", self.labels, f"known: {', '.join(LABELS)}")
-        require(self.side is None or self.side > 0, "side", self.side, "a side in pixels")
-        require(self.validation in VALIDATION, "validation", self.validation, " or ".join(VALIDATION))
-        require(self.length > 0, "length", self.length, "counts tokens")
-        require(
-            self.vocabulary > 2, "vocabulary", self.vocabulary, "needs room for padding, unknown, and words"
-        )
+    side: PositiveInt | None = None
+    length: PositiveInt = 128
+    vocabulary: Annotated[int, Ge(3)] = 10_000
+    test_share: ShareBelowOne = TEST_SHARE
+    validation: Literal["drop", "train"] = "drop"
 
     def files(self, root: Path) -> list[Path]:
         """Return the files of the training part, those of the test part, then those that name classes."""

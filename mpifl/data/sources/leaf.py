@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Ge
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.options import PositiveInt
 from mpifl.core.progress import each
 from mpifl.core.textfiles import json_of
 from mpifl.data.pool import Pool
@@ -71,20 +73,10 @@ class Leaf(Source):
     readable_labels: ClassVar[tuple[str, ...]] = LABELS
 
     path: str = "shakespeare"
-    shape: tuple[int, ...] = ()
-    length: int = 25
-    vocabulary: int = 10_000
-    labels: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        known_labels = self.labels is None or self.labels in LABELS
-        require(known_labels, "labels", self.labels, f"known: {', '.join(LABELS)}")
-        require(self.length > 0, "length", self.length, "counts words")
-        require(
-            self.vocabulary > 2, "vocabulary", self.vocabulary, "needs room for padding, unknown, and words"
-        )
-        require(all(s > 0 for s in self.shape), "shape", list(self.shape), "give positive sizes")
+    shape: tuple[PositiveInt, ...] = ()
+    length: PositiveInt = 25
+    vocabulary: Annotated[int, Ge(3)] = 10_000
+    labels: Literal["classes", "numbers"] | None = None
 
     def files(self, root: Path) -> list[Path]:
         """Return the shards, training part first."""

@@ -7,17 +7,16 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.lib import format as npy
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import FEATURES
+from mpifl.core.options import NonNegativeInt, ShareBelowOne
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.arrays import AS_FEATURES, LABELS, TEST_SHARE, any_labels_of, inputs_of, pool_of
-from mpifl.data.sources.arrays import KINDS as INPUT_KINDS
 from mpifl.data.sources.base import Source, broken, check_unpacked, place_of, reading, refuse_foreign
 
 KINDS = ("x", "y", "origin")
@@ -62,19 +61,10 @@ class Npz(Source):
     readable_labels: ClassVar[tuple[str, ...]] = LABELS
 
     path: str = "data.npz"
-    inputs: str | None = None
-    vocabulary: int = 0
-    labels: str | None = None
-    test_share: float = TEST_SHARE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        known_labels = self.labels is None or self.labels in LABELS
-        require(known_labels, "labels", self.labels, f"known: {', '.join(LABELS)}")
-        known = self.inputs is None or self.inputs in INPUT_KINDS
-        require(known, "inputs", self.inputs, f"known: {', '.join(INPUT_KINDS)}")
-        require(self.vocabulary >= 0, "vocabulary", self.vocabulary, "counts tokens; 0: as many as there are")
-        check_fraction("test_share", self.test_share)
+    inputs: Literal["images", "features", "tokens"] | None = None
+    vocabulary: NonNegativeInt = 0
+    labels: Literal["classes", "numbers"] | None = None
+    test_share: ShareBelowOne = TEST_SHARE
 
     def files(self, root: Path) -> list[Path]:
         """Return the archive."""
@@ -128,12 +118,7 @@ class MedMnist(Source):
     needs_root: ClassVar[bool] = False
 
     path: str = "pathmnist.npz"
-    validation: str = "train"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        known = self.validation in ("train", "drop")
-        require(known, "validation", self.validation, "train or drop")
+    validation: Literal["train", "drop"] = "train"
 
     def files(self, root: Path) -> list[Path]:
         """Return the archive."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from mpifl.core.errors import require
 from mpifl.core.rng import key
 from mpifl.data.pool import Pool, stratified
 from mpifl.data.sources.base import Source
 
-TABLES = ("diabetes", "breast_cancer", "wine", "iris", "linnerud")
 TEST_SHARE = 0.2
 BINS = 8  # ranges of a number to predict, by which the test part is stratified
 
@@ -35,11 +33,7 @@ class ScikitLearn(Source):
     name: ClassVar[str] = "sklearn"
     needs_root: ClassVar[bool] = False
 
-    table: str = "diabetes"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.table in TABLES, "table", self.table, f"use one of {', '.join(TABLES)}")
+    table: Literal["diabetes", "breast_cancer", "wine", "iris", "linnerud"] = "diabetes"
 
     def files(self, root: Path) -> list[Path]:
         """Return nothing: the tables are inside scikit-learn."""

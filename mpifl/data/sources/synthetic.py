@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.errors import require
+from mpifl.core.options import NonNegativeFloat, PositiveInt
 from mpifl.core.process import check_memory
 from mpifl.core.rng import key
 from mpifl.data import prepared_cache as cache
@@ -35,20 +35,11 @@ class Synthetic(Source):
     needs_root: ClassVar[bool] = False
     published: ClassVar[Statistics | None] = ((0.5,), (0.25,))
 
-    train: int = 10000
-    test: int = 1000
-    shape: tuple[int, int, int] = (1, 28, 28)
-    classes: int = 10
-    noise: float = 64.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, value in (("train", self.train), ("test", self.test), ("classes", self.classes)):
-            require(value >= 1, name, value, "use 1 or more")
-        require(
-            min(self.shape) >= 1, "shape", list(self.shape), "use channels, height and width of 1 or more"
-        )
-        require(self.noise >= 0, "noise", self.noise, "use 0 or more grey levels")
+    train: PositiveInt = 10000
+    test: PositiveInt = 1000
+    shape: tuple[PositiveInt, PositiveInt, PositiveInt] = (1, 28, 28)
+    classes: PositiveInt = 10
+    noise: NonNegativeFloat = 64.0
 
     def files(self, root: Path) -> list[Path]:
         """Return nothing: the images are drawn."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
+from annotated_types import MaxLen, MinLen
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.options import ShareBelowOne
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.arrays import TEST_SHARE, as_float32, numbered, pool_of, refuse_not_finite, with_test
 from mpifl.data.sources.base import FOREIGN, TEST, TRAIN, Source, part_of, place_of, reading, refuse_foreign
 from mpifl.data.sources.columns import (
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LABELS = ("classes", "numbers", "multi_hot")
-MISSING = ("refuse", "drop", "mean")
 NAMES = ("numbers", "string", "boolean", "categorical", "mixed-integer", "integer")
 """Kinds of columns, as pandas calls them: numbers, and what is numbered by name."""
 MARK = "set decimal: '{}'"  # advice on numbers with another decimal mark
@@ -78,33 +78,26 @@ class Table(Source):
 
     path: str = "data.csv"
     test_path: str | None = None
-    target: tuple[str, ...] = ("target",)
-    labels: str | None = None
+    target: Annotated[tuple[str, ...], MinLen(1)] = ("target",)
+    labels: Literal["classes", "numbers", "multi_hot"] | None = None
     features: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     client: str | None = None
     group: str | None = None
     part: str | None = None
-    missing: str = "refuse"
-    decimal: str = "."
-    separator: str = ","
+    missing: Literal["refuse", "drop", "mean"] = "refuse"
+    decimal: Literal[".", ","] = "."
+    separator: Annotated[str, MinLen(1), MaxLen(1)] = ","
     standardise_target: bool = True
-    test_share: float = TEST_SHARE
+    test_share: ShareBelowOne = TEST_SHARE
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction("test_share", self.test_share)
-        require(len(self.target) > 0, "target", [], "name the column to predict")
-        known = self.labels is None or self.labels in LABELS
-        require(known, "labels", self.labels, f"known: {', '.join(LABELS)}")
         remedy = "multi_hot or numbers: several targets do not make one class"
         require(len(self.target) == 1 or self.labels != "classes", "labels", self.labels, remedy)
         both = self.part is None or self.test_path is None
         require(both, "part", self.part, "test_path names the test part: leave one of them out")
         require(self.group is None or self.client is not None, "group", self.group, "needs client, too")
-        require(self.missing in MISSING, "missing", self.missing, f"known: {', '.join(MISSING)}")
-        require(self.decimal in (".", ","), "decimal", self.decimal, "known: '.' and ','")
-        require(len(self.separator) == 1, "separator", self.separator, "give one character")
 
     def files(self, root: Path) -> list[Path]:
         """Return the files: training part, then test part."""

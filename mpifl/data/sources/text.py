@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.options import NonNegativeInt, PositiveInt
 from mpifl.data.pool import Pool
 from mpifl.data.sources.base import Source
 
@@ -39,15 +40,9 @@ class Text(Source):
     needs_root: ClassVar[bool] = False
 
     path: str = ""
-    length: int = 32
-    predict: str = "every"
-    samples: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.length > 0, "length", self.length, "counts characters")
-        require(self.predict in ("every", "last"), "predict", self.predict, "use every or last")
-        require(self.samples >= 0, "samples", self.samples, "use 0 for all, or a number of sequences")
+    length: PositiveInt = 32
+    predict: Literal["every", "last"] = "every"
+    samples: NonNegativeInt = 0
 
     def files(self, root: Path) -> list[Path]:
         """Return the text file, if one is named, or the module of Python's help texts."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.options import PositiveInt
 from mpifl.core.progress import each
 from mpifl.data.pool import Pool
 from mpifl.data.sources.arrays import (
@@ -56,16 +57,13 @@ class TensorFlowFederated(Source):
 
     path: str = "fed_emnist"
     label: str | None = None
-    labels: str | None = None
-    length: int = 80
+    labels: Literal["classes", "numbers"] | None = None
+    length: PositiveInt = 80
 
     def __post_init__(self) -> None:
         super().__post_init__()
         remedy = "SQLite is not read: name TFF's HDF5 files, or save the samples by `datasets` (huggingface)"
         require(not self.path.endswith(SQLITE), "path", self.path, remedy)
-        known_labels = self.labels is None or self.labels in LABELS
-        require(known_labels, "labels", self.labels, f"known: {', '.join(LABELS)}")
-        require(self.length > 0, "length", self.length, "counts characters")
 
     def files(self, root: Path) -> list[Path]:
         """Return both files, training part first."""

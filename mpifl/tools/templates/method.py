@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Plan, Report, Server, State
 from mpifl.core.mixing import average
+from mpifl.core.options import NonNegativeFloat
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,8 @@ class MyMethod(Algorithm):
         power: the weight of a client is n_k * loss_k^power; 0 is FedAvg.
     """
 
-    power: float = 0.5
+    power: NonNegativeFloat = 0.5
     paper = "@misc{my_method, author = {Author}, title = {Title}, year = {2026}}"
-
-    def __post_init__(self) -> None:
-        require(self.power >= 0, "power", self.power, "must not be negative")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the downloaded model; report its loss before training, and upload the trained model."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.core.errors import require
+from mpifl.core.options import PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, grouped
 from mpifl.data.transforms import Rotate
 
 
@@ -30,12 +30,8 @@ class MyScenario(Scenario):
         validation: share of each client's training images set aside for validation.
     """
 
-    clients: int = 20
-    validation: float = 0.2
-
-    def __post_init__(self) -> None:
-        require(self.clients > 0, "clients", self.clients, "needs at least two clients")
-        check_fraction("validation", self.validation)
+    clients: PositiveInt = 20
+    validation: ShareBelowOne = 0.2
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Return the specification; nothing is read or drawn before `_splits` is called."""
