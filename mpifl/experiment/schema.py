@@ -38,7 +38,7 @@ from mpifl.core.task import Task
 from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig
 from mpifl.models import MODELS, ModelOptions
-from mpifl.protection.attacks import ATTACKS, Attack, NoAttack, UploadAttack
+from mpifl.protection.attacks import ATTACKS, Attack, NoAttack
 from mpifl.protection.privacy import PRIVACIES, CentralPrivacy, LocalPrivacy, Privacy
 from mpifl.protection.robust_rules import RULES, DistanceRule, NoRule, Rule
 from mpifl.protection.secure_sum import SECURE, MaskedSums, SecureConfig
@@ -59,6 +59,7 @@ from mpifl.training.per_client import SECTION, LocalChanges, check_changes
 from mpifl.training.precision import FLOAT32
 from mpifl.training.tasks import TASKS, Classification
 
+from .exclusions import check_exclusions
 from .table_layout import TableConfig
 
 
@@ -424,17 +425,9 @@ def check_sections(config: Config) -> None:
     config.devices.check(config.delay, config.network, away)
     check_privacy(config)
     check_secure_aggregation(config)
-    check_alone(config)
-    check_exact_uploads(config)
+    check_exclusions(vars(config), config.algorithm.needs, type(config.algorithm).__name__)
     check_sample_losses(config)
     check_robust(config.robust, config.algorithm)
-    remedy = "a rule needs single uploads, and masks show the server their sums only; use one of the two"
-    alone = isinstance(config.robust, NoRule) or not isinstance(config.secure_aggregation, MaskedSums)
-    require(alone, "robust.name", name_of(config.robust), remedy)
-    remedy = "the noise of privacy central is that of a sum of clipped updates; use none, or privacy local"
-    rule = config.robust
-    fits = isinstance(rule, NoRule) or not isinstance(config.privacy, CentralPrivacy)
-    require(fits, "robust.name", name_of(rule), remedy)
     if why := clock.ignores_delays(policy.in_seconds):
         remedy = f"has no effect: {why}; --devices alike leaves it out"
         require(not config.devices.is_timed, "devices", config.devices, remedy)
@@ -546,9 +539,6 @@ def check_privacy(config: Config) -> None:
         return
     remedy = "the server adds noise to sums of rounds; use policy rounds, or privacy.name local"
     require(type(config.policy) is Synchronous, "privacy.name", kind, remedy)
-    remedy = "rounding and compression after clipping make updates longer; leave it out"
-    require(config.payload.dtype == "float32", "payload.dtype", config.payload.dtype, remedy)
-    require(not config.payload.compresses, "payload.compression", name_of(config.payload.compression), remedy)
     late = config.newcomers
     remedy = "the accountant assumes that all clients are equally likely to be drawn; leave newcomers out"
     require(not (late.share or late.groups), "newcomers", late.share or list(late.groups), remedy)
@@ -573,28 +563,11 @@ def check_secure_aggregation(config: Config) -> None:
     require(system.sums == "exact", "system.sums", system.sums, remedy)
     remedy = "brings single uploads to the server; use auto or reduce"
     require(system.collective != "gather", "system.collective", system.collective, remedy)
-    remedy = "masked uploads are integers of secure_aggregation.bits; leave it out"
-    require(config.payload.dtype == "float32", "payload.dtype", config.payload.dtype, remedy)
-    compression = name_of(config.payload.compression)
-    require(not config.payload.compresses, "payload.compression", compression, remedy)
     remedy = "compares single uploads, which nobody has; leave it out"
     require(not config.evaluation.distances, "evaluation.distances", True, remedy)
     matrices = config.evaluation.matrices
     require("parameters" not in matrices, "evaluation.matrices", list(matrices), remedy)
     require(not config.output.updates, "output.updates", True, remedy)
-
-
-def check_alone(config: Config) -> None:
-    """Raise `UserError` for what changes messages if clients train alone and send none."""
-    if not config.algorithm.needs.alone:
-        return
-    payload, attack = config.payload, config.attack
-    remedy = f"has no effect: clients of {type(config.algorithm).__name__} send nothing; "
-    on_uploads, compression = isinstance(attack, UploadAttack), name_of(payload.compression)
-    require(not on_uploads, "attack.name", name_of(attack), f"{remedy}use label_flip, or leave it out")
-    remedy += "leave it out"
-    require(not payload.compresses, "payload.compression", compression, remedy)
-    require(payload.dtype == Payload.dtype, "payload.dtype", payload.dtype, remedy)
 
 
 def check_sample_losses(config: Config) -> None:
@@ -605,19 +578,6 @@ def check_sample_losses(config: Config) -> None:
     remedy += "their mean; define `losses`, or `total_loss` and `count`"
     fits = config.task.has_total or not config.algorithm.needs.sample_losses
     require(fits, "task.name", type(config.task).__name__, remedy)
-
-
-def check_exact_uploads(config: Config) -> None:
-    """Raise `UserError` for what changes uploads on their way if the method needs them as they were made."""
-    if not config.algorithm.needs.exact_uploads:
-        return
-    payload, attack = config.payload, config.attack
-    remedy = f"{type(config.algorithm).__name__} follows clients from their uploads as they were made; "
-    compression, name = name_of(payload.compression), name_of(attack)
-    require(not payload.compresses, "payload.compression", compression, f"{remedy}leave it out")
-    require(payload.dtype == Payload.dtype, "payload.dtype", payload.dtype, f"{remedy}use {Payload.dtype}")
-    remedy += "use label_flip, or leave it out"
-    require(not isinstance(attack, UploadAttack), "attack.name", name, remedy)
 
 
 def check_robust(rule: Rule | NoRule, algorithm: Algorithm) -> None:

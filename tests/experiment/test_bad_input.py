@@ -332,7 +332,7 @@ OPTIONS = {
     ),
     "small numbers in no messages": (
         ["--algorithm", "local", "--payload.dtype", "float16"],
-        ["payload.dtype = 'float16': has no effect: clients of Local send nothing; leave it out"],
+        ["payload.dtype = 'float16': has no effect: clients of Local send nothing; use float32"],
     ),
     "infinite participation": (["--participation", ".inf"], ["participation = inf", "finite"]),
     "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "cohort_size"]),
