@@ -18,9 +18,9 @@ import torch
 
 from mpifl.clustering.distances import euclidean_matrix
 from mpifl.clustering.partitions import agglomerative
-from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Plan, Report, Server, State
 from mpifl.core.mixing import average, by_cluster, carry
+from mpifl.core.options import PositiveInt
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,8 @@ class ConfusionClusters(Algorithm):
         warmup: rounds with one common model.
     """
 
-    num_clusters: int = 4
-    warmup: int = 2
-
-    def __post_init__(self) -> None:
-        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "use 1 or more; 1 is FedAvg")
-        require(self.warmup >= 1, "warmup", self.warmup, "use 1 or more rounds")
+    num_clusters: PositiveInt = 4
+    warmup: PositiveInt = 2
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the downloaded model; once, note the mistakes that it makes before."""

@@ -132,12 +132,14 @@ def _fault_of_union(args: Sequence[Any]) -> Callable[[Any], str] | None:
 
 
 def _fault_of_list(args: Sequence[Any]) -> Callable[[Any], str] | None:
-    """Return `fault_of` a list of values that have one type."""
-    fault = fault_of(args[0])
+    """Return `fault_of` a list of values that have one type, of a fixed length unless it ends in `...`."""
+    fault, size = fault_of(args[0]), None if args[-1] is Ellipsis else len(args)
 
     def wrong(value: Any) -> str:
         if not isinstance(value, (tuple, list)):
             return "must be a list"
+        if size not in (None, len(value)):
+            return f"must be a list of {size} values"
         found = next((text for one in value if fault is not None and (text := fault(one))), "")
         return f"each {found}" if found.startswith("must") else found.replace("use one of", "use some of")
 
@@ -224,14 +226,18 @@ def _interval(bounds: Sequence[Any]) -> tuple[str, str]:
     for bound in bounds:
         match bound:
             case Gt(gt):
-                low = f"({gt:g}"
+                low = f"({_number(gt)}"
             case Ge(ge):
-                low = f"[{ge:g}"
+                low = f"[{_number(ge)}"
             case Lt(lt) if lt < math.inf:
-                high = f"{lt:g})"
+                high = f"{_number(lt)})"
             case Le(le):
-                high = f"{le:g}]"
+                high = f"{_number(le)}]"
     return low, high
+
+
+def _number(value: Any) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _other_bounds(bounds: Sequence[Any]) -> Iterator[str]:

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from mpifl.core.errors import require
+from mpifl.core.options import PositiveInt
 
-from .base import Shape, chain, need_positive, need_side
+from .base import Shape, chain, need_side
 
 
 class Autoencoder(nn.Module):
@@ -70,11 +71,10 @@ class FltAE:
         code: width of the code.
     """
 
-    code: int = 128
+    code: PositiveInt = 128
 
     def build(self, shape: Shape) -> Autoencoder:
         """Return the autoencoder for images of `shape`."""
-        need_positive("code", self.code)
         h, w = _quarter("flt_ae", shape)
         encoder = chain(
             conv1=nn.Conv2d(shape[0], 16, 3, padding=1),
@@ -142,10 +142,9 @@ class FltAECifar:
         code: width of the code (64 in the submission branch, 128 at HEAD).
     """
 
-    code: int = 128
+    code: PositiveInt = 128
 
     def build(self, shape: Shape) -> Autoencoder:
         """Return the autoencoder for images of `shape`."""
-        need_positive("code", self.code)
         h, w = _quarter("flt_ae_cifar", shape)
         return Autoencoder(_encoder(shape[0], h * w, self.code), _decoder(shape[0], h, w, self.code))

@@ -23,7 +23,6 @@ from .lora import LoRA, adapt, merged_state
 from .pretrained import load_weights
 
 Shape = tuple[int, int, int]  # (C, H, W) of one image
-MOST_LAYERS = 1000
 
 
 class Net(nn.Module):
@@ -310,31 +309,6 @@ def need_channels(name: str, shape: Shape, allowed: tuple[int, ...]) -> None:
         name,
         f"takes images of {known} channels, but the data has {shape[0]}: use another model",
     )
-
-
-def need_positive(key: str, *widths: int) -> None:
-    """Raise `UserError` unless all widths of layers are at least 1."""
-    value = widths[0] if len(widths) == 1 else widths
-    require(
-        min(widths, default=1) >= 1, f"model.{key}", value, "a layer needs at least one unit; give 1 or more"
-    )
-
-
-def need_layers(layers: int) -> None:
-    """Raise `UserError` unless a network has 1 to `MOST_LAYERS` layers of a kind."""
-    remedy = f"layers one after the other; use 1 to {MOST_LAYERS}"
-    require(1 <= layers <= MOST_LAYERS, "model.layers", layers, remedy)
-
-
-def need_pair(key: str, widths: tuple[int, ...]) -> None:
-    """Raise `UserError` unless there are two widths, each at least 1."""
-    require(len(widths) == 2, f"model.{key}", widths, "give one number for each of the two convolutions")
-    need_positive(key, *widths)
-
-
-def need_rate(key: str, rate: float) -> None:
-    """Raise `UserError` unless a dropout rate lies in [0, 1)."""
-    require(0 <= rate < 1, f"model.{key}", rate, "a dropout rate lies in [0, 1); give 0 for none")
 
 
 def positions(name: str, shape: Shape, lost: int) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
-from mpifl.core.errors import require
+from mpifl.core.options import PositiveInt, ShareBelowOne
 
-from .base import Net, Shape, ShapeModel, chain, need_pair, need_positive, need_rate, need_side, positions
+from .base import Net, Shape, ShapeModel, chain, need_side, positions
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,11 @@ class EmdCNN(ShapeModel):
         embedding: width of the embedding.
     """
 
-    channels: tuple[int, int] = (64, 128)
-    embedding: int = 128
+    channels: tuple[PositiveInt, PositiveInt] = (64, 128)
+    embedding: PositiveInt = 128
 
     def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
-        need_pair("channels", self.channels)
-        need_positive("embedding", self.embedding)
         need_side("emdcnn", shape, 2)
         first, second = self.channels
         body = chain(
@@ -56,11 +55,10 @@ class FltCNNMnist(ShapeModel):
         dropout: share of channels and of units that are dropped in training.
     """
 
-    dropout: float = 0.5
+    dropout: ShareBelowOne = 0.5
 
     def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
-        need_rate("dropout", self.dropout)
         body = chain(
             conv1=nn.Conv2d(shape[0], 10, 5),
             pool1=nn.MaxPool2d(2),
@@ -121,12 +119,10 @@ class LeNet5(ShapeModel):
             distinguish rotations better.
     """
 
-    he_uniform: str = "convolutions"
+    he_uniform: Literal["convolutions", "all"] = "convolutions"
 
     def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
-        known = self.he_uniform in ("convolutions", "all")
-        require(known, "model.he_uniform", self.he_uniform, "use convolutions or all")
         net = _lenet("lenet5", nn.AvgPool2d, shape, num_classes)
         drawn = nn.Conv2d if self.he_uniform == "convolutions" else (nn.Conv2d, nn.Linear)
         for layer in (*net.body.children(), net.head):
@@ -163,13 +159,11 @@ class LeafCNN(ShapeModel):
         embedding: width of the embedding.
     """
 
-    channels: tuple[int, int] = (32, 64)
-    embedding: int = 2048
+    channels: tuple[PositiveInt, PositiveInt] = (32, 64)
+    embedding: PositiveInt = 2048
 
     def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
-        need_pair("channels", self.channels)
-        need_positive("embedding", self.embedding)
         pixels = positions("leaf_cnn", shape, lost=0)
         body = _conv5_twice(*self.channels, self.embedding, shape, pixels, padding=2)
         return Net(body, nn.Linear(self.embedding, num_classes), ["conv2", "fc1"])
@@ -188,15 +182,12 @@ class CcflCNN(ShapeModel):
         embedding: width of the embedding.
     """
 
-    padding: str = "valid"
-    channels: tuple[int, int] = (32, 64)
-    embedding: int = 512
+    padding: Literal["valid", "same"] = "valid"
+    channels: tuple[PositiveInt, PositiveInt] = (32, 64)
+    embedding: PositiveInt = 512
 
     def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
-        require(self.padding in ("valid", "same"), "model.padding", self.padding, "give valid or same")
-        need_pair("channels", self.channels)
-        need_positive("embedding", self.embedding)
         margin = 2 if self.padding == "same" else 0
         pixels = positions("ccfl_cnn", shape, lost=4 - 2 * margin)
         body = _conv5_twice(*self.channels, self.embedding, shape, pixels, padding=margin)

@@ -7,12 +7,13 @@ from math import prod
 
 from torch import nn
 
-from .base import Net, Shape, ShapeModel, chain, need_positive, need_rate
+from mpifl.core.options import PositiveInt, ShareBelowOne
+
+from .base import Net, Shape, ShapeModel, chain
 
 
 def _mlp(hidden: tuple[int, ...], shape: Shape, num_classes: int) -> Net:
     """Return fully connected layers with ReLU; the last hidden layer is the embedding."""
-    need_positive("hidden", *hidden)
     widths = (prod(shape), *hidden)
     layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
     for i, (before, after) in enumerate(zip(widths, hidden, strict=False), 1):
@@ -29,7 +30,7 @@ class MLP(ShapeModel):
         hidden: units of each hidden layer.
     """
 
-    hidden: tuple[int, ...] = (200,)
+    hidden: tuple[PositiveInt, ...] = (200,)
 
     def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
@@ -56,13 +57,11 @@ class FltMLP(ShapeModel):
         dropout: share of the units that are dropped in training.
     """
 
-    hidden: int = 200
-    dropout: float = 0.5
+    hidden: PositiveInt = 200
+    dropout: ShareBelowOne = 0.5
 
     def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
-        need_positive("hidden", self.hidden)
-        need_rate("dropout", self.dropout)
         body = chain(
             flatten=nn.Flatten(),
             fc1=nn.Linear(prod(shape), self.hidden),

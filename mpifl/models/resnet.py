@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .base import Net, Shape, ShapeModel, chain, need_positive
+from mpifl.core.options import PositiveInt
+
+from .base import Net, Shape, ShapeModel, chain
 
 Shortcut = Callable[[int, int], nn.Module]  # (channels before, after) -> module that halves the image
 
@@ -78,11 +80,10 @@ class ResNet18Cifar(ShapeModel):
         width: channels of the first stage; each further stage has twice as many.
     """
 
-    width: int = 64
+    width: PositiveInt = 64
 
     def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
-        need_positive("width", self.width)
         widths = tuple(self.width * 2**i for i in range(4))
         body = _body(shape[0], widths, 2, project)
         return Net(body, nn.Linear(widths[-1], num_classes), ["layer4"])

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Interval
 from torch import nn
 from torch.nn import functional as F
 
 from mpifl.core.errors import require
 from mpifl.core.federation import TOKENS, DataInfo
+from mpifl.core.options import PositiveInt, ShareBelowOne
 
-from .base import ModelOptions, Net, chain, need_layers, need_positive, need_rate
+from .base import ModelOptions, Net, chain
+
+Layers = Annotated[int, Interval(ge=1, le=1000)]
 
 
 class Last(nn.Module):
@@ -63,15 +67,12 @@ class LSTM(ModelOptions):
 
     takes: ClassVar[tuple[str, ...]] = (TOKENS,)
 
-    embedding: int = 8
-    hidden: int = 256
-    layers: int = 2
+    embedding: PositiveInt = 8
+    hidden: PositiveInt = 256
+    layers: Layers = 2
 
     def make_for(self, info: DataInfo) -> Net:
         """Return the network for tokens as in `info`."""
-        need_positive("embedding", self.embedding)
-        need_positive("hidden", self.hidden)
-        need_layers(self.layers)
         body = chain(
             tokens=nn.Embedding(info.vocabulary, self.embedding),
             recurrent=Recurrent(self.embedding, self.hidden, self.layers),
@@ -157,17 +158,13 @@ class Transformer(ModelOptions):
 
     takes: ClassVar[tuple[str, ...]] = (TOKENS,)
 
-    width: int = 64
-    heads: int = 4
-    layers: int = 2
-    dropout: float = 0.0
+    width: PositiveInt = 64
+    heads: PositiveInt = 4
+    layers: Layers = 2
+    dropout: ShareBelowOne = 0.0
 
     def make_for(self, info: DataInfo) -> Net:
         """Return the network for tokens as in `info`; it also takes shorter sequences."""
-        need_positive("width", self.width)
-        need_positive("heads", self.heads)
-        need_layers(self.layers)
-        need_rate("dropout", self.dropout)
         remedy = f"must be a multiple of the {self.heads} heads; give such a width, or other heads"
         require(self.width % self.heads == 0, "model.width", self.width, remedy)
         names = [f"layer{i}" for i in range(1, self.layers + 1)]

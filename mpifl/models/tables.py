@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import MinLen
 from torch import nn
 
 from mpifl.core.errors import require
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MULTI_HOT, NUMBERS, DataInfo
+from mpifl.core.options import PositiveInt, Remedy, ShareBelowOne
 
-from .base import ModelOptions, Net, OneHot, chain, need_positive, need_rate
+from .base import ModelOptions, Net, OneHot, chain
 
 
 class Columns(nn.Module):
@@ -82,6 +84,9 @@ class LinearRegression(ModelOptions):
         return _regression(info)
 
 
+LINEAR = Remedy("give one width or more, or use logistic or linear")
+
+
 @dataclass(frozen=True)
 class TableMLP(ModelOptions):
     """Fully connected layers with ReLU on numbers and embeddings of categories; embedding = the last layer.
@@ -96,18 +101,14 @@ class TableMLP(ModelOptions):
 
     takes: ClassVar[tuple[str, ...]] = (FEATURES,)
 
-    hidden: tuple[int, ...] = (128, 64)
-    embedding: int = 16
-    dropout: float = 0.0
+    hidden: Annotated[tuple[PositiveInt, ...], MinLen(1), LINEAR] = (128, 64)
+    embedding: PositiveInt = 16
+    dropout: ShareBelowOne = 0.0
 
     def make_for(self, info: DataInfo) -> Net:
         """Return the network for tables as in `info`."""
         remedy = f"takes tables [F], but samples are of shape {list(info.shape)}; use mlp"
         require(len(info.shape) == 1, "model.name", "table_mlp", remedy)
-        require(bool(self.hidden), "model.hidden", [], "give one width or more, or use logistic or linear")
-        need_positive("hidden", *self.hidden)
-        need_positive("embedding", self.embedding)
-        need_rate("dropout", self.dropout)
         inputs = Columns(info.categories, self.embedding) if any(info.categories) else None
         before = info.shape[0] if inputs is None else inputs.width
         layers: dict[str, nn.Module] = {"inputs": nn.Flatten() if inputs is None else inputs}

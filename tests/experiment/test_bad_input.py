@@ -153,7 +153,7 @@ OPTIONS = {
         ["--data.scenario", "{name: rotated, clients: 8, resize: 2147483648}"],
         ["data.scenario.resize = 2147483648", "10000"],
     ),
-    "2^31 ranks": (["--system.ranks", "2147483648"], ["system.ranks = 2147483648", "[1, 1e+06]"]),
+    "2^31 ranks": (["--system.ranks", "2147483648"], ["system.ranks = 2147483648", "[1, 1000000]"]),
     "a million layers": (
         [
             *("--data.source", "{name: generated, kind: tokens}", "--data.scenario", "{name: iid}"),

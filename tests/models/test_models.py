@@ -166,14 +166,7 @@ def test_emdcnn_takes_any_size_and_can_be_narrow(shape):
 @pytest.mark.parametrize(
     ("name", "options", "shape", "key"),
     [
-        ("mlp", {"hidden": (10, 0)}, GREY, "model.hidden"),
-        ("emdcnn", {"embedding": 0}, GREY, "model.embedding"),
-        ("emdcnn", {"channels": (0, 4)}, GREY, "model.channels"),
-        ("leaf_cnn", {"channels": (4, 4, 4)}, GREY, "model.channels"),
-        ("flt_mlp", {"dropout": 1.0}, GREY, "model.dropout"),
-        ("ccfl_cnn", {"padding": "full"}, GREY, "model.padding"),
         ("ccfl_cnn", {"padding": "same"}, (1, 3, 28), "model.name"),
-        ("resnet18_cifar", {"width": 0}, COLOUR, "model.width"),
         ("resnet18", {}, (2, 32, 32), "model.name"),
         ("vit_b_16", {}, (3, 32, 48), "model.name"),
         ("vit_b_16", {}, (3, 28, 28), "model.name"),
@@ -210,8 +203,6 @@ def test_lenet5_may_draw_its_dense_layers_he_uniform_too():
         largest = [m.get_submodule(layer).weight.abs().max().item() for m in (plain, he)]
         assert largest[0] <= inputs**-0.5
         assert 0.97 * (6 / inputs) ** 0.5 < largest[1] <= (6 / inputs) ** 0.5
-    with pytest.raises(UserError, match=r"model\.he_uniform = 'dense'"):
-        build("lenet5", COLOUR, he_uniform="dense")
 
 
 def test_grey_images_are_repeated_for_torchvision_models():
