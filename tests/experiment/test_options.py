@@ -154,6 +154,7 @@ def test_choices_are_found_inside_other_types():
 class Some(Options):
     shares: tuple[Annotated[float, Gt(0)], ...] = ()
     words: tuple[Literal["a", "b"], ...] = ()
+    pair: tuple[int, int] = (0, 0)
     size: Annotated[int, Ge(1)] | None = None
     mode: Literal["a", "b"] | None = None
 
@@ -164,6 +165,7 @@ class Some(Options):
         ({"shares": (1.0, 0.0)}, "shares = [1.0, 0.0]: each must be above 0"),
         ({"words": ["c"]}, "words = ['c']: use some of a, b"),
         ({"words": "a"}, "words = 'a': must be a list"),
+        ({"pair": (1,)}, "pair = [1]: must be a list of 2 values"),
         ({"size": 0}, "size = 0: must be 1 or more, or null"),
         ({"size": True}, "size = True: must be of type int, or null"),
         ({"mode": "c"}, "mode = 'c': use one of a, b, or null"),

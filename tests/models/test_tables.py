@@ -56,9 +56,6 @@ def test_a_category_has_its_row_of_the_embedding():
         ("linear", {}, MIXED, "model.name"),
         ("table_mlp", {}, DataInfo((1, 8, 8), 3, "features"), "model.name"),
         ("table_mlp", {}, DataInfo((8,), 3, "tokens", vocabulary=5), "model.name"),
-        ("table_mlp", {"hidden": ()}, PLAIN, "model.hidden"),
-        ("table_mlp", {"embedding": 0}, MIXED, "model.embedding"),
-        ("table_mlp", {"dropout": -0.5}, PLAIN, "model.dropout"),
     ],
 )
 def test_what_cannot_work_is_refused(name, options, info, key):
