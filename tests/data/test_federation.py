@@ -501,7 +501,7 @@ def test_what_a_users_scenario_returns_is_checked_by_type_and_range(cache, where
     ("where", "says"),
     [
         ("normalise", "data.scenario.normalise = 'by hand': known: standard"),
-        ("resize", "data.scenario.resize = 0: a side in pixels"),
+        ("resize", "data.scenario.resize = 0: give a whole number of pixels, 1 to"),
         ("resize float", "data.scenario.resize = 7.5: give a whole number"),
     ],
 )

@@ -162,8 +162,6 @@ def test_a_broken_picture_is_named_or_skipped(pets):
         federation = pets_of(pets, broken="skip", say=said.append)
     assert len(federation.pool.labels) == 8
     assert sum("cat/3.png and 1 more" in line for line in said) == 2
-    with pytest.raises(UserError, match=r"broken = 'ignore': refuse or skip"):
-        SOURCES["folder"](broken="ignore")
 
 
 def test_a_picture_of_sixteen_bits_is_refused_and_not_turned_white(pets):

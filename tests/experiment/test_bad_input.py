@@ -68,7 +68,7 @@ OPTIONS = {
         ["--policy.size", "3"],
         ["policy.size = 3: unknown key; rounds has no options: leave it out", "has it: buffer, waves\n"],
     ),
-    "unknown section": (["--training.lr", "1"], ["training", "known:"]),
+    "unknown section": (["--training.lr", "1"], ["training", "did you mean"]),
     "unknown key deep down": (
         ["--data.scenario.angle", "[0]"],
         ["data.scenario.angle", "did you mean 'angles'"],
@@ -159,7 +159,7 @@ OPTIONS = {
             *("--data.source", "{name: generated, kind: tokens}", "--data.scenario", "{name: iid}"),
             *("--model", "{name: lstm, layers: 1000000}"),
         ],
-        ["model.layers = 1000000", "use 1 to 1000"],
+        ["model.layers = 1000000", "must be in [1, 1000]"],
     ),
     "no groups to know": (
         ["--algorithm", "oracle", "--data.scenario", "iid"],

@@ -87,7 +87,7 @@ def test_a_folder_that_is_no_finished_run_is_refused(tmp_path, capsys):
     assert "start.run" in said
     assert f"has no {FILE}" in said
     assert "start.part = 'body': has no effect" in refused(capsys, *place, "--start.part", "body")
-    assert "use all or body" in refused(capsys, *place, "--start.run", "x", "--start.part", "head")
+    assert "use one of all, body" in refused(capsys, *place, "--start.run", "x", "--start.part", "head")
 
 
 def test_weights_of_which_the_earlier_run_leaves_nothing_are_refused(earlier, tmp_path, capsys):

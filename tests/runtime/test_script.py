@@ -54,7 +54,7 @@ def test_ten_lines_that_raise_end_with_one_message(mpirun, tmp_path):
     assert done.returncode == 2
     assert done.stdout.strip() == "[1]"
     assert done.stderr.count("mpifl: ") == 1
-    assert "mpifl: local.lr = -1.0: use a positive learning rate\n" in done.stderr
+    assert "mpifl: local.lr = -1.0: must be above 0\n" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -66,7 +66,7 @@ def test_a_script_goes_on_after_errors_and_ends_with_that_of_one_rank(mpirun, tm
     said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert said[0] == said[1] == said[2]
     (key, value, remedy), (_, calls, _) = said[0]
-    assert (key, value, remedy) == ("local.lr", "-1.0", "use a positive learning rate")
+    assert (key, value, remedy) == ("local.lr", "-1.0", "must be above 0")
     assert calls == "mpifl.run on rank 0, mpifl.resume on another"
     alone = mpifl.run(str(CONFIG), output={"folder": str(tmp_path), "id": "alone"})
     assert mpifl.load(tmp_path / "tiny-first").summary["digest"] == alone.summary["digest"]

@@ -129,8 +129,6 @@ def test_waves_go_on_where_clients_come_and_go(tmp_path):
     ("make", "message"),
     [
         (lambda: Waves(), "give size, every_s or both"),
-        (lambda: Waves(size=0), "size = 0: use 1 upload or more"),
-        (lambda: Waves(every_s=0.0), "every_s = 0.0: use 0.001 seconds or more"),
         (lambda: Waves(size=2).concurrency(6, 1), "policy.size = 2: only 1 visits are under way"),
         (lambda: Waves(size=2).check(CATALOGUE["ccfl"]()), "takes one upload at a time"),
         (lambda: Waves(size=2).check(CATALOGUE["emdcfl"]()), "runs under policy rounds only"),
