@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ class Sweep:
             case: a case of the file.
             changed: keys in which the run differs; they are left out.
         """
-        found = self.deciding(stated(case.config))
+        found = self.deciding(loader.non_default(case.config))
         kept = {key: value for key, value in found.items() if key not in changed}
         return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
@@ -177,17 +177,6 @@ def sweeps(paper: str | None = None) -> list[Sweep]:
         files = sorted((FOLDER / folder).glob("[!_]*.yaml"), key=lambda path: _by_number(path.stem))
         found += [sweep for path in files if "table" in (sweep := Sweep(folder, path.stem)).tree]
     return found
-
-
-def stated(section: Any) -> dict[str, Any]:
-    """Return the fields of a configuration that are not their defaults, and the class of each section."""
-    out: dict[str, Any] = {"": type(section).__name__}
-    for field in fields(section):
-        value = getattr(section, field.name)
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        if value != default:
-            out[field.name] = stated(value) if is_dataclass(value) else value
-    return out
 
 
 def row_title(labels: Mapping[str, str]) -> str:

@@ -31,7 +31,7 @@ from mpifl.results.identity import describe_inputs
 from mpifl.results.reader import load
 from mpifl.sweeps import papers
 from mpifl.sweeps.cases import Case, cases
-from mpifl.sweeps.papers import Sweep, few, row_title, stated, sweeps
+from mpifl.sweeps.papers import Sweep, few, row_title, sweeps
 from mpifl.sweeps.results import check_case, is_complete, result_of, started_with
 from mpifl.sweeps.table import markdown
 
@@ -297,7 +297,7 @@ def _trained(sweep: Sweep) -> dict[str, dict[str, Any]]:
     """The settings that decide the figures of each case that ran -> its record."""
     out = {}
     for case, one in sweep.recorded:
-        found = {**sweep.deciding(stated(case.config)), **one["changed"]}
+        found = {**sweep.deciding(loader.non_default(case.config)), **one["changed"]}
         out[json.dumps(found, sort_keys=True, default=str)] = one
     return out
 
