@@ -8,37 +8,23 @@ the paper averages by samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from mpifl.core.federation import Split
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    RowUpdates,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Client, Key, Message, Needs, Notes, Plan, Report, Server, State
 from mpifl.core.mixing import average
 from mpifl.core.options import NonNegativeInt
-from mpifl.core.parameters import put, take
+from mpifl.core.parameters import take
 from mpifl.training.evaluation import evaluate_tuned
+
+from .shared_part import SharedPart
 
 
 @dataclass(frozen=True)
-class FedBABU(RowUpdates, Algorithm):
+class FedBABU(SharedPart):
     """One table, `body`; the head is the initial one, known to all from the seed.
 
     Attributes:
@@ -54,20 +40,6 @@ class FedBABU(RowUpdates, Algorithm):
     paper = "oh2022fedbabu"
     needs = Needs(averages=True)
 
-    @property
-    def holds(self) -> Mapping[str, str]:
-        """Table `body` holds the body."""
-        return {"body": "body"}
-
-    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Start all bodies alike."""
-        body = take(problem.init(0), problem.layout.part("body"))
-        return Server({"body": body[None]}, np.zeros(problem.num_clients, np.int64))
-
-    def reads(self, server: Server, k: int) -> Reads:
-        """Download the body."""
-        return {"body": (0,)}
-
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the body under the frozen head."""
         part = client.layout.part("body")
@@ -77,10 +49,6 @@ class FedBABU(RowUpdates, Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average the bodies."""
         return Plan([average(notes, None if self.weighted else np.ones(len(notes)), into="body", of="body")])
-
-    def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return the shared body under the common head."""
-        return put(client.init, client.layout.part("body"), message["body"][0])
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
         """Evaluate after fine-tuning, and before (`_initial`)."""

@@ -9,7 +9,7 @@ experiments; eta is tuned per task there (1e-2.5 to 10). Buffers are averaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,11 +19,9 @@ from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisits, Plan, P
 from mpifl.core.mixing import average
 from mpifl.core.options import PositiveFloat, ShareBelowOne
 
-Second = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (v, Delta^2) -> the next v
-
 
 @dataclass(frozen=True)
-class FedAdam(PlainVisits, RowUpdates, Algorithm):
+class AdaptiveServer(PlainVisits, RowUpdates, Algorithm, ABC):
     """Table `model`, and tables `first` and `second`, its moments, that nobody reads.
 
     Attributes:
@@ -41,72 +39,45 @@ class FedAdam(PlainVisits, RowUpdates, Algorithm):
     paper = "reddi2021adaptive"
     needs = Needs(server_update=True, averages=True)
 
+    @abstractmethod
+    def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+        """Return the next v from v and Delta^2."""
+
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with m = 0 and v = tau^2."""
-        return _start(problem, self.tau)
+        m = torch.zeros(1, problem.layout.num_parameters)
+        tables = {"model": problem.init(0)[None], "first": m, "second": torch.full_like(m, self.tau**2)}
+        return Server(tables, np.zeros(problem.num_clients, np.int64))
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average by samples."""
         return Plan([average(notes)])
 
     def server_update(self, old: Server, new: Server) -> Server:
+        """Take an adaptive step along Delta = averaged - old; buffers are averaged."""
+        x, m, v = (old.tables[name] for name in ("model", "first", "second"))
+        p = m.shape[1]
+        delta = (new.tables["model"] - x)[:, :p]
+        m = self.beta1 * m + (1 - self.beta1) * delta
+        v = self.second(v, delta.square())
+        moved = x[:, :p] + self.server_lr * m / (v.sqrt() + self.tau)
+        model = torch.cat([moved, new.tables["model"][:, p:]], 1)
+        return replace(new, tables={**new.tables, "model": model, "first": m, "second": v})
+
+
+@dataclass(frozen=True)
+class FedAdam(AdaptiveServer):
+    """Adam at the server: table `model` and its moments `first` and `second`."""
+
+    def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """v <- beta2 v + (1 - beta2) Delta^2."""
-
-        def second(v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-            return self.beta2 * v + (1 - self.beta2) * square
-
-        return _adapted(old, new, self.server_lr, self.beta1, self.tau, second)
+        return self.beta2 * v + (1 - self.beta2) * square
 
 
 @dataclass(frozen=True)
-class FedYogi(PlainVisits, RowUpdates, Algorithm):
-    """Table `model`, and tables `first` and `second`, its moments, that nobody reads.
+class FedYogi(AdaptiveServer):
+    """Yogi at the server: table `model` and its moments `first` and `second`."""
 
-    Attributes:
-        server_lr: eta, learning rate of the server.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        tau: degree of adaptivity, added to sqrt(v) in the denominator of a step.
-    """
-
-    server_lr: PositiveFloat = 0.01
-    beta1: ShareBelowOne = 0.9
-    beta2: ShareBelowOne = 0.99
-    tau: PositiveFloat = 1e-3
-
-    paper = "reddi2021adaptive"
-    needs = Needs(server_update=True, averages=True)
-
-    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Start with m = 0 and v = tau^2."""
-        return _start(problem, self.tau)
-
-    def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Average by samples."""
-        return Plan([average(notes)])
-
-    def server_update(self, old: Server, new: Server) -> Server:
+    def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
-
-        def second(v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-            return v - (1 - self.beta2) * square * torch.sign(v - square)
-
-        return _adapted(old, new, self.server_lr, self.beta1, self.tau, second)
-
-
-def _start(problem: ProblemInfo, tau: float) -> Server:
-    m = torch.zeros(1, problem.layout.num_parameters)
-    tables = {"model": problem.init(0)[None], "first": m, "second": torch.full_like(m, tau**2)}
-    return Server(tables, np.zeros(problem.num_clients, np.int64))
-
-
-def _adapted(old: Server, new: Server, eta: float, beta1: float, tau: float, second: Second) -> Server:
-    """Return the server after an adaptive step along Delta = averaged - old, buffers averaged."""
-    x, m, v = (old.tables[name] for name in ("model", "first", "second"))
-    p = m.shape[1]
-    delta = (new.tables["model"] - x)[:, :p]
-    m = beta1 * m + (1 - beta1) * delta
-    v = second(v, delta.square())
-    moved = x[:, :p] + eta * m / (v.sqrt() + tau)
-    model = torch.cat([moved, new.tables["model"][:, p:]], 1)
-    return replace(new, tables={**new.tables, "model": model, "first": m, "second": v})
+        return v - (1 - self.beta2) * square * torch.sign(v - square)

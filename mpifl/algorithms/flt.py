@@ -35,8 +35,15 @@ from annotated_types import Interval
 from torch import nn
 
 from mpifl.clustering.distances import closest_pair, matching_distance, pairwise
-from mpifl.clustering.partitions import kmeans
-from mpifl.clustering.server_plans import check_case, linked_clients, regrouped, related_plan, related_server
+from mpifl.clustering.server_plans import (
+    centroids_of_all,
+    check_case,
+    client_centroids,
+    linked_clients,
+    regrouped,
+    related_plan,
+    related_server,
+)
 from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
@@ -58,7 +65,6 @@ from mpifl.core.method import (
 from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt
 from mpifl.core.parameters import put, take
 
-KMEANS_SEED = 43  # the repository's
 ROUNDING = 1e-5  # of pixels that were resized
 NOBODY = np.zeros(0, np.int64)
 DISTANCES = {"matching": matching_distance, "closest": closest_pair}
@@ -155,30 +161,20 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         codes = ae.embed(w, ae.data.train.x).cpu().numpy()
         classes = client.layout.num_classes
         k = self.centroids or len(torch.unique(client.data.train.y))
-        found = kmeans(codes, min(k, len(codes)), seed=KMEANS_SEED).centres
-        padded = np.full((self.centroids or classes, self.code), np.nan)
-        padded[: len(found)] = found
-        return client.report({"centroids": padded})
+        return client.report({"centroids": client_centroids(codes, k, self.centroids or classes)})
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Link the initial clients."""
         assert fingerprints is not None
-        centroids = np.full((problem.num_clients, *fingerprints["centroids"].shape[1:]), np.nan)
-        centroids[fingerprints.client] = fingerprints["centroids"]
+        centroids = centroids_of_all(fingerprints, problem.num_clients)
         found = np.isfinite(fingerprints["centroids"][:, :, 0]).sum()
         joined = len(fingerprints.client) < problem.num_clients
         self._check_points(int(found), joined, "algorithm.centroids")
         server = related_server(
             problem, fingerprints.client, self._linked(centroids, fingerprints.client, NOBODY)
         )
-        return replace(
-            server,
-            algorithm_state={
-                **server.algorithm_state,
-                "centroids": centroids,
-                "founders": fingerprints.client,
-            },
-        )
+        kept = {"centroids": centroids, "founders": fingerprints.client}
+        return replace(server, algorithm_state={**server.algorithm_state, **kept})
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Link new clients with all known clients."""

@@ -25,8 +25,15 @@ import torch
 from annotated_types import Interval
 
 from mpifl.clustering.distances import matching_distance, pairwise
-from mpifl.clustering.partitions import kmeans
-from mpifl.clustering.server_plans import check_case, linked_clients, regrouped, related_plan, related_server
+from mpifl.clustering.server_plans import (
+    centroids_of_all,
+    check_case,
+    client_centroids,
+    linked_clients,
+    regrouped,
+    related_plan,
+    related_server,
+)
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -43,8 +50,6 @@ from mpifl.core.method import (
     Vector,
 )
 from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt
-
-KMEANS_SEED = 43  # the repository's
 
 
 @dataclass(frozen=True)
@@ -83,16 +88,13 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
         x = client.data.train.x.flatten(1).cpu().numpy().astype(np.float64)  # [n, D]
         e = min(self.components, x.shape[1])
         rows = np.tile(x, (-(-e // len(x)), 1))
-        found = kmeans(_scores(rows, e)[: len(x)], min(self.centroids, len(x)), seed=KMEANS_SEED).centres
-        padded = np.full((self.centroids, e), np.nan)
-        padded[: len(found)] = found
-        return client.report({"centroids": padded})
+        scores = _scores(rows, e)[: len(x)]
+        return client.report({"centroids": client_centroids(scores, self.centroids, self.centroids)})
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Link the initial clients."""
         assert fingerprints is not None
-        centroids = np.full((problem.num_clients, *fingerprints["centroids"].shape[1:]), np.nan)
-        centroids[fingerprints.client] = fingerprints["centroids"]
+        centroids = centroids_of_all(fingerprints, problem.num_clients)
         server = related_server(problem, fingerprints.client, self._linked(centroids[fingerprints.client]))
         return replace(server, algorithm_state={**server.algorithm_state, "centroids": centroids})
 

@@ -22,7 +22,9 @@ from mpifl.core.mixing import Mixing, Plan, by_cluster, carry, own_rows
 from mpifl.core.types import Notes, ProblemInfo, Server
 
 from .distances import cosine_matrix, euclidean_matrix
-from .partitions import agglomerative, neighbourhoods, silhouette
+from .partitions import agglomerative, kmeans, neighbourhoods, silhouette
+
+KMEANS_SEED = 43  # of centroids, as in the repository of FLT
 
 
 def clustered_server(problem: ProblemInfo, clients: np.ndarray, labels: np.ndarray) -> Server:
@@ -99,6 +101,27 @@ def inherited(labels: np.ndarray, old: np.ndarray, num_old: int) -> np.ndarray:
         out[members] = np.bincount(names).argmax() if len(names) else free
         free += int(not len(names))
     return out
+
+
+def client_centroids(samples: np.ndarray, k: int, rows: int) -> np.ndarray:
+    """Return the centroids of a client's samples, as FLT's clients send them [rows, e].
+
+    Args:
+        samples: the samples [n, e].
+        k: number of centroids; at most n.
+        rows: number of rows; those beyond the centroids are NaN.
+    """
+    found = kmeans(samples, min(k, len(samples)), seed=KMEANS_SEED).centres
+    padded = np.full((rows, samples.shape[1]), np.nan)
+    padded[: len(found)] = found
+    return padded
+
+
+def centroids_of_all(fingerprints: Notes, num_clients: int) -> np.ndarray:
+    """Return the centroids of all clients [N, k, e], NaN for those that sent none."""
+    centroids = np.full((num_clients, *fingerprints["centroids"].shape[1:]), np.nan)
+    centroids[fingerprints.client] = fingerprints["centroids"]
+    return centroids
 
 
 def check_case(case: str, num_clusters: int) -> None:
