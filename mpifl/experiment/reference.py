@@ -327,7 +327,11 @@ def describe(name: str, cls: type) -> str:
     module = inspect.getdoc(sys.modules[cls.__module__])
     if is_method and module:
         lines += [module, ""]
-    lines += [inspect.getdoc(cls) or "", "", "Fields and defaults:"]
+    text = inspect.getdoc(cls) or ""
+    lines += [text, ""]
+    if "Attributes:" not in text and (inherited := meanings(cls)):
+        lines += ["Attributes:", *(f"    {name}: {said}" for name, said in inherited.items()), ""]
+    lines += ["Fields and defaults:"]
     for f in dataclasses.fields(cls):
         default = "required" if f.default is dataclasses.MISSING else repr(f.default)
         choices = ", ".join(choices_of(types_of(cls)[f.name]))
