@@ -134,7 +134,7 @@ def _table(found: Sequence[Key]) -> Iterator[str]:
         examples = f" With a unit: {key.examples}." if key.examples else ""
         default = f"`{_cell(key.default)}`" if key.default else ""
         meaning = f"{_cell(key.meaning)}{choices}{_cell(examples)}"
-        yield f"| `{key.path}` | {key.type} | {_cell(key.unit)} | {default} | {meaning} |"
+        yield f"| `{key.path}` | {_cell(key.type)} | {_cell(key.unit)} | {default} | {meaning} |"
 
 
 def _cell(text: str) -> str:

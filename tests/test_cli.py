@@ -297,6 +297,7 @@ def test_a_resolved_configuration_fits_the_schema(fits):
         {"local": {"epoch": 1}},
         {"system": {"device": "tpu"}},
         {"rounds": 0},
+        {"local": {"lr": 0}},
         {"local": {"momentum": 1.0}},
         {"evaluation": {"by": ["colour"]}},
         {"algorithm": {"name": "fedprox", "mu": -0.1}},

@@ -332,10 +332,10 @@ def describe(name: str, cls: type) -> str:
     if "Attributes:" not in text and (inherited := meanings(cls)):
         lines += ["Attributes:", *(f"    {name}: {said}" for name, said in inherited.items()), ""]
     lines += ["Fields and defaults:"]
-    for f in dataclasses.fields(cls):
-        default = "required" if f.default is dataclasses.MISSING else repr(f.default)
-        choices = ", ".join(choices_of(types_of(cls)[f.name]))
-        lines.append(f"  {f.name}: {choices or type_text(types_of(cls)[f.name])} = {default}")
+    defaults = {f.name: _default(f) for f in dataclasses.fields(cls)}
+    for name, hint in types_of(cls).items():
+        default = "required" if defaults[name] is dataclasses.MISSING else repr(defaults[name])
+        lines.append(f"  {name}: {', '.join(choices_of(hint)) or type_text(hint)} = {default}")
     if is_method:
         lines += ["", citation(cls)]
     return "\n".join(lines)

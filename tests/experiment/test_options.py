@@ -175,3 +175,13 @@ def test_a_message_names_key_value_and_remedy(given, message):
     with pytest.raises(UserError) as error:
         Some(**given)
     assert str(error.value) == message
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    size: Annotated[int, Ge(1)] = 1
+
+
+def test_the_options_of_a_plain_dataclass_are_checked_in_files():
+    with pytest.raises(UserError, match=r"model\.size = 0: must be 1 or more"):
+        from_tree(Plain, {"size": 0}, "model")
