@@ -21,7 +21,6 @@ NAMES = {
         "Mixing",
         "Plan",
         "sample_weights",
-        "shares",
         "Sweep",
         "sweep",
         "load_sweep",

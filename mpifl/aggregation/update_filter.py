@@ -89,6 +89,7 @@ class UpdateFilter:
     Attributes:
         at_clients: whether it changes what clients receive or send, so that no visit only trains.
         at_server: whether it needs whole tables on rank 0.
+        in_main_memory: whether it takes uploads in main memory, also those of a device.
         hides_uploads: whether no upload is sent as it is; `plan` books what is sent instead.
         moves_rows: whether it changes rows even in a step without any upload.
         remembers: kind of state in the clients' store that it keeps between visits; empty for none.
@@ -99,6 +100,7 @@ class UpdateFilter:
     at_server: ClassVar[bool] = False
     hides_uploads: ClassVar[bool] = False
     moves_rows: bool = False
+    in_main_memory: bool = False
     remembers: str = ""
     state: ClassVar[str] = ""
 
@@ -195,6 +197,11 @@ class UpdateFilters:
     def at_server(self) -> bool:
         """Whether any filter needs whole tables on rank 0."""
         return any(f.at_server for f in self.filters)
+
+    @property
+    def in_main_memory(self) -> bool:
+        """Whether any filter takes uploads in main memory."""
+        return any(f.in_main_memory for f in self.filters)
 
     @property
     def hide_uploads(self) -> bool:

@@ -241,7 +241,10 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
     for name in tree:
         if name not in known:
             fixed: str = getattr(cls, "tested_on", "") if name == "test_share" else ""  # of scenarios
-            elsewhere = [] if path else list(dict.fromkeys(_keys_named(str(name), Config, "")))
+            leaf, below = name, tree[name]
+            while isinstance(below, Mapping) and below:
+                leaf, below = next(iter(below.items()))
+            elsewhere = [] if path else list(dict.fromkeys(_keys_named(str(leaf), Config, "")))
             meant = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else nearest(str(name), known)
             unknown = f"unknown key; {meant}"
             raise UserError(_below(path, name), tree[name], fixed or unknown)

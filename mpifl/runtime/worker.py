@@ -121,7 +121,7 @@ class Worker:
         self._remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
         self._trained = upload_named(config.algorithm, RowUpdates, "trained")
         reused = self._remembered is not None or uses(config.algorithm, SecondLook)
-        self._sums_only = config.sums.exact and not reused
+        self._sums_only = config.sums.exact and not (reused or config.filters.in_main_memory)
         self._originals = Originals()
         self._plain: PlainVisitRunner | None = None
         if (visit := plain_visit(config.algorithm)) is not None and config.stack == 1:

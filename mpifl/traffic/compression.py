@@ -232,6 +232,7 @@ class Coder(UpdateFilter):
     def __init__(self, payload: Payload, parts: VectorParts) -> None:
         self.payload, self.parts = payload, parts
         self.remembers = RESIDUALS if payload.error_feedback else ""
+        self.in_main_memory = payload.compresses
 
     def download(self, message: Message) -> Message:
         """Return a message with rounded vectors."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mpifl.comm.monitoring import ALLTOALLV, parse_monitoring
+from campaigns.mpi_bytes import ALLTOALLV, parse_monitoring
 from numpy.testing import assert_allclose
 from support import toy
 from support.runs import CONFIG, RUNS, SCRIPT, TASK_RUNS, Alone, Runs, columns_of

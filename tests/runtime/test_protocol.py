@@ -72,7 +72,7 @@ def test_tasks_of_each_rank_hold_the_reads_that_it_needs():
     works = {6: Fraction(1, 2)}
     looks = np.eye(4, dtype=bool)
     for work, looks_at in (({}, None), (works, None), ({}, looks), (works, looks)):
-        tasks = TaskTable(columns, reads, looks_at, None, work)
+        tasks = TaskTable(columns, reads, looks_at, {}, work)
         nobody, one, two = parted(tasks, np.array([1, 2, 2, 1]), 3)
         assert len(nobody) == 0
         found = [replace(task, looks_at=None) for task in (*one, *two)]

@@ -807,7 +807,7 @@ def test_the_figure_of_a_sweep_shows_training_data_where_they_were_evaluated(
 ):
     drawn: list[Curve] = []
     monkeypatch.setattr(sweep_results, "FIRST_DRAWING_S", first)
-    monkeypatch.setattr("mpifl.sweeps.results.draw", lambda curves, path: drawn.extend(curves))
+    monkeypatch.setattr("mpifl.sweeps.results.draw_sweep", lambda curves, path: drawn.extend(curves))
     place = ["--output.folder", str(tmp_path), "--output.id", "x", "--evaluation.every", "1"]
     folder = sweep(TINY, [*place, "--vary", "{evaluation.train: [true, false]}"], Single(), quiet=True)
     with (folder / "tiny-True" / "metrics.csv").open() as lines:
