@@ -204,12 +204,12 @@ class UpdateFilters:
         return any(f.in_main_memory for f in self.filters)
 
     @property
-    def hide_uploads(self) -> bool:
+    def hides_uploads(self) -> bool:
         """Whether no upload is sent as it is."""
         return any(f.hides_uploads for f in self.filters)
 
     @property
-    def move_rows(self) -> bool:
+    def moves_rows(self) -> bool:
         """Whether a step changes rows even without any upload."""
         return any(f.moves_rows for f in self.filters)
 

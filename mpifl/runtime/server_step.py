@@ -401,7 +401,7 @@ class ServerStep:
     def _is_given_up(self, plan: Plan) -> bool:
         """Return whether too few clients remained for every row, so that the step changes no row."""
         masked = [mixing for mixing in plan.mixings if mixing.masks is not None]
-        moved = self.config.filters.move_rows or any(mixing.weights.any() for mixing in masked)
+        moved = self.config.filters.moves_rows or any(mixing.weights.any() for mixing in masked)
         return bool(masked) and not moved
 
     def _compare(
@@ -701,7 +701,7 @@ class ServerStep:
         self.scheduler.record_speeds(work.tolist(), seconds)
         dropped.sort(key=lambda d: d.client)
         nobody = not any(table.fresh for table in tables)
-        self.drop(dropped, nobody and not self.config.filters.move_rows)
+        self.drop(dropped, nobody and not self.config.filters.moves_rows)
         for table in tables:
             self.book(batch.step, table)
             if hook == "local_update":
@@ -764,7 +764,7 @@ class ServerStep:
         ledger, unsent = self.ledger, reports.unsent
         if reports.fresh:
             for name, numbers in reports.sizes.items():
-                if name not in unsent and not self.config.filters.hide_uploads:
+                if name not in unsent and not self.config.filters.hides_uploads:
                     ledger.add_up(step, name, reports.client, numbers, reports.bytes[name])
             for name, sizes in reports.note_sizes.items():
                 if name not in unsent:

@@ -156,7 +156,7 @@ class SynchronousEngine(Engine):
             for k, rows in reads.items():
                 up[k], beside = self._upload_sizes.in_round(server, rows, len(self._cohort))
                 down[k] = download_bytes(rows, widths, payload) + beside + stamp
-            server_step.expect_uploads({} if server_step.config.filters.hide_uploads else up)
+            server_step.expect_uploads({} if server_step.config.filters.hides_uploads else up)
             for k, size in self._upload_sizes.statistics(server, self._cohort).items():
                 down[k], up[k] = down[k] + size.down, up[k] + size.up
             if uses(server_step.algorithm, SecondLook):

@@ -71,7 +71,7 @@ class UploadSizes:
             reads: rows that the client downloads.
             num_clients: number of clients in the round.
         """
-        if not self.server_step.config.filters.hide_uploads:
+        if not self.server_step.config.filters.hides_uploads:
             return self.clear(server, reads), 0
         kind = num_clients, kind_of_visit(reads)
         if kind not in self._hidden:

@@ -122,6 +122,6 @@ def test_without_filters_nothing_changes():
         assert chain.server(SERVER) is SERVER
         assert chain.traffic({"model": 4}, REPORT, 4, 7) == (0, {"model": 4})
         assert not len(chain.lost(1, np.arange(5)))
-        assert not any((chain.at_clients, chain.at_server, chain.hide_uploads, chain.move_rows))
+        assert not any((chain.at_clients, chain.at_server, chain.hides_uploads, chain.moves_rows))
         assert chain.figures() == chain.told() == chain.state_dict() == {}
         assert chain.remembered == []
