@@ -159,7 +159,8 @@ def pages() -> dict[Path, str]:
         if found:
             by = "Written by `tests/campaigns/record_papers.py`; see the [index](README.md)."
             head = f"# {papers.PAPERS[paper]}\n\n{by}\n"
-            sections = [_section(sweep, _other_figures(sweep, found)) for sweep in found]
+            trained = {sweep.name: _trained(sweep) for sweep in found}
+            sections = [_section(sweep, _other_figures(sweep, found, trained)) for sweep in found]
             out[PAGES / f"{paper}.md"] = "\n".join([head, *sections])
     return out
 
@@ -183,17 +184,20 @@ def _index(every: Mapping[str, Sequence[Sweep]]) -> str:
     return "\n".join(out)
 
 
-def _other_figures(sweep: Sweep, found: Sequence[Sweep]) -> list[str]:
+def _other_figures(
+    sweep: Sweep, found: Sequence[Sweep], trained: Mapping[str, Mapping[str, dict[str, Any]]]
+) -> list[str]:
     """Return a sentence for each case that has other figures in another sweep with the same settings.
 
     Args:
         sweep: the sweep whose section is written.
         found: all recorded sweeps of the paper.
+        trained: name of each of these -> settings that decide the figures of a case -> its record.
     """
     out = []
     for other in (other for other in found if other.name != sweep.name):
-        for settings, one in _trained(sweep).items():
-            again = _trained(other).get(settings, one)
+        for settings, one in trained[sweep.name].items():
+            again = trained[other.name].get(settings, one)
             shared = one["values"].keys() & again["values"].keys()
             if any(one["values"][name] != again["values"][name] for name in shared):
                 labels, there = one["labels"], row_title(again["labels"])
