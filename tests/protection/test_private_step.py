@@ -172,8 +172,6 @@ def test_poisson_cohorts_differ_in_size_and_a_round_without_clients_is_noise_alo
 class FailingAt(FedAvg):
     """FedAvg of which all clients fail in their first visit, and then clients 0 to 2."""
 
-    plain_visit = None
-
     def local_update(self, message, state, client, key):
         """Fail, or train."""
         if message.step == 1 or client.id < 3:

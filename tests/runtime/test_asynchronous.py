@@ -610,8 +610,6 @@ class Failing(CATALOGUE["fedce"]):
 class FailingAt3(CATALOGUE["fedasync"]):
     """FedAsync of which client 3 always fails."""
 
-    plain_visit = None
-
     def local_update(self, message, state, client, key):
         """Fail."""
         if client.id == 3:
@@ -640,8 +638,6 @@ def test_a_stale_visit_has_the_learning_rate_of_the_step_in_which_it_starts(tmp_
     found = {}
 
     class Asked(CATALOGUE["fedasync"]):
-        plain_visit = None
-
         def local_update(self, message, state, client, key):
             """Note the step and the rate."""
             found[client.id, client.visit] = message.step, client.sgd(message["model"][0], key).lr
