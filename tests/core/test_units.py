@@ -100,5 +100,5 @@ def test_a_configuration_with_units_is_that_with_numbers():
 def test_the_reference_names_units_and_how_they_are_written(capsys):
     main(["show", "network.uplink_bytes_s"])
     said = capsys.readouterr().out
-    assert "float or null, in bytes per second, default null" in said
+    assert "float > 0 or null, in bytes per second, default null" in said
     assert "With a unit: 1Mbit/s, 125kB/s or 1Gbit/s." in said
