@@ -96,6 +96,8 @@ def there(request, mpirun, cache, tmp_path_factory) -> There:
 def test_digests_and_tables_do_not_depend_on_the_ranks(alone, there):
     for name in there.names:
         one, other = alone.summary(name), there.summary(name)
+        for summary in (one, other):
+            summary["settings"].pop("start", None)  # names the folder of another run
         assert one["ranks"] == 1
         assert other["ranks"] == there.ranks
         for figure in one:
