@@ -1,4 +1,4 @@
-# What the scripts of jobs share (slurm, pbs, lsf, hosts, workstation): a run is started, stopped in time, and judged by what
+# What the scripts of jobs share (slurm, pbs, lsf, gridengine, hosts, workstation): a run is started, stopped in time, and judged by what
 # rank 0 says at its end. mpirun also ends with 0 if a node dies, a host is cut off or a scheduler ends its daemons.
 # They set `launcher` and `program`, the words of the two commands.
 me=${me:-${0##*/}}
@@ -32,6 +32,9 @@ gently() {
 
 # saves SIGNAL: SIGUSR1 follows for the run, which writes its state and goes on.
 saves() { trap 'send USR1' "$@"; }
+
+# part TASK FIRST LAST STEP: of a sweep's cases, a task of an array takes one part of as many as the array has tasks.
+part() { program+=(--case "$((($1 - $2) / $4 + 1))/$((($3 - $2) / $4 + 1))"); }
 
 # run_job: run "${launcher[@]}" "${program[@]}" to its end. Sets `told`, what rank 0 left: nothing, `began` or its exit code; and
 # `code`: that exit code, else the launcher's, but `unfinished` instead of 0. Rank 0 must see this folder, as it must see runs/.
