@@ -38,10 +38,10 @@ from mpifl.runtime.server_step import NO_MODELS, NO_SINGLE_MODEL
 from mpifl.traffic.compression import INDEX_BYTES, Payload
 from mpifl.traffic.encoding import (
     download_bytes,
+    hidden_bytes,
     statistics_size,
     time_stamp_bytes,
     upload_bytes,
-    vector_bytes,
 )
 from mpifl.traffic.ledger import Ledger
 from mpifl.training.client import LocalClient, public_clients
@@ -128,10 +128,9 @@ def forecast(context: RunContext) -> TrafficForecast:
     kept = _kept_bytes(context, report, state, len(client.optimizer_memory()))
     upload = upload_bytes(config.payload, filters, report, message)
     per_round = _round_bytes(context, server, upload)
-    clear, m = vector_bytes(config.payload, filters, report, message), context.decisions.num_sampled
-    beside, sent = filters.traffic(clear, report, m, config.payload.header_bytes)
-    more = m * (sum(sent.values()) - sum(clear.values()))
-    per_round, secure = (per_round[0] + m * beside, per_round[1] + more), config.secure_aggregation
+    m, secure = context.decisions.num_sampled, config.secure_aggregation
+    down, up = hidden_bytes(config.payload, filters, report, message, m)
+    per_round = per_round[0] + m * down, per_round[1] + m * up
     why = algorithm.traffic_depends_on
     if context.config.policy.traffic_depends_on:
         why = context.config.policy.traffic_depends_on

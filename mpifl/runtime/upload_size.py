@@ -16,10 +16,10 @@ from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.types import Message, Reads, Report, Server
 from mpifl.traffic.encoding import (
     StatisticsSize,
+    hidden_bytes,
     statistics_size,
     time_stamp_bytes,
     upload_bytes,
-    vector_bytes,
 )
 
 from .hook_errors import MOST_TRIED, ClientCall, first_that_works
@@ -112,10 +112,8 @@ def _hidden_size(server_step: ServerStep, server: Server, num_clients: int, kind
     """Return the sizes of a kind of visit; see `UploadSizes.in_round`."""
     c = server_step.config
     report, message = _upload(server_step, server, kind)
-    clear = vector_bytes(c.payload, c.filters, report, message)
-    down, hidden = c.filters.traffic(clear, report, num_clients, c.payload.header_bytes)
-    up = _clear_size(server_step, report, message)
-    return up - sum(clear.values()) + sum(hidden.values()), down
+    down, up = hidden_bytes(c.payload, c.filters, report, message, num_clients)
+    return _clear_size(server_step, report, message) + up, down
 
 
 def _clear_size(server_step: ServerStep, report: Report, message: Message) -> int:

@@ -69,6 +69,23 @@ def upload_bytes(payload: NumberFormat, filters: UpdateFilters, report: Report, 
     return vectors + sum(payload.size(numbers, note=True) for numbers in notes.values())
 
 
+def hidden_bytes(
+    payload: NumberFormat, filters: UpdateFilters, report: Report, message: Message, clients: int
+) -> tuple[int, int]:
+    """Return the bytes (down, up) that a client moves in a round only because filters hide its vectors.
+
+    Args:
+        payload: the form in which they are sent.
+        filters: what happens to the report on its way.
+        report: the client's report.
+        message: the client's download.
+        clients: number of clients in the round.
+    """
+    clear = vector_bytes(payload, filters, report, message)
+    down, sent = filters.traffic(clear, report, clients, payload.header_bytes)
+    return down, sum(sent.values()) - sum(clear.values())
+
+
 @dataclass(frozen=True)
 class StatisticsSize:
     """What a client moves for one-shot statistics.
