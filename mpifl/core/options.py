@@ -200,11 +200,7 @@ def holds(bound: Any, value: Any) -> bool:
 
 def bounds_text(bounds: Sequence[Any]) -> str:
     """Return what values must be, such as `must be in (0, 1]`; empty for no bounds."""
-    low, high = _interval(bounds)
-    ranges = {(True, True): f"in {low}, {high}", (False, False): ""}
-    ranges[True, False] = f"above {low[1:]}" if low.startswith("(") else f"{low[1:]} or more"
-    ranges[False, True] = f"below {high[:-1]}" if high.endswith(")") else f"{high[:-1]} or less"
-    words = [ranges[bool(low), bool(high)], *_other_bounds(bounds)]
+    words = [_range(bounds, ("above {}", "{} or more", "below {}", "{} or less")), *_other_bounds(bounds)]
     text = " and ".join(word for word in words if word)
     return f"must be {text}" if text else ""
 
@@ -212,12 +208,19 @@ def bounds_text(bounds: Sequence[Any]) -> str:
 def type_text(hint: Any) -> str:
     """Return a type in words, such as `float > 0 or null`."""
     hint, bounds = without_bounds(hint)
-    low, high = _interval(bounds)
-    ranges = {(True, True): f"in {low}, {high}", (False, False): ""}
-    ranges[True, False] = f"{'>' if low.startswith('(') else '>='} {low[1:]}"
-    ranges[False, True] = f"{'<' if high.endswith(')') else '<='} {high[:-1]}"
-    words = [_plain_text(hint), ranges[bool(low), bool(high)], *_other_bounds(bounds)]
+    words = [_plain_text(hint), _range(bounds, ("> {}", ">= {}", "< {}", "<= {}")), *_other_bounds(bounds)]
     return " ".join(word for word in words if word)
+
+
+def _range(bounds: Sequence[Any], words: tuple[str, str, str, str]) -> str:
+    """Return a range in words, empty for none; `words` are those of a bound alone: > x, >= x, < x, <= x."""
+    low, high = _interval(bounds)
+    if low and high:
+        return f"in {low}, {high}"
+    above, from_, below, to = words
+    if low:
+        return (above if low.startswith("(") else from_).format(low[1:])
+    return (below if high.endswith(")") else to).format(high[:-1]) if high else ""
 
 
 def _interval(bounds: Sequence[Any]) -> tuple[str, str]:

@@ -186,7 +186,7 @@ def _holds_text(keys: tuple[str, ...]) -> bool:
         known = dataclasses.is_dataclass(hint) and (hint, name) not in CHOICES
         if not known or name not in keys_of(hint):
             return False
-        hint = types_of(hint)[name]
+        hint = plain_types(hint)[name]
     return hint in (str, str | None) or get_origin(hint) is Literal
 
 
@@ -256,7 +256,7 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
             remedy = f"name one of {names}" if names else f"{cls.__name__} has no default for it"
             raise UserError(_below(path, f.name), None, f"is missing; {remedy}")
     try:
-        check_values(cls, values)  # a user's class need not be derived from `Options`
+        check_values(cls, values)  # a user's class need not call the `__post_init__` of `Options`
         return cls(**values)
     except UserError as error:
         raise error.under(path) from None
@@ -270,7 +270,7 @@ def keys_of(cls: type) -> list[str]:
 def _keys_named(name: str, cls: type, path: str) -> Iterator[str]:
     """Yield the dotted keys that end with a name, those of what can be chosen in a section last."""
     for key in sorted(keys_of(cls), key=lambda key: (cls, key) in CHOICES):
-        below, hint = _below(path, key), types_of(cls)[key]
+        below, hint = _below(path, key), plain_types(cls)[key]
         if key == name and path:
             yield below
         for section in CHOICES[cls, key].values() if (cls, key) in CHOICES else [hint]:
@@ -278,8 +278,8 @@ def _keys_named(name: str, cls: type, path: str) -> Iterator[str]:
                 yield from _keys_named(name, section, below)
 
 
-types_of = cache(get_type_hints)
-"""Class -> the types of its fields."""
+plain_types = cache(get_type_hints)
+"""Class -> the types of its fields, without bounds (`core.options.types_of` has them)."""
 
 
 def _below(path: str, name: object) -> str:
@@ -290,7 +290,7 @@ def _value(cls: type, name: str, value: Any, path: str) -> Any:
     """Return `value` converted for field `name` of `cls`."""
     if (cls, name) in CHOICES:
         return chosen(CHOICES[cls, name], _named(cls, name, value), path)
-    hint = types_of(cls)[name]
+    hint = plain_types(cls)[name]
     if hint is Seeds and not isinstance(value, Mapping):
         seed = converted(int, value, path)
         return Seeds(seed, seed, seed, seed)
@@ -321,14 +321,14 @@ def without_unit(cls: type, name: str, value: Any, path: str) -> Any:
         UserError: a unit is unknown or has another dimension, or a fraction is given for a whole number.
     """
     unit = unit_of(cls, name)
-    if unit is None or not unit.dimension or types_of(cls)[name] is str:
+    if unit is None or not unit.dimension or plain_types(cls)[name] is str:
         return value
     if isinstance(value, (list, tuple)):
         return [without_unit(cls, name, one, path) for one in value]
     if not isinstance(value, str):
         return value
     number = quantity(value, unit, path)
-    if float not in _kinds(types_of(cls)[name]):
+    if float not in _kinds(plain_types(cls)[name]):
         require(number.is_integer(), path, value, f"must be a whole number of {unit.name}")
         return int(number)
     return number
