@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
-from ..slurm.cluster import wait_for
+from ..jobs import wait_for
 
 PLACE = Path("/usr/lib/gridengine")  # where Debian has the programs
 SHARE = Path("/usr/share/gridengine")

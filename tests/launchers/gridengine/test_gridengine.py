@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ..slurm.cluster import wait_for
-from ..slurm.test_slurm import alone
+from ..jobs import LEAST, SleepyJob, alone, wait_for
 from .cluster import NOTICE, GridEngine
 
 pytestmark = pytest.mark.nightly
@@ -22,34 +21,27 @@ SCRIPT = Path(__file__).parents[3] / "launch" / "gridengine"
 TWO_NODES, ONE_NODE = ("-pe", "mpi", "3"), ("-pe", "smp", "3")
 WORDS = ("sleepy.yaml",)
 SLOW = ("sleepy.yaml", "--algorithm.nap", "0.6")  # 36 seconds with two workers
-LEAST = 4  # rounds before a disturbance: the first checkpoint is that of round 1
 
 
-class Job:
+class Job(SleepyJob):
     """A submitted job of `launch/gridengine`, and its run.
 
     Args:
-        cluster: the Grid Engine.
+        gridengine: the cluster.
         options: options of qsub.
         words: configuration and options of mpifl.
         environment: variables of the submitting shell.
     """
 
     def __init__(
-        self, cluster: GridEngine, *options: str, words: tuple[str, ...] = WORDS, **environment: str
+        self, gridengine: GridEngine, *options: str, words: tuple[str, ...] = WORDS, **environment: str
     ) -> None:
-        self.cluster, self.name = cluster, environment.get("RUN_ID")
-        done = cluster.run("qsub", "-terse", *options, str(SCRIPT), *words, **environment)
-        assert done.returncode == 0, done.stderr
-        self.id = done.stdout.split(".")[0].strip()
+        super().__init__(gridengine, "qsub", "-terse", *options, str(SCRIPT), *words, **environment)
+        self.gridengine = gridengine
 
     @property
-    def log(self) -> str:
-        return self.cluster.log(self.id)
-
-    @property
-    def folder(self) -> Path:
-        return self.cluster.jobs / "runs" / f"sleepy-{self.name or self.id}"
+    def is_alive(self) -> bool:
+        return bool(self.gridengine.look(self.id))
 
     @property
     def restarts(self) -> int:
@@ -57,33 +49,10 @@ class Job:
         return len(re.findall(r"going on after step", self.log))
 
     @property
-    def step(self) -> int:
-        """The step of the last checkpoint; 0 without one."""
-        steps = (self.folder / "checkpoints").glob("step-*")
-        return max((int(path.name.removeprefix("step-")) for path in steps), default=0)
-
-    @property
-    def digest(self) -> str:
-        """The digest of the run, empty if it is not complete."""
-        file = self.folder / "summary.json"
-        return str(json.loads(file.read_text())["digest"]) if file.exists() else ""
-
-    @property
     def ranks(self) -> list[int]:
         """The process ids of the ranks that run."""
         words = ["pgrep", "-f", f"python.*mpifl run sleepy.yaml.*--output.id {self.name or self.id}"]
         return [*map(int, subprocess.run(words, capture_output=True, text=True).stdout.split())]
-
-    def trained(self, rounds: int = LEAST) -> Job:
-        """Wait until some rounds are done."""
-
-        def look() -> bool:
-            assert self.cluster.look(self.id), self.log
-            said = re.findall(r"^round (\d+)/", self.log, re.MULTILINE)
-            return max(map(int, said), default=0) >= rounds
-
-        wait_for(look, 120, f"round {rounds} of job {self.id}", lambda: self.log)
-        return self
 
     def written(self, seconds: float = 60) -> int:
         """Wait until the state is written, and return its step."""
@@ -98,7 +67,7 @@ class Job:
 
     def ended(self, seconds: float = 120) -> tuple[str, str]:
         """Wait for the end of the job, and return `failed` and `exit_status` of its last start."""
-        last = self.cluster.ended(self.id, seconds)[-1]
+        last = self.gridengine.ended(self.id, seconds)[-1]
         return last["failed"].split()[0], last["exit_status"].split()[0]
 
 

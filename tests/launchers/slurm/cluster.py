@@ -11,9 +11,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from ..jobs import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "unshare", "setpriv")
 ALIVE = ("", "PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
@@ -139,14 +141,6 @@ def no_accounting() -> str:
     """Return why Slurm cannot keep accounts here, empty if it can."""
     lacking = [name for name in DBD_PROGRAMS if shutil.which(name) is None]
     return f"no {', '.join(lacking)}: apt-get install slurmdbd mariadb-server" if lacking else ""
-
-
-def wait_for(what: Callable[[], object], seconds: float, name: str, log: Callable[[], str] = str) -> None:
-    """Poll until `what` returns something true; `log` is shown if it does not in time."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, f"not within {seconds:g} s: {name}\n{log()}"
-        time.sleep(0.2)
 
 
 class Slurm:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from .cluster import Slurm, missing, no_accounting, wait_for
-from .conftest import started
-from .test_slurm import TWO_NODES, Job, alone
+from ..jobs import alone, wait_for
+from .cluster import Slurm, missing, no_accounting
+from .conftest import started_slurm
+from .test_slurm import TWO_NODES, Job
 
 pytestmark = pytest.mark.nightly
 
@@ -18,7 +19,7 @@ def slurm() -> Iterator[Slurm]:
     """Yield two nodes of four cores, with accounts."""
     if why := missing() or no_accounting():
         pytest.skip(why)
-    with started(2, 4, accounting=True) as cluster:
+    with started_slurm(2, 4, accounting=True) as cluster:
         yield cluster
 
 

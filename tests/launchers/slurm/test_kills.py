@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from .cluster import Slurm, wait_for
-from .test_slurm import LAUNCHERS, TWO_NODES, Job, alone, idle
+from ..jobs import alone, wait_for
+from .cluster import Slurm
+from .test_slurm import LAUNCHERS, TWO_NODES, Job, idle
 
 __all__ = ["idle"]  # a fixture
 pytestmark = pytest.mark.nightly

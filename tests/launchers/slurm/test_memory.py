@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from ..jobs import alone
 from .cluster import Slurm, missing, no_cgroups
-from .conftest import started
-from .test_slurm import LAUNCHERS, Job, alone, planned
+from .conftest import started_slurm
+from .test_slurm import LAUNCHERS, Job, planned
 
 pytestmark = pytest.mark.nightly
 CORES = min(4, os.cpu_count() or 1)
@@ -21,7 +22,7 @@ def slurm() -> Iterator[Slurm]:
     """Yield two nodes with this machine's cores, at most four."""
     if why := missing() or no_cgroups():
         pytest.skip(why)
-    with started(2, CORES, cgroups=True) as cluster:
+    with started_slurm(2, CORES, cgroups=True) as cluster:
         yield cluster
 
 

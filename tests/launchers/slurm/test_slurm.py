@@ -13,21 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Slurm, wait_for
+from ..jobs import LEAST, SleepyJob, alone, wait_for
+from .cluster import Slurm
 
 pytestmark = pytest.mark.nightly
 
 SCRIPT = Path(__file__).parents[3] / "launch" / "slurm"
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
 LAUNCHERS = ("mpirun", "srun")
-LEAST = 4  # rounds before a disturbance: the first checkpoint is that of round 1
 WRITTEN = {
     "mpirun": LEAST,
     "srun": 1,
 }  # least step after SIGTERM to all processes: srun kills its ranks at once
 
 
-class Job:
+class Job(SleepyJob):
     """A submitted job of `launch/slurm`, and its run.
 
     Args:
@@ -40,65 +40,24 @@ class Job:
     def __init__(
         self, slurm: Slurm, *options: str, words: tuple[str, ...] = ("sleepy.yaml",), **environment: str
     ) -> None:
-        self.slurm, self.name = slurm, environment.get("RUN_ID")
-        done = slurm.run("sbatch", "--parsable", *options, str(SCRIPT), *words, **environment)
-        assert done.returncode == 0, done.stderr
-        self.id = done.stdout.strip()
-
-    @property
-    def log(self) -> str:
-        return self.slurm.log(self.id)
-
-    @property
-    def folder(self) -> Path:
-        return self.slurm.jobs / "runs" / f"sleepy-{self.name or self.id}"
+        super().__init__(slurm, "sbatch", "--parsable", *options, str(SCRIPT), *words, **environment)
+        self.slurm = slurm
 
     @property
     def about(self) -> dict[str, str]:
         return self.slurm.about(self.id)
 
     @property
+    def is_alive(self) -> bool:
+        return self.about["JobState"] in ("PENDING", "RUNNING", "CONFIGURING")
+
+    @property
     def restarts(self) -> int:
         return int(self.about["Restarts"])
-
-    @property
-    def step(self) -> int:
-        """The step of the last checkpoint; 0 without one."""
-        steps = (self.folder / "checkpoints").glob("step-*")
-        return max((int(path.name.removeprefix("step-")) for path in steps), default=0)
-
-    @property
-    def digest(self) -> str:
-        """The digest of the run, empty if it is not complete."""
-        file = self.folder / "summary.json"
-        return str(json.loads(file.read_text())["digest"]) if file.exists() else ""
-
-    def trained(self, rounds: int = LEAST) -> Job:
-        """Wait until some rounds are done."""
-
-        def look() -> bool:
-            assert self.about["JobState"] in ("PENDING", "RUNNING", "CONFIGURING"), self.log
-            return (
-                max((int(n) for n in re.findall(r"^round (\d+)/", self.log, re.MULTILINE)), default=0)
-                >= rounds
-            )
-
-        wait_for(look, 120, f"round {rounds} of job {self.id}", lambda: self.log)
-        return self
 
     def ended(self, seconds: float = 120) -> str:
         """Wait for the end of the job, and return its state."""
         return self.slurm.wait_until_ended(self.id, seconds)
-
-
-def alone(slurm: Slurm, rounds: int) -> str:
-    """Return the digest of the run without a disturbance, in one process."""
-    file = slurm.jobs / "runs" / f"sleepy-alone-{rounds}" / "summary.json"
-    if not file.exists():
-        words = ["-q", "--rounds", str(rounds), "--algorithm.nap", "0", "--output.id", f"alone-{rounds}"]
-        command = [sys.executable, "-m", "mpifl", "run", "sleepy.yaml", *words]
-        subprocess.run(command, cwd=slurm.jobs, env=slurm.environment, check=True)
-    return str(json.loads(file.read_text())["digest"])
 
 
 def planned(slurm: Slurm, ranks: str, *words: str) -> list[str]:
