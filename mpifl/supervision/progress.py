@@ -218,8 +218,8 @@ class Progress:
 class ProgressFile:
     """Writes `progress.json` into the run folder during a run, as a context manager on rank 0.
 
-    A thread writes the file every `FILE_SECONDS`. It is removed when the run is complete. Otherwise it stays,
-    and says how the run ended or when it was last alive.
+    The file is written at the start, then by a thread every `FILE_SECONDS`. It is removed when the run is
+    complete. Otherwise it stays, and says how the run ended or when it was last alive.
 
     Args:
         folder: the run folder; None, on workers, writes nothing.
@@ -252,6 +252,7 @@ class ProgressFile:
 
     def __enter__(self) -> ProgressFile:
         if self.folder is not None:
+            self._try()
             self._thread.start()
         return self
 
@@ -272,11 +273,12 @@ class ProgressFile:
                 self.write("failed", shortened(" ".join(text.split())))
 
     def _beat(self) -> None:
-        while True:
-            with suppress(OSError):  # a full disk does not end the run
-                self.write()
-            if self._over.wait(FILE_SECONDS):
-                return
+        while not self._over.wait(FILE_SECONDS):
+            self._try()
+
+    def _try(self) -> None:
+        with suppress(OSError):  # a full disk does not end the run
+            self.write()
 
     def write(self, end: str = "", reason: str = "") -> None:
         """Write the file; safe to call from several threads.

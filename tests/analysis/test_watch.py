@@ -406,7 +406,7 @@ def test_a_real_run_writes_its_progress_and_removes_it_at_the_end(tmp_path):
 
     class Looks:
         def on_round(self, told) -> None:
-            told.run.folder.joinpath(FILE).stat()  # the thread writes it before the first round
+            told.run.folder.joinpath(FILE).stat()  # it is there before the first round
             seen.append(look(told.run.folder))
 
     import mpifl
@@ -445,6 +445,12 @@ def test_the_progress_file_tells_how_a_run_ended(tmp_path):
         if end is not None:
             assert json.loads((tmp_path / FILE).read_text())["end"] == end
     assert not (tmp_path / FILE).exists()
+
+
+def test_the_progress_file_is_there_before_its_thread_gets_a_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr(ProgressFile, "_beat", lambda self: None)
+    with ProgressFile(tmp_path, 9):
+        assert json.loads((tmp_path / FILE).read_text())["rounds"] == 9
 
 
 def test_two_threads_never_write_the_progress_file_at_once(tmp_path, monkeypatch):
