@@ -14,22 +14,10 @@ from typing import Any
 
 import torch
 
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    Report,
-    RowUpdates,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan, RowUpdates
 from mpifl.core.mixing import average
 from mpifl.core.options import UnitInterval
+from mpifl.core.types import Message, Notes, Report, Server, State, Vector
 from mpifl.training.corrections import scaled
 from mpifl.training.evaluation import mean_loss
 

@@ -24,25 +24,10 @@ import torch
 from annotated_types import MinLen
 
 from mpifl.core.errors import require
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    ComparedUploads,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    ServerEvaluation,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Needs, Plan, ServerEvaluation
 from mpifl.core.mixing import blend
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveShare
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 BATCHES = 16  # of 128 images in the paper's D_k of 2000: the server's losses are sums over them
 

@@ -34,26 +34,11 @@ import torch
 from mpifl.clustering.distances import cosine_matrix
 from mpifl.clustering.partitions import bipartition, last_uploads
 from mpifl.core.errors import require
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    ComparedUploads,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    PlainVisit,
-    PlainVisits,
-    Plan,
-    ProblemInfo,
-    Report,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Needs, PlainVisit, PlainVisits, Plan
 from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt
+from mpifl.core.types import Message, Notes, ProblemInfo, Report, Server, State, Vector
 from mpifl.training.evaluation import counter_weight, state_change
 
 

@@ -30,25 +30,10 @@ import torch
 from annotated_types import Ge
 
 from mpifl.clustering.partitions import match_labels, spectral, spectral_by_silhouette
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    ComparedUploads,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    State,
-    Trained,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Needs, Plan, Trained
 from mpifl.core.mixing import by_cluster, rows
 from mpifl.core.options import NonNegativeInt, PositiveInt
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import state_change
 
 

@@ -14,23 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.core.client import proximal
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    Reads,
-    Report,
-    RowUpdates,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan, RowUpdates
 from mpifl.core.mixing import average
 from mpifl.core.options import NonNegativeFloat
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector
 
 
 @dataclass(frozen=True)

@@ -40,17 +40,15 @@ from mpifl.core.method import (
     Key,
     Look,
     Needs,
-    Notes,
     Peer,
     Plan,
     PlannedRun,
     RememberedUploads,
     SecondLook,
-    Server,
-    Vector,
 )
 from mpifl.core.options import PositiveFloat, PositiveShare
 from mpifl.core.parameters import put, take
+from mpifl.core.types import Notes, Server, Vector
 
 
 @dataclass(frozen=True)

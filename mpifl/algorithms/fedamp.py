@@ -19,24 +19,10 @@ import numpy as np
 
 from mpifl.clustering.distances import cosine_matrix, squared_distances
 from mpifl.core.client import proximal
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    ComparedUploads,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Needs, Plan
 from mpifl.core.mixing import own_rows
 from mpifl.core.options import NonNegativeFloat, PositiveFloat, UnitInterval
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 EXPONENT = 700  # exp(-x) is 0 for somewhat larger x
 

@@ -12,21 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mpifl.core.federation import Split
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Message,
-    Needs,
-    Notes,
-    PlainVisit,
-    PlainVisits,
-    Plan,
-    RowUpdates,
-    Server,
-    State,
-)
+from mpifl.core.method import Algorithm, Client, Needs, PlainVisit, PlainVisits, Plan, RowUpdates
 from mpifl.core.mixing import average
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt
+from mpifl.core.types import Message, Notes, Server, State
 from mpifl.training.evaluation import evaluate_tuned
 
 from .fedavg import FedAvg

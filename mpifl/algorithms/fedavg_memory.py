@@ -12,18 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mpifl.core.method import (
-    Algorithm,
-    Key,
-    Needs,
-    Notes,
-    PlainVisits,
-    Plan,
-    ProblemInfo,
-    RememberedUploads,
-    Server,
-)
+from mpifl.core.method import Algorithm, Key, Needs, PlainVisits, Plan, RememberedUploads
 from mpifl.core.mixing import Mixing
+from mpifl.core.types import Notes, ProblemInfo, Server
 
 
 @dataclass(frozen=True)

@@ -18,23 +18,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan
 from mpifl.core.mixing import rows
 from mpifl.core.options import NonNegativeFloat, PositiveInt
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import component_losses
 
 VAL_BATCH = 64  # samples

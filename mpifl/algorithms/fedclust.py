@@ -23,24 +23,12 @@ import torch
 from mpifl.clustering.distances import squared_distances
 from mpifl.clustering.partitions import agglomerative
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, joined
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Needs,
-    NewClients,
-    Notes,
-    PlainVisits,
-    Plan,
-    ProblemInfo,
-    Report,
-    Server,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVisits, Plan
 from mpifl.core.metric import least
 from mpifl.core.mixing import by_cluster
 from mpifl.core.options import NonNegativeInt, PositiveFloat
 from mpifl.core.parameters import take, width
+from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 from mpifl.training.evaluation import counter_weight
 
 

@@ -27,26 +27,11 @@ from mpifl.clustering.partitions import quantile_groups
 from mpifl.core.client import proximal
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    OneShotStatistics,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    State,
-    Trained,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, OneShotStatistics, Plan, Trained
 from mpifl.core.mixing import Mixing, average, by_cluster
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 from mpifl.core.parameters import Layout, Part, put, take, within
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import evaluate_tuned
 
 

@@ -17,22 +17,10 @@ import numpy as np
 import torch
 
 from mpifl.core.federation import Split
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    State,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan
 from mpifl.core.mixing import Mixing, componentwise, sample_weights
 from mpifl.core.options import PositiveInt
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State
 from mpifl.training.evaluation import component_losses, evaluate_mixture, responsibilities, train_components
 
 

@@ -27,26 +27,12 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    PlannedRun,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan, PlannedRun
 from mpifl.core.mixing import own_rows
 from mpifl.core.options import NonNegativeFloat, PositiveInt, UnitInterval
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 
 @dataclass(frozen=True)

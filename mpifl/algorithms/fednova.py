@@ -14,20 +14,9 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    ProblemInfo,
-    Report,
-    Server,
-    State,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan
 from mpifl.core.mixing import add, sample_weights
+from mpifl.core.types import Message, Notes, ProblemInfo, Report, Server, State
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    PlainVisit,
-    PlainVisits,
-    Plan,
-    Report,
-    RowUpdates,
-    Server,
-    State,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, PlainVisit, PlainVisits, Plan, RowUpdates
 from mpifl.core.mixing import average
 from mpifl.core.options import NonNegativeFloat
+from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.training.corrections import unsquared
 
 

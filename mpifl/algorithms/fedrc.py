@@ -17,22 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from mpifl.core.federation import Split
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    State,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan
 from mpifl.core.mixing import Mixing, componentwise, sample_weights
 from mpifl.core.options import PositiveInt
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State
 from mpifl.training.evaluation import component_losses, evaluate_mixture, responsibilities, train_components
 
 FLOOR = 1e-8  # of the label sums

@@ -26,24 +26,10 @@ from annotated_types import Interval
 from mpifl.clustering.partitions import simplex_projection
 from mpifl.clustering.server_plans import dissimilarity, graph_plan, own_models
 from mpifl.core.errors import require
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    ComparedUploads,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Needs, Plan
 from mpifl.core.mixing import sample_weights
 from mpifl.core.options import NonNegativeFloat
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.corrections import aligned_vectors, train_aligned
 
 ROUNDING = 1e-6  # of features in float32

@@ -22,25 +22,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    PlannedRun,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan, PlannedRun
 from mpifl.core.mixing import rows
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare
 from mpifl.core.rng import key
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import component_losses, counts_of_best
 
 VAL_BATCH = 64  # samples; variant emdcfl

@@ -19,23 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    ServerEvaluation,
-    State,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan, ServerEvaluation
 from mpifl.core.mixing import blend
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveShare, UnitInterval
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State
 from mpifl.training.evaluation import component_losses, counts_of_best
 
 from .ccfl import CCFL, lateness, pretrained

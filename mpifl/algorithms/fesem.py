@@ -37,24 +37,17 @@ from mpifl.core.method import (
     Client,
     ComparedUploads,
     Key,
-    Message,
     Needs,
-    Notes,
     PlainVisit,
     PlainVisits,
     Plan,
-    ProblemInfo,
-    Reads,
     RememberedUploads,
-    Report,
-    Server,
-    State,
-    Vector,
 )
 from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing, by_cluster, rows
 from mpifl.core.options import NonNegativeFloat, PositiveInt
 from mpifl.core.parameters import Layout
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.corrections import unsquared
 from mpifl.training.evaluation import counter_weight, fitting_model
 

@@ -38,23 +38,17 @@ from mpifl.core.method import (
     Client,
     ComparedUploads,
     Key,
-    Message,
     Needs,
     NewClients,
-    Notes,
     PlainVisit,
     PlainVisits,
     Plan,
-    ProblemInfo,
-    Report,
-    Server,
-    State,
-    Vector,
     declared,
 )
 from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing, by_cluster
 from mpifl.core.options import NonNegativeFloat, PositiveInt
+from mpifl.core.types import Message, Notes, ProblemInfo, Report, Server, State, Vector
 from mpifl.training.evaluation import change_on_arrival, counter_weight, state_change
 
 

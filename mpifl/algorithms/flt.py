@@ -47,23 +47,10 @@ from mpifl.clustering.server_plans import (
 from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Needs,
-    NewClients,
-    Notes,
-    PlainVisits,
-    Plan,
-    ProblemInfo,
-    RememberedUploads,
-    Report,
-    Server,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVisits, Plan, RememberedUploads
 from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt
 from mpifl.core.parameters import put, take
+from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 
 ROUNDING = 1e-5  # of pixels that were resized
 NOBODY = np.zeros(0, np.int64)

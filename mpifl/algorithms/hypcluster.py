@@ -13,25 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    PlainVisit,
-    PlainVisits,
-    Plan,
-    ProblemInfo,
-    Reads,
-    RowUpdates,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, PlainVisit, PlainVisits, Plan, RowUpdates
 from mpifl.core.mixing import by_cluster
 from mpifl.core.options import PositiveInt
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Server, State, Vector
 from mpifl.training.evaluation import fitting_model
 
 

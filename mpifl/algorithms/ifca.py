@@ -29,25 +29,18 @@ from mpifl.core.method import (
     Capability,
     Client,
     Key,
-    Message,
     Needs,
-    Notes,
     OneShotStatistics,
     PlainVisit,
     PlainVisits,
     Plan,
-    ProblemInfo,
-    Reads,
-    Report,
     RowUpdates,
-    Server,
-    State,
-    Vector,
     declared,
 )
 from mpifl.core.mixing import add, by_cluster
 from mpifl.core.options import NonNegativeInt, PositiveInt, UnitInterval
 from mpifl.core.parameters import put, take
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import best_model
 
 ONE_STEP = ("epochs", "steps", "batch_size", "momentum", "optimizer")  # of `local`, which `gradient` ignores

@@ -10,20 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    Reads,
-    Report,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector
 
 
 @dataclass(frozen=True)

@@ -16,23 +16,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Loss,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    Report,
-    RowUpdates,
-    Server,
-    State,
-)
+from mpifl.core.method import Algorithm, Client, Key, Loss, Needs, Plan, RowUpdates
 from mpifl.core.mixing import average
 from mpifl.core.options import NonNegativeFloat, PositiveFloat
 from mpifl.core.task import Task
+from mpifl.core.types import Message, Notes, Report, Server, State
 
 
 @dataclass(frozen=True)

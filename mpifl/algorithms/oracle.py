@@ -13,17 +13,8 @@ import numpy as np
 
 from mpifl.clustering.server_plans import neighbourhood_labels, neighbourhood_plan
 from mpifl.core.errors import require
-from mpifl.core.method import (
-    Algorithm,
-    Key,
-    Needs,
-    Notes,
-    PlainVisits,
-    Plan,
-    ProblemInfo,
-    RememberedUploads,
-    Server,
-)
+from mpifl.core.method import Algorithm, Key, Needs, PlainVisits, Plan, RememberedUploads
+from mpifl.core.types import Notes, ProblemInfo, Server
 
 
 @dataclass(frozen=True)

@@ -33,21 +33,9 @@ from mpifl.clustering.partitions import merge_closest
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, inherited, joined
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Needs,
-    NewClients,
-    Notes,
-    PlainVisits,
-    Plan,
-    ProblemInfo,
-    Report,
-    Server,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVisits, Plan
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
+from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 
 
 @dataclass(frozen=True)

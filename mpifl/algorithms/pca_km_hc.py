@@ -34,22 +34,9 @@ from mpifl.clustering.server_plans import (
     related_plan,
     related_server,
 )
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Needs,
-    NewClients,
-    Notes,
-    PlainVisits,
-    Plan,
-    ProblemInfo,
-    RememberedUploads,
-    Report,
-    Server,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVisits, Plan, RememberedUploads
 from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt
+from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 
 
 @dataclass(frozen=True)

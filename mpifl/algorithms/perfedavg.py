@@ -18,22 +18,10 @@ from typing import Literal
 
 import torch
 
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    Report,
-    RowUpdates,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan, RowUpdates
 from mpifl.core.mixing import average
 from mpifl.core.options import NonNegativeFloat, PositiveFloat
+from mpifl.core.types import Message, Notes, Report, Server, State, Vector
 
 # keys of `local`
 IGNORED = ("momentum", "weight_decay", "optimizer", "lr_decay", "milestones", "gamma", "augment")

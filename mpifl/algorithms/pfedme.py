@@ -26,23 +26,10 @@ from typing import Any, Literal
 import torch
 
 from mpifl.core.client import proximal
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Direction,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    Reads,
-    Report,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Direction, Key, Needs, Plan
 from mpifl.core.mixing import blend, sample_weights
 from mpifl.core.options import NonNegativeFloat, PositiveFloat, PositiveInt
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import mean_loss
 
 IGNORED = {  # keys of `local` -> keys of the method

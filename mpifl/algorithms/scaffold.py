@@ -13,22 +13,10 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    State,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan
 from mpifl.core.mixing import add
 from mpifl.core.options import PositiveFloat
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State
 
 
 @dataclass(frozen=True)

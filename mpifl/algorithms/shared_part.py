@@ -9,25 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    RowUpdates,
-    Server,
-    State,
-    Trained,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, Plan, RowUpdates, Trained
 from mpifl.core.mixing import average
 from mpifl.core.parameters import put, take
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 
 class SharedPart(RowUpdates, Algorithm, ABC):

@@ -32,26 +32,10 @@ from mpifl.clustering.partitions import kmeans, kmeans_by_silhouette
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Split
 from mpifl.core.imports import load_object
-from mpifl.core.method import (
-    Algorithm,
-    Client,
-    Key,
-    Message,
-    Needs,
-    Notes,
-    OneShotStatistics,
-    PlainVisit,
-    PlainVisits,
-    Plan,
-    ProblemInfo,
-    Reads,
-    Report,
-    Server,
-    State,
-    Vector,
-)
+from mpifl.core.method import Algorithm, Client, Key, Needs, OneShotStatistics, PlainVisit, PlainVisits, Plan
 from mpifl.core.mixing import own_rows, rows
 from mpifl.core.options import NonNegativeFloat, PositiveFloat, Remedy
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 KMEANS_SEED = 1  # the repository's
 
