@@ -15,11 +15,11 @@ from mpifl.comm.transport import Transport, on_server
 from mpifl.core.case_names import label_of
 from mpifl.core.errors import is_whole, require
 from mpifl.data import PoolFederation
+from mpifl.driver.checkpoints import refuse_changes, refuse_place
+from mpifl.driver.run import run as run_experiment
+from mpifl.driver.run_callbacks import end_late
 from mpifl.experiment import loader
 from mpifl.experiment.build import open_data
-from mpifl.experiment.checkpoints import refuse_changes, refuse_place
-from mpifl.experiment.observed import end_late
-from mpifl.experiment.run import run as run_experiment
 from mpifl.experiment.schema import Config, check_sections
 from mpifl.results import reader
 from mpifl.results.reader import Run

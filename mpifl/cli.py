@@ -77,9 +77,9 @@ TARGET = {
 def run(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.checkpoints import refuse_changes
+    from mpifl.driver.checkpoints import refuse_changes
+    from mpifl.driver.run import run as run_experiment
     from mpifl.experiment.loader import load_everywhere, to_tree
-    from mpifl.experiment.run import run as run_experiment
     from mpifl.results.run_folder import is_begun, is_complete, refuse_more_rounds
 
     config = load_everywhere(transport, args.CONFIG, args.options)
@@ -110,7 +110,7 @@ def leave_alone(transport: Transport, folder: Path, refuse: Callable[[], None]) 
         refuse: Raises `UserError` if other options are asked for; called on rank 0.
     """
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.observed import end_late
+    from mpifl.driver.run_callbacks import end_late
 
     on_server(transport, refuse)
     on_server(transport, lambda: end_late(folder), everywhere=False)
@@ -137,9 +137,9 @@ JOBS = {"metavar": "COUNT", "help": "cases of a sweep that run at a time, each o
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Resume a run from its last checkpoint, on any number of ranks, or the unfinished cases of a sweep."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.checkpoints import refuse_changes, refuse_place
+    from mpifl.driver.checkpoints import refuse_changes, refuse_place
+    from mpifl.driver.run import run as run_experiment
     from mpifl.experiment.loader import load_everywhere, merged, overrides, read
-    from mpifl.experiment.run import run as run_experiment
     from mpifl.results.run_folder import is_complete, refuse_more_rounds
     from mpifl.sweeps.cases import Part
     from mpifl.sweeps.results import is_sweep

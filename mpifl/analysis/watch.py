@@ -229,7 +229,7 @@ def _left(beat: Mapping[str, Any], now: float) -> float | None:
 def is_held(path: Path) -> bool:
     """Return whether a process of this machine has a lock on a file, without touching the lock.
 
-    `experiment.checkpoints` locks `run.json` during a run. The result is False if the system does not list
+    `driver.checkpoints` locks `run.json` during a run. The result is False if the system does not list
     locks.
     """
     try:

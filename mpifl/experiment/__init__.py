@@ -1,1 +1,1 @@
-"""From a configuration to a finished run."""
+"""From a configuration to the checked objects of a run: keys, defaults, checks, data, model, placement."""

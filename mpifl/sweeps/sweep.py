@@ -31,10 +31,10 @@ from mpifl.core.files import try_lock
 from mpifl.core.progress import doing
 from mpifl.core.textfiles import json_mapping
 from mpifl.data import DataConfig, open_federation
+from mpifl.driver.run import run
+from mpifl.driver.run_callbacks import end_late
 from mpifl.experiment import loader
-from mpifl.experiment.observed import end_late
 from mpifl.experiment.placement import threads_by_mask
-from mpifl.experiment.run import run
 from mpifl.experiment.schema import Config
 from mpifl.results import run_folder as folders
 from mpifl.results.reader import load

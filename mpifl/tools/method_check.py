@@ -22,8 +22,8 @@ from mpifl.comm.transport import Single
 from mpifl.core.algorithm import Algorithm, plain_visit
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.errors import CodeFailed, Stopped, UserError, require
+from mpifl.driver.run import run
 from mpifl.experiment import loader
-from mpifl.experiment.run import run
 from mpifl.experiment.schema import Config, check_sections
 from mpifl.results.reader import Run, load
 

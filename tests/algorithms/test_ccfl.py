@@ -22,9 +22,9 @@ from mpifl.algorithms.local import Local
 from mpifl.comm.transport import Single
 from mpifl.core.parameters import Layout
 from mpifl.core.types import ProblemInfo
+from mpifl.driver.run import estimated, figures
 from mpifl.experiment import loader
 from mpifl.experiment.build import build
-from mpifl.experiment.run import estimated, figures
 from mpifl.experiment.schema import EvaluationConfig, Seeds
 from mpifl.forecast.plan import describe
 from mpifl.forecast.traffic import forecast

@@ -40,8 +40,8 @@ import torch
 from mpifl.comm.connect import connect
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.errors import require
+from mpifl.driver.run import run
 from mpifl.experiment.loader import from_tree, merged
-from mpifl.experiment.run import run
 from mpifl.experiment.schema import Config
 from mpifl.supervision.exit_codes import outcome
 

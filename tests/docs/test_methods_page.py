@@ -13,8 +13,8 @@ import mpifl
 from mpifl.algorithms.registry import CATALOGUE, citation
 from mpifl.comm.transport import Single
 from mpifl.core.capabilities import ComparedUploads, OneShotStatistics, RememberedUploads, SecondLook, uses
+from mpifl.driver.run import run
 from mpifl.experiment.loader import load
-from mpifl.experiment.run import run
 from mpifl.results.reader import load as load_run
 from mpifl.results.reader import read_rows
 

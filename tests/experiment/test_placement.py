@@ -13,11 +13,11 @@ from support.runs import CONFIG
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
+from mpifl.driver.run import announce
 from mpifl.experiment import build as experiment
 from mpifl.experiment import placement
 from mpifl.experiment.build import replayed_steps
 from mpifl.experiment.loader import load
-from mpifl.experiment.run import announce
 from mpifl.experiment.schema import Config, SystemConfig
 from mpifl.models.cnn import LeNet5
 from mpifl.results.identity import machine
@@ -79,7 +79,7 @@ def test_workers_that_share_a_gpu_are_told_of_mps():
 )
 def test_on_a_gpu_graphs_are_named_where_they_would_help(device, graphs, optimizer, told, monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr("mpifl.experiment.run.line", lambda identity: "")
+    monkeypatch.setattr("mpifl.driver.run.line", lambda identity: "")
     context = toy.context_of(toy.config_of(FedAvg()), toy.Tiny())
     changed = replace(
         context.config,
@@ -125,12 +125,12 @@ def test_what_is_replayed_is_what_the_learner_does_and_the_run_says(replays, mon
     context = replace(context, places=(place,))
     assert context.identity["graphs"] == replays
     said: list[str] = []
-    monkeypatch.setattr("mpifl.experiment.run.line", lambda identity: "")
+    monkeypatch.setattr("mpifl.driver.run.line", lambda identity: "")
     announce(context, said.append, False)
     (hint,) = [text for text in said if text.startswith("hint: ")]
     assert ("about twice as fast" in hint, "several times as fast" in hint) == (replays, not replays)
     assert hint.endswith("--system.stack 0 --system.cuda_graphs true")
-    monkeypatch.setattr("mpifl.experiment.run.stackable", lambda module: False)
+    monkeypatch.setattr("mpifl.driver.run.stackable", lambda module: False)
     said.clear()
     announce(context, said.append, False)
     hints = [text.partition(" with ")[2] for text in said if text.startswith("hint: ")]

@@ -20,8 +20,8 @@ from mpifl import cli
 from mpifl.aggregation import client_store as store
 from mpifl.comm.mpi_startup import starting
 from mpifl.data import prepared_cache as cache
+from mpifl.driver import run as running
 from mpifl.experiment import build as experiment
-from mpifl.experiment import run as running
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.results import recorder
 from mpifl.results import run_folder as folder

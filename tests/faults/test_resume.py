@@ -20,8 +20,9 @@ import mpifl
 from mpifl import cli
 from mpifl.analysis import watch
 from mpifl.core.errors import UserError
-from mpifl.experiment import checkpoints, loader
-from mpifl.experiment import run as running
+from mpifl.driver import checkpoints
+from mpifl.driver import run as running
+from mpifl.experiment import loader
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.results.run_folder import FORMAT
 from mpifl.runtime.run_state import SAVE, STOP, CheckpointConfig

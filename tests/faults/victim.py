@@ -23,8 +23,9 @@ from kills import ranks_of
 from mpifl import cli
 from mpifl.comm.connect import connect
 from mpifl.comm.mpi_startup import starting
+from mpifl.driver import run_callbacks
 from mpifl.experiment import build as experiment
-from mpifl.experiment import client_matrices, observed
+from mpifl.experiment import client_matrices
 from mpifl.results.recorder import Recorder
 from mpifl.runtime.worker import Worker
 from mpifl.supervision.exit_codes import outcome
@@ -36,7 +37,7 @@ ELSEWHERE: dict[str, list[tuple[Any, str]]] = {
     "matrices": [(client_matrices, "_mine")],
     "arrived": [(Recorder, "arrived")],
     "record": [(Recorder, "record_evaluation")],
-    "on_end": [(observed, "load")],
+    "on_end": [(run_callbacks, "load")],
 }
 
 

@@ -40,7 +40,7 @@ def accepted(*arguments: Any) -> Any:
 def answered(case: dict[str, Any], errors: Path) -> dict[str, Any]:
     """Run one case; return its exit code, what it said and how long it took."""
     from mpifl.cli import main
-    from mpifl.experiment import run as running
+    from mpifl.driver import run as running
     from mpifl.supervision.exit_codes import STOPPED
 
     engine = running.build_engine

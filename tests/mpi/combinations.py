@@ -445,8 +445,8 @@ def attempted(tree: Tree, folder: Path, name: str, what: str) -> dict[str, Any]:
         `begun`: whether training had begun.
     """
     from mpifl.core.errors import CodeFailed, Stopped, UserError
+    from mpifl.driver.run import run
     from mpifl.experiment import loader
-    from mpifl.experiment.run import run
     from mpifl.experiment.schema import Config, check_sections
     from mpifl.forecast.plan import describe
     from mpifl.runtime.script import connected, on_all_ranks

@@ -15,7 +15,7 @@ from support.runs import CONFIG
 
 import mpifl
 from mpifl.core.errors import CodeFailed
-from mpifl.experiment.observed import Observed
+from mpifl.driver.run_callbacks import RunCallbacks
 from mpifl.results.callbacks import Callbacks
 from mpifl.results.trackers import Logged
 
@@ -153,7 +153,7 @@ def test_a_run_that_was_killed_before_its_callbacks_were_told_of_its_end_tells_t
     tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch.setattr(Observed, "end", lambda self: None)  # as if it was killed there
+        patch.setattr(RunCallbacks, "end", lambda self: None)  # as if it was killed there
         tiny(tmp_path, "one", callbacks=[Keeps()])
     late, never = Keeps(), Keeps()
     run = mpifl.resume(tmp_path / "tiny-one", callbacks=[late])

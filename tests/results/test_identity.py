@@ -11,7 +11,7 @@ from support.runs import CONFIG
 
 import mpifl
 from mpifl import cli
-from mpifl.experiment import checkpoints
+from mpifl.driver import checkpoints
 from mpifl.kernels import bindings
 from mpifl.results import identity as identities
 from mpifl.results.identity import (

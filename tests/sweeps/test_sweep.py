@@ -29,10 +29,10 @@ from mpifl.cli import main
 from mpifl.comm.transport import Single
 from mpifl.core.case_names import LOCKS
 from mpifl.core.errors import MethodError, Stopped, UserError
+from mpifl.driver import run as running
+from mpifl.driver.run_callbacks import RunCallbacks
 from mpifl.experiment import loader
-from mpifl.experiment import run as running
 from mpifl.experiment.loader import load
-from mpifl.experiment.observed import Observed
 from mpifl.results import identity
 from mpifl.supervision.logging import warn_once
 from mpifl.sweeps import results as sweep_results
@@ -231,7 +231,7 @@ def test_callbacks_of_a_case_that_was_killed_before_its_end_was_told_are_told_wh
     options = ["--vary", "{seed: [0]}", "--output.callbacks", told, "--rounds", "1"]
     options += ["--output.folder", str(tmp_path), "--output.id", "x"]
     with monkeypatch.context() as patch:
-        patch.setattr(Observed, "end", lambda self: None)  # as if it was killed there
+        patch.setattr(RunCallbacks, "end", lambda self: None)  # as if it was killed there
         sweep(TINY, options, Single(), quiet=True)
     assert not (tmp_path / "told").exists()
     for _ in range(2):  # the second time there is nothing to tell

@@ -21,15 +21,14 @@ from typing import IO, Any, NoReturn
 from mpifl.core.errors import Stopped, UserError, require
 from mpifl.core.files import try_lock, write_json
 from mpifl.core.textfiles import flat
+from mpifl.experiment import loader
+from mpifl.experiment.schema import Config
 from mpifl.results import checkpoint_files, run_folder
 from mpifl.results.identity import CODES, EARLIER, OF_A_MACHINE, SAME, differences, resumed
 from mpifl.results.recorder import Recorder
 from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
 from mpifl.supervision.logging import warn
 from mpifl.supervision.signals import Signals
-
-from . import loader
-from .schema import Config
 
 MAY_CHANGE = (*SAME, *OF_A_MACHINE, "rounds")  # when a run is resumed
 PLACE = ("output.folder", "output.id")  # where a run is: that of a resumed run is given

@@ -32,6 +32,12 @@ from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
 from mpifl.core.torch_state import pinned, restore, state
 from mpifl.core.types import Server
+from mpifl.experiment import loader
+from mpifl.experiment.build import Say, build, build_engine, build_server_step
+from mpifl.experiment.client_matrices import compare_clients
+from mpifl.experiment.context import RunContext
+from mpifl.experiment.placement import CPU, Place, place, table, unlike
+from mpifl.experiment.schema import Config
 from mpifl.forecast.traffic import compared
 from mpifl.forecast.trials import has_trials, try_outcomes
 from mpifl.kernels import bindings
@@ -51,14 +57,8 @@ from mpifl.supervision.progress import Progress, ProgressFile
 from mpifl.supervision.signals import Signals, Watchdog
 from mpifl.training.batched import stackable
 
-from . import loader
-from .build import Say, build, build_engine, build_server_step
 from .checkpoints import Checkpoints, locked
-from .client_matrices import compare_clients
-from .context import RunContext
-from .observed import Observed
-from .placement import CPU, Place, place, table, unlike
-from .schema import Config
+from .run_callbacks import RunCallbacks
 
 
 def run(
@@ -116,7 +116,7 @@ def run(
             folder, config, context.identity, signals, recorder, progress.say, content, weights, lock
         )
         begin = partial(go_on, checkpoints, config, from_start) if resumed else checkpoints.create
-        with closing(checkpoints), Observed(context, callbacks, folder, signals) as observed:
+        with closing(checkpoints), RunCallbacks(context, callbacks, folder, signals) as observed:
             saved = on_server(transport, begin, everywhere=False)
             observed.start(checkpoints.run_id if transport.is_server else "", resumed is not None, saved)
             elapsed = start - seconds_before(saved)
@@ -136,7 +136,7 @@ def train(
     recorder: Recorder | None,
     saved: Saved | None,
     progress: Progress,
-    observed: Observed,
+    observed: RunCallbacks,
     start: float,
 ) -> UserError | CodeFailed | None:
     """Take all steps of a run and write its results; every rank calls.
@@ -288,7 +288,7 @@ def observer(
     engine: Engine,
     recorder: Recorder,
     progress: Progress,
-    observed: Observed,
+    observed: RunCallbacks,
     file: ProgressFile,
 ) -> Callable[[Record], None]:
     """Return the function to call after each step; on rank 0.

@@ -10,6 +10,9 @@ from typing import Any
 
 from mpifl.comm.transport import RankLost, on_server
 from mpifl.core.errors import Stopped
+from mpifl.experiment import loader
+from mpifl.experiment.context import RunContext
+from mpifl.experiment.schema import Config
 from mpifl.results.callbacks import Callbacks, made
 from mpifl.results.reader import load
 from mpifl.results.run_events import Evaluation, Round, RunInfo, frozen
@@ -17,17 +20,13 @@ from mpifl.runtime.engine import Record
 from mpifl.runtime.run_state import Saved
 from mpifl.supervision.signals import Signals
 
-from . import loader
-from .context import RunContext
-from .schema import Config
-
 Clients = Sequence[Mapping[str, Any]]  # rows of clients.csv
 Bytes = Mapping[str, int]  # direction -> bytes
 OPEN = ".callbacks.open"  # this file is in the run folder until `on_end` has been called
 COMPLETE = "the run itself is complete"
 
 
-class Observed:
+class RunCallbacks:
     """The callbacks of a run, as a context manager around it; every rank calls.
 
     An exception in a callback requests a stop, as a signal does: the state is written after the step, and the
@@ -121,7 +120,7 @@ class Observed:
             if self.context.transport.is_server:
                 self.callbacks.check(complete)
 
-    def __enter__(self) -> Observed:
+    def __enter__(self) -> RunCallbacks:
         return self
 
     def __exit__(

@@ -1,0 +1,1 @@
+"""Takes an experiment from its configuration to a complete run folder: steps, checkpoints, callbacks."""
