@@ -8,10 +8,11 @@ its average.
 
 Our reading, where paper and repository differ: the ground metric is cosine. A client's training data are
 compared with the other's validation data (`against="train"`: the paper). Each client uses one projection R
-for tau and for all its distances (`tau="full"`: a square R of its own for tau, as in the repository). The
-extractor is in evaluation mode (`train_mode=True`: batch statistics, as in the repository). At most
-`sample_cap` images of a split enter a distance (the repository), and at most the share `sample_share` of the
-client's images (the paper: 0.1).
+for tau and for all its distances (`tau="plain"`: tau of unprojected embeddings, as the paper prints it;
+`tau="full"`: a square R of its own for tau, as in the repository). The extractor is in evaluation mode
+(`train_mode=True`: batch statistics, as in the repository). At most `sample_cap` images of a split enter a
+distance, and at most the share `sample_share` of the client's images (the paper, 3.1: the lesser of 512 and
+10 %, `sample_share=0.1`; the repository: 512).
 
 Partial participation: two clients are compared once, in the first round after which both have taken part; an
 absent client counts with its last model (the paper: a pair without a distance is compared, and no other). A
@@ -65,7 +66,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         solver: `exact` or `sinkhorn`, with regularisation `reg`.
         against: the other client's data that enter a distance: `val` or `train`.
         tau: projection under which the client's own distance tau is measured: `shared` (that of its other
-            distances) or `full` (a square one of its own).
+            distances), `full` (a square one of its own) or `plain` (none).
         train_mode: compute embeddings with batch statistics.
         looks: which pairs of clients are compared in a round: `once` (pairs seen so far that have not been
             compared), `together` (pairs that take part and have not been compared) or `seen` (all pairs seen
@@ -80,7 +81,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     solver: Literal["exact", "sinkhorn"] = "exact"
     reg: PositiveFloat = 0.1
     against: Literal["val", "train"] = "val"
-    tau: Literal["shared", "full"] = "shared"
+    tau: Literal["shared", "full", "plain"] = "shared"
     train_mode: bool = False
     looks: Literal["once", "together", "seen"] = "once"
 
@@ -117,10 +118,13 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         source, target = (self._embed(client, extractor, name, key) for name in ("train", self.against))
         e = source.shape[1]
         R = _projection(e, max(1, int(self.projection * e)), key)  # [e, p]
-        R_tau = R if self.tau == "shared" else _projection(e, e, key.of("tau"))
         if self.against == "train":
             target = self._embed(client, extractor, "val", key)
-        tau = self._emd(source @ R_tau, target @ R_tau)
+        if self.tau == "plain":
+            tau = self._emd(source, target)
+        else:
+            R_tau = R if self.tau == "shared" else _projection(e, e, key.of("tau"))
+            tau = self._emd(source @ R_tau, target @ R_tau)
         distance = np.zeros(len(peers))
         for i, peer in enumerate(peers):
             if not peer.wanted:

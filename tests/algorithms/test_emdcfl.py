@@ -92,6 +92,20 @@ def test_a_client_of_emdcfl_measures_others_under_its_own_extractor(against, dis
     assert_close(other.told[0].abs().sort(0).values, torch.tensor([[0.0], [4.0]]))
 
 
+@pytest.mark.parametrize(("tau", "found"), [("plain", [2 * 2**0.5]), ("shared", [0.0, 4.0])])
+def test_emdcfl_measures_tau_on_unprojected_embeddings_if_asked(tau, found):
+    """Embeddings (2 x, 2 x): unprojected |1 - 0| is 2 sqrt(2); through one column of signs it is 4 or 0."""
+
+    class Wide(Seen):
+        def embed(self, vector, x, *, train_mode=False):
+            return (vector[0] * x).repeat(1, 2)
+
+    own = Wide(0, [0.0, 2.0], [1.0, 3.0], [9.0])
+    method = CATALOGUE["emdcfl"](metric="euclidean", projection=0.5, tau=tau)
+    look = method.probe(own, {"model": torch.tensor([2.0, 7.0])}, [], byhand.KEY)
+    assert any(look.notes["tau"] == pytest.approx(value) for value in found)
+
+
 def test_emdcfl_looks_at_no_more_images_than_its_cap():
     """Five images each, cap 3: three embeddings go to the other."""
     own, other = Seen(0, [1.0] * 5, [1.0] * 5, [9.0]), Neighbour(Seen(1, [4.0] * 5, [4.0] * 5, [9.0]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -22,17 +23,26 @@ from mpifl.forecast.plan import describe
 from mpifl.sweeps import papers
 from mpifl.sweeps.cases import Case
 
+ROMAN = {"I": "1", "II": "2", "III": "3", "IV": "4", "V": "5"}
 SWEEPS = {sweep.name.removeprefix("papers/"): sweep for sweep in papers.sweeps()}
 SOON = ("ccfl/table1-fashionmnist", "fedcuau/table3-small")  # small data
-TABLES = {  # number of a published table or figure -> file names that begin with one of these
-    "emdcfl": (
-        *(f"table{number}" for number in (1, 2, 3, 4, 6, 9, 10, 11)),
-        *(f"fig{number}" for number in (8, 12, 14)),
-    ),
-    "flt": ("table1", "table2", "table3", "table4", "table5"),
-    "ucfl": ("table1-a", "table1-b", "table1-c", "fig5", "fig6", "fig7"),
-    "ccfl": ("table1-fashionmnist", "table1-cifar100", "table1-miniimagenet", "ablation"),
-    "fedcuau": ("table1", "table3", "table4", "fig1", "fig3"),
+DRAWING, SETTINGS = "a drawing", "settings"
+ENTRIES = {  # paper -> number of a table (T) or figure (F) -> the file that runs it, or what it is instead
+    "emdcfl": {
+        "F1": DRAWING,
+        "F2": "fig2",
+        **dict.fromkeys(("F3", "F4", "F5", "F6", "F7"), DRAWING),  # images of the data
+        **{f"F{n}": f"fig{n}" for n in (8, 9, 10, 11, 12, 13, 14)},
+        **{f"F{n}": "fig14" for n in (15, 16, 17)},
+        **{f"T{n}": f"table{n}" for n in (1, 2, 3, 4, 6, 9, 10, 11)},
+        "T5": SETTINGS,
+        "T7": "table2",
+        "T8": "table3",
+    },
+    "flt": {f"T{n}": f"table{n}" for n in (1, 2, 3, 4, 5, 6)},
+    "ucfl": {"T1": "table1-a", "F5": "fig5", "F6": "fig6", "F7": "fig7"},
+    "ccfl": {"T1": "table1-fashionmnist", "F6": "fig6"},
+    "fedcuau": {"T1": "table1", "T3": "table3", "T4": "table4", "F1": "fig1", "F3": "fig3"},
 }
 LARGE = ("resnet18", "resnet50", "efficientnet_b3", "vit_b_16", "convnext_base", "resnet18_cifar")
 CHANNELS = 32
@@ -72,11 +82,27 @@ def test_every_file_of_a_paper_is_a_sweep_with_a_table():
     assert {Path(name).parts[0] for name in SWEEPS} == set(papers.PAPERS)
 
 
-def test_every_table_of_the_papers_has_a_sweep():
-    for paper, stems in TABLES.items():
-        found = [sweep.stem for sweep in papers.sweeps(paper)]
-        for stem in stems:
-            assert any(one == stem or one.startswith(f"{stem}-") for one in found), f"{paper}: {stem}"
+def test_every_table_and_figure_of_the_papers_has_an_entry_that_names_it():
+    """The file of an entry says the number in its first line and in its title."""
+    for paper, entries in ENTRIES.items():
+        for number, stem in entries.items():
+            if stem in (DRAWING, SETTINGS):
+                continue
+            text = (papers.FOLDER / paper / f"{stem}.yaml").read_text()
+            kind = {"T": "Table", "F": "Figure"}[number[0]]
+            for said in (text.splitlines()[0], SWEEPS[f"{paper}/{stem}"].table.title):
+                assert number[1:] in numbers_of(said, kind), f"{paper} {number}: {said}"
+
+
+def numbers_of(text: str, kind: str) -> set[str]:
+    """Return the numbers that a text names: `Tables 1 and 7`, `Figures 14 to 17`, `Table I`."""
+    found = set()
+    for named in re.findall(rf"{kind}s? ((?:(?:\d+|[IV]+)(?: ?\([a-e]\)|[a-e])?(?:, | and | to )?)+)", text):
+        numbers = [ROMAN.get(n, n) for n in re.findall(r"\d+|[IV]+", named)]
+        found |= set(numbers)
+        if " to " in named:
+            found |= {str(n) for n in range(int(numbers[-2]), int(numbers[-1]))}
+    return found
 
 
 def test_a_published_row_is_run_once():
