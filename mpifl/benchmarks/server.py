@@ -32,6 +32,7 @@ from mpifl.core.types import Vector
 from mpifl.data import prepare
 from mpifl.experiment import loader
 from mpifl.runtime.synchronous import SynchronousEngine
+from mpifl.simulation.sampling import Sampler
 from mpifl.training.client import LocalClient
 
 from . import job
@@ -201,7 +202,9 @@ class SizedRounds(job.TurnRunner):
         Args:
             asked: Number of clients.
         """
-        self.rounds.sampler = replace(self.rounds.sampler, num_sampled=asked)
+        sampler = self.rounds.sampler
+        assert isinstance(sampler, Sampler)
+        self.rounds.sampler = replace(sampler, num_sampled=asked)
         most, clients = AT_ONCE
         count = min(most, max(1, clients // asked))
         before = time.thread_time() - self.waits.polls, self.waits.collectives

@@ -48,6 +48,7 @@ from mpifl.runtime.run_state import Checkpointer
 from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.step_config import StepConfig, StepEvaluation, Sums
 from mpifl.runtime.synchronous import SynchronousEngine
+from mpifl.runtime.virtual_rounds import VirtualRounds
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.simulation.round_rules import RoundRule
 from mpifl.simulation.sampling import cohort_size, newcomers
@@ -630,15 +631,17 @@ class _Engines:
         return EvaluationSchedule(self.context.evaluated_clients, evaluation.every, evaluation.at_start)
 
     def synchronous(self, rule: RoundRule | None = None) -> Engine:
+        context = self.context
+        clock = VirtualRounds(
+            self.server_step,
+            context.duration,
+            rule,
+            context.decisions.num_sampled,
+            context.sampler.key.of("rounds"),
+        )
+        rounds = context.config.rounds
         return SynchronousEngine(
-            server_step=self.server_step,
-            sampler=self.context.sampler,
-            num_rounds=self.context.config.rounds,
-            evaluation=self._evaluation,
-            duration=self.context.duration,
-            checkpointer=self.checkpointer,
-            rule=rule,
-            num_wanted=self.context.decisions.num_sampled,
+            self.server_step, context.sampler, rounds, self._evaluation, clock, self.checkpointer
         )
 
     def asynchronous(self, policy: AsynchronousPolicy) -> Engine:

@@ -52,7 +52,7 @@ from mpifl.runtime.server_step import ServerStep, StepResult
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.simulation.clock import VirtualTime, WallTime
 from mpifl.simulation.policies import Buffer, ClockParts
-from mpifl.simulation.round_rules import RoundPlan
+from mpifl.simulation.sampling import RoundPlan
 from mpifl.training.backend import Backend, Request, VisitRequests, sizes_of, train_visits
 from mpifl.training.client import public_clients
 from mpifl.training.learner import Learner
@@ -301,13 +301,13 @@ class TimedStep(ServerStep):
         self.evaluations: list[tuple[list[float], float]] = []  # seconds of each client, and the start
         self._advance, self._decide = 0.0, 0.0
 
-    def step(self, server: Server | None, cohort: np.ndarray, plan: RoundPlan | None = None) -> Any:
+    def step(self, server: Server | None, who: RoundPlan) -> StepResult | None:
         """Take a step."""
         self.timed_visits.take()
         start, clock, before = self.meter(), perf_counter(), dict(self.watch.seconds)
         skipped = self.meter.skipped
         self._advance = self._decide = 0.0
-        out = super().step(server, cohort, plan)
+        out = super().step(server, who)
         whole, lasted = self.meter() - start, perf_counter() - clock
         phases = {name: s - before.get(name, 0.0) for name, s in self.watch.seconds.items()}
         left_out = self.meter.skipped - skipped
@@ -502,7 +502,7 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
         cohorts[2] = others if len(others) else chosen
     evaluated = _judged(context, chosen)
     schedule = EvaluationSchedule(evaluated, 1)
-    engine = SynchronousEngine(step, _Cohorts(cohorts), len(cohorts), schedule)  # type: ignore[arg-type]
+    engine = SynchronousEngine(step, _Cohorts(cohorts), len(cohorts), schedule)
     observer, clock, start = _Observer(context, step, folder), perf_counter(), process_time()
     began = step.meter()
     engine.run(observer, _saved(server, step, virtual=0.0))
@@ -511,7 +511,7 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
         repeats = min(MOST_REPEATS, int((ENOUGH_S - step.meter() + began) / max(warm.whole, 1e-9)))
         if repeats > 0:
             both = [chosen, few] * repeats
-            more = SynchronousEngine(step, _Cohorts(both), len(both), schedule)  # type: ignore[arg-type]
+            more = SynchronousEngine(step, _Cohorts(both), len(both), schedule)
             more.run(observer, _saved(server, step, virtual=0.0))
     busy = (perf_counter() - clock) / max(process_time() - start, 1e-9)
     c = len(chosen)

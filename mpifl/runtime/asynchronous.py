@@ -352,7 +352,7 @@ class AsynchronousEngine(Engine):
         up = 0
         if self.clock.needs_bytes:
             up = self.upload_sizes.clear(server, reads)
-            server_step.expect_upload(k, up)
+            self.upload_sizes.expected[k] = up
         visit = self.dispatcher.begin(k, v, version, down, up)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
         header = (ClientTask(0, k, v, reads), step, version)
@@ -374,6 +374,7 @@ class AsynchronousEngine(Engine):
             return None
         self.failed = 0
         self.server_step.book_arrival(server.version + 1, header)
+        self.upload_sizes.compare(header)
         self.metrics[visit.client], self.samples[visit.client] = header.metrics, header.num_samples
         row = visit.row(self.clock.now, server.version)
         self.rows.append(row)

@@ -6,14 +6,12 @@ communicates; values that only rank 0 knows are None on the other ranks.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import filterfalse
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,16 +38,14 @@ from mpifl.core.progress import doing
 from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import CohortReads, Notes, Reads, Server
-from mpifl.simulation.round_rules import RoundPlan
-from mpifl.traffic.encoding import StatisticsSize, time_stamp_bytes
-from mpifl.traffic.ledger import TIME_STAMP, Ledger, is_among
+from mpifl.simulation.sampling import RoundPlan
+from mpifl.traffic.ledger import TIME_STAMP, Ledger, StatisticsSize, is_among
 
 from .aggregators import Aggregator, MpiAggregator, Uploads
 from .hook_errors import ClientError, Dropped, hook_name
 from .hooks import ServerHooks
 from .protocol import (
     GatheredReports,
-    Kind,
     ReportHeader,
     ReportTable,
     ScatteredTasks,
@@ -57,7 +53,6 @@ from .protocol import (
     TaskTable,
     gathered_reports,
     joined_tables,
-    kind_of_visit,
     mean_metrics,
     report_tables,
 )
@@ -77,12 +72,17 @@ class StepResult:
     Attributes:
         server: the server after the step.
         plan: plan by which rows were mixed.
-        notes: notes from which the plan was decided.
+        reports: reports from which the plan was decided; None for a step without uploads.
     """
 
     server: Server
     plan: Plan
-    notes: Notes
+    reports: GatheredReports | None
+
+    @property
+    def notes(self) -> Notes:
+        """Notes from which the plan was decided."""
+        return Notes.of_nobody() if self.reports is None else self.reports.notes
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,6 @@ class ServerStep:
         train_metrics: mean training metrics of the last step, from the clients' reports; on rank 0.
         client_products: inner products of the models of the last step, if they are measured; on rank 0.
         costs: predicted work of each client's visit [N], in samples.
-        timed: client -> upload bytes assumed when its visit was timed in advance, if links have a rate; on
-            rank 0.
         updates: if requested, a row for each client of the last step and module of the model, with `client`,
             `block`, and `size`, `cosine`, `distance` (`update_statistics`); on rank 0.
     """
@@ -155,8 +153,6 @@ class ServerStep:
         self.dropped: list[Dropped] = []
         self.train_metrics: dict[str, float] = {}
         self.client_products: ClientProducts | None = None
-        self.timed: dict[int, int] = {}
-        self._says_sizes = False  # whether a warning said that upload sizes differ from `timed`
         self.updates: list[dict[str, Any]] = []
         self._shown: Mapping[str, torch.Tensor] = {}  # rows downloaded for one-shot statistics; on rank 0
 
@@ -248,28 +244,22 @@ class ServerStep:
 
     # -- one step --------------------------------------------------------------------------------------------
 
-    def step(
-        self, server: Server | None, cohort: np.ndarray, round_plan: RoundPlan | None = None
-    ) -> tuple[Server | None, Notes | None]:
-        """Train a cohort and return the next server and the notes it was decided from, on rank 0.
+    def step(self, server: Server | None, who: RoundPlan) -> StepResult | None:
+        """Train a cohort and return the result of the step, on rank 0.
 
         Args:
             server: the server before the step.
-            cohort: clients that take part.
-            round_plan: late clients and shortened visits of the round, on rank 0; None for neither.
+            who: the clients that take part; used on rank 0.
         """
         if self._admits_new_clients:
             if server is not None:
                 self.tables.publish(server.tables)  # a repeated step may have changed the published tables
-            server = self._assign_new_clients(server, cohort, round_plan)
-        batches = self._train_batches(server, cohort, round_plan) if server is not None else None
+            server = self._assign_new_clients(server, who)
+        batches = self._train_batches(server, who) if server is not None else None
         with self._counted("training", batches, main=True):
             batch = self._scatter(batches)
             results = self.worker.run(batch)
             reports = self._gather(batch, results, "local_update")
-        if reports is not None and round_plan is not None and round_plan.late_send and len(round_plan.late):
-            assert server is not None
-            self._book_late(server, batch.step, reports, round_plan.late)
         with doing("aggregating"):
             self._measure(batch.step, reports, results.uploads)
             if self.config.evaluation.updates:
@@ -277,33 +267,13 @@ class ServerStep:
             result = self.advance(server, reports, results.uploads, self.update_aggregator)
         self.config.give_back()
         if result is None:
-            return None, None
+            return None
         took_part = result.notes.client[result.notes.fresh]
         self.visits[took_part] += 1
         self.arrived = took_part[~np.isin(took_part, self.config.filters.lost(batch.step, took_part))]
         self.count_taken(self.arrived)
         self.config.filters.commit()
-        return result.server, result.notes
-
-    def _book_late(self, server: Server, step: int, reports: GatheredReports, late: np.ndarray) -> None:
-        """Book late uploads, which are not used, with the size of the first used upload of the same kind."""
-        fresh = [table for table in reports.tables if table.fresh]
-        reads = self.hooks.reads("reads", server, np.concatenate([late, *(table.client for table in fresh)]))
-        first: dict[Kind, tuple[ReportTable, int]] = {}
-        for table in fresh:
-            for i, k in enumerate(table.client.tolist()):
-                first.setdefault(kind_of_visit(reads[k]), (table, i))
-        alike: dict[Kind, list[int]] = {}
-        for k in late.tolist():
-            alike.setdefault(kind_of_visit(reads[k]), []).append(k)
-        for kind, clients in alike.items():
-            if kind not in first:
-                self.say_sizes(
-                    f"late uploads of clients {clients[:3]} have the size of another's in the ledger"
-                )
-            table, i = first.get(kind, (fresh[0], 0))
-            sizes = {name: each[i : i + 1].repeat(len(clients)) for name, each in table.note_sizes.items()}
-            self.book(step, replace(table, client=np.array(clients), note_sizes=sizes, exchanges={}))
+        return result
 
     def _measure(self, step: int, reports: GatheredReports | None, uploads: Uploads) -> None:
         """Compute inner products of the clients' models, if that is due in this step.
@@ -375,7 +345,7 @@ class ServerStep:
         with self.watch("evaluate"):
             new = self.hooks.appraise(server, new)
         self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.sharded})
-        return StepResult(new, plan, Notes.of_nobody() if reports is None else reports.notes)
+        return StepResult(new, plan, reports)
 
     def _filtered(self, plan: Plan | None, server: Server, reports: GatheredReports | None) -> Plan | None:
         """Return the plan that the filters make of a method's plan, or of a step without uploads."""
@@ -510,22 +480,19 @@ class ServerStep:
             return everyone
         return self.hooks.initial_clients(np.setdiff1d(everyone, np.asarray(self.config.absent, np.int64)))
 
-    def _assign_new_clients(
-        self, server: Server | None, cohort: np.ndarray, round_plan: RoundPlan | None
-    ) -> Server | None:
+    def _assign_new_clients(self, server: Server | None, who: RoundPlan) -> Server | None:
         """Return the server after the new clients of a cohort have sent their statistics.
 
         What new clients that are late send is booked and not used: they stay new.
         """
-        new_clients = self.hooks.new_clients(server, cohort) if server is not None else None
+        new_clients = self.hooks.new_clients(server, who.cohort) if server is not None else None
         new_clients = self.transport.bcast(new_clients, "orders")
         if server is not None:
-            late = {} if round_plan is None else round_plan.statistics
-            readers = np.union1d(new_clients, np.array([*late], np.int64))
+            readers = np.union1d(new_clients, np.array([*who.statistics], np.int64))
             if len(readers):
                 self._book_shown(server.version + 1, readers)
-            if round_plan is not None and round_plan.late_send:
-                self._book_statistics(server.version + 1, late)
+            if who.late_send:
+                self._book_statistics(server.version + 1, who.statistics)
         if not len(new_clients):
             return server
         reports, uploads = self.fingerprint_round(new_clients, server)
@@ -599,16 +566,14 @@ class ServerStep:
 
     # -- tasks and reports -----------------------------------------------------------------------------------
 
-    def _train_batches(
-        self, server: Server, cohort: np.ndarray, round_plan: RoundPlan | None = None
-    ) -> ScatteredTasks:
-        step, clients = server.version + 1, cohort
+    def _train_batches(self, server: Server, who: RoundPlan) -> ScatteredTasks:
+        step, clients = server.version + 1, who.cohort
         if uses(self.algorithm, RememberedUploads):
-            clients = np.union1d(cohort, np.flatnonzero(self.visits))
-        fresh = is_among(clients, cohort)
+            clients = np.union1d(who.cohort, np.flatnonzero(self.visits))
+        fresh = is_among(clients, who.cohort)
         reads = self.hooks.reads("reads", server, clients[fresh])
         widths = {name: self.tables.width(name) for name in server.tables}
-        late = {} if round_plan is None else self.hooks.reads("reads", server, round_plan.late)
+        late = self.hooks.reads("reads", server, who.late) if len(who.late) else {}
         self.book_reads(step, CohortReads.of({**reads, **late}.items()) if late else reads, widths)
         probes = self.hooks.probes(server, step)
         costs = np.where(fresh, self.costs[clients], 1) + (len(clients) * 64 if probes else 0)
@@ -616,8 +581,9 @@ class ServerStep:
         peers = tuple(zip(clients.tolist(), made.tolist(), strict=True)) if probes else ()
         pairs = self.hooks.pairs(server, clients, fresh) if probes else None
         compared = self.hooks.measured_table(server)
-        work = {} if round_plan is None else round_plan.work
-        return self._batches(step, clients, reads, costs, server.version, fresh, peers, compared, pairs, work)
+        return self._batches(
+            step, clients, reads, costs, server.version, fresh, peers, compared, pairs, who.work
+        )
 
     def _batches(
         self,
@@ -630,7 +596,7 @@ class ServerStep:
         peers: tuple[tuple[int, int], ...] = (),
         compared: tuple[str, int] | None = None,
         pairs: np.ndarray | None = None,
-        work: Mapping[int, Fraction] = MappingProxyType({}),
+        work: Mapping[int, Fraction] | None = None,
     ) -> ScatteredTasks:
         """Return the tasks of each rank; report numbers follow the order of `clients`.
 
@@ -644,7 +610,7 @@ class ServerStep:
         which = np.full(len(clients), -1)
         which[slice(None) if fresh is None else fresh] = reads.which
         columns = np.stack((np.arange(len(clients)), clients, self.visits[clients], which), axis=1)
-        tasks = TaskTable(columns, reads.distinct, pairs, self.config.filters.told(), {**work})
+        tasks = TaskTable(columns, reads.distinct, pairs, self.config.filters.told(), work or {})
         tables, columns, counts = tasks.split_by_rank(
             self.scheduler.assign(clients, costs), self.transport.size
         )
@@ -704,8 +670,6 @@ class ServerStep:
         self.drop(dropped, nobody and not self.config.filters.moves_rows)
         for table in tables:
             self.book(batch.step, table)
-            if hook == "local_update":
-                self.compare_with_timed(table)
         clients = np.concatenate([np.zeros(0, np.int64), *(t.client for t in tables)])
         lost = self.config.filters.lost(batch.step, clients)
         self.train_metrics = mean_metrics(tables, lost)
@@ -781,47 +745,10 @@ class ServerStep:
         """Count a visit whose upload has arrived by itself, and book its traffic."""
         self.visits[report.client] += 1
         self.book(step, report)
-        self.compare_with_timed(report)
 
     def count_taken(self, clients: np.ndarray) -> None:
         """Count uploads that a step has used; `clients` may contain a client twice."""
         np.add.at(self.taken, clients, 1)
-
-    def expect_uploads(self, sizes: Mapping[int, int]) -> None:
-        """Set the upload bytes by which the visits of a round are timed, replacing those of earlier rounds.
-
-        Args:
-            sizes: client -> bytes of its upload.
-        """
-        self.timed = dict(sizes)
-
-    def expect_upload(self, client: int, size: int) -> None:
-        """Set the upload bytes by which a visit that starts by itself is timed."""
-        self.timed[client] = size
-
-    def compare_with_timed(self, reports: ReportHeader | ReportTable) -> None:
-        """Warn, once per run, if the size of an upload differs from the one by which its visit was timed."""
-        if not self.timed or not reports.fresh or self._says_sizes:
-            return
-        payload = self.ledger.payload
-        notes = {name: n for name, n in reports.note_sizes.items() if name not in reports.unsent}
-        size: Any = sum(n for name, n in reports.bytes.items() if name not in reports.unsent)
-        size += sum(payload.size(n, note=True) for n in notes.values())
-        size += time_stamp_bytes(payload, self.algorithm.needs.time_stamps)
-        clients = np.atleast_1d(reports.client)
-        for k, sent in zip(clients.tolist(), np.broadcast_to(size, clients.shape).tolist(), strict=True):
-            if sent != self.timed.get(k, sent):
-                timed = f"its visit is timed with {self.timed[k]}, as all are that read as many rows"
-                self.say_sizes(
-                    f"network: client {k} uploads {sent} bytes, and {timed}; times of return are approximate"
-                )
-                return
-
-    def say_sizes(self, text: str) -> None:
-        """Warn of sizes that are not exact, once per run."""
-        if not self._says_sizes:
-            warnings.warn(text, stacklevel=3)
-        self._says_sizes = True
 
     # -- evaluation ------------------------------------------------------------------------------------------
 

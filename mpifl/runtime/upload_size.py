@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -14,16 +15,11 @@ from mpifl.aggregation.update_filter import FilteredVisit
 from mpifl.core.capabilities import NewClients, hooks_of, uses
 from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.types import Message, Reads, Report, Server
-from mpifl.traffic.encoding import (
-    StatisticsSize,
-    hidden_bytes,
-    statistics_size,
-    time_stamp_bytes,
-    upload_bytes,
-)
+from mpifl.traffic.encoding import hidden_bytes, statistics_size, time_stamp_bytes, upload_bytes
+from mpifl.traffic.ledger import StatisticsSize
 
 from .hook_errors import MOST_TRIED, ClientCall, first_that_works
-from .protocol import Kind, kind_of_visit
+from .protocol import Kind, ReportHeader, ReportTable, kind_of_visit
 from .server_step import ServerStep
 
 ANYBODY = -1  # stands for any client, if all send equally many bytes
@@ -37,6 +33,9 @@ class UploadSizes:
 
     Args:
         server_step: server step of rank 0.
+
+    Attributes:
+        expected: client -> bytes of the upload by which its visit is timed.
     """
 
     def __init__(self, server_step: ServerStep) -> None:
@@ -44,6 +43,8 @@ class UploadSizes:
         self._clear: dict[Kind, int] = {}
         self._hidden: dict[tuple[int, Kind], tuple[int, int]] = {}
         self._statistics: dict[int, StatisticsSize] = {}  # by client, or under `ANYBODY`
+        self.expected: dict[int, int] = {}
+        self._warned = False
 
     def clear(self, server: Server, reads: Reads) -> int:
         """Return the bytes of an upload, including a time stamp.
@@ -98,6 +99,30 @@ class UploadSizes:
                 stand_ins = [other for other in clients[:MOST_TRIED] if other != k]
                 self._statistics[whose] = _statistics_size(self.server_step, server, [k, *stand_ins])
         return {k: self._statistics[k if vary else ANYBODY] for k in clients}
+
+    def compare(self, reports: ReportHeader | ReportTable) -> None:
+        """Warn, once per run, if the size of an upload differs from the one by which its visit was timed."""
+        if not self.expected or not reports.fresh or self._warned:
+            return
+        payload, needs = self.server_step.ledger.payload, self.server_step.algorithm.needs
+        notes = {name: n for name, n in reports.note_sizes.items() if name not in reports.unsent}
+        size: Any = sum(n for name, n in reports.bytes.items() if name not in reports.unsent)
+        size += sum(payload.size(n, note=True) for n in notes.values())
+        size += time_stamp_bytes(payload, needs.time_stamps)
+        clients = np.atleast_1d(reports.client)
+        for k, sent in zip(clients.tolist(), np.broadcast_to(size, clients.shape).tolist(), strict=True):
+            if sent != self.expected.get(k, sent):
+                timed = f"its visit is timed with {self.expected[k]}, as all are that read as many rows"
+                self.warn(
+                    f"network: client {k} uploads {sent} bytes, and {timed}; times of return are approximate"
+                )
+                return
+
+    def warn(self, text: str) -> None:
+        """Warn of sizes that are not exact, once per run."""
+        if not self._warned:
+            warnings.warn(text, stacklevel=3)
+        self._warned = True
 
     def state_dict(self) -> list[Any]:
         """Return the measured sizes of uploads, in a form that JSON can hold."""

@@ -44,7 +44,6 @@ from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.torch_state import Originals, kept
 from mpifl.core.types import Message, Report, State, Vector
-from mpifl.traffic.encoding import number_bytes, vector_bytes
 from mpifl.traffic.ledger import count_numbers
 from mpifl.traffic.payload import NumberFormat
 
@@ -243,7 +242,7 @@ class Worker:
         arrived = self.config.filters.statistics(report)
         if arrived is not report:
             arrived = self._worked_out("fingerprint", task, report, arrived)
-        return arrived, number_bytes(self.config.payload, report)
+        return arrived, self.config.payload.vector_bytes(report)
 
     def visit(self, task: ClientTask, batch: TaskBatch) -> Coded:
         """Return one client's report, from training now or from its remembered upload."""
@@ -302,7 +301,7 @@ class Worker:
             changed, report = report is not made, self._home(report)
             if changed:
                 report = self._worked_out("local_update", task, self._home(made), report)
-            sizes = vector_bytes(c.payload, c.filters, report, message)
+            sizes = c.filters.sizes(c.payload.vector_bytes(report), report, message)
             report = self._with_statistics(report, message)
             if self.config.algorithm.needs.client_state:
                 store.save("state", task.client, task.visit + 1, tensors_on(after, CPU))

@@ -7,15 +7,16 @@ are not trained at all, because their results would not be used.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from math import inf
 
 import numpy as np
 
 from mpifl.core.rng import Key
-from mpifl.traffic.encoding import StatisticsSize
+
+from .sampling import RoundPlan
 
 
 @dataclass(frozen=True)
@@ -39,36 +40,6 @@ class RoundStart:
     end: Callable[[int, Fraction], float]
     steps: Callable[[int], tuple[int, int]]
     key: Key
-
-
-NOBODY = np.zeros(0, np.int64)
-
-
-@dataclass(frozen=True)
-class RoundPlan:
-    """The plan of a round.
-
-    Attributes:
-        cohort: clients that train and whose uploads are mixed, int64 ascending.
-        late: clients that download but are left out, int64 ascending.
-        late_send: whether the late clients upload nevertheless.
-        statistics: late client that is new -> what it moves for one-shot statistics before it trains.
-        work: client -> fraction of its mini-batches, for clients that do not train on all of them.
-        until: earliest end of the round, which also waits for the whole cohort.
-    """
-
-    cohort: np.ndarray
-    late: np.ndarray = field(default_factory=lambda: NOBODY)
-    late_send: bool = False
-    statistics: Mapping[int, StatisticsSize] = field(default_factory=dict)
-    work: Mapping[int, Fraction] = field(default_factory=dict)
-    until: float = -inf
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The plan's values in `metrics.csv`."""
-        shares = [float(self.work.get(k, 1)) for k in self.cohort.tolist()]
-        return {"late_clients": float(len(self.late)), "work_mean": float(np.mean(shares)) if shares else 0.0}
 
 
 class RoundRule(ABC):

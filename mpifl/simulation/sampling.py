@@ -1,13 +1,46 @@
-"""Sampling of cohorts by step: every method trains the same clients in the same step."""
+"""Who takes part in a step: every method trains the same clients in the same step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import inf
 
 import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
+from mpifl.traffic.ledger import StatisticsSize
+
+NOBODY = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Who takes part in a round, and how much each client trains.
+
+    Attributes:
+        cohort: clients that train and whose uploads are mixed, int64 ascending.
+        late: clients that download but are left out, int64 ascending.
+        late_send: whether the late clients upload nevertheless.
+        statistics: late client that is new -> what it moves for one-shot statistics before it trains.
+        work: client -> fraction of its mini-batches, for clients that do not train on all of them.
+        until: earliest end of the round, which also waits for the whole cohort.
+    """
+
+    cohort: np.ndarray
+    late: np.ndarray = field(default_factory=lambda: NOBODY)
+    late_send: bool = False
+    statistics: Mapping[int, StatisticsSize] = field(default_factory=dict)
+    work: Mapping[int, Fraction] = field(default_factory=dict)
+    until: float = -inf
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The plan's values in `metrics.csv`."""
+        shares = [float(self.work.get(k, 1)) for k in self.cohort.tolist()]
+        return {"late_clients": float(len(self.late)), "work_mean": float(np.mean(shares)) if shares else 0.0}
 
 
 @dataclass(frozen=True)

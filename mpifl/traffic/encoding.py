@@ -7,7 +7,6 @@ upload, it is the nearest. An upload of any other name is a difference already.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ import torch
 from mpifl.aggregation.update_filter import UpdateFilters
 from mpifl.core.types import Message, Reads, Report
 
-from .ledger import count_numbers, travels_whole
+from .ledger import StatisticsSize, count_numbers, travels_whole
 from .payload import NumberFormat
 
 
@@ -30,12 +29,7 @@ def vector_bytes(
         report: the client's report.
         message: the client's download.
     """
-    return filters.sizes(number_bytes(payload, report), report, message)
-
-
-def number_bytes(payload: NumberFormat, report: Report) -> dict[str, int]:
-    """Return the size in bytes of each vector that a report sends as it is, number by number."""
-    return {name: payload.size(x.numel()) for name, x in report.vectors.items() if name not in report.unsent}
+    return filters.sizes(payload.vector_bytes(report), report, message)
 
 
 def download_bytes(reads: Reads, widths: Mapping[str, int], payload: NumberFormat) -> int:
@@ -86,26 +80,6 @@ def hidden_bytes(
     return down, sum(sent.values()) - sum(clear.values())
 
 
-@dataclass(frozen=True)
-class StatisticsSize:
-    """What a client moves for one-shot statistics.
-
-    Attributes:
-        down: bytes that it downloads for them.
-        vectors: vector that it uploads -> how many numbers it has, and its bytes.
-        notes: note that it uploads -> how many numbers it has, and its bytes.
-    """
-
-    down: int
-    vectors: Mapping[str, tuple[int, int]]
-    notes: Mapping[str, tuple[int, int]]
-
-    @property
-    def up(self) -> int:
-        """Bytes that it uploads."""
-        return sum(size for sent in (self.vectors, self.notes) for _, size in sent.values())
-
-
 def statistics_size(
     payload: NumberFormat, shown: Mapping[str, torch.Tensor], report: Report
 ) -> StatisticsSize:
@@ -117,7 +91,7 @@ def statistics_size(
         report: the client's report.
     """
     down = sum(payload.size(count_numbers(x), len(x), travels_whole(name)) for name, x in shown.items())
-    vectors = {n: (report.vectors[n].numel(), size) for n, size in number_bytes(payload, report).items()}
+    vectors = {n: (report.vectors[n].numel(), size) for n, size in payload.vector_bytes(report).items()}
     counts = {name: count_numbers(v) for name, v in report.notes.items() if name not in report.unsent}
     notes = {name: (count, payload.size(count, note=True)) for name, count in counts.items()}
     return StatisticsSize(down, vectors, notes)

@@ -116,6 +116,26 @@ class Moved:
     bytes_up: int
 
 
+@dataclass(frozen=True)
+class StatisticsSize:
+    """What a client moves for one-shot statistics.
+
+    Attributes:
+        down: bytes that it downloads for them.
+        vectors: vector that it uploads -> how many numbers it has, and its bytes.
+        notes: note that it uploads -> how many numbers it has, and its bytes.
+    """
+
+    down: int
+    vectors: Mapping[str, tuple[int, int]]
+    notes: Mapping[str, tuple[int, int]]
+
+    @property
+    def up(self) -> int:
+        """Bytes that it uploads."""
+        return sum(size for sent in (self.vectors, self.notes) for _, size in sent.values())
+
+
 MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
 
 

@@ -11,6 +11,7 @@ import torch
 
 from mpifl.core.errors import NotFinite
 from mpifl.core.options import NonNegativeInt, Options
+from mpifl.core.types import Report
 
 Count = TypeVar("Count", int, np.ndarray, "int | np.ndarray")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -43,6 +44,10 @@ class NumberFormat(Options):
             note: whether they are notes.
         """
         return numbers * (NOTE_BYTES if note else self.number_bytes) + messages * self.header_bytes
+
+    def vector_bytes(self, report: Report) -> dict[str, int]:
+        """Return the size in bytes of each vector that a report sends as it is, number by number."""
+        return {name: self.size(x.numel()) for name, x in report.vectors.items() if name not in report.unsent}
 
     def rounded(self, x: torch.Tensor, name_at: Callable[[int], str] | None = None) -> torch.Tensor:
         """Return a vector rounded to the payload's type, in float32.

@@ -120,7 +120,7 @@ def test_a_visit_without_a_step_leaves_what_training_left(name, tmp_path):
     step, sampler = toy.start(method, toy.Tiny(), tmp_path, told=told)
     server = step.initialize()
     for number in (1, 2):
-        server, _ = step.step(server, sampler(number))
+        server, _ = toy.step_of(step, server, sampler(number))
     (_, (message, state, client, address)) = visits
     learner = step.config.clients.learner.without_training()
     idle = LocalClient(0, toy.Tiny(), learner, toy.LOCAL, client.visit, client.step)

@@ -202,7 +202,7 @@ def test_products_of_models_are_those_of_their_weights(name, options, upload, tm
     step, sampler = toy.start(
         CATALOGUE[name](**options), toy.Tiny(), tmp_path, told=told, model=Normed(), local=LOCAL
     )
-    _, notes = step.step(step.initialize(), sampler(1))
+    _, notes = toy.step_of(step, step.initialize(), sampler(1))
     p = step.problem.layout.num_parameters
     x = torch.stack([sent[k].reshape(-1)[:p] for k in notes.client.tolist()]).double()
     assert step.problem.layout.size > p

@@ -34,7 +34,7 @@ def ran(folder, federation, *matrices: str, **changes) -> tuple[RunContext, Serv
     step = build.build_server_step(context, ClientStore("test", str(folder)))
     server = step.initialize()
     for t in (1, 2):
-        server, _ = step.step(server, context.sampler(t))
+        server, _ = toy.step_of(step, server, context.sampler(t))
         assert t == 2 or step.client_products is None
     return context, step, server
 

@@ -157,14 +157,14 @@ def test_poisson_cohorts_differ_in_size_and_a_round_without_clients_is_noise_alo
     step, _ = toy.start(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, participation=0.5, privacy=privacy)
     first = step.initialize()
     assert first is not None
-    server, notes = step.step(first, np.zeros(0, np.int64))
+    server, notes = toy.step_of(step, first, np.zeros(0, np.int64))
     assert server is not None
     assert notes is not None
     assert (server.version, len(notes)) == (1, 0)
     draws = key(0, "privacy", 1, "noise", "model", 0).numpy().standard_normal(server.tables["model"].shape[1])
     expected = first.tables["model"][0].double() + torch.from_numpy(draws) * 0.05 / 3
     assert_close(server.tables["model"][0], expected.float(), rtol=1e-6, atol=1e-8)
-    server, _ = step.step(server, np.array([1, 4]))
+    server, _ = toy.step_of(step, server, np.array([1, 4]))
     assert server is not None
     assert server.version == 2
 

@@ -81,7 +81,7 @@ def test_a_flipped_sign_enters_the_mean_as_it_should(tmp_path):
     alone = Path(tmp_path / "c")
     start = honest.servers[0].tables["model"][0]
     step, _ = toy.start(FedAvg(), toy.Tiny(equal=True), alone, cohort_size=1)
-    server, _ = step.step(step.initialize(), np.array([2]))
+    server, _ = toy.step_of(step, step.initialize(), np.array([2]))
     moved = (start - server.tables["model"][0]) / 3
     assert moved.abs().max() > 1e-3
     difference = lying.server.tables["model"][0] - honest.server.tables["model"][0]

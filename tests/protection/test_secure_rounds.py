@@ -213,7 +213,7 @@ def test_a_row_that_is_given_up_stays_where_it_is(name, tmp_path):
     step, sampler = toy.start(CATALOGUE[name](), toy.Tiny(), tmp_path / "b", secure_aggregation=lost)
     step.initialize()
     step.distribute(start)
-    server, _ = step.step(start, sampler(2))
+    server, _ = toy.step_of(step, start, sampler(2))
     assert step.config.filters.figures()["secure_skipped"] == 1
     assert server.version == start.version + 1
     toy.same(server.tables, start.tables)

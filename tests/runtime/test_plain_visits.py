@@ -118,7 +118,7 @@ def rounds_of(method, local, folder, num_rounds=3):
     sampler = Sampler(6, context.decisions.num_sampled, context.system_key)
     server, notes, metrics = step.initialize(), [], []
     for t in range(1, num_rounds + 1):
-        server, made = step.step(server, sampler(t))
+        server, made = toy.step_of(step, server, sampler(t))
         notes.append(made)
         metrics.append(step.train_metrics)
     return server, notes, [step.ledger.total(way) for way in ("down", "up")], step.visits.tolist(), metrics
@@ -214,7 +214,7 @@ def test_samples_are_read_where_they_are_stored(model, monkeypatch, tmp_path):
             toy.config_of(FedAvg(), model=config.model, local=LOCALS["two epochs"]), federation
         )
         step = build_server_step(context, ClientStore("t", str(tmp_path / str(stored))))
-        server, _ = step.step(step.initialize(), np.arange(federation.num_clients))
+        server, _ = toy.step_of(step, step.initialize(), np.arange(federation.num_clients))
         models.append(server.tables["model"])
     assert_array_equal(*models)
 
@@ -235,7 +235,7 @@ def test_data_that_change_a_setting_leave_it_to_no_other_client(tmp_path):
     made = build_server_step(context, ClientStore("test", str(tmp_path)))
     server = made.initialize()
     step = made
-    step.step(server, np.arange(6))
+    toy.step_of(step, server, np.arange(6))
     assert seen == [True] * 6
     assert state() == before
 
@@ -253,7 +253,7 @@ def test_a_client_that_fails_is_named(tmp_path):
     context = toy.context_of(toy.config_of(FedAvg()), Wrong(), Single())
     step = build_server_step(context, ClientStore("test", str(tmp_path)))
     with pytest.raises(CodeFailed, match="client 4"):
-        step.step(step.initialize(), np.arange(6))
+        toy.step_of(step, step.initialize(), np.arange(6))
 
 
 def test_visits_in_one_call_end_now_and_then(monkeypatch, tmp_path):
@@ -262,7 +262,7 @@ def test_visits_in_one_call_end_now_and_then(monkeypatch, tmp_path):
     together = calls_of(monkeypatch, LocalClients, "train_visits")
     context = toy.context_of(toy.config_of(FedAvg()), toy.Tiny())
     step = build_server_step(context, ClientStore("test", str(tmp_path)))
-    step.step(step.initialize(), np.arange(6))
+    toy.step_of(step, step.initialize(), np.arange(6))
     assert [len(made.loss) for made in together] == [4, 2]
     assert step.config.counter.total() == 6
 

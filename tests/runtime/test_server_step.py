@@ -123,7 +123,7 @@ def test_distances_are_those_of_what_clients_trained(name, tmp_path):
     step, sampler = toy.start(method, toy.Tiny(), tmp_path, told=told, **half)
     server = step.initialize()
     for t in range(1, 4):
-        server, notes = step.step(server, sampler(t))
+        server, notes = toy.step_of(step, server, sampler(t))
         found = step.client_products
         if t == 1:
             assert found is None
@@ -149,7 +149,7 @@ def test_distances_ask_for_whole_models(tmp_path):
     evaluation = EvaluationConfig(matrices=("parameters",))
     step, sampler = toy.start(CATALOGUE["cfl"](), toy.Tiny(), tmp_path, evaluation=evaluation)
     with pytest.raises(UserError, match=r"with CFL.*upload delta, update, no whole model"):
-        step.step(step.initialize(), sampler(1))
+        toy.step_of(step, step.initialize(), sampler(1))
 
 
 def test_changes_are_no_models(tmp_path):
@@ -158,7 +158,7 @@ def test_changes_are_no_models(tmp_path):
         CATALOGUE["scaffold"](), toy.Tiny(), tmp_path, evaluation=EvaluationConfig(distances=True)
     )
     with pytest.raises(UserError, match=r"with SCAFFOLD.*upload changes, no models"):
-        step.step(step.initialize(), sampler(1))
+        toy.step_of(step, step.initialize(), sampler(1))
 
 
 def test_training_figures_are_means_by_samples(tmp_path):
@@ -276,7 +276,7 @@ def test_server_update_comes_after_mixing(tmp_path):
 
 def test_only_the_chosen_clients_are_evaluated(tmp_path):
     server_step, sampler = toy.start(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path)
-    server, _ = server_step.step(server_step.initialize(), sampler(1))
+    server, _ = toy.step_of(server_step, server_step.initialize(), sampler(1))
     whole = server_step.evaluate(server, np.arange(6))
     some = server_step.evaluate(server, np.array([1, 4]))
     for name, values in some.items():
@@ -423,7 +423,7 @@ def test_updates_are_compared_with_their_mean_in_every_module(tmp_path):
     server = server_step.initialize()
     for step in (1, 2, 3):
         moved.clear()
-        server, notes = server_step.step(server, sampler(step))
+        server, notes = toy.step_of(server_step, server, sampler(step))
     layout = server_step.problem.layout
     assert list(layout.module_parts()) == ["fc1", "fc2", "head"]
     found = {(row["client"], row["block"]): row for row in server_step.updates}

@@ -97,7 +97,7 @@ def test_nothing_of_a_round_stays_on_the_device(monkeypatch, tmp_path):
     monkeypatch.setattr(mix, "exact_sum", watched)
     with fake_device.gpu():
         server_step, sampler = toy.start(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path)
-        server_step.step(server_step.initialize(), sampler(1))
+        toy.step_of(server_step, server_step.initialize(), sampler(1))
     gc.collect()
     assert len(seen) == 6
     assert all(upload() is None for upload in seen)

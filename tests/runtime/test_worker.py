@@ -161,7 +161,7 @@ def steps_of(
     out.server_step = server_step
     out.servers.append(server_step.initialize())
     for cohort in cohorts:
-        server, notes = server_step.step(out.server, np.array(cohort))
+        server, notes = toy.step_of(server_step, out.server, np.array(cohort))
         out.servers.append(server)
         out.notes.append(notes)
     return out

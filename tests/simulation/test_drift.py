@@ -97,7 +97,7 @@ def test_a_client_trains_on_the_data_of_its_visit_and_is_judged_by_those_of_its_
     for number in range(1, 5):
         federation.read.clear()
         cohort = sampler(number)
-        server, _ = server_step.step(server, cohort)
+        server, _ = toy.step_of(server_step, server, cohort)
         assert sorted(federation.read) == [(k, visits[k]) for k in cohort.tolist()]
         visits[cohort] += 1
     federation.read.clear()

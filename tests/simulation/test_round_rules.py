@@ -170,7 +170,7 @@ def test_who_was_left_out_meets_another_delay_next_time(tmp_path):
     world = {"delay": Measured(str(file)), "cohort_size": 5}
     done = run("fedavg", tmp_path, OverSelection(extra=0.2), 2, **world)
     assert done.times == [0.0, 5.0, 9.0]
-    assert done.engine.left_out.tolist() == [0, 0, 0, 0, 1, 1]
+    assert done.engine.clock.left_out.tolist() == [0, 0, 0, 0, 1, 1]
     assert done.server_step.visits.tolist() == [2, 2, 2, 2, 1, 1]
 
 

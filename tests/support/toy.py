@@ -38,7 +38,7 @@ from mpifl.models import MODELS
 from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.server_step import ServerStep
 from mpifl.simulation.policies import EveryArrival
-from mpifl.simulation.sampling import Sampler
+from mpifl.simulation.sampling import RoundPlan, Sampler
 from mpifl.training.config import LocalConfig
 
 Told = Callable[[str, tuple[Any, ...], Any], None]  # hook, arguments, result
@@ -251,12 +251,20 @@ def run(
     out.server_step = server_step
     out.servers.append(server_step.initialize())
     for step in range(1, steps + 1):
-        server, notes = server_step.step(out.server, sampler(step))
+        server, notes = step_of(server_step, out.server, sampler(step))
         out.servers.append(server)
         out.notes.append(notes)
     if evaluate:
         out.scores = server_step.evaluate(out.server, np.arange(federation.num_clients))
     return out
+
+
+def step_of(
+    server_step: ServerStep, server: Server | None, cohort: np.ndarray
+) -> tuple[Server | None, Notes | None]:
+    """Train a cohort and return the next server and the notes it was decided from, on rank 0."""
+    result = server_step.step(server, RoundPlan(cohort))
+    return (None, None) if result is None else (result.server, result.notes)
 
 
 def walk(algorithm: Algorithm, federation: Federation, folder: Path, **changes: Any) -> Iterator[Run]:
@@ -266,7 +274,7 @@ def walk(algorithm: Algorithm, federation: Federation, folder: Path, **changes: 
     out.server_step = server_step
     out.servers.append(server_step.initialize())
     for step in count(1):
-        server, notes = server_step.step(out.server, sampler(step))
+        server, notes = step_of(server_step, out.server, sampler(step))
         out.servers.append(server)
         out.notes.append(notes)
         out.scores = server_step.evaluate(server, np.arange(federation.num_clients))

@@ -21,7 +21,7 @@ from mpifl.core.parameters import Layout, VectorParts
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Message, Report
 from mpifl.traffic.compression import QSGD, Coder, Int8, Payload, RandomK, TopK, Uncompressed
-from mpifl.traffic.encoding import number_bytes, vector_bytes
+from mpifl.traffic.encoding import vector_bytes
 
 D = 163
 HALF = TopK(0.5)  # one of two numbers: 4 bytes, and 4 for its place
@@ -317,7 +317,7 @@ def test_statistics_are_rounded_and_never_compressed(coder):
     payload = Payload("bfloat16", compression=HALF)
     sent = Coder(payload, VectorParts(byhand.FLAT)).statistics(report(gradient=[1.001, 2.0]))
     assert_close(sent.vectors["gradient"], torch.tensor([1.0, 2.0]), rtol=0, atol=0)
-    assert number_bytes(payload, sent) == {"gradient": 4}
+    assert payload.vector_bytes(sent) == {"gradient": 4}
 
 
 def test_downloads_arrive_rounded(coder):

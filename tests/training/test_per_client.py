@@ -149,6 +149,6 @@ def test_the_forecast_of_traffic_knows_the_clients(tmp_path):
     other = toy.context_of(toy.config_of(CATALOGUE["fedavg"](), per_client=WAYS), toy.Tiny())
     assert forecast(other).total == forecast(plain).total
     step, sampler = toy.start(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, per_client=WAYS)
-    step.step(step.initialize(), sampler(1))
+    toy.step_of(step, step.initialize(), sampler(1))
     found = (step.ledger.total("down"), step.ledger.total("up"))
     assert found == forecast(other).per_round
