@@ -81,6 +81,18 @@ def hold_out(whole: Csr, fraction: float) -> tuple[Csr, Csr]:
     )
 
 
+def train_val_test(whole: Csr, test: Csr, validation: float) -> dict[str, Csr]:
+    """Return the three partitions of a scenario.
+
+    Args:
+        whole: training samples, rows in random order.
+        test: test samples.
+        validation: share of each row of `whole` set aside for validation, see `hold_out`.
+    """
+    kept, held = hold_out(whole, validation)
+    return {"train": kept, "val": held, "test": test}
+
+
 def stack(parts: Sequence[Csr]) -> Csr:
     """Return the partition whose clients are those of each part in turn."""
     index = np.concatenate([part.index for part in parts if part.index is not None])

@@ -13,12 +13,11 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.federation import TOKENS
 from mpifl.core.options import PositiveInt, PositiveShare, ShareBelowOne
 from mpifl.core.rng import Key
-from mpifl.data.partition.csr import Csr, from_lists, hold_out
-from mpifl.data.partition.shards import cut
+from mpifl.data.partition.csr import Csr, hold_out, train_val_test
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_part, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, grouped
 from mpifl.data.scenarios.relations import MOST_DRAWS, PermuteTokens, first_new, labels_are_tokens
-from mpifl.data.scenarios.usual import parts_of_copies
+from mpifl.data.scenarios.usual import cut_copies, parts_of_copies
 
 
 @dataclass(frozen=True)
@@ -85,22 +84,12 @@ class Alphabets(Scenario):
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         copies = self.groups if self.copies else 1
         (learnt, tested), own = parts_of_copies(pool, self.test_share, copies, self.clients // copies, key)
-        train = self._cut(learnt, key.of("train"))
+        train = cut_copies(pool, learnt, self.clients, copies, key.of("train"))
         if own is not None:
             train, test = hold_out(train, own)
         else:
-            test = self._cut(tested, key.of("test"))
-        kept, held = hold_out(train, self.validation)
-        return {"train": kept, "val": held, "test": test}
-
-    def _cut(self, samples: np.ndarray, key: Key) -> Csr:
-        """Return the parts of all clients: each group divides its own copy, or all groups share one."""
-        check_part(samples)
-        copies = self.groups if self.copies else 1
-        parts = self.clients // copies
-        check_clients(self.clients, len(samples), parts)
-        shuffled = (key.of(copy).numpy().permutation(samples) for copy in range(copies))
-        return from_lists([row for mixed in shuffled for row in cut(mixed, parts)])
+            test = cut_copies(pool, tested, self.clients, copies, key.of("test"))
+        return train_val_test(train, test, self.validation)
 
 
 def _renamed(size: int, moved: int, rng: np.random.Generator) -> np.ndarray:

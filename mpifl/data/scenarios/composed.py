@@ -12,7 +12,7 @@ from annotated_types import MinLen
 from mpifl.core.errors import require
 from mpifl.core.options import PositiveFloat, PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
-from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
+from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack, train_val_test
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_like
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, grouped
@@ -113,8 +113,7 @@ class Composed(Scenario):
         whole, test = stack([train for train, _ in pairs]), stack([test for _, test in pairs])
         if own is not None:
             whole, test = hold_out(whole, own)
-        kept, held = hold_out(whole, self.validation)
-        return {"train": kept, "val": held, "test": test}
+        return train_val_test(whole, test, self.validation)
 
     def _group(
         self, pool: Pool, parts: tuple[np.ndarray, np.ndarray], group: int, classes: np.ndarray, key: Key

@@ -11,7 +11,7 @@ from annotated_types import MinLen
 from mpifl.core.errors import require
 from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
-from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
+from mpifl.data.partition.csr import Csr, from_owner, stack, train_val_test
 from mpifl.data.partition.dirichlet import owners_by_client, take_by_mixture
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, grouped
@@ -71,8 +71,7 @@ class FedCuau(Scenario):
             self._group(pool, [np.array_split(s, groups)[g] for s in shares], g, key) for g in range(groups)
         ]
         whole, test = stack([train for train, _ in pairs]), stack([test for _, test in pairs])
-        kept, held = hold_out(whole, self.validation)
-        return {"train": kept, "val": held, "test": test}
+        return train_val_test(whole, test, self.validation)
 
     def _group(self, pool: Pool, parts: list[np.ndarray], group: int, key: Key) -> tuple[Csr, Csr]:
         """Return (train, test) of one group, whose own samples are `parts`."""

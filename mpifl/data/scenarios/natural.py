@@ -10,7 +10,7 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.core.options import PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
-from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out
+from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out, train_val_test
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_test_share
@@ -94,8 +94,7 @@ class Natural(Scenario):
             test = everyone(pool.test, clients)
         else:
             test = from_owner(own[pool.num_train :], pool.test, clients, key.of("test").numpy())
-        kept, held = hold_out(whole, self.validation)
-        return {"train": kept, "val": held, "test": test}
+        return train_val_test(whole, test, self.validation)
 
 
 @dataclass(frozen=True)
@@ -163,8 +162,7 @@ class Pacs(Scenario):
             held = int(self.test_share * len(mixed))
             test += cut(mixed[:held], clients)
             train += cut(mixed[held:], clients)
-        kept, val = hold_out(from_lists(train), self.validation)
-        return {"train": kept, "val": val, "test": from_lists(test)}
+        return train_val_test(from_lists(train), from_lists(test), self.validation)
 
 
 def origin_of(pool: Pool) -> np.ndarray:

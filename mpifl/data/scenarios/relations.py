@@ -14,7 +14,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.federation import CLASSES, IMAGES, NUMBERS, TOKENS
 from mpifl.core.options import PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
-from mpifl.data.partition.csr import Csr, from_owner, hold_out
+from mpifl.data.partition.csr import Csr, from_owner, hold_out, train_val_test
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, grouped
 from mpifl.data.transforms import Op
@@ -78,8 +78,7 @@ class Relations(Scenario):
         rng, total = key.of("samples").numpy(), len(pool.labels)
         owner = rng.permutation(np.arange(total) % self.clients)
         rest, test = hold_out(from_owner(owner, np.arange(total), self.clients, rng), self.test_share)
-        kept, held = hold_out(rest, self.validation)
-        return {"train": kept, "val": held, "test": test}
+        return train_val_test(rest, test, self.validation)
 
 
 def labels_are_tokens(pool: Pool) -> bool:

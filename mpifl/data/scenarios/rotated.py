@@ -11,11 +11,10 @@ from annotated_types import MinLen
 from mpifl.core.errors import require
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
-from mpifl.data.partition.csr import Csr, from_lists, hold_out
-from mpifl.data.partition.shards import balanced, cut, cut_by_class
+from mpifl.data.partition.csr import Csr, hold_out, train_val_test
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import ImageSide, Scenario, ScenarioSpec, check_clients, check_part, grouped
-from mpifl.data.scenarios.usual import parts_of_copies
+from mpifl.data.scenario import ImageSide, Scenario, ScenarioSpec, grouped
+from mpifl.data.scenarios.usual import cut_copies, parts_of_copies
 from mpifl.data.transforms import Border, Op, Rotate, rotated
 
 
@@ -87,36 +86,19 @@ class Rotated(Scenario):
         )
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
-        per_block = self.clients // len(self.angles)
-        copies = len(self.angles) if self.copies else 1
+        blocks, options = len(self.angles), {"balance": self.balance, "spread": self.spread}
+        copies = blocks if self.copies else 1
+        per_block = self.clients // blocks
         (learnt, tested), own = parts_of_copies(pool, self.test_share, copies, per_block, key)
-        train = self._cut(pool, learnt, per_block, key.of("train"), self.copies)
+        train = cut_copies(pool, learnt, self.clients, copies, key.of("train"), **options)
         if own is not None:
             train, test = hold_out(train, own)
-        elif self.test_parts == "population" and self.test_share is None:
-            test = self._cut(pool, tested, self.clients, key.of("test"), copies=True)
+        elif self.test_parts == "population":
+            address = key.of("test")
+            test = cut_copies(pool, tested, self.clients, blocks, address, self.clients, **options)
         else:
-            test = self._cut(pool, tested, per_block, key.of("test"), self.copies)
-        kept, held = hold_out(train, self.validation)
-        return {"train": kept, "val": held, "test": test}
-
-    def _cut(self, pool: Pool, samples: np.ndarray, parts: int, key: Key, copies: bool) -> Csr:
-        """Return the partition of `samples`: each block divides its own copy in `parts`, or all share one."""
-        blocks = len(self.angles)
-        copied, used = (blocks, self.clients // blocks) if copies else (1, self.clients)
-        parts = parts if copies else self.clients
-        check_part(samples)
-        chosen = balanced(pool, samples) if self.balance else samples
-        check_clients(self.clients, len(chosen), parts)
-        rows: list[np.ndarray] = []
-        for block in range(copied):
-            rng = key.of(block).numpy()
-            mixed = rng.permutation(chosen)
-            if self.balance:
-                rows += cut_by_class(mixed, pool.labels[mixed], parts, rng, self.spread)[:used]
-            else:
-                rows += cut(mixed, parts, self.spread)[:used]
-        return from_lists(rows)
+            test = cut_copies(pool, tested, self.clients, copies, key.of("test"), **options)
+        return train_val_test(train, test, self.validation)
 
 
 def angle_names(angles: tuple[float, ...], group_of: np.ndarray) -> tuple[str, ...]:

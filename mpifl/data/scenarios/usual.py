@@ -13,11 +13,18 @@ from mpifl.core.errors import require
 from mpifl.core.federation import CLASSES
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
-from mpifl.data.partition.csr import Csr, everyone, from_owner, hold_out
+from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out, train_val_test
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_by_client, owners_like
-from mpifl.data.partition.shards import owners_by_shards, owners_by_weight
+from mpifl.data.partition.shards import balanced, cut, cut_by_class, owners_by_shards, owners_by_weight
 from mpifl.data.pool import Pool, stratified
-from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_clients, check_test_share
+from mpifl.data.scenario import (
+    TEST_SHARE,
+    Scenario,
+    ScenarioSpec,
+    check_clients,
+    check_part,
+    check_test_share,
+)
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,7 @@ class PartitionedScenario(Scenario):
             test = everyone(pool.test, self.clients)
         else:
             test = self.test_rows(pool, owner, key)
-        kept, held = hold_out(whole, self.validation)
-        return {"train": kept, "val": held, "test": test}
+        return train_val_test(whole, test, self.validation)
 
 
 def strata(pool: Pool) -> np.ndarray:
@@ -131,6 +137,44 @@ def parts_of_copies(
     remedy = f"leaves {len(tested)} samples for the tests of {clients} clients; use a larger one"
     require(len(tested) >= clients, "test_share", share, remedy)
     return (train, tested), None
+
+
+def cut_copies(
+    pool: Pool,
+    samples: np.ndarray,
+    clients: int,
+    copies: int,
+    key: Key,
+    parts: int | None = None,
+    balance: bool = False,
+    spread: bool = True,
+) -> Csr:
+    """Return the samples of clients in blocks of equal size, each of which divides a copy of the samples.
+
+    Args:
+        pool: the source.
+        samples: addresses [n].
+        clients: number of clients of all blocks.
+        copies: number of blocks.
+        key: addresses the draws, by block.
+        parts: number of parts of a copy, of which the clients of a block take the first ones; None: one for
+            each of them.
+        balance: whether to cut each class by itself, after `balanced`.
+        spread: see `bounds`.
+    """
+    check_part(samples)
+    used = clients // copies
+    parts, chosen = parts or used, balanced(pool, samples) if balance else samples
+    check_clients(clients, len(chosen), parts)
+    rows: list[np.ndarray] = []
+    for block in range(copies):
+        rng = key.of(block).numpy()
+        mixed = rng.permutation(chosen)
+        if balance:
+            rows += cut_by_class(mixed, pool.labels[mixed], parts, rng, spread)[:used]
+        else:
+            rows += cut(mixed, parts, spread)[:used]
+    return from_lists(rows)
 
 
 @dataclass(frozen=True)
