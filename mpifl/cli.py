@@ -58,8 +58,12 @@ CONFIG: dict[str, Any] = {"help": "a YAML file, or the name of a configuration t
 RUN: dict[str, Any] = {"help": "a run folder"}
 RUNS: dict[str, Any] = {"help": "run folders, or folders of them", "nargs": "*", "metavar": "RUN"}
 FLAG: dict[str, Any] = {"action": "store_true"}
-# commands that only need files: they load neither MPI nor PyTorch
-ALONE = ("watch", "launch", "docs")
+# commands that only need files: they load no MPI, and PyTorch only for users' files that do
+ALONE = ("watch", "launch", "docs", "list", "show", "schema", "cite", "completion")
+NEED_PYTORCH = (  # when they are imported: `__main__` defers that for these commands
+    *("torch", "torch.nn", "torch.nn.functional", "mpifl.core.devices", "mpifl.core.torch_state"),
+    *("mpifl.models.modules", "mpifl.kernels.bindings", "mpifl.aggregation.exact_sum"),
+)
 # commands that show progress, so that they are never silent for long
 LONG = ("run", "resume", "sweep", "plan", "prepare", "data", "bench")
 START_SECONDS = 4.0  # of silence before the first line; Python has already been starting for a while
@@ -571,9 +575,9 @@ def schema(transport: Transport, args: argparse.Namespace) -> None:
 def cite(transport: Transport, args: argparse.Namespace) -> None:
     """Print the BibTeX entry of the method of a configuration."""
     from mpifl.algorithms.registry import citation
-    from mpifl.experiment.loader import load_everywhere
+    from mpifl.experiment.loader import load
 
-    config = load_everywhere(transport, args.CONFIG, args.options)
+    config = load(args.CONFIG, args.options)
     if transport.is_server:
         print(citation(type(config.algorithm)))
 

@@ -389,6 +389,39 @@ def test_version_and_every_help_import_nothing_heavy():
     assert heavy([["--version"], ["--help"], *helps], loaded) == set()
 
 
+def without(packages: list[str], program: str, *words: str) -> str:
+    """Return what a program prints where some packages cannot be imported; fails at the line that tries."""
+    code = f"import sys; sys.modules |= dict.fromkeys({packages!r})\n{program}"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+SLOW = ["torch", "torchvision", "scipy", "sklearn", "pandas", "matplotlib", "mpi4py", "ot", "PIL", "umap"]
+PAGES = ["list", "list keys", "list papers", "show local", "schema", "cite quickstart", "completion bash"]
+
+
+@pytest.mark.parametrize("words", PAGES)
+def test_pages_are_printed_without_pytorch(words):
+    """A module that needs PyTorch when it is imported is in `cli.NEED_PYTORCH`, or gets it in a function."""
+    assert without(SLOW, "from mpifl.__main__ import main; main()", *words.split())
+
+
+def test_every_component_is_described_without_pytorch():
+    program = """
+from mpifl import cli
+from mpifl.core.imports import defer
+defer(*cli.NEED_PYTORCH)
+from mpifl.experiment import reference
+for kind in reference.kinds():
+    print(kind == "papers" or reference.listed(kind))
+for name in reference._components():
+    print(reference.shown(name))
+"""
+    said = without(SLOW, program)
+    assert all(name in said for name in [*CATALOGUE, *MODELS, *SOURCES, *SCENARIOS])
+
+
 def test_watch_launch_and_docs_import_neither_torch_nor_mpi(tmp_path):
     """A sweep of which one run has begun, a run, a job script, and pages."""
     tree = {"name": "s", "vary": {"algorithm": ["fedavg", {"name": "ifca"}], "seed": [0, 1]}}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -23,8 +23,9 @@ from mpifl.core.parameters import VectorParts
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Notes, Reads, Report, Server
 
-from .client_store import ClientStore
-from .mixer import Mixer
+if TYPE_CHECKING:
+    from .client_store import ClientStore
+    from .mixer import Mixer
 
 
 @dataclass(frozen=True)

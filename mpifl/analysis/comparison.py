@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.errors import UserError, first_of, nearest, require
-from mpifl.core.metric import ACCURACY, Metric, metric_of_column
+from mpifl.core.metric import ACCURACY, SPREADS, Metric, metric_of_column
 from mpifl.results.reader import Run
 
 from . import statistics, survival
@@ -30,7 +30,6 @@ from .tables import BEST, TIED
 
 STD, NO_TEST = "std", "none"
 KNOWN_TESTS, KNOWN_INTERVALS = (*TESTS, NO_TEST), (STD, *statistics.INTERVALS)
-SPREADS = ("std", "variance", "standard_error")
 HIGHER = ("ari", "nmi", "purity")  # columns of no metric, and prefixes of such columns
 LOWER = (
     *("loss", "train_loss", "federation_bytes", "seconds", "virtual_seconds", "churn", "refusal_rate"),

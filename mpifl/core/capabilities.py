@@ -36,6 +36,8 @@ from .mixing import Plan
 from .rng import Key
 from .types import Notes, ProblemInfo, Report, Server, Vector
 
+NO_SINGLE_MODEL = "clients of this method do not train one whole model that they download; leave it out"
+
 
 class Capability:
     """A group of hooks for one phase."""

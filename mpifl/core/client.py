@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -18,14 +18,10 @@ from .rng import Key
 from .task import Task
 from .types import Report, State, Vector
 
-Direction = Callable[
-    [torch.Tensor, torch.Tensor], torch.Tensor
-]  # (gradient [p], weights [p]) -> gradient [p]
-Loss = (
-    Callable[  # (module, images [b, C, H, W], labels [b], their indices in the training data [b]) -> scalar
-        [nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
-    ]
-)
+# (gradient [p], weights [p]) -> gradient [p]
+Direction: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
+# (module, images [b, C, H, W], labels [b], their indices in the training data [b]) -> scalar
+Loss: TypeAlias = "Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]"
 
 T = TypeVar("T")
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from .errors import require
 
+SPREADS = ("std", "variance", "standard_error")  # in names of columns: how much values vary
+
 
 @dataclass(frozen=True)
 class Metric:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ import torch
 from .errors import Missing
 from .parameters import Layout
 
-Vector = torch.Tensor  # float32 [d] or [C, d]
-State = Mapping[str, torch.Tensor]  # what a client keeps between its visits; empty before the first
+Vector: TypeAlias = "torch.Tensor"  # float32 [d] or [C, d]
+State: TypeAlias = "Mapping[str, torch.Tensor]"  # what a client keeps between visits; empty before the first
 Reads = Mapping[
     str, "tuple[int, ...] | np.ndarray"
 ]  # table -> rows to download, or weights [K] of one mixture

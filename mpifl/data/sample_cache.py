@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from mpifl.core.devices import ALIGNMENT
+from mpifl.core import devices
 from mpifl.core.federation import Split
 
 NUM_BLOCKS = 8  # a block has 1 / NUM_BLOCKS of the limit, at most BLOCK_BYTES; a larger split has its own
@@ -65,4 +65,4 @@ class SampleCache:
 
 
 def _aligned_bytes(values: torch.Tensor) -> int:
-    return -(-values.nbytes // ALIGNMENT) * ALIGNMENT
+    return -(-values.nbytes // devices.ALIGNMENT) * devices.ALIGNMENT

@@ -18,11 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
@@ -33,6 +32,9 @@ from mpifl.models import ModelOptions
 from mpifl.results.identity import deciding
 
 from .schema import CHOICES, Config, Seeds, check_sections
+
+if TYPE_CHECKING:
+    from mpifl.comm.transport import Transport
 
 SHIPPED = Path(__file__).parents[1] / "configs"  # the configurations that come with mpifl
 EXCLUSIVE = ("participation", "cohort_size")  # keys of a run; the one that is given last counts
@@ -73,6 +75,7 @@ def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()
     Raises:
         UserError: a file or a value is invalid; on every rank. Names the key or the file.
     """
+    from mpifl.comm.transport import on_server
 
     def tree() -> dict[str, Any]:
         found = merged(read(name), overrides(options))

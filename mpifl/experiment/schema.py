@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from annotated_types import Interval, MinLen
+from annotated_types import Ge, Interval, MinLen
 
 from mpifl.aggregation.collective_choice import COSTS, ByBytes
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import (
+    NO_SINGLE_MODEL,
     NewClients,
     OneShotStatistics,
     RememberedUploads,
@@ -43,8 +44,6 @@ from mpifl.protection.privacy import PRIVACIES, CentralPrivacy, LocalPrivacy, Pr
 from mpifl.protection.robust_rules import RULES, DistanceRule, NoRule, Rule
 from mpifl.protection.secure_sum import SECURE, MaskedSums, SecureConfig
 from mpifl.results.callbacks import check_entries
-from mpifl.runtime.run_state import CheckpointConfig
-from mpifl.runtime.server_step import NO_SINGLE_MODEL
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.client_devices import DEVICES, Alike, Devices
 from mpifl.simulation.clock import CLOCKS, ClockConfig, VirtualTime
@@ -82,6 +81,25 @@ class Seeds(Options):
 
 MOST_RANKS = 1_000_000
 ONE_GPU = Remedy("use cpu, cuda or auto; a rank drives one GPU, chosen by its number on the node")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig(Options):
+    """When checkpoints are written, from which `mpifl resume` can continue a run.
+
+    With any setting, SIGUSR1 writes a checkpoint and the run continues; SIGTERM, SIGINT and SIGUSR2 finish
+    the step, write a checkpoint, and end the run with exit code 75. Unless `every` and `minutes` are both 0,
+    the first checkpoint is written after the first step.
+
+    Attributes:
+        every: server steps between checkpoints; 0 for none by steps.
+        minutes: real minutes between checkpoints; 0 for none by time.
+        keep: number of checkpoints to keep.
+    """
+
+    every: NonNegativeInt = 0
+    minutes: NonNegativeFloat = 10.0
+    keep: Annotated[int, Ge(2)] = 2
 
 
 @dataclass(frozen=True)

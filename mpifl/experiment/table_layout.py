@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 
-from mpifl.analysis.comparison import SPREADS
 from mpifl.core.case_names import labels_of
 from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.metric import SPREADS
 from mpifl.core.options import Options
 
 ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table

@@ -16,6 +16,7 @@ from mpifl.aggregation.tables import read_rows
 from mpifl.aggregation.update_filter import FilteredVisit
 from mpifl.core.algorithm import PlannedRun
 from mpifl.core.capabilities import (
+    NO_SINGLE_MODEL,
     NewClients,
     OneShotStatistics,
     RememberedUploads,
@@ -34,7 +35,7 @@ from mpifl.experiment.filters import build_filters
 from mpifl.experiment.schema import Config
 from mpifl.protection.secure_sum import MaskedSums
 from mpifl.runtime.hook_errors import DROP, ClientCall, ServerCall, first_that_works
-from mpifl.runtime.server_step import NO_MODELS, NO_SINGLE_MODEL
+from mpifl.runtime.server_step import NO_MODELS
 from mpifl.traffic.compression import INDEX_BYTES, Payload
 from mpifl.traffic.encoding import (
     download_bytes,

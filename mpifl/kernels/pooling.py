@@ -133,7 +133,7 @@ def _applied_whole(module: nn.Module) -> Iterator[nn.Sequential]:
 def declares_sequence(module: nn.Module) -> bool:
     """Return whether the property `sequence` lists the modules that `forward` applies one after the other.
 
-    `sequence`, `embed` and `forward` must all be defined by the module's own class, as in `models.base.Net`,
+    `sequence`, `embed` and `forward` must all be defined by the module's own class, as in `Net` of models,
     because a subclass may override only one of them.
     """
     return all(_defined_in(type(module), name) for name in ("sequence", "embed", "forward"))

@@ -8,10 +8,15 @@ vector of a model with adapters (`lora.py`) holds only the adapters and what is 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from mpifl.core.errors import Registry
 
-from .base import ModelOptions, Net, ShapeModel, build_model, described, seeded_model
+from .base import ModelOptions, ShapeModel, build_model, described, seeded_model
 from .lora import LoRA, check_adapted, checksum, count_whole, start_apart, starts_alike
+
+if TYPE_CHECKING:
+    from .modules import Net
 
 MODELS: Registry[type[ModelOptions]] = Registry(
     "mpifl.models",
@@ -66,3 +71,12 @@ __all__ = [
     "start_apart",
     "starts_alike",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `Net` when it is asked for: it needs PyTorch, which the descriptions of networks do not."""
+    if name != "Net":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .modules import Net
+
+    return Net

@@ -4,84 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn import functional as F
-from torch.nn.parameter import is_lazy
 
 from mpifl.core.errors import UserError, is_ours, name_of, no_memory, require, within_memory
 from mpifl.core.federation import FEATURES, IMAGES, TOKENS, DataInfo
 from mpifl.core.files import same_folder
 from mpifl.core.options import Options
 from mpifl.core.rng import key
+from mpifl.models import modules
 
 from .lora import LoRA, adapt, merged_state
 from .pretrained import load_weights
 
 Shape = tuple[int, int, int]  # (C, H, W) of one image
-
-
-class Net(nn.Module):
-    """A body that ends in the embedding, and the last linear layer; the body comes first in `parameters()`.
-
-    Attributes:
-        body: samples [n, ...] -> [n, e]; [n, T, e] where every token has an output.
-        head: the last layer, [n, e] -> [n, num_classes].
-        blocks: module-name prefixes of FedCUAU's cluster block: the last stage of the body, and the head.
-        frozen: names of the buffers that are the same for all clients and never change.
-    """
-
-    blocks: tuple[str, ...]
-    frozen: frozenset[str] = frozenset()
-
-    def __init__(self, body: nn.Module, head: nn.Linear, stage: Iterable[str] = ()) -> None:
-        super().__init__()
-        self.body = body
-        self.head = head
-        self.blocks = (*(f"body.{name}" for name in stage), "head")
-
-    @property
-    def sequence(self) -> tuple[nn.Module, ...]:
-        """The modules that `forward` applies one after the other."""
-        return self.body, self.head
-
-    def embed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings [n, e] of samples [n, ...]: the input of the last layer."""
-        embedding: torch.Tensor = self.body(x)
-        return embedding
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the output [n, num_classes] for samples [n, ...]."""
-        logits: torch.Tensor = self.head(self.embed(x))
-        return logits
-
-
-class OneHot(nn.Module):
-    """The columns of a table [n, F], with each column of categories one-hot encoded.
-
-    Args:
-        categories: number of categories of each column, 0 for numbers.
-
-    Attributes:
-        width: width of the output.
-    """
-
-    def __init__(self, categories: tuple[int, ...]) -> None:
-        super().__init__()
-        self.categories = categories
-        self.width = sum(max(c, 1) for c in categories)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [n, width], columns in their order."""
-        columns = [
-            F.one_hot(x[:, i].long(), c).to(x.dtype) if c else x[:, i : i + 1]
-            for i, c in enumerate(self.categories)
-        ]
-        return torch.cat(columns, 1)
 
 
 @dataclass(frozen=True)
@@ -104,7 +43,7 @@ class ModelOptions(Options, ABC):
     weights: str | None = field(default=None, kw_only=True)
     lora: LoRA = field(default=LoRA(), kw_only=True)
 
-    def build_for(self, info: DataInfo) -> Net:
+    def build_for(self, info: DataInfo) -> modules.Net:
         """Return the network for data as in `info`, with the weights of its file and its adapters.
 
         Weights are drawn from torch's global generator, those of adapters last: the caller seeds it.
@@ -123,19 +62,19 @@ class ModelOptions(Options, ABC):
             net.frozen = adapt(net, self.lora)
         return net
 
-    def build(self, shape: tuple[int, ...], num_classes: int) -> Net:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> modules.Net:
         """Return the network for images of `shape` (C, H, W) and `num_classes` classes; see `build_for`."""
         return self.build_for(DataInfo(shape, num_classes))
 
     @abstractmethod
-    def make_for(self, info: DataInfo) -> Net:
+    def make_for(self, info: DataInfo) -> modules.Net:
         """Return the network with random weights: from [n, *info.shape] to [n, ..., info.num_classes]."""
 
     def published(self) -> dict[str, str]:
         """Return the names of body and head in a file of `weights`; see `load_weights`."""
         return {"body": "body.", "head": "head"}
 
-    def merged(self, net: Net, info: DataInfo) -> Net:
+    def merged(self, net: modules.Net, info: DataInfo) -> modules.Net:
         """Return the network without adapters that computes what `net` does, up to rounding.
 
         Args:
@@ -154,11 +93,11 @@ class ModelOptions(Options, ABC):
 class ShapeModel(ModelOptions):
     """A model that depends only on the shape of a sample and the number of classes."""
 
-    def make_for(self, info: DataInfo) -> Net:
+    def make_for(self, info: DataInfo) -> modules.Net:
         """Return the network with random weights; it takes each column of categories as zeros and ones."""
         if not any(info.categories):
             return self.make(info.shape, info.num_classes)  # type: ignore[arg-type]  # not only for images
-        inputs = OneHot(info.categories)
+        inputs = modules.OneHot(info.categories)
         try:
             net = self.make((inputs.width,), info.num_classes)  # type: ignore[arg-type]
         except UserError as error:
@@ -167,14 +106,14 @@ class ShapeModel(ModelOptions):
         net.body = self.encoded(inputs, net.body)
         return net
 
-    def encoded(self, inputs: OneHot, body: nn.Module) -> nn.Module:
+    def encoded(self, inputs: modules.OneHot, body: nn.Module) -> nn.Module:
         """Return the body applied to encoded columns; the layers of a sequence keep their names."""
         if type(body) is nn.Sequential:
             return chain(inputs=inputs, **dict(body.named_children()))
         return chain(inputs=inputs, body=body)
 
     @abstractmethod
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network with random weights, for samples of `shape`."""
 
 
@@ -239,7 +178,7 @@ def need_initialised(module: nn.Module, key: str, value: str) -> None:
     """Raise `UserError` if parameters or buffers of a network wait for its first samples."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         remedy = f"{name} belongs to a lazy layer that no samples have reached; use one with all sizes given"
-        require(not is_lazy(tensor), key, value, remedy)
+        require(not nn.parameter.is_lazy(tensor), key, value, remedy)
 
 
 def _built(options: Any, info: DataInfo) -> nn.Module:

@@ -8,8 +8,9 @@ from typing import Literal
 from torch import nn
 
 from mpifl.core.options import PositiveInt, ShareBelowOne
+from mpifl.models import modules
 
-from .base import Net, Shape, ShapeModel, chain, need_side, positions
+from .base import Shape, ShapeModel, chain, need_side, positions
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class EmdCNN(ShapeModel):
     channels: tuple[PositiveInt, PositiveInt] = (64, 128)
     embedding: PositiveInt = 128
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         need_side("emdcnn", shape, 2)
         first, second = self.channels
@@ -41,7 +42,7 @@ class EmdCNN(ShapeModel):
             fc=nn.Linear(second * (shape[1] // 2) * (shape[2] // 2), self.embedding),
             relu3=nn.ReLU(),
         )
-        return Net(body, nn.Linear(self.embedding, num_classes), ["conv2", "fc"])
+        return modules.Net(body, nn.Linear(self.embedding, num_classes), ["conv2", "fc"])
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class FltCNNMnist(ShapeModel):
 
     dropout: ShareBelowOne = 0.5
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         body = chain(
             conv1=nn.Conv2d(shape[0], 10, 5),
@@ -72,10 +73,10 @@ class FltCNNMnist(ShapeModel):
             relu3=nn.ReLU(),
             dropout3=nn.Dropout(self.dropout),
         )
-        return Net(body, nn.Linear(50, num_classes), ["conv2", "fc1"])
+        return modules.Net(body, nn.Linear(50, num_classes), ["conv2", "fc1"])
 
 
-def _lenet(name: str, pool: type[nn.Module], shape: Shape, num_classes: int) -> Net:
+def _lenet(name: str, pool: type[nn.Module], shape: Shape, num_classes: int) -> modules.Net:
     """Return conv5 -> 6, pool; conv5 -> 16, pool; fc 120, 84, L; ReLU throughout."""
     body = chain(
         conv1=nn.Conv2d(shape[0], 6, 5),
@@ -90,7 +91,7 @@ def _lenet(name: str, pool: type[nn.Module], shape: Shape, num_classes: int) -> 
         fc2=nn.Linear(120, 84),
         relu4=nn.ReLU(),
     )
-    return Net(body, nn.Linear(84, num_classes), ["conv2", "fc1", "fc2"])
+    return modules.Net(body, nn.Linear(84, num_classes), ["conv2", "fc1", "fc2"])
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class FltCNNCifar(ShapeModel):
     Embedding = the 84 units.
     """
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         return _lenet("flt_cnn_cifar", nn.MaxPool2d, shape, num_classes)
 
@@ -121,7 +122,7 @@ class LeNet5(ShapeModel):
 
     he_uniform: Literal["convolutions", "all"] = "convolutions"
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         net = _lenet("lenet5", nn.AvgPool2d, shape, num_classes)
         drawn = nn.Conv2d if self.he_uniform == "convolutions" else (nn.Conv2d, nn.Linear)
@@ -162,11 +163,11 @@ class LeafCNN(ShapeModel):
     channels: tuple[PositiveInt, PositiveInt] = (32, 64)
     embedding: PositiveInt = 2048
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         pixels = positions("leaf_cnn", shape, lost=0)
         body = _conv5_twice(*self.channels, self.embedding, shape, pixels, padding=2)
-        return Net(body, nn.Linear(self.embedding, num_classes), ["conv2", "fc1"])
+        return modules.Net(body, nn.Linear(self.embedding, num_classes), ["conv2", "fc1"])
 
 
 @dataclass(frozen=True)
@@ -186,12 +187,12 @@ class CcflCNN(ShapeModel):
     channels: tuple[PositiveInt, PositiveInt] = (32, 64)
     embedding: PositiveInt = 512
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         margin = 2 if self.padding == "same" else 0
         pixels = positions("ccfl_cnn", shape, lost=4 - 2 * margin)
         body = _conv5_twice(*self.channels, self.embedding, shape, pixels, padding=margin)
-        return Net(body, nn.Linear(self.embedding, num_classes), ["conv2", "fc1"])
+        return modules.Net(body, nn.Linear(self.embedding, num_classes), ["conv2", "fc1"])
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class CflCNN(ShapeModel):
     62 classes. Embedding = the 256 pooled activations.
     """
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         body = chain(
             conv1=nn.Conv2d(shape[0], 6, 5),
@@ -213,4 +214,4 @@ class CflCNN(ShapeModel):
             pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(),
         )
-        return Net(body, nn.Linear(16 * positions("cfl_cnn", shape, lost=4), num_classes), ["conv2"])
+        return modules.Net(body, nn.Linear(16 * positions("cfl_cnn", shape, lost=4), num_classes), ["conv2"])

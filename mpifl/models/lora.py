@@ -9,7 +9,6 @@ which `Net.frozen` names. They are not part of the flat vector, so they are neve
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,11 +17,11 @@ from typing import Annotated
 import torch
 from annotated_types import MinLen
 from torch import nn
-from torch.nn import functional as F
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.options import NonNegativeInt, Options, PositiveFloat
 from mpifl.core.parameters import Layout, frozen_names
+from mpifl.models import modules
 
 PREFIXES = ("", "body.", "body.net.")  # prefixes of a name that a pattern may leave out
 ADAPTERS = ("lora_A", "lora_B")
@@ -56,90 +55,6 @@ class LoRA(Options):
                 require(value == plain, f"lora.{name}", value, remedy)
 
 
-class LoRALinear(nn.Linear):
-    """A linear layer [out, in] whose weights are frozen, with an adapter.
-
-    Args:
-        layer: the layer; its tensors are shared, not copied.
-        rank: r.
-        alpha: the output of the adapter is multiplied by alpha / r.
-
-    Attributes:
-        lora_A: [r, in], drawn He-uniform from the global generator, like weights of linear layers.
-        lora_B: [out, r], zero.
-    """
-
-    def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
-        nn.Module.__init__(self)
-        _copy_options(layer, self)
-        self.scale = alpha / rank
-        like = layer.weight.detach()
-        self.lora_A = _drawn(like.new_empty(rank, self.in_features))
-        self.lora_B = nn.Parameter(like.new_zeros(self.out_features, rank))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [..., in] to [..., out]."""
-        added = F.linear(F.linear(x, self.lora_A), self.lora_B)
-        return F.linear(x, self.weight, self.bias) + self.scale * added
-
-    def delta(self) -> torch.Tensor:
-        """Return what the adapter adds to the weights, [out, in]."""
-        return self.scale * self.lora_B @ self.lora_A
-
-
-class LoRAConv2d(nn.Conv2d):
-    """An ungrouped convolution whose kernels are frozen, with an adapter.
-
-    Args:
-        layer: the layer; its tensors are shared, not copied.
-        rank: r.
-        alpha: the output of the adapter is multiplied by alpha / r.
-
-    Attributes:
-        lora_A: [r, in, height, width], drawn like kernels of convolutions.
-        lora_B: [out, r, 1, 1], zero.
-    """
-
-    def __init__(self, layer: nn.Conv2d, rank: int, alpha: float) -> None:
-        nn.Module.__init__(self)
-        _copy_options(layer, self)
-        self.scale = alpha / rank
-        like = layer.weight.detach()
-        self.lora_A = _drawn(like.new_empty(rank, *like.shape[1:]))
-        self.lora_B = nn.Parameter(like.new_zeros(self.out_channels, rank, 1, 1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [n, in, H, W] to [n, out, H', W']."""
-        added = F.conv2d(self._conv_forward(x, self.lora_A, None), self.lora_B)
-        out: torch.Tensor = self._conv_forward(x, self.weight, self.bias) + self.scale * added
-        return out
-
-    def delta(self) -> torch.Tensor:
-        """Return what the adapter adds to the kernels, [out, in, height, width]."""
-        added: torch.Tensor = self.scale * torch.einsum("or,rihw->oihw", self.lora_B[:, :, 0, 0], self.lora_A)
-        return added
-
-
-class FrozenBatchNorm(nn.Module):
-    """A batch norm that always uses its running statistics, which do not change.
-
-    Args:
-        norm: the layer; its tensors are shared.
-    """
-
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
-        super().__init__()
-        self.eps = norm.eps
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            self.register_buffer(name, getattr(norm, name))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [n, C, ...] to the same shape."""
-        mean, variance = self.get_buffer("running_mean"), self.get_buffer("running_var")
-        weight, bias = self._buffers["weight"], self._buffers["bias"]
-        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, self.eps)
-
-
 def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
     """Give layers adapters and freeze the rest, in place.
 
@@ -156,12 +71,12 @@ def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
         UserError: a pattern matches no suitable layer or module, or all matched layers are trained whole.
     """
     layers = [name for name, layer in net.named_modules() if _can_adapt(layer)]
-    modules = [
+    parents = [
         name for name, module in net.named_modules() if name and any(True for _ in module.parameters())
     ]
     _match_all("lora.layers", lora.layers, layers, "no linear layer and no ungrouped convolution")
-    _match_all("lora.train", lora.train, modules, "no module with parameters")
-    whole = tuple(f"{name}." for name in modules if _matches(name, lora.train))
+    _match_all("lora.train", lora.train, parents, "no module with parameters")
+    whole = tuple(f"{name}." for name in parents if _matches(name, lora.train))
     trained = {id(p) for name, p in net.named_parameters(remove_duplicate=False) if name.startswith(whole)}
     adapted = [
         name
@@ -174,7 +89,7 @@ def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
     alpha = float(lora.rank) if lora.alpha is None else lora.alpha
     for name in adapted:
         layer = net.get_submodule(name)
-        kind = LoRALinear if isinstance(layer, nn.Linear) else LoRAConv2d
+        kind = modules.LoRALinear if isinstance(layer, nn.Linear) else modules.LoRAConv2d
         net.set_submodule(name, kind(layer, lora.rank, alpha))  # type: ignore[arg-type]
     return frozen
 
@@ -186,7 +101,7 @@ def start_apart(net: nn.Module) -> None:
     Numbers are drawn from torch's global generator: the caller seeds it.
     """
     for layer in net.modules():
-        if isinstance(layer, LoRALinear | LoRAConv2d):
+        if isinstance(layer, modules.LoRALinear | modules.LoRAConv2d):
             with torch.no_grad():
                 layer.lora_B.normal_()
                 wanted, has = APART * layer.weight.std(correction=0), layer.delta().std(correction=0)
@@ -203,7 +118,7 @@ def merged_state(net: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state of the model without adapters that computes what `net` does, up to rounding."""
     state = {k: v for k, v in net.state_dict().items() if k.rpartition(".")[2] not in ADAPTERS}
     for name, layer in net.named_modules():
-        if isinstance(layer, LoRALinear | LoRAConv2d):
+        if isinstance(layer, modules.LoRALinear | modules.LoRAConv2d):
             state[f"{name}.weight"] = (layer.weight + layer.delta()).detach()
     return state
 
@@ -221,7 +136,9 @@ def check_adapted(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
         UserError: the weights of a layer are used without calling it, or a frozen buffer changes.
     """
     called: set[nn.Module] = set()
-    adapters = {name: m for name, m in net.named_modules() if isinstance(m, LoRALinear | LoRAConv2d)}
+    adapters = {
+        name: m for name, m in net.named_modules() if isinstance(m, modules.LoRALinear | modules.LoRAConv2d)
+    }
     hooks = [
         m.register_forward_hook(lambda module, given, made: called.add(module)) for m in adapters.values()
     ]
@@ -247,7 +164,7 @@ def count_whole(net: nn.Module) -> int:
     Args:
         net: the model, with or without adapters, as it was built: tensors that share memory count once.
     """
-    adapted = [m for m in net.modules() if isinstance(m, LoRALinear | LoRAConv2d)]
+    adapted = [m for m in net.modules() if isinstance(m, modules.LoRALinear | modules.LoRAConv2d)]
     added = sum(m.lora_A.numel() + m.lora_B.numel() for m in adapted)
     names = frozen_names(net)
     frozen = [b for name, b in net.named_buffers() if name in names and b.is_floating_point()]
@@ -305,19 +222,7 @@ def _freeze(net: nn.Module, whole: tuple[str, ...], trained: set[int]) -> frozen
                 del module._parameters[name]
                 module.register_buffer(name, p.detach())
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
-            module = FrozenBatchNorm(module)
+            module = modules.FrozenBatchNorm(module)
             net.set_submodule(prefix, module)
         frozen |= {f"{path}{name}" for name, _ in module.named_buffers(recurse=False)}
     return frozenset(frozen)
-
-
-def _copy_options(layer: nn.Module, into: nn.Module) -> None:
-    """Copy plain attributes of a layer, and its tensors as buffers."""
-    vars(into).update({k: v for k, v in vars(layer).items() if k not in vars(into)})
-    for name in ("weight", "bias"):
-        into.register_buffer(name, getattr(layer, name))
-
-
-def _drawn(empty: torch.Tensor) -> nn.Parameter:
-    nn.init.kaiming_uniform_(empty, a=math.sqrt(5))
-    return nn.Parameter(empty)

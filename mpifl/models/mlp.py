@@ -8,18 +8,19 @@ from math import prod
 from torch import nn
 
 from mpifl.core.options import PositiveInt, ShareBelowOne
+from mpifl.models import modules
 
-from .base import Net, Shape, ShapeModel, chain
+from .base import Shape, ShapeModel, chain
 
 
-def _mlp(hidden: tuple[int, ...], shape: Shape, num_classes: int) -> Net:
+def _mlp(hidden: tuple[int, ...], shape: Shape, num_classes: int) -> modules.Net:
     """Return fully connected layers with ReLU; the last hidden layer is the embedding."""
     widths = (prod(shape), *hidden)
     layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
     for i, (before, after) in enumerate(zip(widths, hidden, strict=False), 1):
         layers |= {f"fc{i}": nn.Linear(before, after), f"relu{i}": nn.ReLU()}
     stage = [f"fc{len(hidden)}"] if hidden else []
-    return Net(chain(**layers), nn.Linear(widths[-1], num_classes), stage)
+    return modules.Net(chain(**layers), nn.Linear(widths[-1], num_classes), stage)
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class MLP(ShapeModel):
 
     hidden: tuple[PositiveInt, ...] = (200,)
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         return _mlp(self.hidden, shape, num_classes)
 
@@ -41,7 +42,7 @@ class MLP(ShapeModel):
 class IfcaMLP(ShapeModel):
     """One hidden layer of 200 with ReLU. Ghosh et al., NeurIPS 2020 (IFCA), MNIST: 159,010 parameters."""
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         return _mlp((200,), shape, num_classes)
 
@@ -60,7 +61,7 @@ class FltMLP(ShapeModel):
     hidden: PositiveInt = 200
     dropout: ShareBelowOne = 0.5
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         body = chain(
             flatten=nn.Flatten(),
@@ -68,4 +69,4 @@ class FltMLP(ShapeModel):
             dropout=nn.Dropout(self.dropout),
             relu=nn.ReLU(),
         )
-        return Net(body, nn.Linear(self.hidden, num_classes), ["fc1"])
+        return modules.Net(body, nn.Linear(self.hidden, num_classes), ["fc1"])

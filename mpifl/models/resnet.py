@@ -4,45 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
-import torch
 from torch import nn
-from torch.nn import functional as F
 
 from mpifl.core.options import PositiveInt
+from mpifl.models import modules
 
-from .base import Net, Shape, ShapeModel, chain
+from .base import Shape, ShapeModel, chain
 
-Shortcut = Callable[[int, int], nn.Module]  # (channels before, after) -> module that halves the image
-
-
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with batch norm, added to a shortcut. He et al., CVPR 2016."""
-
-    def __init__(self, before: int, after: int, stride: int, shortcut: nn.Module) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(after)
-        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(after)
-        self.shortcut = shortcut
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [n, before, H, W] to [n, after, H / stride, W / stride]."""
-        out = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
-
-
-class Subsample(nn.Module):
-    """Shortcut without parameters: every second pixel, new channels zero. He et al., option A."""
-
-    def __init__(self, before: int, after: int) -> None:
-        super().__init__()
-        self.margin = (after - before) // 2
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [n, before, H, W] to [n, after, ceil(H / 2), ceil(W / 2)]."""
-        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.margin, self.margin))
+# channels before and after -> module that halves the image
+Shortcut: TypeAlias = "Callable[[int, int], nn.Module]"
 
 
 def project(before: int, after: int) -> nn.Module:
@@ -60,11 +32,11 @@ def _body(channels: int, widths: tuple[int, ...], depth: int, shortcut: Shortcut
     before = widths[0]
     for i, width in enumerate(widths, 1):
         first = (
-            BasicBlock(before, width, 1, nn.Identity())
+            modules.BasicBlock(before, width, 1, nn.Identity())
             if i == 1
-            else BasicBlock(before, width, 2, shortcut(before, width))
+            else modules.BasicBlock(before, width, 2, shortcut(before, width))
         )
-        rest = [BasicBlock(width, width, 1, nn.Identity()) for _ in range(depth - 1)]
+        rest = [modules.BasicBlock(width, width, 1, nn.Identity()) for _ in range(depth - 1)]
         layers[f"layer{i}"] = nn.Sequential(first, *rest)
         before = width
     return chain(**layers, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
@@ -82,11 +54,11 @@ class ResNet18Cifar(ShapeModel):
 
     width: PositiveInt = 64
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         widths = tuple(self.width * 2**i for i in range(4))
         body = _body(shape[0], widths, 2, project)
-        return Net(body, nn.Linear(widths[-1], num_classes), ["layer4"])
+        return modules.Net(body, nn.Linear(widths[-1], num_classes), ["layer4"])
 
 
 @dataclass(frozen=True)
@@ -98,9 +70,11 @@ class ResNet20(ShapeModel):
     akamaster/pytorch_resnet_cifar10 (`resnet20-12fca82f.th`).
     """
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
-        net = Net(_body(shape[0], (16, 32, 64), 3, Subsample), nn.Linear(64, num_classes), ["layer3"])
+        net = modules.Net(
+            _body(shape[0], (16, 32, 64), 3, modules.Subsample), nn.Linear(64, num_classes), ["layer3"]
+        )
         for layer in net.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(layer.weight)

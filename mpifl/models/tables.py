@@ -6,50 +6,23 @@ from dataclasses import dataclass
 from math import prod
 from typing import Annotated, ClassVar
 
-import torch
 from annotated_types import MinLen
 from torch import nn
 
 from mpifl.core.errors import require
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MULTI_HOT, NUMBERS, DataInfo
 from mpifl.core.options import PositiveInt, Remedy, ShareBelowOne
+from mpifl.models import modules
 
-from .base import ModelOptions, Net, OneHot, chain
-
-
-class Columns(nn.Module):
-    """The numbers of a table [n, F], then an embedding for each column of categories.
-
-    Args:
-        categories: number of categories of each column, 0 for numbers.
-        most: largest width of an embedding; for c categories the width is ceil(c / 2), at most this.
-
-    Attributes:
-        width: width of the output.
-    """
-
-    def __init__(self, categories: tuple[int, ...], most: int) -> None:
-        super().__init__()
-        self.numbers = [i for i, c in enumerate(categories) if not c]
-        self.coded = [i for i, c in enumerate(categories) if c]
-        widths = [min(most, -(-categories[i] // 2)) for i in self.coded]
-        self.tables = nn.ModuleList(
-            nn.Embedding(categories[i], width) for i, width in zip(self.coded, widths, strict=True)
-        )
-        self.width = len(self.numbers) + sum(widths)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [n, width]."""
-        embedded = [table(x[:, i].long()) for i, table in zip(self.coded, self.tables, strict=True)]
-        return torch.cat([x[:, self.numbers], *embedded], 1)
+from .base import ModelOptions, chain
 
 
-def _regression(info: DataInfo) -> Net:
+def _regression(info: DataInfo) -> modules.Net:
     """Return one linear layer on the sample, categories as 0 and 1; the embedding is its input."""
     if not any(info.categories):
-        return Net(chain(flatten=nn.Flatten()), nn.Linear(prod(info.shape), info.num_classes))
-    inputs = OneHot(info.categories)
-    return Net(chain(inputs=inputs), nn.Linear(inputs.width, info.num_classes))
+        return modules.Net(chain(flatten=nn.Flatten()), nn.Linear(prod(info.shape), info.num_classes))
+    inputs = modules.OneHot(info.categories)
+    return modules.Net(chain(inputs=inputs), nn.Linear(inputs.width, info.num_classes))
 
 
 @dataclass(frozen=True)
@@ -61,7 +34,7 @@ class LogisticRegression(ModelOptions):
 
     takes: ClassVar[tuple[str, ...]] = (FEATURES, IMAGES)
 
-    def make_for(self, info: DataInfo) -> Net:
+    def make_for(self, info: DataInfo) -> modules.Net:
         """Return the layer for samples and labels as in `info`."""
         remedy = "predicts classes or labels, but those of this source are numbers; use linear"
         require(info.labels in (CLASSES, MULTI_HOT), "model.name", "logistic", remedy)
@@ -77,7 +50,7 @@ class LinearRegression(ModelOptions):
 
     takes: ClassVar[tuple[str, ...]] = (FEATURES, IMAGES)
 
-    def make_for(self, info: DataInfo) -> Net:
+    def make_for(self, info: DataInfo) -> modules.Net:
         """Return the layer for samples and labels as in `info`."""
         remedy = "predicts numbers, but the labels of this source are classes or labels; use logistic"
         require(info.labels == NUMBERS, "model.name", "linear", remedy)
@@ -105,15 +78,15 @@ class TableMLP(ModelOptions):
     embedding: PositiveInt = 16
     dropout: ShareBelowOne = 0.0
 
-    def make_for(self, info: DataInfo) -> Net:
+    def make_for(self, info: DataInfo) -> modules.Net:
         """Return the network for tables as in `info`."""
         remedy = f"takes tables [F], but samples are of shape {list(info.shape)}; use mlp"
         require(len(info.shape) == 1, "model.name", "table_mlp", remedy)
-        inputs = Columns(info.categories, self.embedding) if any(info.categories) else None
+        inputs = modules.Columns(info.categories, self.embedding) if any(info.categories) else None
         before = info.shape[0] if inputs is None else inputs.width
         layers: dict[str, nn.Module] = {"inputs": nn.Flatten() if inputs is None else inputs}
         for i, after in enumerate(self.hidden, 1):
             layers |= {f"fc{i}": nn.Linear(before, after), f"relu{i}": nn.ReLU()}
             layers |= {f"dropout{i}": nn.Dropout(self.dropout)} if self.dropout else {}
             before = after
-        return Net(chain(**layers), nn.Linear(before, info.num_classes), [f"fc{len(self.hidden)}"])
+        return modules.Net(chain(**layers), nn.Linear(before, info.num_classes), [f"fc{len(self.hidden)}"])

@@ -5,32 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from mpifl.core.errors import require
 from mpifl.core.torchvision_compat import torchvision
+from mpifl.models import modules
 
-from .base import Net, Shape, ShapeModel, chain, need_channels, need_side
+from .base import Shape, ShapeModel, chain, need_channels, need_side
 
 BODY = "body.net."  # prefix of the names of torchvision's modules
 
 
-class ToRGB(nn.Module):
-    """Three channels from one or three."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [n, 1 or 3, H, W] to [n, 3, H, W]."""
-        return x.expand(-1, 3, -1, -1)
-
-
-def _split(name: str, module: nn.Module, last: str, stage: Sequence[str], shape: Shape) -> Net:
+def _split(name: str, module: nn.Module, last: str, stage: Sequence[str], shape: Shape) -> modules.Net:
     """Return `module` with its last layer, called `last`, taken off as the head."""
     need_channels(name, shape, (1, 3))
     head = module.get_submodule(last)
     assert isinstance(head, nn.Linear)
     module.set_submodule(last, nn.Identity())
-    return Net(chain(rgb=ToRGB(), net=module), head, [f"net.{s}" for s in stage])
+    return modules.Net(chain(rgb=modules.ToRGB(), net=module), head, [f"net.{s}" for s in stage])
 
 
 @dataclass(frozen=True)
@@ -42,7 +34,7 @@ class ResNet18(ShapeModel):
     `model.weights` takes torchvision's names.
     """
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         module = torchvision().models.resnet18(num_classes=num_classes)
         return _split("resnet18", module, "fc", ["layer4"], shape)
@@ -61,7 +53,7 @@ class ResNet50(ShapeModel):
     `model.weights` takes torchvision's names.
     """
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         module = torchvision().models.resnet50(num_classes=num_classes)
         return _split("resnet50", module, "fc", ["layer4"], shape)
@@ -80,7 +72,7 @@ class EfficientNetB3(ShapeModel):
     `model.weights` takes torchvision's names.
     """
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         module = torchvision().models.efficientnet_b3(num_classes=num_classes)
         return _split("efficientnet_b3", module, "classifier.1", ["features.7", "features.8"], shape)
@@ -100,7 +92,7 @@ class ViTB16(ShapeModel):
     `model.weights` takes torchvision's names.
     """
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         _, h, w = shape
         remedy = (
@@ -125,7 +117,7 @@ class ConvNeXtBase(ShapeModel):
     `model.weights` takes torchvision's names.
     """
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         need_side("convnext_base", shape, 32)
         module = torchvision().models.convnext_base(num_classes=num_classes)

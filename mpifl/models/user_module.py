@@ -10,36 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.imports import load_object
+from mpifl.models import modules
 
-from .base import Net, OneHot, Shape, ShapeModel, need_apart, need_float32, need_initialised
+from .base import Shape, ShapeModel, need_apart, need_float32, need_initialised
 
 WRITES = "its forward writes into the samples that it is given; write x = 2 * x instead of x.mul_(2)"
-
-
-class Embedder(nn.Module):
-    """A user's module without its last layer; `method` turns samples into embeddings.
-
-    Args:
-        net: the module.
-        method: name of its method.
-        inputs: encodes samples for it; None: it gets them as they are.
-    """
-
-    def __init__(self, net: nn.Module, method: str, inputs: nn.Module | None = None) -> None:
-        super().__init__()
-        self.net = net
-        self.method = method
-        self.inputs = inputs
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [n, ...] to [n, e]."""
-        x = x if self.inputs is None else self.inputs(x)
-        embedding: torch.Tensor = getattr(self.net, self.method)(x)
-        return embedding.flatten(1)
 
 
 @dataclass(frozen=True)
@@ -63,7 +41,7 @@ class Custom(ShapeModel):
     embed: str = ""
     block: tuple[str, ...] = ()
 
-    def make(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the user's network for images of `shape`, after checking head, blocks and embedding."""
         module = self._construct(shape, num_classes)
         head = self._find_head(module, num_classes)
@@ -73,7 +51,8 @@ class Custom(ShapeModel):
         require(hasattr(module, method), "model.embed", method, "the network has no such method")
         need_float32(module, "model.path", self.path)
         probe = torch.linspace(-1, 1, 2 * prod(shape)).reshape(2, *shape)
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if not is_lazy(buffer)}
+        known = ((k, v) for k, v in module.named_buffers() if not nn.parameter.is_lazy(v))
+        buffers = {name: buffer.clone() for name, buffer in known}
         module.eval()
         fails, given = f"does not take samples of shape {list(shape)}", probe.clone()
         expected = _tried(module, given, "model.path", self.path, fails)
@@ -86,7 +65,7 @@ class Custom(ShapeModel):
         embedding = _tried(getattr(module, method), probe, "model.embed", self.embed, fails)
         remedy = f"its `{method}` returns a {type(embedding).__name__}; return one tensor, [n, width]"
         require(isinstance(embedding, torch.Tensor), "model.embed", self.embed, remedy)
-        net = Net(Embedder(module, method), head, [f"net.{name}" for name in self.block])
+        net = modules.Net(modules.Embedder(module, method), head, [f"net.{name}" for name in self.block])
         remedy = "the network is not its last layer applied to its embedding; name the method that embeds"
         logits = _tried(head, embedding.flatten(1), "model.embed", self.embed, remedy)
         if not _same(expected, logits):
@@ -99,10 +78,10 @@ class Custom(ShapeModel):
                 buffer.copy_(buffers[name])
         return net.train()
 
-    def encoded(self, inputs: OneHot, body: nn.Module) -> nn.Module:
+    def encoded(self, inputs: modules.OneHot, body: nn.Module) -> nn.Module:
         """Return the user's module applied to encoded columns; its layers keep their names."""
-        assert isinstance(body, Embedder)
-        return Embedder(body.net, body.method, inputs)
+        assert isinstance(body, modules.Embedder)
+        return modules.Embedder(body.net, body.method, inputs)
 
     def published(self) -> dict[str, str]:
         """Return the names of the user's own module."""

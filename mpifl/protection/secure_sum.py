@@ -31,9 +31,9 @@ import numpy as np
 import torch
 from annotated_types import Ge, Interval, MultipleOf
 
-from mpifl.aggregation.exact_sum import exact_sum
+from mpifl.aggregation import exact_sum
 from mpifl.aggregation.update_filter import PlannedStep, UpdateFilter
-from mpifl.core.devices import to_main_memory
+from mpifl.core import devices
 from mpifl.core.errors import MethodError, UserError, catalogue
 from mpifl.core.mixing import Mixing, Plan, with_statistics_apart
 from mpifl.core.options import Options, PositiveShare, ShareBelowOne
@@ -218,8 +218,8 @@ def masked_upload(
         bits: bits per number.
     """
     size = upload.shape[0]
-    terms = to_main_memory(exact_sum([upload], np.array([[weight]]), np.array([spacing]), size))[0]
-    sent = terms.numpy().view(np.uint64) + total_mask(seeds, first, size)
+    terms = exact_sum.exact_sum([upload], np.array([[weight]]), np.array([spacing]), size)
+    sent = devices.to_main_memory(terms)[0].numpy().view(np.uint64) + total_mask(seeds, first, size)
     return np.asarray(sent & np.uint64(2**bits - 1))
 
 

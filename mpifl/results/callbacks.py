@@ -18,9 +18,9 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mpifl.core import torch_state
 from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond
 from mpifl.core.imports import load_object
-from mpifl.core.torch_state import Originals, kept
 from mpifl.supervision.logging import warn
 
 from .trackers import TRACKERS
@@ -43,8 +43,10 @@ class Callbacks:
         failure: the first exception that a callback raised, and where; None while there is none.
     """
 
-    def __init__(self, named: Sequence[tuple[str, Any]], originals: Originals | None = None) -> None:
-        self.named, self._originals = tuple(named), originals or Originals()
+    def __init__(
+        self, named: Sequence[tuple[str, Any]], originals: torch_state.Originals | None = None
+    ) -> None:
+        self.named, self._originals = tuple(named), originals or torch_state.Originals()
         self.failure: UserError | CodeFailed | None = None
         self._broken: set[int] = set()  # indices in `named`
         self._ended: set[int] = set()
@@ -63,7 +65,7 @@ class Callbacks:
                 continue
             try:
                 if method is not None:
-                    with kept():
+                    with torch_state.kept():
                         method(value)
                     if self.failure is None and hook != "on_end":
                         self._originals.check(f"callback {name}.{hook}")
@@ -135,7 +137,7 @@ def made(entries: Sequence[Any], given: Sequence[Any] = ()) -> Callbacks:
             hooks; or making one has replaced functions of PyTorch.
         CodeFailed: the constructor of a callback raised an exception.
     """
-    named, originals = [], Originals()
+    named, originals = [], torch_state.Originals()
     for entry in entries:
         name, found, options = _found(entry)
         named.append((name, _make(name, found, options) if isinstance(found, type) or options else found))

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import mpifl
-from mpifl.core import instructions
+from mpifl.core import instructions, torch_state
 from mpifl.core.errors import first_of
-from mpifl.core.torch_state import replaced
 from mpifl.kernels import bindings
 
 CODE, OWN = "code", "own_code"
@@ -90,7 +89,7 @@ def machine(gpu: str | None = None) -> dict[str, str]:
         processor(),
         instructions.in_use(),
         instructions.variables(),
-        ", ".join(replaced()),
+        ", ".join(torch_state.replaced()),
         build.get("sources", NONE),
         f"{build['compiler']}, {build['flags']}" if build else NONE,
         code(),
@@ -117,7 +116,7 @@ def with_replaced(found: Mapping[str, str]) -> dict[str, str]:
 
     The user's modules, which every rank imports, may have replaced some since.
     """
-    names = dict.fromkeys([*filter(None, found.get(REPLACED, "").split(", ")), *replaced()])
+    names = dict.fromkeys([*filter(None, found.get(REPLACED, "").split(", ")), *torch_state.replaced()])
     return {**found, **({REPLACED: ", ".join(names)} if names else {})}
 
 

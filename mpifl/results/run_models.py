@@ -14,7 +14,8 @@ from mpifl.core.errors import UserError, is_whole, nearest, require
 from mpifl.core.federation import DataInfo
 from mpifl.core.imports import load_object
 from mpifl.core.parameters import FlatModel
-from mpifl.models import MODELS, LoRA, ModelOptions, Net, checksum, seeded_model
+from mpifl.models import MODELS, LoRA, ModelOptions, checksum, seeded_model
+from mpifl.models.modules import Net
 
 if TYPE_CHECKING:
     from pandas import DataFrame

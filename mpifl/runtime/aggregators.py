@@ -7,7 +7,7 @@ the workers and aggregates over MPI; the asynchronous engine has them on rank 0;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from mpifl.core.types import Server
 
 from .protocol import GatheredReports
 
-Uploads = Mapping[str, Sequence[torch.Tensor]]  # name -> vectors [w], all components of all uploads
+Uploads: TypeAlias = "Mapping[str, Sequence[torch.Tensor]]"  # name -> vectors [w], all of all uploads
 
 
 class Aggregator(Protocol):

@@ -6,16 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from annotated_types import Ge
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.capabilities import RememberedUploads, uses
 from mpifl.core.devices import aligned
-from mpifl.core.options import NonNegativeFloat, NonNegativeInt, Options
 from mpifl.core.progress import doing
 from mpifl.core.types import Server
 
@@ -23,25 +21,6 @@ from .server_step import ServerStep
 
 SAVE, STOP = "save", "stop"  # commands: write a checkpoint; write one and end the run
 FileSums = dict[str, tuple[int, str]]  # file name -> (bytes, SHA-256)
-
-
-@dataclass(frozen=True)
-class CheckpointConfig(Options):
-    """When checkpoints are written, from which `mpifl resume` can continue a run.
-
-    With any setting, SIGUSR1 writes a checkpoint and the run continues; SIGTERM, SIGINT and SIGUSR2 finish
-    the step, write a checkpoint, and end the run with exit code 75. Unless `every` and `minutes` are both 0,
-    the first checkpoint is written after the first step.
-
-    Attributes:
-        every: server steps between checkpoints; 0 for none by steps.
-        minutes: real minutes between checkpoints; 0 for none by time.
-        keep: number of checkpoints to keep.
-    """
-
-    every: NonNegativeInt = 0
-    minutes: NonNegativeFloat = 10.0
-    keep: Annotated[int, Ge(2)] = 2
 
 
 @dataclass

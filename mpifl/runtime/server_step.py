@@ -24,6 +24,7 @@ from mpifl.aggregation.update_filter import PlannedStep
 from mpifl.comm.transport import RankLost, on_all
 from mpifl.core.algorithm import apply_plan
 from mpifl.core.capabilities import (
+    NO_SINGLE_MODEL,
     ComparedUploads,
     NewClients,
     OneShotStatistics,
@@ -60,7 +61,6 @@ from .scheduler import Scheduler
 from .step_config import StepConfig
 from .worker import VisitResults, Worker, rows_and_seconds
 
-NO_SINGLE_MODEL = "clients of this method do not train one whole model that they download; leave it out"
 NO_MODELS = "clients upload changes, no models whose distances could be measured; leave it out"
 MODEL_BLOCK = 1 << 26  # most numbers of client models gathered at a time
 

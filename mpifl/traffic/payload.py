@@ -14,7 +14,7 @@ from mpifl.core.options import NonNegativeInt, Options
 from mpifl.core.types import Report
 
 Count = TypeVar("Count", int, np.ndarray, "int | np.ndarray")
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number in a vector
 NOTE_BYTES = 4  # bytes of a number in a note, float32 or int32: labels and seeds cannot be rounded
 
 
@@ -33,7 +33,7 @@ class NumberFormat(Options):
     @property
     def number_bytes(self) -> int:
         """Size of a number in a vector, in bytes."""
-        return DTYPES[self.dtype].itemsize
+        return SIZES[self.dtype]
 
     def size(self, numbers: Count, messages: int = 1, note: bool = False) -> Count:
         """Return the size of uncompressed messages in bytes.
@@ -61,7 +61,7 @@ class NumberFormat(Options):
         """
         if self.dtype == "float32":
             return x
-        kind = DTYPES[self.dtype]
+        kind: torch.dtype = getattr(torch, self.dtype)
         out = x.to(kind).float()
         lost = torch.isinf(out) & torch.isfinite(x)
         if bool(lost.any()):

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from mpifl.core.devices import CPU
+from mpifl.core import torch_state
 from mpifl.core.errors import MethodError, code_failed, require
 from mpifl.core.imports import load_object
 from mpifl.core.rng import key
-from mpifl.core.torch_state import kept
 
 KEY = "evaluation.metrics"
 TAKEN = {  # names, and beginnings of names, of columns of metrics.csv and clients.csv
@@ -63,8 +62,9 @@ class OwnMetric:
         if not len(labels):
             return float("nan")
         try:  # with copies: the labels are those that later evaluations read, too
-            with kept(), key(0, "metric", client).seeded():  # for one that draws, such as a bootstrap
-                value = self.function(logits.detach().to(CPU, copy=True), labels.to(CPU, copy=True))
+            drawn = key(0, "metric", client)  # for a metric that draws, such as a bootstrap
+            with torch_state.kept(), drawn.seeded():
+                value = self.function(logits.detach().to("cpu", copy=True), labels.to("cpu", copy=True))
         except Exception as error:
             raise code_failed(f"metric {self.path}, client {client}", error) from error
         try:

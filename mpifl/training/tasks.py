@@ -177,6 +177,9 @@ class MultiLabel(Task):
         return torch.logit(p, eps=1e-15)
 
 
+CRITERIA = {"mse": "mse_loss", "mae": "l1_loss", "huber": "huber_loss"}  # -> functions of PyTorch
+
+
 @dataclass(frozen=True)
 class Regression(Task):
     """Regression of L real numbers; the loss is the mean squared error, or the one that `criterion` names.
@@ -198,7 +201,8 @@ class Regression(Task):
 
     def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each sample, averaged over its numbers."""
-        return CRITERIA[self.criterion](output, labels, reduction="none").mean(1)
+        criterion: Callable[..., torch.Tensor] = getattr(F, CRITERIA[self.criterion])
+        return criterion(output, labels, reduction="none").mean(1)
 
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
         """Return the sums of samples, of losses and, per number, of |error|, error^2, label and label^2."""
@@ -226,13 +230,6 @@ class Regression(Task):
             "r2": float(explained.mean()) if varies.any() else float("nan"),
         }
         return {**{name: values[name] for name in self.metrics}, "loss": _ratio(sums["loss"], n)}
-
-
-CRITERIA: dict[str, Callable[..., torch.Tensor]] = {
-    "mse": F.mse_loss,
-    "mae": F.l1_loss,
-    "huber": F.huber_loss,
-}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import nn
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.client import Client
 from mpifl.core.types import Message, Report
-from mpifl.models.base import Net
+from mpifl.models.modules import Net
 from mpifl.training.config import LocalConfig
 
 LOCAL = LocalConfig(epochs=4, batch_size=5, lr=0.05, momentum=0.9, weight_decay=1e-3)

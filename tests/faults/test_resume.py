@@ -23,9 +23,10 @@ from mpifl.core.errors import UserError
 from mpifl.driver import checkpoints
 from mpifl.driver import run as running
 from mpifl.experiment import loader
+from mpifl.experiment.schema import CheckpointConfig
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.results.run_folder import FORMAT
-from mpifl.runtime.run_state import SAVE, STOP, CheckpointConfig
+from mpifl.runtime.run_state import SAVE, STOP
 from mpifl.runtime.worker import Worker
 from mpifl.supervision.signals import Signals
 from mpifl.training.client import LocalClient, LocalClients

@@ -22,7 +22,7 @@ from mpifl.core.errors import UserError
 from mpifl.core.federation import Split
 from mpifl.core.mixing import Plan
 from mpifl.core.rng import key
-from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
+from mpifl.experiment.schema import CheckpointConfig, EvaluationConfig, OutputConfig, SystemConfig
 from mpifl.forecast import measured_times
 from mpifl.forecast.measured_times import CutBackend, MeasuredTimes, Meter, PerSample, measure
 from mpifl.forecast.plan import Asked, first_plan
@@ -50,7 +50,6 @@ from mpifl.forecast.time import (
     ranks_seconds,
 )
 from mpifl.forecast.traffic import check_uploads, forecast, without_training
-from mpifl.runtime.run_state import CheckpointConfig
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import WallClock, WallTime
 from mpifl.simulation.delays import DELAYS, Constant

@@ -24,7 +24,7 @@ from mpifl.core.rng import key
 from mpifl.kernels import bindings
 from mpifl.kernels.network import Network
 from mpifl.models import MODELS
-from mpifl.models.base import Net
+from mpifl.models.modules import Net
 from mpifl.training.backend import Request
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner

@@ -13,8 +13,7 @@ from torch.testing import assert_close
 from mpifl.kernels import bindings
 from mpifl.kernels.pooling import MIN_NUMEL, AvgPool, MaxPool, use_fast_pooling
 from mpifl.models import MODELS
-from mpifl.models.base import Net
-from mpifl.models.user_module import Embedder
+from mpifl.models.modules import Embedder, Net
 from mpifl.training.learner import Learner
 
 pytestmark = pytest.mark.skipif(not bindings.AVAILABLE, reason="the kernels were not built")

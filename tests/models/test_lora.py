@@ -16,7 +16,8 @@ from mpifl.core.federation import DataInfo
 from mpifl.core.parameters import Layout, flatten
 from mpifl.experiment.build import initial_vectors
 from mpifl.models import MODELS, LoRA, check_adapted, checksum, seeded_model
-from mpifl.models.lora import LoRAConv2d, LoRALinear, adapt, count_whole
+from mpifl.models.lora import adapt, count_whole
+from mpifl.models.modules import LoRAConv2d, LoRALinear
 from mpifl.training.batched import stackable
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
