@@ -20,7 +20,6 @@ from mpifl.core.process import check_memory
 from mpifl.core.progress import doing, each
 from mpifl.core.rng import key
 from mpifl.data.partition.csr import Csr
-from mpifl.data.partition.table import FORMATS, check_format, write
 
 from . import prepared_cache as cache
 from .federation import PoolFederation
@@ -36,11 +35,10 @@ from .scenario import (
     check_spec,
     check_splits,
 )
-from .scenarios.partition_file import exported
+from .scenarios.partition_file import FORMATS, check_format, exported, write
 from .scenarios.rotated import Rotated
 from .sources import MEASURED, NORMALISATIONS, Source, in_one_line, normalisation
-from .sources.digits import Digits
-from .sources.photos import Photos
+from .sources.scikit import Digits, Photos
 from .transforms import ToFeatures, ToInputs, ToTensor, ToTokens
 
 FACTS = (
@@ -161,7 +159,7 @@ def export_partition(config: DataConfig, seed: int, path: Path, key_of_path: str
         name = name_of(config.scenario)
         table = exported(spec, pool, config.source.name, {"scenario": name, "seed": seed})
     write(table, path, key_of_path)
-    return len(table.sample)
+    return len(table.frame)
 
 
 def open_public(config: DataConfig, like: PoolFederation) -> Split:

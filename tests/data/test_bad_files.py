@@ -294,7 +294,7 @@ def test_the_client_of_a_bad_leaf_shard_is_named(tmp_path, name):
     changes, word = LEAF[name]
     path = shards(tmp_path, **changes)
     said = refusal(tmp_path, "femnist")
-    assert f"{path}: client f2" in said
+    assert f"{path}: user f2" in said
     assert word in said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from io import BytesIO
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from mpifl.core.errors import CodeFailed, UserError
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 from mpifl.data.pool import Pool, standardised
 from mpifl.data.sources.base import Source
-from mpifl.data.sources.huggingface import decoded
+from mpifl.data.sources.pictures import decoded
 from mpifl.experiment.loader import from_tree
 from mpifl.experiment.schema import Config
 from mpifl.forecast.data_preview import look
@@ -170,7 +171,7 @@ def test_a_picture_of_sixteen_bits_is_refused_and_not_turned_white(pets):
     with pytest.raises(UserError, match=r"cat/3.png = 'I;16': .*convert it to 8 bits"):
         pets_of(pets)
     with pytest.raises(UserError, match=r"row 0 = 'I;16': .*convert it to 8 bits"):
-        decoded((pets / "pets" / "cat" / "3.png").read_bytes(), "row 0", None)
+        decoded(BytesIO((pets / "pets" / "cat" / "3.png").read_bytes()), "row 0", None)
     assert len(pets_of(pets, broken="skip").pool.labels) == 9
 
 

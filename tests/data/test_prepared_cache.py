@@ -151,7 +151,7 @@ from pathlib import Path
 import numpy as np
 
 from mpifl.data.scenarios.usual import Iid
-from mpifl.data.sources.digits import Digits
+from mpifl.data.sources.scikit import Digits
 
 
 class Numbers:

@@ -11,9 +11,8 @@ import mpifl
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.data.pool import Pool
-from mpifl.data.scenarios.alphabets import Alphabets
-from mpifl.data.scenarios.relations import PermuteTokens, Relations
-from mpifl.data.sources.digits import Digits
+from mpifl.data.scenarios.relations import Alphabets, PermuteTokens, Relations
+from mpifl.data.sources.scikit import Digits
 from mpifl.data.sources.text import ALPHABET, Text
 
 

@@ -21,7 +21,7 @@ SCENARIOS: Registry[type[Scenario]] = Registry(
         "rotated": "rotated:Rotated",
         "relations": "relations:Relations",
         "composed": "composed:Composed",
-        "alphabets": "alphabets:Alphabets",
+        "alphabets": "relations:Alphabets",
         "emdcfl_mnist": "emdcfl:EmdCflMnist",
         "emdcfl_cifar": "emdcfl:EmdCflCifar",
         "emdcfl_backdoor_mnist": "emdcfl:BackdoorMnist",

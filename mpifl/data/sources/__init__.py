@@ -6,7 +6,7 @@ from mpifl.data.sources.base import MEASURED, NORMALISATIONS, Source, in_one_lin
 SOURCES: Registry[type[Source]] = Registry(
     "mpifl.data.sources",
     {
-        "digits": "digits:Digits",
+        "digits": "scikit:Digits",
         "mnist": "idx:Mnist",
         "kmnist": "idx:KMnist",
         "fashionmnist": "idx:FashionMnist",
@@ -26,10 +26,10 @@ SOURCES: Registry[type[Source]] = Registry(
         "tff": "tff:TensorFlowFederated",
         "medmnist": "npz:MedMnist",
         "dataset": "dataset:Dataset",
-        "photos": "photos:Photos",
+        "photos": "scikit:Photos",
         "sklearn": "scikit:ScikitLearn",
         "generated": "generated:Generated",
-        "synthetic": "synthetic:Synthetic",
+        "synthetic": "generated:Synthetic",
         "text": "text:Text",
     },
 )

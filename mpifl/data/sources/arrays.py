@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,9 +14,12 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.federation import FEATURES, IMAGES, TOKENS
 from mpifl.core.rng import key
 from mpifl.data.pool import Pool, count_classes, images_of, labels_of, stratified
+from mpifl.data.sources.base import TEST, TRAIN
 from mpifl.data.sources.columns import (
+    index_of,
     lines_on_columns,
     lines_on_names,
+    lines_on_texts,
     numbers_in,
     refuse_gaps,
     row_of,
@@ -278,15 +282,103 @@ def with_test(labels: np.ndarray, share: float) -> tuple[np.ndarray, int]:
     """Return (order, size of the training part); the order puts a fixed test share behind the rest."""
     if not share:
         return np.arange(len(labels)), len(labels)
-    if labels.ndim == 1:
-        strata = labels
-    elif labels.dtype.kind == "f":
-        first = labels[:, 0]
-        strata = np.digitize(first, np.quantile(first, np.linspace(0, 1, BINS + 1)[1:-1]))
-    else:
-        strata = np.zeros(len(labels), np.int64)
-    train, test = stratified(strata.astype(np.int64), share, key(0, "test part"))
+    train, test = stratified(strata_of(labels), share, key(0, "test part"))
     return np.concatenate([train, test]), len(train)
+
+
+def strata_of(labels: np.ndarray) -> np.ndarray:
+    """Return the stratum of each sample, int64 [n]: its class, the range of its first number, otherwise 0."""
+    if labels.ndim == 1:
+        return labels.astype(np.int64)
+    if labels.dtype.kind != "f":
+        return np.zeros(len(labels), np.int64)
+    ends = np.quantile(labels[:, 0], np.linspace(0, 1, BINS + 1)[1:-1])
+    return np.asarray(np.digitize(labels[:, 0], ends), np.int64)
+
+
+# -- columns of Python values -------------------------------------------------------------------------------
+
+
+def numbers_of_rows(column: pd.Series, key: str, name: str, shape: Sequence[int] = ()) -> np.ndarray:
+    """Return samples that are numbers or lists of numbers as features.
+
+    Args:
+        column: the samples.
+        key: where they come from, for error messages.
+        name: name of their column.
+        shape: shape of a sample; empty: as the lists are nested.
+
+    Raises:
+        UserError: they are something else, differ in shape, or are not finite.
+    """
+    try:
+        x = np.asarray(column.tolist(), np.float64)
+    except (ValueError, TypeError) as error:
+        what = f"samples must be pictures, texts, or lists of numbers of one shape ({type(error).__name__})"
+        raise UserError(key, name, what) from error
+    x = x.reshape(len(x), *(shape or ((-1,) if x.ndim == 1 else x.shape[1:])))
+    refuse_gaps(column, key, name, np.asarray(np.isnan(x).reshape(len(x), -1).any(1)))
+    refuse_not_finite(x, f"{key}: {name}", column)
+    return inputs_of(x, f"{key}: {name}", FEATURES)
+
+
+def words_of_rows(
+    column: pd.Series, key: str, learnt: Iterable[int], vocabulary: int, length: int
+) -> tuple[np.ndarray, int, list[str]]:
+    """Return texts as sequences of words, the number of different tokens, and lines for the user.
+
+    Args:
+        column: the texts.
+        key: where they come from.
+        learnt: rows of the training part, whose words are the vocabulary.
+        vocabulary: largest number of tokens.
+        length: number of tokens of a sequence; longer texts are cut, shorter ones padded.
+    """
+    texts = column.tolist()
+    known = vocabulary_of((texts[i] for i in learnt), vocabulary)
+    return tokens_of(texts, known, length), len(known) + 2, lines_on_texts(column, key)
+
+
+Held = tuple[Any, Any]  # samples and labels of a client, lists or arrays
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """Samples of the clients of a training part, then of those of a test part, clients in order of name.
+
+    Attributes:
+        samples: those of each client of each part.
+        labels: like `samples`.
+        count: number of samples of the training part.
+        origin: number of the client of each sample, int64 [n].
+        names: names of the clients.
+        index: where each sample is from, see `index_of`.
+    """
+
+    samples: list[Any]
+    labels: list[Any]
+    count: int
+    origin: np.ndarray
+    names: tuple[str, ...]
+    index: pd.Index[Any]
+
+
+def rows_of_clients(train: Mapping[str, Held], test: Mapping[str, Held], what: str = "client") -> ClientRows:
+    """Return the samples of clients; `what` is the word for a client in messages."""
+    names = sorted(train.keys() | test.keys())
+    rows = [
+        (part, i, *held[name])
+        for part, held in ((TRAIN, train), (TEST, test))
+        for i, name in enumerate(names)
+        if name in held
+    ]
+    sizes = [len(y) for *_, y in rows]
+    index = index_of(
+        [(f"{what} {names[i]} in {part}", n) for (part, i, *_), n in zip(rows, sizes, strict=True)]
+    )
+    count, origin = sum(len(y) for _, y in train.values()), np.repeat([i for _, i, *_ in rows], sizes)
+    samples, labels = [x for *_, x, _ in rows], [y for *_, y in rows]
+    return ClientRows(samples, labels, count, origin.astype(np.int64), tuple(names), index)
 
 
 # -- texts ---------------------------------------------------------------------------------------------------

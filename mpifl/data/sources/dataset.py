@@ -19,7 +19,7 @@ from mpifl.core.options import ShareBelowOne
 from mpifl.data.pool import Pool
 from mpifl.data.sources.arrays import AS_FEATURES, TEST_SHARE, any_labels_of, inputs_of, pool_of
 from mpifl.data.sources.base import Source, in_one_line
-from mpifl.data.sources.folder import GREY, check_bits
+from mpifl.data.sources.pictures import GREY, check_bits
 
 LOOKS = 16  # items that are read again to see whether their transforms draw
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from mpifl.core.errors import UserError, require
-from mpifl.core.progress import each
-from mpifl.core.textfiles import json_of
+from mpifl.core.errors import require
 from mpifl.data.pool import Pool, images_of, labels_of
+from mpifl.data.sources.arrays import Held, rows_of_clients
 from mpifl.data.sources.base import Source, Statistics, reading
-from mpifl.data.sources.columns import clean_name, lines_on_names
+from mpifl.data.sources.columns import lines_on_names
+from mpifl.data.sources.leaf import read_users
 from mpifl.data.sources.npz import read_npz
 
 NUM_CLASSES, SHAPE = 62, (28, 28)
 
-Part = dict[str, tuple[np.ndarray, np.ndarray]]  # writer -> images uint8 [n, 28, 28], labels [n]
+Part = dict[str, Held]  # writer -> images uint8 [n, 28, 28], labels [n]
 
 
 @dataclass(frozen=True)
@@ -51,45 +50,21 @@ class Femnist(Source):
         if paths[0].suffix == ".npz":
             train, test = read_archive(paths[0])
         else:
-            train = read_shards([p for p in paths if p.parent.name == "train"])
-            test = read_shards([p for p in paths if p.parent.name == "test"])
-        if not train or not test:
-            raise UserError(str(paths[0].parent), "no clients", "in training or test; fetch it again")
-        names = tuple(sorted(train.keys() | test.keys()))
-        rows = [(i, part[name]) for part in (train, test) for i, name in enumerate(names) if name in part]
-        images = np.concatenate([images for _, (images, _) in rows])[:, None]
+            train = read_users([p for p in paths if p.parent.name == "train"], _of_writer)
+            test = read_users([p for p in paths if p.parent.name == "test"], _of_writer)
+        remedy = "in training or test; fetch it again"
+        require(bool(train and test), str(paths[0].parent), "no clients", remedy)
+        held = rows_of_clients(train, test)
+        images, labels = np.concatenate(held.samples)[:, None], np.concatenate(held.labels).astype(np.int64)
         images = 255 - images if self.inverted else images
-        labels = np.concatenate([labels for _, (_, labels) in rows]).astype(np.int64)
-        origin = np.repeat([i for i, _ in rows], [len(labels) for _, (_, labels) in rows])
-        pool = Pool(images, labels, sum(len(y) for _, y in train.values()), NUM_CLASSES, origin, names)
-        return replace(pool, remarks=tuple(lines_on_names(names, str(paths[0].parent), "writers")))
+        told = tuple(lines_on_names(held.names, str(paths[0].parent), "writers"))
+        return Pool(images, labels, held.count, NUM_CLASSES, held.origin, held.names, remarks=told)
 
 
-def read_shards(paths: list[Path]) -> Part:
-    """Return the writers in LEAF shards (users, num_samples, user_data: writer -> x [n][784], y [n])."""
-    found: Part = {}
-    for path in each(paths, "reading shards", "files"):
-        with reading(path, "a LEAF shard"):
-            shard = json_of(path.read_bytes())
-            for user, count in zip(shard["users"], shard["num_samples"], strict=True):
-                name = clean_name(user, f"{path}: users")
-                where = f"{path}: client {name}"
-                require(name not in found, where, "twice", "a client stands in one shard only; remove one")
-                found[name] = _of_writer(shard["user_data"][user], where, count)
-            more = sorted(shard["user_data"].keys() - set(shard["users"]))
-            require(not more, str(path), more[:1], "clients that `users` does not list; fetch it again")
-    return found
-
-
-def _of_writer(data: Mapping[str, Any], where: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _of_writer(x: list[Any], y: list[Any], where: str) -> Held:
     """Return the images uint8 [n, 28, 28] and labels [n] of one writer in a shard."""
-    flat = np.asarray(data["x"], np.float64)
-    x = images_of(flat.reshape(len(flat), *SHAPE), f"{where}: x")[:, 0]
-    y = labels_of(np.asarray(data["y"] or np.zeros(0, np.int64)), f"{where}: y", NUM_CLASSES)
-    right = len(x) == len(y) == count
-    remedy = "images, labels and num_samples differ; fetch the file again"
-    require(right, where, (len(x), len(y), count), remedy)
-    return x, y
+    images = images_of(np.asarray(x, np.float64).reshape(len(x), *SHAPE), f"{where}: x")[:, 0]
+    return images, labels_of(np.asarray(y or np.zeros(0, np.int64)), f"{where}: y", NUM_CLASSES)
 
 
 def read_archive(path: Path) -> tuple[Part, Part]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -19,13 +18,10 @@ from mpifl.core.rng import key
 from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool, stratified
 from mpifl.data.sources.arrays import TEST_SHARE, refuse_unused_share
-from mpifl.data.sources.base import TEST, TRAIN, VALIDATION, Source, part_of, reading, roles_of
+from mpifl.data.sources.base import TEST, TRAIN, VALIDATION, Source, part_of, roles_of
+from mpifl.data.sources.pictures import decoded
 
 PICTURES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp"}
-FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP", "GIF")  # decoders of some others start programs
-PIXELS = 1 << 26  # of one picture
-GREY = ("1", "L")  # modes of PIL's pictures with one channel
-
 NO_PICTURES = {
     ".gif",
     ".tif",
@@ -174,7 +170,7 @@ class Folder(Source):
         order = np.concatenate([train, test])
         images = cache.allocate(scratch, "images", (len(found), 3, self.side, self.side))
         for target, i in enumerate(each(order.tolist(), "decoding pictures", "pictures")):
-            images[target] = read_picture(found[i][0], self.side)
+            images[target] = decoded(found[i][0], str(found[i][0]), self.side)
         origin = np.array([domains.index(f.domain) for _, f in found])[order] if domains else None
         pool = Pool(images, labels[order], len(train), len(classes), origin, tuple(domains), tuple(classes))
         return replace(pool, remarks=remarks)
@@ -223,7 +219,7 @@ class Folder(Source):
         good, bad = [], []
         for picture, folder in each(found, "looking for broken pictures", "pictures"):
             try:
-                read_picture(picture, self.side)
+                decoded(picture, str(picture), self.side)
                 good.append((picture, folder))
             except UserError:
                 bad.append(picture)
@@ -269,44 +265,3 @@ def reading_folder(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError("data.source.path", str(folder), f"cannot be listed ({error.strerror})") from error
-
-
-def read_picture(path: Path, side: int) -> np.ndarray:
-    """Return the middle square of a picture file, uint8 [3, side, side]: shorter side scaled, bilinear."""
-    from PIL import Image
-
-    with reading(path, "a picture"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about metadata and large pictures
-        with Image.open(path, formats=FORMATS) as opened:
-            scale = side / min(opened.size)
-            width, height = (max(side, round(length * scale)) for length in opened.size)
-            remedy = f"larger than {PIXELS} pixels, or so when its shorter side has {side}; make it smaller"
-            most = max(opened.size[0] * opened.size[1], width * height)
-            require(most <= PIXELS, str(path), opened.size, remedy)
-            picture = upright(opened, str(path)).convert("RGB")
-    return np.asarray(middle_square(picture, side), np.uint8).transpose(2, 0, 1)
-
-
-def upright(opened: Any, name: str) -> Any:
-    """Return a picture turned as its EXIF orientation says; refuse values of more than 8 bits."""
-    from PIL import ImageOps
-
-    check_bits(opened, name)
-    return ImageOps.exif_transpose(opened)
-
-
-def check_bits(picture: Any, name: str) -> None:
-    """Refuse a picture whose values have more than 8 bits: a conversion would clip them at 255."""
-    remedy = "has values of more than 8 bits, which would be clipped at 255; convert it to 8 bits"
-    require(not picture.mode.startswith(("I", "F")), name, picture.mode, remedy)
-
-
-def middle_square(picture: Any, side: int) -> Any:
-    """Return the middle square of a picture whose shorter side was scaled to `side`, bilinear."""
-    from PIL import Image
-
-    scale = side / min(picture.size)
-    width, height = (max(side, round(length * scale)) for length in picture.size)
-    picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = (width - side) // 2, (height - side) // 2
-    return picture.crop((left, top, left + side, top + side))

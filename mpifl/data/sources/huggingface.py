@@ -22,29 +22,26 @@ from mpifl.data.sources.arrays import (
     TEST_SHARE,
     any_labels_of,
     as_float32,
-    inputs_of,
     labels_of_texts,
     numbered,
+    numbers_of_rows,
     pool_of,
-    refuse_not_finite,
     refuse_pictures,
     refuse_unused_share,
-    tokens_of,
-    vocabulary_of,
     with_test,
+    words_of_rows,
 )
-from mpifl.data.sources.base import TEST, TRAIN, Source, part_of, place_of, reading, roles_of
+from mpifl.data.sources.base import TEST, TRAIN, Source, optional, part_of, place_of, reading, roles_of
 from mpifl.data.sources.columns import (
     index_of,
     lines_on_names,
-    lines_on_texts,
     numbers_of_lists,
     numbers_of_texts,
     refuse_gaps,
     row_of,
     stripped,
 )
-from mpifl.data.sources.folder import FORMATS, GREY, PIXELS, middle_square, upright
+from mpifl.data.sources.pictures import decoded, is_grey
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,10 +99,11 @@ class HuggingFace(Source):
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the columns."""
+        pa = optional("pyarrow", "parquet", "data.source.name", "huggingface")
         top = place_of(self.path, root)
         splits, remarks = self._splits(top)
         held_in = {file: _table(file) for files in splits.values() for file in files}
-        tables = {name: _joined([held_in[file] for file in files]) for name, files in splits.items()}
+        tables = {name: pa.concat_tables([held_in[file] for file in files]) for name, files in splits.items()}
         index = index_of([(file, len(table)) for file, table in held_in.items()])
         schema = tables[TRAIN].schema
         features = _features(top, schema)
@@ -181,25 +179,13 @@ class HuggingFace(Source):
             numbers = numbers_of_texts(column, key, name)
             if numbers is not None:
                 return as_float32(numbers[:, None], key, name), 0, []
-            known = vocabulary_of((rows[i] for i in learnt.tolist()), self.vocabulary)
-            lines = lines_on_texts(column, f"{key}: {name}")
-            return tokens_of(rows, known, self.length), len(known) + 2, lines
+            return words_of_rows(column, f"{key}: {name}", learnt.tolist(), self.vocabulary, self.length)
         first = next((row[0] for row in rows if isinstance(row, list) and row), None)
         if isinstance(first, int):
             return self._tokens(column, name)
         if isinstance(first, str):
             return numbers_of_lists(column, key, name), 0, []
-        try:
-            x = np.asarray(rows, np.float64)
-        except (ValueError, TypeError) as error:
-            remedy = (
-                f"samples must be pictures, texts, or lists of numbers of one shape ({type(error).__name__})"
-            )
-            raise UserError(key, name, remedy) from error
-        x = x.reshape(len(x), -1) if x.ndim == 1 else x
-        refuse_gaps(column, key, name, np.asarray(np.isnan(x).reshape(len(x), -1).any(1)))
-        refuse_not_finite(x, f"{key}: {name}", column)
-        return inputs_of(x, f"{key}: {name}", "features"), 0, []
+        return numbers_of_rows(column, key, name), 0, []
 
     def _tokens(self, column: pd.Series, name: str) -> tuple[np.ndarray, int, list[str]]:
         """Return lists of whole numbers, cut or padded to one length, and the number of different tokens."""
@@ -237,7 +223,7 @@ class HuggingFace(Source):
         colour = grey < len(rows)
         images: np.ndarray | None = None
         for target, i in enumerate(each(rows, "decoding pictures", "pictures")):
-            pixels = decoded(content(i), place(i), self.side, colour)
+            pixels = decoded(BytesIO(content(i)), place(i), self.side, colour)
             if images is None:
                 images = cache.allocate(scratch, "images", (len(order), *pixels.shape))
             remedy = f"a picture of {list(pixels.shape)} among those of {list(images.shape[1:])}: set side"
@@ -255,35 +241,6 @@ def _content(row: Any, name: str) -> bytes:
     require(content is not None, name, None, remedy)
     assert content is not None
     return bytes(content)
-
-
-def is_grey(content: bytes, name: str) -> bool:
-    """Return whether a picture has one channel; reads its header alone."""
-    from PIL import Image
-
-    with reading(Path(name), "a picture"), Image.open(BytesIO(content), formats=FORMATS) as opened:
-        return opened.mode in GREY
-
-
-def decoded(content: bytes, name: str, side: int | None, colour: bool = False) -> np.ndarray:
-    """Return a decoded picture, uint8 [1 or 3, H, W].
-
-    Args:
-        content: the file.
-        name: where it comes from, for error messages.
-        side: scales the shorter side to it, and the middle square is kept; None: no change.
-        colour: whether a grey picture gets three channels, too.
-    """
-    from PIL import Image
-
-    with reading(Path(name), "a picture"), Image.open(BytesIO(content), formats=FORMATS) as opened:
-        size = opened.size
-        remedy = f"larger than {PIXELS} pixels; make it smaller"
-        require(size[0] * size[1] <= PIXELS, name, size, remedy)
-        picture = upright(opened, name)
-        picture = picture.convert("L" if picture.mode in GREY and not colour else "RGB")
-    pixels = np.asarray(picture if side is None else middle_square(picture, side), np.uint8)
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def splits_of(top: Path) -> dict[str, list[Path]]:
@@ -311,26 +268,19 @@ def _arrow_files(folder: Path) -> list[Path]:
 
 def _table(file: Path) -> pa.Table:
     """Return the rows of an Arrow file (mapped) or of a Parquet file."""
-    try:
-        import pyarrow as pa
-        from pyarrow import ipc, parquet
-    except ImportError as error:
-        remedy = 'needs pyarrow: pip install "mpifl[parquet]"'
-        raise UserError("data.source.name", "huggingface", remedy) from error
+    pa = optional("pyarrow", "parquet", "data.source.name", "huggingface")
+    from pyarrow import ipc, parquet
+
     with reading(file, "an Arrow file"):
         if file.suffix == ".parquet":
             table = parquet.read_table(file, memory_map=True)
         else:
-            table = _mapped(pa, ipc, file)
+            try:
+                table = ipc.open_stream(pa.memory_map(str(file))).read_all()  # as `save_to_disk` writes
+            except pa.ArrowInvalid:
+                table = ipc.open_file(pa.memory_map(str(file))).read_all()  # with an index
         table.validate(full=True)  # a corrupt offset could point anywhere
     return table
-
-
-def _joined(tables: list[pa.Table]) -> pa.Table:
-    """Return the rows of several tables."""
-    import pyarrow as pa
-
-    return pa.concat_tables(tables)
 
 
 def _values(index: pd.Index[Any], splits: Iterable[Sequence[Any]], at: int = 0) -> pd.Series:
@@ -344,14 +294,6 @@ def _values(index: pd.Index[Any], splits: Iterable[Sequence[Any]], at: int = 0) 
     import pandas as pd
 
     return pd.Series([v for columns in splits for v in columns[at].to_pylist()], index, dtype=object)
-
-
-def _mapped(pa: Any, ipc: Any, file: Path) -> Any:
-    """Return the table in an Arrow file: a stream, as `save_to_disk` writes, or a file with an index."""
-    try:
-        return ipc.open_stream(pa.memory_map(str(file))).read_all()
-    except pa.ArrowInvalid:
-        return ipc.open_file(pa.memory_map(str(file))).read_all()
 
 
 def _descriptions(top: Path) -> list[Path]:

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import require
 from mpifl.core.options import PositiveInt
 from mpifl.core.progress import each
 from mpifl.core.textfiles import json_of
 from mpifl.data.pool import Pool
 from mpifl.data.sources.arrays import (
     LABELS,
+    Held,
     any_labels_of,
     as_float32,
     characters_of,
-    inputs_of,
     labels_of_texts,
     numbered,
+    numbers_of_rows,
     pool_of,
-    refuse_not_finite,
     refuse_pictures,
-    tokens_of,
-    vocabulary_of,
+    rows_of_clients,
+    words_of_rows,
 )
 from mpifl.data.sources.base import Source, reading
-from mpifl.data.sources.columns import (
-    NUMBER,
-    clean_name,
-    index_of,
-    lines_on_texts,
-    numbers_of_lists,
-    numbers_of_texts,
-    refuse_gaps,
-)
+from mpifl.data.sources.columns import NUMBER, clean_name, numbers_of_lists, numbers_of_texts, refuse_gaps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +40,6 @@ LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmn
 """LEAF's alphabet of Shakespeare, in its order."""
 PARTS = ("train", "test")  # folders of the shards
 TWEET = 4  # index of the text among the fields of a tweet in Sent140
-Held = dict[str, tuple[list[Any], list[Any]]]  # user -> samples, labels
 
 
 @dataclass(frozen=True)
@@ -89,21 +81,14 @@ class Leaf(Source):
         """Read the shards; users are numbered by name."""
         paths = self.files(root)
         train, test = (read_users([p for p in paths if p.parent.name == part]) for part in PARTS)
-        name = str(root / self.path)
-        users = sorted(train.keys() | test.keys())
-        rows = [(i, held[user]) for held in (train, test) for i, user in enumerate(users) if user in held]
-        xs, ys = ([value for _, held in rows for value in held[column]] for column in (0, 1))
+        name, held = str(root / self.path), rows_of_clients(train, test, "user")
+        xs, ys = (list(chain.from_iterable(column)) for column in (held.samples, held.labels))
         require(len(xs) > 0, name, 0, "no samples in any user; fetch it again")
-        count = sum(len(x) for x, _ in train.values())
-        parts = zip(PARTS, (train, test), strict=True)
-        owned = [(part, user, held[user]) for part, held in parts for user in users if user in held]
-        index = index_of([(f"user {user} in {part}", len(held[1])) for part, user, held in owned])
-        x, vocabulary, alphabet, said = self._inputs(xs, ys, count, name, index)
-        y, names = _labels(ys, alphabet, name, self.labels, index)
-        origin = np.repeat([i for i, _ in rows], [len(held[1]) for _, held in rows])
-        halves = (x[:count], y[:count]), (x[count:], y[count:])
-        origin, key = origin.astype(np.int64), "" if self.shape else f"{name}: x"
-        pool = pool_of(*halves, name, names, vocabulary, 0.0, origin, tuple(users), key)
+        x, vocabulary, alphabet, said = self._inputs(xs, ys, held.count, name, held.index)
+        y, names = _labels(ys, alphabet, name, self.labels, held.index)
+        parts = (x[: held.count], y[: held.count]), (x[held.count :], y[held.count :])
+        key = "" if self.shape else f"{name}: x"
+        pool = pool_of(*parts, name, names, vocabulary, 0.0, held.origin, held.names, key)
         return replace(pool, remarks=(*pool.remarks, *said))
 
     def _inputs(
@@ -112,10 +97,16 @@ class Leaf(Source):
         """Return samples [n, ...], the number of tokens (0: none), the alphabet of characters, and lines."""
         import pandas as pd
 
-        column = pd.Series(xs, index, dtype=object)
+        column, first = pd.Series(xs, index, dtype=object), xs[0]
         refuse_gaps(column, f"{name}: x", "x", column.isna().to_numpy(bool))
-        first = xs[0]
-        if isinstance(first, str):
+        if isinstance(first, list) and first and isinstance(first[0], str):
+            if all(NUMBER.fullmatch(text.strip()) for text in first):
+                return as_float32(numbers_of_lists(column, name, "x"), f"{name}: x"), 0, "", []
+            field = min(TWEET, len(first) - 1)
+            column = column.map(lambda x: str(x[field]))
+        elif not isinstance(first, str):
+            return numbers_of_rows(column, name, "x", self.shape or (-1,)), 0, "", []
+        else:
             refuse_pictures(xs, f"{name}: x")
             numbers = numbers_of_texts(column, name, "x")
             if numbers is not None:
@@ -124,31 +115,20 @@ class Leaf(Source):
                 present = set("".join([*xs, *ys]))
                 alphabet = LETTERS if present <= set(LETTERS) else "".join(sorted(present))
                 return characters_of(xs, alphabet, f"{name}: x"), len(alphabet), alphabet, []
-            return self._words(column, count, name)
-        if isinstance(first, list) and first and isinstance(first[0], str):
-            if all(NUMBER.fullmatch(text.strip()) for text in first):
-                return as_float32(numbers_of_lists(column, name, "x"), f"{name}: x"), 0, "", []
-            field = min(TWEET, len(first) - 1)
-            return self._words(column.map(lambda x: str(x[field])), count, name)
-        try:
-            numbers = np.asarray(xs, np.float64)
-        except (ValueError, TypeError) as error:
-            remedy = "samples must be texts, or lists of numbers of one length"
-            raise UserError(f"{name}: x", first, remedy) from error
-        numbers = numbers.reshape(len(numbers), *(self.shape or (-1,)))
-        refuse_gaps(column, name, "x", np.isnan(numbers).reshape(len(numbers), -1).any(1))
-        refuse_not_finite(numbers, f"{name}: x", column)
-        return inputs_of(numbers, f"{name}: x", "features"), 0, "", []
-
-    def _words(self, column: pd.Series, count: int, name: str) -> tuple[np.ndarray, int, str, list[str]]:
-        texts = column.tolist()
-        known, lines = vocabulary_of(texts[:count], self.vocabulary), lines_on_texts(column, f"{name}: x")
-        return tokens_of(texts, known, self.length), len(known) + 2, "", lines
+        x, tokens, lines = words_of_rows(column, f"{name}: x", range(count), self.vocabulary, self.length)
+        return x, tokens, "", lines
 
 
-def read_users(paths: Sequence[Path]) -> Held:
-    """Return the users in LEAF shards, whose keys are users, num_samples and user_data (user -> x, y)."""
-    found: Held = {}
+def read_users(
+    paths: Sequence[Path], read: Callable[[Any, Any, str], Held] = lambda x, y, where: (x, y)
+) -> dict[str, Held]:
+    """Return the users in LEAF shards, whose keys are users, num_samples and user_data (user -> x, y).
+
+    Args:
+        paths: the shards.
+        read: makes samples and labels of a user's x and y, which are at a place for messages.
+    """
+    found: dict[str, Held] = {}
     for path in each(list(paths), "reading shards", "files"):
         with reading(path, "a LEAF shard"):
             shard = json_of(path.read_bytes())
@@ -159,7 +139,7 @@ def read_users(paths: Sequence[Path]) -> Held:
                 require(user not in found, where, "twice", "a user stands in one shard only; remove one")
                 sizes = (len(data["x"]), len(data["y"]), count)
                 require(len(set(sizes)) == 1, where, sizes, "x, y and num_samples differ; fetch it again")
-                found[user] = list(data["x"]), list(data["y"])
+                found[user] = read(list(data["x"]), list(data["y"]), where)
             more = sorted(shard["user_data"].keys() - set(shard["users"]))
             require(not more, str(path), more[:1], "users that `users` does not list; fetch it again")
     return found
@@ -173,8 +153,7 @@ def _labels(
         missing = sorted({str(y) for y in ys} - set(alphabet))
         remedy = "is not a single character of the alphabet of x"
         require(not missing, f"{name}: y", missing[:1], remedy)
-        number = {character: i for i, character in enumerate(alphabet)}
-        return np.array([number[y] for y in ys], np.int64), tuple(map(repr, alphabet))
+        return characters_of(ys, alphabet, f"{name}: y")[:, 0].astype(np.int64), tuple(map(repr, alphabet))
     import pandas as pd
 
     column = pd.Series(ys, index, dtype=object)
@@ -185,11 +164,10 @@ def _labels(
         given = next((y for y in ys if isinstance(y, bool) or not isinstance(y, (int, float))), None)
         remedy = f"labels: {kind} is for one number for each sample: leave it out"
         require(given is None, f"{name}: y", given, remedy)
-        return any_labels_of(np.array(ys), f"{name}: y", kind, column), ()
-    if all(isinstance(y, int) and not isinstance(y, bool) for y in ys):
-        return np.array(ys, np.int64), ()
     if all(isinstance(y, (int, float)) for y in ys):
-        return any_labels_of(np.array(ys, np.float64), f"{name}: y", None, column), ()
-    if any(isinstance(y, (list, dict)) for y in ys):
-        raise UserError(f"{name}: y", ys[0], "labels must be numbers or texts")
+        whole = all(isinstance(y, int) and not isinstance(y, bool) for y in ys)
+        values = np.array(ys, np.int64 if whole else np.float64)
+        return (values if whole and kind is None else any_labels_of(values, f"{name}: y", kind, column)), ()
+    structured = next((y for y in ys if isinstance(y, (list, dict))), None)
+    require(structured is None, f"{name}: y", structured, "labels must be numbers or texts")
     return numbered([str(y).strip() for y in ys])

@@ -14,7 +14,17 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.options import ShareBelowOne
 from mpifl.data.pool import Pool
 from mpifl.data.sources.arrays import TEST_SHARE, as_float32, numbered, pool_of, refuse_not_finite, with_test
-from mpifl.data.sources.base import FOREIGN, TEST, TRAIN, Source, part_of, place_of, reading, refuse_foreign
+from mpifl.data.sources.base import (
+    FOREIGN,
+    TEST,
+    TRAIN,
+    Source,
+    optional,
+    part_of,
+    place_of,
+    reading,
+    refuse_foreign,
+)
 from mpifl.data.sources.columns import (
     INDEX,
     check_header,
@@ -347,11 +357,7 @@ class Table(Source):
         refuse_foreign(path, "a table in CSV or Parquet", "DataFrame.to_parquet")
         with reading(path, "a table"):
             if path.suffix == ".parquet":
-                try:
-                    import pyarrow  # noqa: F401
-                except ImportError as error:
-                    remedy = 'needs pyarrow: pip install "mpifl[parquet]"'
-                    raise UserError("data.source.path", str(path), remedy) from error
+                optional("pyarrow", "parquet", "data.source.path", str(path))
                 frame = pd.read_parquet(path, engine="pyarrow")
             else:
                 frame = self._csv(path)

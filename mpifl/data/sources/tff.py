@@ -14,15 +14,17 @@ from mpifl.core.progress import each
 from mpifl.data.pool import Pool
 from mpifl.data.sources.arrays import (
     LABELS,
+    Held,
     any_labels_of,
     characters_of,
     inputs_of,
     labels_of_texts,
     pool_of,
     refuse_not_finite,
+    rows_of_clients,
 )
-from mpifl.data.sources.base import Source, reading
-from mpifl.data.sources.columns import clean_name, index_of
+from mpifl.data.sources.base import Source, optional, reading
+from mpifl.data.sources.columns import clean_name
 from mpifl.data.sources.leaf import LETTERS
 
 if TYPE_CHECKING:
@@ -33,7 +35,6 @@ SQLITE = (".sqlite", ".sqlite3", ".db", ".lzma", ".xz")
 PARTS = ("train", "test")
 INPUTS, LABEL_NAMES, TEXTS = ("pixels", "image", "x"), ("label", "labels", "y"), "snippets"
 TWICE = "two clients have this name, but for blanks at its ends: rename one"
-Held = dict[str, tuple[np.ndarray, np.ndarray]]  # client -> samples, labels
 
 
 @dataclass(frozen=True)
@@ -71,36 +72,25 @@ class TensorFlowFederated(Source):
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read all samples; clients are numbered by name."""
-        train, test = map(self._read, self.files(root))
-        return self._pool(train, test, str(root / self.path))
-
-    def _pool(self, train: Held, test: Held, name: str) -> Pool:
-        """Return the pool of the clients' samples."""
         import pandas as pd  # heavy: only when files are read
 
-        parts = [train, test]
-        clients = sorted({c for held in parts for c in held})
-        rows = [(i, held[c]) for held in parts for i, c in enumerate(clients) if c in held]
-        remedy = "training and test part need some; fetch them again"
-        require(all(parts), name, "no clients", remedy)
+        train, test = map(self._read, self.files(root))
+        name, count = str(root / self.path), sum(len(labels) for _, labels in train.values())
+        require(
+            bool(train and test), name, "no clients", "training and test part need some; fetch them again"
+        )
+        held = rows_of_clients(train, test)
         try:
-            x, y = (np.concatenate([held[column] for _, held in rows]) for column in (0, 1))
+            x, y = np.concatenate(held.samples), np.concatenate(held.labels)
         except ValueError as error:
             raise UserError(name, "shapes", "samples of all clients must have one shape") from error
-        count = sum(len(labels) for _, labels in train.values())
-        places = zip(PARTS, parts, strict=True)
-        owned = [
-            (f"client {c} in {of}", len(held[c][1])) for of, held in places for c in clients if c in held
-        ]
-        index, text = pd.Series(0, index_of(owned)), x.dtype.kind == "U"
+        index, text = pd.Series(0, held.index), x.dtype.kind == "U"
         refuse_not_finite(x, f"{name}: x", index)
         inputs = characters_of(x.tolist(), LETTERS, f"{name}: {TEXTS}") if text else inputs_of(x, name)
         labels, classes = self._labels(y, name, index)
-        origin = np.repeat([i for i, _ in rows], [len(held[1]) for _, held in rows]).astype(np.int64)
-        ours = inputs[:count], labels[:count]
-        theirs = inputs[count:], labels[count:]
+        parts = (inputs[:count], labels[:count]), (inputs[count:], labels[count:])
         names, vocabulary = (tuple(map(repr, LETTERS)), len(LETTERS)) if text else (classes, 0)
-        return pool_of(ours, theirs, name, names, vocabulary, 0.0, origin, tuple(clients), f"{name}: x")
+        return pool_of(*parts, name, names, vocabulary, 0.0, held.origin, held.names, f"{name}: x")
 
     def _labels(self, y: np.ndarray, name: str, rows: pd.Series) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return labels, and the names of classes where they are texts.
@@ -118,13 +108,10 @@ class TensorFlowFederated(Source):
         column = pd.Series(texts, rows.index, dtype=object)
         return labels_of_texts(column, name, self.label or "labels", self.labels)
 
-    def _read(self, path: Path) -> Held:
+    def _read(self, path: Path) -> dict[str, Held]:
         """Return the clients of a file; those without a sample are left out."""
-        try:
-            import h5py
-        except ImportError as error:
-            raise UserError("data.source.name", "tff", 'needs h5py: pip install "mpifl[tff]"') from error
-        found: Held = {}
+        h5py = optional("h5py", "tff", "data.source.name", "tff")
+        found: dict[str, Held] = {}
         with reading(path, "an HDF5 file"), h5py.File(path) as file:
             require(EXAMPLES in file, str(path), [*file], f"has no group {EXAMPLES}; fetch it again")
             for name in each([*file[EXAMPLES]], "reading clients", "clients"):
