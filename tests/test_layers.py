@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import re
 import tokenize
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,10 @@ from pathlib import Path
 import pytest
 
 import mpifl
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core import algorithm, client, federation
+from mpifl.data.scenarios import SCENARIOS
+from mpifl.models import MODELS
 
 PACKAGE = Path(mpifl.__file__).parent
 ALLOWED: dict[
@@ -190,6 +194,29 @@ def callers(*names: str) -> set[str]:
         for n, funcs in calls.items()
         if any(isinstance(f, ast.Attribute) and f.attr in names for f in funcs)
     }
+
+
+def words_of(name: str) -> set[str]:
+    """Return the names in the code of a file and the words in its texts; docstrings are left out."""
+    found: set[str] = set()
+    owners = (n for n in nodes(name) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef) and n.body)
+    docs = {id(owner.body[0].value) for owner in owners if isinstance(owner.body[0], ast.Expr)}
+    for node in nodes(name):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            found.update(re.findall(r"\w+", node.value))
+        elif isinstance(node, ast.Name | ast.Attribute):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return found
+
+
+def test_core_names_no_method_scenario_or_model():
+    """A method, scenario or model is one file: what core must know of it is declared in its base class."""
+    words = {"local", "mixed", "partition"}  # names of a method and of scenarios that are also plain words
+    known = {*CATALOGUE, *SCENARIOS, *MODELS} - words
+    known |= {catalogue[name].__name__ for catalogue in (CATALOGUE, SCENARIOS, MODELS) for name in catalogue}
+    found = {name: words_of(name) & known for name in SOURCES if room_of(name) == "core"}
+    assert not {name: words for name, words in found.items() if words}
+    assert "fedprox" in words_of("algorithms/registry.py") & known
 
 
 def test_backward_is_called_in_one_file_and_gradients_are_taken_in_one_room():

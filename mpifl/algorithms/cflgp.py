@@ -32,7 +32,7 @@ from annotated_types import Ge
 from mpifl.clustering.partitions import match_labels, spectral, spectral_by_silhouette
 from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Needs, Plan, Trained
 from mpifl.core.mixing import by_cluster, rows
-from mpifl.core.options import NonNegativeInt, PositiveInt
+from mpifl.core.options import NonNegativeInt, NumModelsOrZero, PositiveInt
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import state_change
 
@@ -53,7 +53,7 @@ class CFLGP(ComparedUploads, Algorithm):
             state dicts, averages by samples).
     """
 
-    num_clusters: NonNegativeInt = 4
+    num_clusters: NumModelsOrZero = 4
     max_clusters: Annotated[int, Ge(2)] = 10
     period: PositiveInt = 2
     last_round: NonNegativeInt = 10

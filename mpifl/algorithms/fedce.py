@@ -20,7 +20,7 @@ import torch
 
 from mpifl.core.method import Algorithm, Client, Key, Needs, Plan
 from mpifl.core.mixing import rows
-from mpifl.core.options import NonNegativeFloat, PositiveInt
+from mpifl.core.options import NonNegativeFloat, NumModels
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import component_losses
 
@@ -37,7 +37,7 @@ class FedCE(Algorithm):
         variant: `paper`, or `emdcfl` (the EMD-CFL repository, with its defect in the association).
     """
 
-    num_clusters: PositiveInt = 4
+    num_clusters: NumModels = 4
     delta: NonNegativeFloat = 0.5
     variant: Literal["paper", "emdcfl"] = "paper"
 

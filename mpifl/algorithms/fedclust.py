@@ -26,7 +26,7 @@ from mpifl.clustering.server_plans import clustered_plan, clustered_server, join
 from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVisits, Plan
 from mpifl.core.metric import least
 from mpifl.core.mixing import by_cluster
-from mpifl.core.options import NonNegativeInt, PositiveFloat
+from mpifl.core.options import NonNegativeInt, NumModelsOrZero, PositiveFloat
 from mpifl.core.parameters import take, width
 from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 from mpifl.training.evaluation import counter_weight
@@ -46,7 +46,7 @@ class FedClust(NewClients, PlainVisits, Algorithm):
     """
 
     threshold: PositiveFloat = 1.0
-    num_clusters: NonNegativeInt = 0
+    num_clusters: NumModelsOrZero = 0
     epochs: NonNegativeInt = 0
     linkage: Literal["single", "complete", "average", "ward"] = "complete"
     variant: Literal["paper", "emdcfl"] = "paper"

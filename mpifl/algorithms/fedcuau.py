@@ -29,7 +29,7 @@ from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Needs, OneShotStatistics, Plan, Trained
 from mpifl.core.mixing import Mixing, average, by_cluster
-from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
+from mpifl.core.options import NonNegativeFloat, NonNegativeInt, NumModels
 from mpifl.core.parameters import Layout, Part, put, take, within
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import evaluate_tuned
@@ -49,7 +49,7 @@ class FedCUAU(OneShotStatistics, Algorithm):
     """
 
     over: Literal["fedavg", "fedprox", "fedbabu", "fedper"] = "fedavg"
-    num_clusters: PositiveInt = 2
+    num_clusters: NumModels = 2
     mu: NonNegativeFloat = 0.001
     tune_epochs: NonNegativeInt = 5
     evaluate_copies: bool = False

@@ -19,7 +19,7 @@ import torch
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Needs, Plan
 from mpifl.core.mixing import Mixing, componentwise, sample_weights
-from mpifl.core.options import PositiveInt
+from mpifl.core.options import NumModels
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State
 from mpifl.training.evaluation import component_losses, evaluate_mixture, responsibilities, train_components
 
@@ -34,7 +34,7 @@ class FedEM(Algorithm):
             it).
     """
 
-    num_components: PositiveInt = 3
+    num_components: NumModels = 3
     variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "marfoq2021federated"

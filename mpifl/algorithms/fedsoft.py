@@ -24,7 +24,7 @@ import torch
 
 from mpifl.core.method import Algorithm, Client, Key, Needs, Plan, PlannedRun
 from mpifl.core.mixing import rows
-from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare
+from mpifl.core.options import NonNegativeFloat, NonNegativeInt, NumModels, PositiveInt, PositiveShare
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import component_losses, counts_of_best
@@ -46,7 +46,7 @@ class FedSoft(Algorithm):
             start from the mixture of centres).
     """
 
-    num_clusters: PositiveInt = 2
+    num_clusters: NumModels = 2
     lam: NonNegativeFloat = 0.1
     sigma: PositiveShare = 1e-4
     tau: PositiveInt | None = None

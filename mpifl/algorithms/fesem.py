@@ -45,7 +45,7 @@ from mpifl.core.method import (
 )
 from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing, by_cluster, rows
-from mpifl.core.options import NonNegativeFloat, PositiveInt
+from mpifl.core.options import NonNegativeFloat, NumModels
 from mpifl.core.parameters import Layout
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.corrections import unsquared
@@ -64,7 +64,7 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
             an additional last row of the table keeps.
     """
 
-    num_clusters: PositiveInt = 4
+    num_clusters: NumModels = 4
     variant: Literal["flt", "flexcfl", "emdcfl"] = "flt"
     mu: NonNegativeFloat = 0.1
     initial_models: bool = False

@@ -47,7 +47,7 @@ from mpifl.core.method import (
 )
 from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing, by_cluster
-from mpifl.core.options import NonNegativeFloat, PositiveInt
+from mpifl.core.options import NonNegativeFloat, NumModels, PositiveInt
 from mpifl.core.types import Message, Notes, ProblemInfo, Report, Server, State, Vector
 from mpifl.training.evaluation import change_on_arrival, counter_weight, state_change
 
@@ -70,7 +70,7 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
             without a denominator).
     """
 
-    num_groups: PositiveInt = 3
+    num_groups: NumModels = 3
     alpha: PositiveInt = 20
     iterations: PositiveInt = 50
     measure: Literal["edc", "madc"] = "edc"

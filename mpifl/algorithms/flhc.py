@@ -23,7 +23,7 @@ from mpifl.clustering.partitions import agglomerative, last_uploads
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, ComparedUploads, Needs, Notes, PlainVisit, PlainVisits, Plan, Server
 from mpifl.core.mixing import by_cluster
-from mpifl.core.options import NonNegativeInt, PositiveFloat
+from mpifl.core.options import NonNegativeInt, NumModelsOrZero, PositiveFloat
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
 
     rounds_before: NonNegativeInt = 10
     threshold: PositiveFloat = 1.0
-    num_clusters: NonNegativeInt = 0
+    num_clusters: NumModelsOrZero = 0
     metric: Literal["euclidean", "cosine"] = "euclidean"
     linkage: Literal["single", "complete", "average", "ward"] = "average"
 

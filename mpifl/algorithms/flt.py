@@ -48,7 +48,7 @@ from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVisits, Plan, RememberedUploads
-from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt
+from mpifl.core.options import NonNegativeInt, NumModelsOrZero, PositiveFloat, PositiveInt
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 
@@ -79,7 +79,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
     centroids: Annotated[int, Interval(ge=0, le=1000)] = 5
     distance: Literal["matching", "closest"] = "matching"
     case: Literal["full", "ward"] = "full"
-    num_clusters: NonNegativeInt = 0
+    num_clusters: NumModelsOrZero = 0
     all_clients: bool = True
     autoencoder: Literal["flt_ae", "flt_ae_cifar"] = "flt_ae"
     code: PositiveInt = 128

@@ -15,7 +15,7 @@ import torch
 
 from mpifl.core.method import Algorithm, Client, Key, Needs, PlainVisit, PlainVisits, Plan, RowUpdates
 from mpifl.core.mixing import by_cluster
-from mpifl.core.options import PositiveInt
+from mpifl.core.options import NumModels
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Server, State, Vector
 from mpifl.training.evaluation import fitting_model
 
@@ -28,7 +28,7 @@ class HypCluster(PlainVisits, RowUpdates, Algorithm):
         num_clusters: K, number of hypotheses.
     """
 
-    num_clusters: PositiveInt = 4
+    num_clusters: NumModels = 4
 
     trained = "cluster"
     paper = "mansour2020three"

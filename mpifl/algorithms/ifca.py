@@ -38,7 +38,7 @@ from mpifl.core.method import (
     declared,
 )
 from mpifl.core.mixing import add, by_cluster
-from mpifl.core.options import NonNegativeInt, PositiveInt, UnitInterval
+from mpifl.core.options import NonNegativeInt, NumModels, UnitInterval
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import best_model
@@ -67,7 +67,7 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
             set that comes closest. 0: the first set, without a trial.
     """
 
-    num_clusters: PositiveInt = 4
+    num_clusters: NumModels = 4
     select_on: Literal["train", "val"] | None = None
     loss_batch: NonNegativeInt | None = None
     weighted: bool | None = None

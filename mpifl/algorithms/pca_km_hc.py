@@ -35,7 +35,7 @@ from mpifl.clustering.server_plans import (
     related_server,
 )
 from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVisits, Plan, RememberedUploads
-from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt
+from mpifl.core.options import NumModelsOrZero, PositiveFloat, PositiveInt
 from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 
 
@@ -56,7 +56,7 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
     components: PositiveInt = 128
     centroids: Annotated[int, Interval(ge=1, le=1000)] = 5
     case: Literal["full", "ward"] = "full"
-    num_clusters: NonNegativeInt = 0
+    num_clusters: NumModelsOrZero = 0
     all_clients: bool = True
 
     paper = "dennis2021heterogeneity"

@@ -98,6 +98,7 @@ class Transport(ABC):
         started: stage of the start-up -> seconds from the start of the process to the end of the stage.
         last_call: time at which a call last returned, by `time.monotonic`.
         traffic: counts of what this rank sent.
+        library: name and version of the MPI; None without one.
     """
 
     rank: int
@@ -111,6 +112,7 @@ class Transport(ABC):
     started: Mapping[str, float] = MappingProxyType({})
     last_call: float = 0.0
     traffic: MpiTraffic
+    library: str | None = None
 
     def begin_run(self) -> None:
         """Number the ranks anew and clear the list of lost ones; every rank calls."""

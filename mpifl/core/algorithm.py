@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from mpifl.core.options import Options
+from mpifl.core.options import AtMostClients, Options, types_of, without_bounds
 
 from .capabilities import Capability, NewClients, PlainVisit, PlainVisits, declared, hooks_of, uses
 from .client import Client
@@ -240,10 +240,14 @@ class Algorithm(Options, ABC):
     # -- before a run
 
     def check(self, problem: ProblemInfo) -> None:
-        """Raise `UserError` when this method cannot run on this problem. Default: when K is larger than N."""
-        for name in ("num_clusters", "num_components", "num_groups"):
-            remedy = f"there are only {problem.num_clients} clients; use fewer"
-            require(getattr(self, name, 0) <= problem.num_clients, name, getattr(self, name, 0), remedy)
+        """Raise `UserError` when this method cannot run on this problem.
+
+        Default: when an option of type `NumModels` is larger than the number of clients.
+        """
+        for name, hint in types_of(type(self)).items():
+            if AtMostClients() in without_bounds(hint)[1]:
+                remedy = f"there are only {problem.num_clients} clients; use fewer"
+                require(vars(self)[name] <= problem.num_clients, name, vars(self)[name], remedy)
 
     def ignored_options(self) -> Mapping[str, str]:
         """Return the options of this method that have no effect beside its others -> why. Default: none.

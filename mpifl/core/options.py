@@ -33,6 +33,15 @@ PositiveShare = Annotated[float, Interval(gt=0, le=1)]
 FinitePositive = Annotated[float, Interval(gt=0, lt=math.inf)]
 FiniteNonNegative = Annotated[float, Interval(ge=0, lt=math.inf)]
 
+
+@dataclasses.dataclass(frozen=True)
+class AtMostClients:
+    """Marks the type of an option of a method that may not be larger than the number of clients."""
+
+
+NumModels = Annotated[int, Ge(1), AtMostClients()]
+NumModelsOrZero = Annotated[int, Ge(0), AtMostClients()]
+
 NUMBERS = {int: Integral, float: Real}
 
 

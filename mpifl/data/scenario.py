@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Interval
 
-from mpifl.core.errors import UserError, is_ours, is_whole, require
+from mpifl.core.errors import UserError, is_ours, is_whole, name_of, require
 from mpifl.core.federation import CLASSES, SPLITS
 from mpifl.core.options import Options
 from mpifl.core.process import check_memory
@@ -408,6 +408,15 @@ class Scenario(Options, ABC):
     by_class: ClassVar[bool] = True
     of_images: ClassVar[bool] = True
     tested_on: ClassVar[str] = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether clients hold other samples at each visit. Default: they do not."""
+        return False
+
+    def option(self, key: str) -> tuple[str, Any]:
+        """Return an option and its value for a message; `name` and its name if it has no such option."""
+        return (key, vars(self)[key]) if key in vars(self) else ("name", name_of(self))
 
     def files(self) -> list[Path]:
         """Return the files that it reads; the partition is prepared again when one of them changes."""

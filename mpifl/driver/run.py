@@ -638,7 +638,7 @@ def _layout(context: RunContext, server_step: ServerStep, places: Sequence[Place
     return {
         "ranks": transport.size,
         "threads_per_rank": torch.get_num_threads(),
-        "mpi": getattr(transport, "library", None),
+        "mpi": transport.library,
         "mpi_cuda_aware": cuda_aware() if transport.size > 1 else None,
         "mpi_memory": context.decisions.mpi_memory,
         "mpi_costs": None if costs is None else costs.tree(),

@@ -464,7 +464,7 @@ def decide(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisio
     stack = stack_of(config, parts, num_sampled, num_ranks)
     base = checksum(parts.learner.flat.module)
     if config.start.run is not None:
-        check_base(config.start.run, config.model, config.seed.model, base)
+        check_base(config.start.run, config.weights, config.lora, config.seed.model, base)
     spent = privacy_spent_before(config, parts.federation, num_sampled)
     return Decisions(num_sampled, absent, memory, stack, clock, base, spent)
 

@@ -25,7 +25,7 @@ from mpifl.models import LoRA, ModelOptions, build_model, check_adapted, describ
 from mpifl.models.pretrained import ASSIGN, read_state
 from mpifl.models.user_module import WRITES, Custom, returned
 from mpifl.protection.accountant import Accountant
-from mpifl.protection.privacy import CentralPrivacy
+from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy
 from mpifl.protection.robust_rules import Rule
 from mpifl.protection.secure_sum import MaskedSums
 from mpifl.simulation.client_devices import Alike
@@ -121,7 +121,8 @@ def check_method(config: Config, parts: Parts) -> None:
     if needs.validation and len(empty):
         found = f"two samples or more of each client, and client {empty[0]} has {sizes[empty[0], 1]}"
         remedy = f"this method needs validation data, {found}; use a larger share or larger clients"
-        raise UserError("data.scenario.validation", getattr(config.data.scenario, "validation", None), remedy)
+        name, value = config.data.scenario.option("validation")
+        raise UserError(f"data.scenario.{name}", value, remedy)
 
 
 def check_local_training(config: Config, parts: Parts) -> None:
@@ -155,8 +156,7 @@ def warn_of_idle_clients(config: Config, parts: Parts) -> None:
 
 def check_client_sizes(config: Config, federation: Federation) -> None:
     """Raise `UserError` if a client has no training data, or no client has data to be evaluated on."""
-    name = "clients" if hasattr(config.data.scenario, "clients") else "name"
-    value = getattr(config.data.scenario, "clients", name_of(config.data.scenario))
+    name, value = config.data.scenario.option("clients")
     empty = np.flatnonzero(federation.sizes[:, 0] < 1)
     if len(empty):
         remedy = f"client {empty[0]} has no training data; use fewer clients or a larger source"
@@ -164,10 +164,10 @@ def check_client_sizes(config: Config, federation: Federation) -> None:
     if config.evaluation.train or federation.has_test_data():
         return
     remedy = "use fewer clients, a larger source or a share for testing"
-    if getattr(config.data.scenario, "test_images", None) == 0:
+    if config.data.scenario.option("test_images") == ("test_images", 0):
         name, value, remedy = "test_images", 0, "use some"
-    judged = "or evaluation.train, which evaluates on training data"
-    raise UserError(f"data.scenario.{name}", value, f"no client has test data; {remedy}, {judged}")
+    remedy += ", or evaluation.train, which evaluates on training data"
+    raise UserError(f"data.scenario.{name}", value, f"no client has test data; {remedy}")
 
 
 def warn_of_same_starts(config: Config, problem: ProblemInfo) -> None:
@@ -252,8 +252,9 @@ def check_private_statistics(config: Config, layout: Layout) -> None:
     Masked sums are refused with central privacy, also without noise: its sums of updates over a fixed number
     may lead beyond what arrived, and the server cannot make a mean of statistics that it does not see.
     """
-    method, noise = config.algorithm, getattr(config.privacy, "noise_multiplier", 0.0)
-    hidden = isinstance(config.secure_aggregation, MaskedSums) and isinstance(config.privacy, CentralPrivacy)
+    method, privacy = config.algorithm, config.privacy
+    noise = privacy.noise_multiplier if isinstance(privacy, (CentralPrivacy, LocalPrivacy)) else 0.0
+    hidden = isinstance(config.secure_aggregation, MaskedSums) and isinstance(privacy, CentralPrivacy)
     if not noise and not hidden:
         return
     vectors = vector_parts(method, layout)

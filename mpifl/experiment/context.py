@@ -15,6 +15,7 @@ from mpifl.core.federation import Federation
 from mpifl.core.rng import Key, key
 from mpifl.core.types import ProblemInfo
 from mpifl.protection.accountant import Accountant, Spending
+from mpifl.protection.privacy import CentralPrivacy
 from mpifl.results.identity import CONVOLUTIONS, OWN, WINOGRAD, identity, with_replaced
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import VisitDuration
@@ -112,7 +113,8 @@ class RunContext:
         """Draws the cohorts."""
         n = self.problem.num_clients
         m = self.config.policy.num_started(self.decisions.num_sampled, n)
-        poisson = getattr(self.config.privacy, "sampling", "fixed") == "poisson"
+        privacy = self.config.privacy
+        poisson = isinstance(privacy, CentralPrivacy) and privacy.sampling == "poisson"
         return Sampler(n, m, self.system_key, self.decisions.absent, self.config.newcomers.joins, poisson)
 
     @cached_property  # the accountant caches the privacy loss of one round

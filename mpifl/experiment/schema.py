@@ -38,7 +38,7 @@ from mpifl.core.options import (
 from mpifl.core.task import Task
 from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig
-from mpifl.models import MODELS, ModelOptions
+from mpifl.models import MODELS, LoRA, ModelOptions
 from mpifl.protection.attacks import ATTACKS, Attack, NoAttack
 from mpifl.protection.privacy import PRIVACIES, CentralPrivacy, LocalPrivacy, Privacy
 from mpifl.protection.robust_rules import RULES, DistanceRule, NoRule, Rule
@@ -381,7 +381,12 @@ class Config(Options):
     @property
     def weights(self) -> str | None:
         """The file from which the model's weights are read; None if they are drawn."""
-        return getattr(self.model, "weights", None)  # a user's own model need not have the key
+        return self.model.weights if isinstance(self.model, ModelOptions) else None
+
+    @property
+    def lora(self) -> LoRA:
+        """The adapters of the model; of rank 0 if it has none."""
+        return self.model.lora if isinstance(self.model, ModelOptions) else LoRA()
 
 
 CHOICES: dict[tuple[type, str], Mapping[str, type]] = {

@@ -76,12 +76,13 @@ def check_network(key: str, value: str, file: Path, layout: Layout) -> None:
         require(other == own, key, value, remedy)
 
 
-def check_base(folder: str, model: Any, seed: int, frozen: str) -> None:
+def check_base(folder: str, weights: str | None, lora: LoRA, seed: int, frozen: str) -> None:
     """Refuse an earlier model whose adapters were trained for other frozen weights than this run's.
 
     Args:
         folder: folder of the earlier run.
-        model: this run's section `model` of the configuration.
+        weights: `model.weights` of this run.
+        lora: `model.lora` of this run.
         seed: this run's model seed.
         frozen: checksum of the frozen weights of this run's model; empty if nothing is frozen.
 
@@ -97,15 +98,15 @@ def check_base(folder: str, model: Any, seed: int, frozen: str) -> None:
     elif frozen and config:  # a copy of the folder without summary.json
         for name, mine, its in (
             ("seed.model", seed, _part(config, "seed").get("model")),
-            ("model.weights", getattr(model, "weights", None), earlier.get("weights")),
+            ("model.weights", weights, earlier.get("weights")),
         ):
             remedy = f"its adapters stand on weights of {name} {its}, this run's is {mine}; use the same"
             require(mine == its, KEY, folder, remedy)
     if frozen and config:
-        mine, its = _adapters(asdict(getattr(model, "lora", LoRA()))), _adapters(_part(earlier, "lora"))
-        for name in mine:
-            remedy = f"its model.lora.{name} is {its[name]}, this run's {mine[name]}; use the same"
-            require(mine[name] == its[name], KEY, folder, remedy)
+        own, theirs = _adapters(asdict(lora)), _adapters(_part(earlier, "lora"))
+        for name in own:
+            remedy = f"its model.lora.{name} is {theirs[name]}, this run's {own[name]}; use the same"
+            require(own[name] == theirs[name], KEY, folder, remedy)
 
 
 class EarlierPrivacy(NamedTuple):

@@ -71,7 +71,7 @@ class Case:
         computed, see `retime.check`.
         """
         evaluation, output = self.config.evaluation, self.config.output
-        some = evaluation.clients is not None or samples_change(self.config)
+        some = evaluation.clients is not None or self.config.data.scenario.changes
         unknown = self.config.devices.needs_samples and some
         if not self.config.policy.fixed_visits or output.clients != "all" or unknown or output.callbacks:
             return ""
@@ -102,11 +102,6 @@ class Case:
 
 
 # -- the cases -----------------------------------------------------------------------------------------------
-
-
-def samples_change(config: Config) -> bool:
-    """Return whether clients hold other samples at each visit, according to the scenario's options."""
-    return not getattr(config.data.scenario, "static", True)
 
 
 def combinations(tree: Mapping[str, Any]) -> list[tuple[dict[str, str], dict[str, Any]]]:

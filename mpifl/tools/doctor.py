@@ -60,7 +60,7 @@ class Check:
 def facts(transport: Transport) -> dict[str, Any]:
     """Return the placement of this rank, its versions and its time."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    device = f"cuda:{getattr(transport, 'local_rank', 0) % gpus}" if gpus else "cpu"
+    device = f"cuda:{transport.local_rank % gpus}" if gpus else "cpu"
     versions = {name: version_of(name) for name in PACKAGES} | {"python": platform.python_version()}
     return {**place(transport, device), "versions": versions, "time": time.time()}
 
@@ -208,7 +208,7 @@ def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], st
         speed = _check_collectives(transport)
     if places is None or reach is None or links is None:
         return None
-    library = getattr(transport, "library", "none: one process")
+    library = transport.library or "none: one process"
     hosts = {p["host"] for p in places}
     found = f"{library}; {transport.size} ranks on {len(hosts)} hosts"
     if transport.size > 1 and any(p["gpus"] for p in places):

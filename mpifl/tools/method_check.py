@@ -115,7 +115,8 @@ def _world(name: str, options: Sequence[str]) -> Tree:
 
 
 def _clients(config: Config) -> str:
-    return str(getattr(config.data.scenario, "clients", "the scenario's"))
+    name, value = config.data.scenario.option("clients")
+    return str(value) if name == "clients" else "the scenario's"
 
 
 class Trials:

@@ -606,7 +606,7 @@ def test_a_network_that_returns_a_tuple_is_refused(model, refused, tmp_path):
         ("policy", "mpifl.simulation.policies.Policy, and has no `"),
         ("delay", "mpifl.simulation.delays.Delay, and has no `"),
         ("data.source", "mpifl.data.sources.base.Source, and has no `"),
-        ("data.scenario", "mpifl.data.scenario.Scenario, and has no `by_class`, `compose`, `files`, ..."),
+        ("data.scenario", "mpifl.data.scenario.Scenario, and has no `by_class`, `changes`, `compose`, ..."),
     ],
 )
 def test_a_class_of_another_kind_is_refused(section, says, refused, tmp_path):

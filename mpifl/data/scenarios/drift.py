@@ -61,6 +61,11 @@ class Ccfl(Scenario):
     static: bool = False
     validation: ShareBelowOne = 0.0
 
+    @property
+    def changes(self) -> bool:
+        """Whether clients hold other samples at each visit."""
+        return not self.static
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
