@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import process_time
@@ -26,6 +26,7 @@ from mpifl.core.parameters import Layout, flatten, put, take
 from mpifl.core.process import FreedMemory, age
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import key
+from mpifl.core.task import Task
 from mpifl.core.torch_state import kept
 from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
@@ -49,8 +50,7 @@ from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.step_config import StepConfig, StepEvaluation, Sums
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.runtime.virtual_rounds import VirtualRounds
-from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
-from mpifl.simulation.round_rules import RoundRule
+from mpifl.simulation.policies import AsynchronousPolicy, ClockParts, Policy, RoundsPolicy
 from mpifl.simulation.sampling import cohort_size, newcomers
 from mpifl.simulation.visit_times import visit_duration
 from mpifl.supervision.logging import warn_once
@@ -93,7 +93,8 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
     Raises:
         UserError: the run cannot begin; on every rank. Names the key, its value and a remedy.
     """
-    resources = take_resources(config, transport)
+    own_code = code_of(loader.texts(config))
+    resources = take_resources(config.system, config.local.precision, own_code, transport)
     with kept():  # a module may set a default when it is imported
         return _built(config, transport, say, resources)
 
@@ -143,14 +144,20 @@ class Resources:
     faults: tuple[UserError | None, ...]
 
 
-def take_resources(config: Config, transport: Transport) -> Resources:
-    """Set the threads and the device of this rank and report them to rank 0; every rank calls."""
-    system, own = config.system, code_of(loader.texts(config))
+def take_resources(system: SystemConfig, precision: str, own_code: str, transport: Transport) -> Resources:
+    """Set the threads and the device of this rank and report them to rank 0; every rank calls.
+
+    Args:
+        system: the section `system`.
+        precision: precision of local training, to see whether the device has it.
+        own_code: hash of the modules that the configuration names.
+        transport: connects the ranks.
+    """
     torch.set_num_threads(threads_of(transport, system.threads))
     device, fault = CPU, None
     try:
         device = device_of(system, transport.device_rank)
-        check_precision(config.local.precision, torch.device(device))
+        check_precision(precision, torch.device(device))
         check_folder("system.scratch", system.scratch)
     except UserError as error:
         fault = error
@@ -163,25 +170,29 @@ def take_resources(config: Config, transport: Transport) -> Resources:
     if "ready" not in transport.started:  # only the first of several runs in a process starts anything
         now = {"ready": round(age(), 2), "cpu": round(process_time(), 2)}
         transport.started = {**transport.started, **now}
-    ranks = transport.gather((place(transport, device, own), fault), "start") or []
+    ranks = transport.gather((place(transport, device, own_code), fault), "start") or []
     places, faults = (tuple(rank[i] for rank in ranks) for i in (0, 1))
     return Resources(device, transport.size, places, faults)
 
 
-def replayed_steps(config: Config, device: str) -> Replayed | None:
+def replayed_steps(
+    system: SystemConfig, model: Any, task: Task, local: LocalConfig, device: str
+) -> Replayed | None:
     """Return which steps of SGD are replayed as CUDA graphs; None for none.
 
     Args:
-        config: the configuration. If `system.cuda_graphs` is None, the steps of `local` are replayed if this
+        system: the section `system`. If its `cuda_graphs` is None, the steps of `local` are replayed if this
             changes no bit.
+        model: the section `model`.
+        task: the section `task`.
+        local: how clients train.
         device: device of the model, `cpu` or `cuda:i`.
     """
-    system, model = config.system, config.model
     if system.cuda_graphs is not None:
         return Replayed() if system.cuda_graphs else None
-    known = name_of(model) in REPLAYED and not model.lora.rank and type(config.task) is Classification
-    exact = system.deterministic and system.stack == 1 and config.local.precision == FLOAT32
-    return Replayed(config.local) if device != CPU and known and exact else None
+    known = name_of(model) in REPLAYED and not model.lora.rank and type(task) is Classification
+    exact = system.deterministic and system.stack == 1 and local.precision == FLOAT32
+    return Replayed(local) if device != CPU and known and exact else None
 
 
 def device_of(system: SystemConfig, number: int) -> str:
@@ -303,7 +314,7 @@ def build_parts(
         module,
         device,
         kernels=config.system.kernels,
-        graphs=replayed_steps(config, device),
+        graphs=replayed_steps(config.system, config.model, config.task, config.local, device),
         init=init(0),
         auxiliary=auxiliary_learner(config.algorithm, seed.model, info, device),
         task=config.task,
@@ -317,20 +328,13 @@ def build_parts(
         groups=federation.groups if config.algorithm.needs.groups else None,
         public=public_clients(federation, learner, config.local, public) if public else (),
     )
-    system = key(seed.system)
-    fleet = config.devices.fleet(problem.num_clients, system.of("devices"))
-    differing = local_configs(config.local, config.per_client, fleet.names, problem.num_clients)
+    system, n = key(seed.system), problem.num_clients
+    fleet = config.devices.fleet(n, system.of("devices"))
+    differing = local_configs(config.local, config.per_client, fleet.names, n)
     samples = _TrainedSamples(federation, config.local, differing, learner.drop_single)
-    duration = visit_duration(
-        config.delay,
-        config.network,
-        config.availability,
-        system,
-        problem.num_clients,
-        whole_bytes,
-        config.devices,
-        replace(fleet, samples=samples, cycle=samples.cycle),
-    )
+    fleet = replace(fleet, samples=samples, cycle=samples.cycle)
+    delay, network, availability = config.delay, config.network, config.availability
+    duration = visit_duration(delay, network, availability, system, n, whole_bytes, config.devices, fleet)
     return Parts(federation, problem, learner, duration, differing)
 
 
@@ -449,36 +453,44 @@ def decide(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisio
     check_parts(config, parts)
     n = parts.problem.num_clients
     num_sampled = cohort_size(config.participation, config.cohort_size, n)
-    absent = absent_clients(config, parts.federation)
+    absent = absent_clients(config.newcomers, config.seed.system, parts.federation)
     if not absent and config.newcomers != Newcomers():
         warn_once("newcomers.joins: without effect: no client is a newcomer; give share or groups")
     check_cohort(config, num_sampled, n, len(absent), not parts.duration.presence.always)
-    check_noise(config, num_sampled, n)
-    check_private_statistics(config, parts.problem.layout)
+    check_noise(config.privacy, num_sampled, n)
+    check_private_statistics(
+        config.algorithm, config.privacy, config.secure_aggregation, parts.problem.layout
+    )
     for k in range(min(n, 10)):  # find durations that are far too long before anything is trained
         parts.duration.end(k, 0, 0.0)
     system = key(config.seed.system)
     duration, rounds = parts.duration, config.rounds
     clock_parts = ClockParts(config.clock, duration, parts.federation, num_sampled, system, rounds)
     clock = config.policy.open_clock(clock_parts)
-    stack = stack_of(config, parts, num_sampled, num_ranks)
+    stack = stack_of(config.system.stack, config.policy, config.local, parts, num_sampled, num_ranks)
     base = checksum(parts.learner.flat.module)
     if config.start.run is not None:
         check_base(config.start.run, config.weights, config.lora, config.seed.model, base)
-    spent = privacy_spent_before(config, parts.federation, num_sampled)
+    accountant = Accountant(config.privacy, n, num_sampled)
+    spent = privacy_spent_before(config.start, config.weights, accountant, parts.federation.content)
     return Decisions(num_sampled, absent, memory, stack, clock, base, spent)
 
 
-def absent_clients(config: Config, federation: Federation) -> tuple[int, ...]:
+def absent_clients(late: Newcomers, seed: int, federation: Federation) -> tuple[int, ...]:
     """Return the clients that take part only from round `newcomers.joins` on, ascending.
+
+    Args:
+        late: the section `newcomers`.
+        seed: the system seed.
+        federation: the clients' data.
 
     Raises:
         UserError: `newcomers.groups` names groups that do not exist, or all groups; or `newcomers.share` is
             too small for one client.
     """
-    late, num_clients = config.newcomers, federation.num_clients
+    num_clients = federation.num_clients
     if not late.groups:
-        absent = newcomers(late.share, num_clients, key(config.seed.system))
+        absent = newcomers(late.share, num_clients, key(seed))
         remedy = f"has no effect: it makes none of {num_clients} clients newcomers; use a larger share, or 0"
         require(bool(absent) or not late.share, "newcomers.share", late.share, remedy)
         return absent
@@ -489,24 +501,36 @@ def absent_clients(config: Config, federation: Federation) -> tuple[int, ...]:
     return tuple(np.flatnonzero(np.isin(groups, late.groups)).tolist())
 
 
-def privacy_spent_before(config: Config, federation: Federation, num_sampled: int) -> tuple[Spending, ...]:
-    """Return what earlier runs over the same clients spent on the first model, and say what follows."""
-    folders = {} if config.start.run is None else {"start.run": config.start.run}
-    if config.weights is not None and Path(config.weights).name == FILE:
-        folders["model.weights"] = str(Path(config.weights).parent)
-    accountant = Accountant(config.privacy, federation.num_clients, num_sampled)
-    found = [earlier_privacy(k, folder, federation.content, accountant) for k, folder in folders.items()]
+def privacy_spent_before(
+    start: StartConfig, weights: str | None, accountant: Accountant, content: Mapping[str, str]
+) -> tuple[Spending, ...]:
+    """Return what earlier runs over the same clients spent on the first model, and say what follows.
+
+    Args:
+        start: the section `start`.
+        weights: the file from which the model's weights are read; None if they are drawn.
+        accountant: accountant of this run alone.
+        content: description of the data, see `Federation.content`.
+    """
+    folders = {} if start.run is None else {"start.run": start.run}
+    if weights is not None and Path(weights).name == FILE:
+        folders["model.weights"] = str(Path(weights).parent)
+    found = [earlier_privacy(k, folder, content, accountant) for k, folder in folders.items()]
     for one in found:
         if one.line:
             warn_once(one.line)
     return tuple(s for one in found for s in one.spent)
 
 
-def stack_of(config: Config, parts: Parts, num_sampled: int, num_ranks: int) -> int:
+def stack_of(
+    asked: int, policy: Policy, local: LocalConfig, parts: Parts, num_sampled: int, num_ranks: int
+) -> int:
     """Return how many clients are trained together: `system.stack`, or the fastest by measurement if it is 0.
 
     Args:
-        config: the configuration.
+        asked: `system.stack`.
+        policy: the section `policy`.
+        local: how clients train.
         parts: the parts that rank 0 built.
         num_sampled: m, the number of clients in a round.
         num_ranks: number of ranks of the job.
@@ -514,20 +538,20 @@ def stack_of(config: Config, parts: Parts, num_sampled: int, num_ranks: int) -> 
     Raises:
         UserError: the model or the task cannot be trained in stacks.
     """
-    stack, local, sizes = config.system.stack, config.local, parts.federation.sizes
-    if stack > 1:
+    federation, learner = parts.federation, parts.learner
+    if asked > 1:
         remedy = "a model with dropout, batch norm, buffers, an LSTM or hooks cannot be stacked; use 1"
-        module, few = parts.learner.flat.module, parts.federation.client(0).train.x[:2]
-        fits = stackable(module) and not draws(module, few.to(parts.learner.device))
-        require(fits, "system.stack", stack, remedy)
+        module, few = learner.flat.module, federation.client(0).train.x[:2]
+        fits = stackable(module) and not draws(module, few.to(learner.device))
+        require(fits, "system.stack", asked, remedy)
         remedy = "the loss of a batch under this task is not the mean of its samples' losses; use 1"
-        require(sample_weights(parts.learner.task) is not None, "system.stack", stack, remedy)
-    elif not stack and config.policy.synchronous and not local.keep_optimizer:
-        typical = int(np.argsort(sizes[:, 0])[len(sizes) // 2])
-        most = max(1, num_sampled // max(1, num_ranks - 1))
-        train, way = parts.federation.client(typical).train, parts.differing.get(typical, local)
-        stack = pick_stack(parts.learner, train, way, most)
-    return max(stack, 1)
+        require(sample_weights(learner.task) is not None, "system.stack", asked, remedy)
+    if asked or not policy.synchronous or local.keep_optimizer:
+        return max(asked, 1)
+    typical = int(np.argsort(federation.sizes[:, 0])[federation.num_clients // 2])
+    most = max(1, num_sampled // max(1, num_ranks - 1))
+    train, way = federation.client(typical).train, parts.differing.get(typical, local)
+    return max(pick_stack(learner, train, way, most), 1)
 
 
 # -- server step and engine ----------------------------------------------------------------------------------
@@ -616,50 +640,6 @@ def shown_cache(context: RunContext) -> ShownCache | None:
 OnArrivals = Callable[[Sequence[dict[str, Any]]], None]
 
 
-@dataclass(frozen=True)
-class _Engines:
-    """Builds the engine that the policy asks for."""
-
-    context: RunContext
-    server_step: ServerStep
-    on_arrivals: OnArrivals
-    checkpointer: Checkpointer | None
-
-    @property
-    def _evaluation(self) -> EvaluationSchedule:
-        evaluation = self.context.config.evaluation
-        return EvaluationSchedule(self.context.evaluated_clients, evaluation.every, evaluation.at_start)
-
-    def synchronous(self, rule: RoundRule | None = None) -> Engine:
-        context = self.context
-        clock = VirtualRounds(
-            self.server_step,
-            context.duration,
-            rule,
-            context.decisions.num_sampled,
-            context.sampler.key.of("rounds"),
-        )
-        rounds = context.config.rounds
-        return SynchronousEngine(
-            self.server_step, context.sampler, rounds, self._evaluation, clock, self.checkpointer
-        )
-
-    def asynchronous(self, policy: AsynchronousPolicy) -> Engine:
-        clock = self.context.decisions.clock
-        assert clock is not None, "the policy opened one"
-        return AsynchronousEngine(
-            server_step=self.server_step,
-            policy=policy,
-            clock=clock,
-            sampler=self.context.sampler,
-            num_steps=self.context.config.rounds,
-            evaluation=self._evaluation,
-            key=self.context.system_key,
-            on_arrivals=self.on_arrivals,
-            checkpointer=self.checkpointer,
-        )
-
-
 def build_engine(
     context: RunContext,
     server_step: ServerStep,
@@ -674,4 +654,25 @@ def build_engine(
         on_arrivals: called with new rows of events.csv, on rank 0.
         checkpointer: writes the state between steps; None writes nothing.
     """
-    return context.config.policy.make_engine(_Engines(context, server_step, on_arrivals, checkpointer))
+    config, policy, sampler = context.config, context.config.policy, context.sampler
+    evaluation = EvaluationSchedule(
+        context.evaluated_clients, config.evaluation.every, config.evaluation.at_start
+    )
+    if isinstance(policy, RoundsPolicy):
+        duration, num_wanted = context.duration, context.decisions.num_sampled
+        rounds = VirtualRounds(server_step, duration, policy.rule, num_wanted, sampler.key.of("rounds"))
+        return SynchronousEngine(server_step, sampler, config.rounds, evaluation, rounds, checkpointer)
+    clock = context.decisions.clock
+    assert isinstance(policy, AsynchronousPolicy)
+    assert clock is not None, "the policy opened one"
+    return AsynchronousEngine(
+        server_step=server_step,
+        policy=policy,
+        clock=clock,
+        sampler=sampler,
+        num_steps=config.rounds,
+        evaluation=evaluation,
+        key=context.system_key,
+        on_arrivals=on_arrivals,
+        checkpointer=checkpointer,
+    )

@@ -1,7 +1,7 @@
 """Policies: when the server steps and which clients train, one class per kind of federation.
 
 A policy is the section `policy` of a configuration. It checks that a method can run under it, prepares the
-clients' data, opens the clock, and creates the engine that runs it.
+clients' data and opens the clock. Its base class says which engine runs it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
-from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Interval
@@ -38,18 +38,6 @@ from .round_rules import FirstArrivals, RoundRule, ShortenedVisits
 from .staleness import step_sizes
 from .upload_triggers import OneEachStep, UploadTrigger
 from .visits import DispatchState, Start
-
-E_co = TypeVar("E_co", covariant=True)
-
-
-class EngineFactory(Protocol[E_co]):
-    """Creates the two engines; the experiment passes a factory to `Policy.make_engine`."""
-
-    def synchronous(self, rule: RoundRule | None = None) -> E_co:
-        """Return the engine of synchronous rounds, with a rule that depends on time; None for no rule."""
-
-    def asynchronous(self, policy: AsynchronousPolicy) -> E_co:
-        """Return the engine that processes uploads one by one, under a policy."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +115,6 @@ class Policy(Options, ABC):
         return wanted
 
     @abstractmethod
-    def make_engine(self, engines: EngineFactory[E_co]) -> E_co:
-        """Return the engine that runs the policy."""
-
-    @abstractmethod
     def check(self, algorithm: Algorithm) -> None:
         """Raise `UserError` for a method that cannot run under the policy."""
 
@@ -170,10 +154,6 @@ class RoundsPolicy(Policy):
     def rule(self) -> RoundRule | None:
         """The rule that depends on time; None for no rule."""
         return None
-
-    def make_engine(self, engines: EngineFactory[E_co]) -> E_co:
-        """Return the engine of rounds."""
-        return engines.synchronous(self.rule)
 
     def check(self, algorithm: Algorithm) -> None:
         """Accept every method that takes several uploads per step."""
@@ -353,10 +333,6 @@ class AsynchronousPolicy(Policy):
         remedy = f"reads version {version}, and the server is at {newest}: this is not a trace of such a run"
         there = newest - self.num_versions < version <= newest
         require(there, "clock.trace", f"client {client}", remedy)
-
-    def make_engine(self, engines: EngineFactory[E_co]) -> E_co:
-        """Return the asynchronous engine."""
-        return engines.asynchronous(self)
 
     def check(self, algorithm: Algorithm) -> None:
         """Raise `UserError` for a method that cannot run under the policy, or a policy key without effect."""

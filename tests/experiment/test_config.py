@@ -313,7 +313,9 @@ def test_a_truth_for_a_text_in_a_file_is_refused():
 def test_what_a_method_ignores_of_local_is_said_once(options, line, capsys):
     warn_once.cache_clear()
     for _ in range(2):
-        warn_of_ignored(load(TINY, options))
+        config = load(TINY, options)
+        finetunes = bool(config.evaluation.finetune_epochs)
+        warn_of_ignored(config.algorithm, config.local, config.per_client, finetunes)
     assert [x for x in capsys.readouterr().err.splitlines() if "effect" in x] == (
         [f"mpifl: {line}"] if line else []
     )
@@ -345,7 +347,7 @@ WITHOUT_EFFECT = {
 @pytest.mark.parametrize("method", WITHOUT_EFFECT)
 def test_options_of_a_method_without_effect_are_said(method, capsys):
     warn_once.cache_clear()
-    warn_of_ignored_options(load(TINY, ["--algorithm", method]))
+    warn_of_ignored_options(load(TINY, ["--algorithm", method]).algorithm)
     line = WITHOUT_EFFECT[method]
     assert capsys.readouterr().err.splitlines() == ([f"mpifl: algorithm.{line}"] if line else [])
 
@@ -399,7 +401,8 @@ def test_a_round_in_which_nobody_joins_is_said(newcomers, said, capsys):
 )
 def test_images_of_the_server_that_nothing_is_trained_on_are_said(options, said, capsys):
     warn_once.cache_clear()
-    warn_of_unused_public(load(TINY, options))
+    config = load(TINY, options)
+    warn_of_unused_public(config.algorithm, config.data)
     line = "mpifl: data.public: without effect: the method has no network that the server pre-trains"
     assert (line in capsys.readouterr().err.splitlines()) == said
 
@@ -426,7 +429,8 @@ def test_images_of_the_server_that_nothing_is_trained_on_are_said(options, said,
 )
 def test_a_collective_that_is_not_called_is_said(options, warning, capsys):
     warn_once.cache_clear()
-    warn_of_unused_collective(load(TINY, options))
+    config = load(TINY, options)
+    warn_of_unused_collective(config.system, config.policy)
     assert capsys.readouterr().err == (f"mpifl: {warning}\n" if warning else "")
 
 
@@ -451,7 +455,7 @@ class Wider(MODELS["mlp"]):
 def test_a_network_that_gets_the_numbers_of_categories_is_named(model, categories, said, capsys):
     warn_once.cache_clear()
     info = DataInfo((len(categories) or 2,), 2, "features", categories=categories)
-    warn_of_numbered_categories(dataclasses.replace(load(TINY), model=model), info)
+    warn_of_numbered_categories(model, info)
     line = capsys.readouterr().err
     assert (type(model).__name__ in line and "1 columns of categories as numbers" in line) == said
     assert bool(line) == said

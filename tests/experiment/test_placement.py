@@ -18,8 +18,7 @@ from mpifl.experiment import build as experiment
 from mpifl.experiment import placement
 from mpifl.experiment.build import replayed_steps
 from mpifl.experiment.loader import load
-from mpifl.experiment.schema import Config, SystemConfig
-from mpifl.models.cnn import LeNet5
+from mpifl.experiment.schema import SystemConfig
 from mpifl.results.identity import machine
 from mpifl.training.cuda_graph import Replayed
 
@@ -109,14 +108,15 @@ OPTIONS_OF_GRAPHS = {
 @pytest.mark.parametrize(("options", "replayed"), OPTIONS_OF_GRAPHS.items())
 def test_steps_are_replayed_on_a_gpu_where_that_changes_no_bit(options, replayed):
     config = load(str(CONFIG), options.split())
-    assert (replayed_steps(config, "cuda:0") is not None) == replayed
-    assert (replayed_steps(config, "cpu") is not None) == (config.system.cuda_graphs is True)
+    sections = config.system, config.model, config.task, config.local
+    assert (replayed_steps(*sections, "cuda:0") is not None) == replayed
+    assert (replayed_steps(*sections, "cpu") is not None) == (config.system.cuda_graphs is True)
 
 
 @pytest.mark.parametrize("replays", [True, False])
 def test_what_is_replayed_is_what_the_learner_does_and_the_run_says(replays, monkeypatch):
     monkeypatch.setattr(
-        experiment, "replayed_steps", lambda config, device: Replayed(config.local) if replays else None
+        experiment, "replayed_steps", lambda *sections: Replayed(sections[3]) if replays else None
     )
     context = toy.context_of(toy.config_of(FedAvg()), toy.Tiny())
     assert context.learner.replays == replays
@@ -153,8 +153,8 @@ def test_a_rank_makes_its_gpu_the_current_one_and_counts_its_peak_anew(monkeypat
     transport = Single()
     transport.device_rank = 3
     monkeypatch.setattr(experiment, "place", lambda transport, device, own: {})
-    config = Config(FedAvg(), LeNet5(), system=SystemConfig(deterministic=False))
-    assert experiment.take_resources(config, transport).device == "cuda:1"
+    system = SystemConfig(deterministic=False)
+    assert experiment.take_resources(system, "float32", "", transport).device == "cuda:1"
     assert chosen == counted == ["cuda:1"]
 
 
