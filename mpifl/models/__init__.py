@@ -22,7 +22,7 @@ MODELS: Registry[type[ModelOptions]] = Registry(
     "mpifl.models",
     {
         "mlp": "mlp:MLP",
-        "emdcnn": "cnn:EmdCNN",
+        "emdcfl_cnn": "cnn:EmdcflCNN",
         "flt_mlp": "mlp:FltMLP",
         "flt_cnn_mnist": "cnn:FltCNNMnist",
         "flt_cnn_cifar": "cnn:FltCNNCifar",

@@ -14,7 +14,7 @@ from .base import Shape, ShapeModel, chain, need_side, positions
 
 
 @dataclass(frozen=True)
-class EmdCNN(ShapeModel):
+class EmdcflCNN(ShapeModel):
     """Two 3x3 convolutions, one pooling, a linear layer = the embedding. EMD-CFL, MNIST experiments.
 
     conv3x3 -> 64, ReLU; conv3x3 -> 128, ReLU, maxpool 2; fc -> 128, ReLU; fc -> L. No batch norm, no dropout.
@@ -30,7 +30,7 @@ class EmdCNN(ShapeModel):
 
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
-        need_side("emdcnn", shape, 2)
+        need_side("emdcfl_cnn", shape, 2)
         first, second = self.channels
         body = chain(
             conv1=nn.Conv2d(shape[0], first, 3, padding=1),

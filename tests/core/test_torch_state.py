@@ -19,7 +19,7 @@ from mpifl.results.run_folder import is_complete
 CONFIG = {
     "rounds": 2,
     "algorithm": "fedavg",
-    "model": {"name": "emdcnn", "channels": [3, 4], "embedding": 6},
+    "model": {"name": "emdcfl_cnn", "channels": [3, 4], "embedding": 6},
     "data": {"source": "digits", "scenario": {"name": "rotated", "angles": [0, 90], "clients": 4}},
     "local": {"lr": 0.05},
     "system": {"kernels": False},

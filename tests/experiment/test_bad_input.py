@@ -81,7 +81,7 @@ OPTIONS = {
     "a number for a truth": (["--output.model", "3"], ["output.model = 3", "bool"]),
     "a number for a section": (["--local", "5"], ["local = 5", "section"]),
     "a number for a list": (["--local.milestones", "3"], ["local.milestones = 3", "list"]),
-    "too long a list": (["--model", "{name: emdcnn, channels: [1, 2, 3]}"], ["model.channels", "2"]),
+    "too long a list": (["--model", "{name: emdcfl_cnn, channels: [1, 2, 3]}"], ["model.channels", "2"]),
     "updates without rounds": (
         ["--policy", "every_arrival", "--output.updates", "true"],
         ["output.updates = True", "rounds"],

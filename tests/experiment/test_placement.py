@@ -93,7 +93,7 @@ OPTIONS_OF_GRAPHS = {
     "": True,
     "--model lenet5": True,
     "--model ifca_mlp": True,
-    "--model emdcnn": False,
+    "--model emdcfl_cnn": False,
     "--model.lora.rank 2": False,
     "--task regression": False,
     "--system.stack 0": False,

@@ -70,7 +70,7 @@ def test_tables_and_reports_speak_of_the_metric(alone, tmp_path):
         ),
         ([], "task.name = 'classification': labels of this source are numbers; use regression"),
         ([*TASKS["next_token"], "--model", "mlp"], "model.name = 'mlp': takes images or features"),
-        (["--task", "regression", "--model", "emdcnn"], "model.name = 'emdcnn'"),
+        (["--task", "regression", "--model", "emdcfl_cnn"], "model.name = 'emdcfl_cnn'"),
         (["--task", "regression", "--data.scenario", "dirichlet"], "data.scenario.name = 'dirichlet'"),
         (["--task", "regression", "--data.scenario", "rotated"], "data.scenario.name = 'rotated'"),
         ([*TASKS["regression"], "--attack", "{name: label_flip, share: 0.5}"], "attack.name = 'label_flip'"),

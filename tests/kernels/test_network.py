@@ -39,7 +39,7 @@ DROPOUTS = nn.Dropout | nn.Dropout2d
 EXAMPLES = int(os.environ.get("MPIFL_EXAMPLES", "70"))  # generated networks; more under the sanitizers
 DROPPING = ["flt_mlp", "flt_cnn_mnist"]
 TAKEN = ["mlp", "ifca_mlp", "lenet5", "flt_cnn_cifar", "cfl_cnn", *DROPPING]
-LEFT = ["resnet18_cifar", "emdcnn", "leaf_cnn", "ccfl_cnn"]
+LEFT = ["resnet18_cifar", "emdcfl_cnn", "leaf_cnn", "ccfl_cnn"]
 CONFIGS = {
     "plain": LocalConfig(epochs=2, batch_size=5, lr=0.1),
     "momentum and decay": LocalConfig(epochs=2, batch_size=7, lr=0.05, momentum=0.9, weight_decay=0.01),

@@ -20,7 +20,7 @@ from mpifl.experiment.schema import SystemConfig
 from mpifl.kernels import bindings
 from mpifl.kernels.wide_layers import MIN_TILES, ChannelsLast
 from mpifl.models import MODELS
-from mpifl.models.cnn import CcflCNN, EmdCNN, LeafCNN
+from mpifl.models.cnn import CcflCNN, EmdcflCNN, LeafCNN
 from mpifl.models.resnet import ResNet18Cifar
 from mpifl.results.identity import CONVOLUTIONS, WINOGRAD, line
 from mpifl.training.config import LocalConfig
@@ -187,7 +187,7 @@ def test_wrapped_tensors_are_left_to_pytorch(calls):
 
 
 MODELS_TAKEN = {
-    "emdcnn": (EmdCNN(channels=(64, 64), embedding=16), (1, 8, 8)),
+    "emdcfl_cnn": (EmdcflCNN(channels=(64, 64), embedding=16), (1, 8, 8)),
     "resnet18": (ResNet18Cifar(width=32), (3, 8, 8)),
     "ccfl_cnn": (CcflCNN(channels=(32, 32), embedding=16), (1, 20, 20)),
     "leaf_cnn": (LeafCNN(channels=(32, 32), embedding=16), (1, 8, 8)),
@@ -247,7 +247,7 @@ def test_logits_and_gradients_of_learners_are_the_kernels(name, calls):
 
 
 def test_with_more_threads_pytorch_keeps_all_layers(calls):
-    learner, samples = learner_of("emdcnn")
+    learner, samples = learner_of("emdcfl_cnn")
     torch.set_num_threads(2)
     learner.sgd(learner.init, samples, CONFIG, key(1))
     assert calls == []
@@ -258,7 +258,7 @@ def test_with_more_threads_pytorch_keeps_all_layers(calls):
 
 def test_a_visit_has_the_same_bits_after_any_other(calls):
     """A workspace of an earlier visit may be larger, and full of other numbers."""
-    learner, samples = learner_of("emdcnn")
+    learner, samples = learner_of("emdcfl_cnn")
     first = learner.sgd(learner.init, samples, CONFIG, key(1)).vector
     other, more = learner_of("resnet18")
     other.sgd(other.init, more, CONFIG, key(2))

@@ -24,8 +24,8 @@ COUNTS = [  # name, options, image, classes, parameters, embedding
     ("mlp", {}, GREY, 10, 159_010, 200),
     ("mlp", {"hidden": (200, 50)}, GREY, 10, 157_000 + 10_050 + 510, 50),
     ("mlp", {"hidden": ()}, GREY, 10, 7_850, 784),
-    ("emdcnn", {}, GREY, 10, 3_287_178, 128),
-    ("emdcnn", {}, (3, 28, 28), 10, 3_288_330, 128),
+    ("emdcfl_cnn", {}, GREY, 10, 3_287_178, 128),
+    ("emdcfl_cnn", {}, (3, 28, 28), 10, 3_288_330, 128),
     ("flt_mlp", {}, GREY, 10, 159_010, 200),
     ("flt_mlp", {}, GREY, 62, 169_462, 200),
     ("flt_mlp", {}, COLOUR, 10, 616_610, 200),
@@ -141,7 +141,7 @@ def test_initial_weights_come_from_the_global_generator(name):
 @pytest.mark.parametrize(
     ("name", "side"),
     [
-        ("emdcnn", 2),
+        ("emdcfl_cnn", 2),
         ("leaf_cnn", 4),
         ("cfl_cnn", 16),
         ("lenet5", 16),
@@ -158,8 +158,8 @@ def test_least_image_size_is_exact_and_named(name, side):
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 12)])
-def test_emdcnn_takes_any_size_and_can_be_narrow(shape):
-    model = build("emdcnn", shape, channels=(4, 8), embedding=16)
+def test_the_cnn_of_emdcfl_takes_any_size_and_can_be_narrow(shape):
+    model = build("emdcfl_cnn", shape, channels=(4, 8), embedding=16)
     assert model.embed(torch.rand(2, *shape)).shape == (2, 16)
 
 

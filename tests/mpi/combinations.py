@@ -53,7 +53,7 @@ TEXTS = [
 ]
 OF_VECTORS = [MLP, TABLE_MLP, DROPPING, CUSTOM, "logistic"]
 OF_IMAGES = [MLP, CUSTOM, "lenet5", "ccfl_cnn", "cfl_cnn", "leaf_cnn", "ifca_mlp", "flt_mlp", "resnet20"]
-OF_IMAGES += [{"name": "emdcnn", "channels": [2, 4], "embedding": 8}, {"name": "mlp", "hidden": []}]
+OF_IMAGES += [{"name": "emdcfl_cnn", "channels": [2, 4], "embedding": 8}, {"name": "mlp", "hidden": []}]
 FOREST: Tree = {"name": "folder", "path": "pictures", "domains": True, "side": 16}
 SPLITS: list[Tree] = [
     {"name": "iid"},

@@ -71,7 +71,7 @@ def test_a_stack_of_unequal_clients_is_each_of_them_alone(config):
 
 
 def test_convolutions_too():
-    one = learner("emdcnn", channels=(3, 4), embedding=5)
+    one = learner("emdcfl_cnn", channels=(3, 4), embedding=5)
     compare(one, requests(one, CONFIGS["momentum and decay"]))
 
 

@@ -55,7 +55,7 @@ def seen_by(one: Learner) -> list[torch.dtype]:
 
 # Share of the change. Max-pooling of nearly equal numbers takes others after rounding: float32 steps from
 # weights and images rounded to bfloat16 lie as far away in this network.
-MOST = {"mlp": 0.02, "emdcnn": 0.2}
+MOST = {"mlp": 0.02, "emdcfl_cnn": 0.2}
 
 
 @pytest.mark.parametrize("name", MOST)
