@@ -73,6 +73,10 @@ class OneShotStatistics(Capability, ABC):
         return Plan([])
 
 
+INITIAL_CLIENTS = "founders"
+"""Address of the draw of `initial_clients`; the word decides numbers."""
+
+
 class NewClients(OneShotStatistics):
     """Clients without statistics send them when they first take part. PACFL, FedClust, FLT, FlexCFL."""
 

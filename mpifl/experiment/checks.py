@@ -14,7 +14,14 @@ import torch
 
 from mpifl.aggregation.collective_choice import ByBytes
 from mpifl.core.algorithm import Algorithm, vector_parts
-from mpifl.core.capabilities import NewClients, RememberedUploads, ServerEvaluation, hooks_of, uses
+from mpifl.core.capabilities import (
+    INITIAL_CLIENTS,
+    NewClients,
+    RememberedUploads,
+    ServerEvaluation,
+    hooks_of,
+    uses,
+)
 from mpifl.core.errors import UserError, code_failed, first_of, name_of, require
 from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation
 from mpifl.core.parameters import Layout, width
@@ -196,7 +203,7 @@ def warn_of_statistics_of_all(algorithm: Algorithm, policy: Policy, seed: int, p
     """Warn if all clients give statistics before training, although the method would begin with some."""
     if policy.synchronous or not uses(algorithm, NewClients):
         return
-    everyone, address = np.arange(problem.num_clients), key(seed, "founders")
+    everyone, address = np.arange(problem.num_clients), key(seed, INITIAL_CLIENTS)
     first = len(hooks_of(algorithm, NewClients).initial_clients(problem, everyone, address))
     if first < len(everyone):
         name = type(algorithm).__name__

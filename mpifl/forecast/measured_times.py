@@ -421,7 +421,7 @@ def _evenly(sizes: np.ndarray, count: int) -> np.ndarray:
     return np.unique(order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)])
 
 
-def _judged(context: RunContext, visited: Sequence[int] | np.ndarray = ()) -> np.ndarray:
+def _evaluated_clients(context: RunContext, visited: Sequence[int] | np.ndarray = ()) -> np.ndarray:
     """Return some clients to evaluate, ascending; only visited ones, if there are at least two.
 
     Methods such as IFCA choose a model at each evaluation for clients that no round has visited. In a run,
@@ -500,7 +500,7 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
     if uses(algorithm, RememberedUploads) and m < context.problem.num_clients:
         others = np.setdiff1d(np.arange(len(sizes)), chosen)[: len(chosen)]
         cohorts[2] = others if len(others) else chosen
-    evaluated = _judged(context, chosen)
+    evaluated = _evaluated_clients(context, chosen)
     schedule = EvaluationSchedule(evaluated, 1)
     engine = SynchronousEngine(step, _Cohorts(cohorts), len(cohorts), schedule)
     observer, clock, start = _Observer(context, step, folder), perf_counter(), process_time()
@@ -582,7 +582,7 @@ def _arrivals(
     m = min(context.decisions.num_sampled, max(VISITS, size))
     steps = max(2, ceil(2 * VISITS / size)) if policy.single_upload or size > 1 else 2  # type: ignore[attr-defined]
     steps *= repeats
-    evaluated = _judged(context)
+    evaluated = _evaluated_clients(context)
     evaluation = replace(context.config.evaluation, every=0, at_start=False, clients=len(evaluated))
     timed = context.config.clock
     if isinstance(timed, WallTime):  # which may hold clients back; the forecast adds that

@@ -16,6 +16,7 @@ from mpifl.aggregation.tables import read_rows
 from mpifl.aggregation.update_filter import FilteredVisit
 from mpifl.core.algorithm import PlannedRun
 from mpifl.core.capabilities import (
+    INITIAL_CLIENTS,
     NO_SINGLE_MODEL,
     NewClients,
     OneShotStatistics,
@@ -333,7 +334,7 @@ def _initial_clients(context: RunContext) -> np.ndarray:
     algorithm, everyone = context.config.algorithm, np.arange(context.problem.num_clients)
     if not (uses(algorithm, NewClients) and context.config.policy.synchronous):
         return everyone
-    address = key(context.config.seed.training, "founders")
+    address = key(context.config.seed.training, INITIAL_CLIENTS)
     return hooks_of(algorithm, NewClients).initial_clients(context.problem, everyone, address)
 
 

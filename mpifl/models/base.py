@@ -185,7 +185,7 @@ def _built(options: Any, info: DataInfo) -> nn.Module:
     name = name_of(options)
     takes = options.takes if isinstance(options, ModelOptions) else (IMAGES, FEATURES)
     remedy = f"takes {' or '.join(takes)}, but the samples of this source are {info.inputs}"
-    example = {TOKENS: "an embedding first: lstm or transformer", FEATURES: "mlp", IMAGES: "mlp or emdcfl_cnn"}
+    example = {TOKENS: "an embedding first: lstm or transformer", FEATURES: "mlp", IMAGES: "mlp or lenet5"}
     require(info.inputs in takes, "model.name", name, f"{remedy}; use {example[info.inputs]}")
     known: ModelOptions | None = options if described(options) else None
     if known is not None and not isinstance(known, ShapeModel):

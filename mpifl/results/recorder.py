@@ -41,6 +41,7 @@ def digest(
     sha = hashlib.sha256()
     parts: dict[str, np.ndarray] = {f"table {k}": t.float().contiguous().numpy() for k, t in tables.items()}
     parts |= {"assign": np.ascontiguousarray(assign, np.int64)}
+    # parts of `algorithm_state` are called memo here: another word would give all runs another digest
     parts |= {f"memo {k}": np.ascontiguousarray(v) for k, v in algorithm_state.items()}
     for name in sorted(parts):
         assert parts[name].dtype != object, f"{name} holds no numbers"  # hooks have checked this

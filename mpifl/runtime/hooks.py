@@ -16,6 +16,7 @@ import torch
 from mpifl.core.algorithm import Algorithm, vector_parts
 from mpifl.core.capabilities import (
     CAPABILITIES,
+    INITIAL_CLIENTS,
     ComparedUploads,
     Look,
     NewClients,
@@ -110,9 +111,8 @@ class ServerHooks:
     def initial_clients(self, present: np.ndarray) -> np.ndarray:
         """Return which of the clients `present` send one-shot statistics before training."""
         with self._call("initial_clients") as call:
-            chosen = hooks_of(self.algorithm, NewClients).initial_clients(
-                self.problem, present, self.seed.of("founders")
-            )
+            address = self.seed.of(INITIAL_CLIENTS)
+            chosen = hooks_of(self.algorithm, NewClients).initial_clients(self.problem, present, address)
             _check_clients(call, chosen, present)
         return chosen
 

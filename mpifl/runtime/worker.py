@@ -238,10 +238,10 @@ class Worker:
             client = self.client(task.client, task.visit, batch.step)
             shown = self._downloads.message(self.message(task, batch.step, 0)).vectors
             key = self._key("fingerprint", task.client)
-            report = self._home(self.hooks.fingerprint(task, client, shown, key))
+            report = self._in_main_memory(self.hooks.fingerprint(task, client, shown, key))
         arrived = self.config.filters.statistics(report)
         if arrived is not report:
-            arrived = self._worked_out("fingerprint", task, report, arrived)
+            arrived = self._with_unsent("fingerprint", task, report, arrived)
         return arrived, self.config.payload.vector_bytes(report)
 
     def visit(self, task: ClientTask, batch: TaskBatch) -> Coded:
@@ -298,9 +298,9 @@ class Worker:
         visit = FilteredVisit(message, task.visit, key, task.told, store)
         with self.watch("load"):
             made, report = report, c.filters.client(report, visit)
-            changed, report = report is not made, self._home(report)
+            changed, report = report is not made, self._in_main_memory(report)
             if changed:
-                report = self._worked_out("local_update", task, self._home(made), report)
+                report = self._with_unsent("local_update", task, self._in_main_memory(made), report)
             sizes = c.filters.sizes(c.payload.vector_bytes(report), report, message)
             report = self._with_statistics(report, message)
             if self.config.algorithm.needs.client_state:
@@ -325,7 +325,7 @@ class Worker:
         unsent = (*report.unsent, *found)
         return replace(report, vectors={**report.vectors, **found}, unsent=unsent) if found else report
 
-    def _worked_out(self, hook: str, task: ClientTask, made: Report, arrived: Report) -> Report:
+    def _with_unsent(self, hook: str, task: ClientTask, made: Report, arrived: Report) -> Report:
         """Return the report that arrives, with unsent vectors as the server reconstructs them.
 
         Args:
@@ -340,7 +340,7 @@ class Worker:
         found = self.hooks.unsent_vectors(hook, task, made, sent)
         return replace(arrived, vectors={**arrived.vectors, **found})
 
-    def _home(self, report: Report) -> Report:
+    def _in_main_memory(self, report: Report) -> Report:
         """Return a report with its notes in main memory, and its vectors too unless they are only summed."""
         return report_to_main_memory(report, self.config.clients.device, vectors=not self._sums_only)
 

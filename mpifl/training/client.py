@@ -63,9 +63,9 @@ class LocalClient(Client):
         metrics: Sequence[OwnMetric] = (),
         work: Fraction | None = None,
     ) -> None:
-        self._home = learner.device if home is None else home
+        self._results_on = learner.device if home is None else home
         self.id, self.visit, self.step = k, visit, step
-        self.layout, self.init = learner.layout, learner.init.to(self._home)
+        self.layout, self.init = learner.layout, learner.init.to(self._results_on)
         self.task = learner.task
         self._federation, self._learner, self._config = federation, learner, config
         self._optimizers: OptimizerMemory | None = None
@@ -107,7 +107,7 @@ class LocalClient(Client):
             self._config,
             self.visit,
             self.step,
-            self._home,
+            self._results_on,
             work=self._work,
         )
         twin.__dict__["data"] = self.data
@@ -158,8 +158,8 @@ class LocalClient(Client):
                 kept=None if memory is None else memory.next(),
                 stage=stage,
             )
-        away = trained.vector.device != self._home
-        return replace(trained, vector=trained.vector.to(self._home)) if away else trained
+        away = trained.vector.device != self._results_on
+        return replace(trained, vector=trained.vector.to(self._results_on)) if away else trained
 
     def _changed(self, changes: Mapping[str, Any]) -> LocalConfig:
         """Return the options with the changes of a call; `epochs` of a call also replaces `local.steps`."""
@@ -190,7 +190,7 @@ class LocalClient(Client):
     def gradient(self, vector: Vector, split: Split | None = None) -> Vector:
         """Return the gradient [p] of the mean loss at `vector`."""
         split = self.data.train if split is None else split_on(split, self._learner.device)
-        return self._learner.gradient(vector, split).to(self._home)
+        return self._learner.gradient(vector, split).to(self._results_on)
 
     def losses(self, vector: Vector, split: Split | None = None) -> torch.Tensor:
         """Return the loss of each sample [n].
@@ -245,11 +245,11 @@ class LocalClient(Client):
 
     def logits(self, vector: Vector, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs [n, ...] of samples `x` under `vector`: logits [n, L] of classes."""
-        return self._learner.outputs(vector, x).to(self._home)
+        return self._learner.outputs(vector, x).to(self._results_on)
 
     def embed(self, vector: Vector, x: torch.Tensor, *, train_mode: bool = False) -> torch.Tensor:
         """Return the embeddings [n, ...] of samples `x` under the extractor of `vector`."""
-        return self._learner.outputs(vector, x, embedding=True, train_mode=train_mode).to(self._home)
+        return self._learner.outputs(vector, x, embedding=True, train_mode=train_mode).to(self._results_on)
 
 
 class ServerClient(LocalClient):

@@ -470,8 +470,8 @@ def test_evaluations_are_measured_of_clients_that_have_trained():
     """IFCA chooses anew, at each evaluation, for those that have not: 20 clients, of which 6 train."""
     run = context(clients=20, evaluation=EvaluationConfig(every=0))
     trained = np.arange(0, 12, 2)
-    assert_array_equal(measured_times._judged(run, trained), trained)
-    assert len(measured_times._judged(run, trained[:1])) == measured_times.EVALUATIONS
+    assert_array_equal(measured_times._evaluated_clients(run, trained), trained)
+    assert len(measured_times._evaluated_clients(run, trained[:1])) == measured_times.EVALUATIONS
 
 
 def test_what_rank_0_does_once_a_round_is_not_counted_for_each_client(tmp_path, flat_plane):
