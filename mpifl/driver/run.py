@@ -207,7 +207,7 @@ def announce(context: RunContext, say: Say, bind_report: bool) -> None:
         warn_once(differing)
     on_gpus = all(place["device"] != CPU for place in context.places)
     if on_gpus and not config.system.cuda_graphs and config.local.optimizer == "sgd":
-        learner = context.parts.learner
+        learner = context.learner
         stacks = config.policy.synchronous and stackable(learner.flat.module)
         faster = "--system.stack 0 --system.cuda_graphs true" if stacks else "--system.cuda_graphs true"
         times = "about twice" if learner.replays else "several times"

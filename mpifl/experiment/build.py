@@ -121,7 +121,8 @@ def _built(config: Config, transport: Transport, say: Say, resources: Resources)
         remedy = f"its frozen weights differ on {socket.gethostname()}; use the same file on all machines"
         same = checksum(parts.learner.flat.module) == decisions.base
         require(same, "model.weights", config.weights, remedy)
-    return RunContext(config, transport, parts, decisions, resources.places)
+    places = resources.places
+    return RunContext(**vars(parts), config=config, transport=transport, decisions=decisions, places=places)
 
 
 # -- resources -----------------------------------------------------------------------------------------------

@@ -70,38 +70,21 @@ class Decisions:
     spent: tuple[Spending, ...] = ()
 
 
-@dataclass(frozen=True)
-class RunContext:
-    """All objects of a run on this rank; never changed.
+@dataclass(frozen=True, kw_only=True)
+class RunContext(Parts):
+    """All objects of a run on this rank: the parts that it built, and the following; never changed.
 
     Attributes:
         config: the configuration.
         transport: connects this rank with the others.
-        parts: the parts that this rank opened and built.
         decisions: the decisions of rank 0.
         places: host, cores, device and threads of all ranks, on rank 0; empty elsewhere.
     """
 
     config: Config
     transport: Transport
-    parts: Parts
     decisions: Decisions
     places: Sequence[Place] = ()
-
-    @property
-    def federation(self) -> Federation:
-        """The clients' data."""
-        return self.parts.federation
-
-    @property
-    def problem(self) -> ProblemInfo:
-        """What the method may know."""
-        return self.parts.problem
-
-    @property
-    def learner(self) -> Learner:
-        """The model on this rank's device."""
-        return self.parts.learner
 
     @property
     def system_key(self) -> Key:
@@ -122,16 +105,6 @@ class RunContext:
         """Computes the privacy that the noise of `privacy` gives."""
         n, decisions = self.problem.num_clients, self.decisions
         return Accountant(self.config.privacy, n, decisions.num_sampled, decisions.spent)
-
-    @property
-    def duration(self) -> VisitDuration:
-        """How long visits take on devices and links."""
-        return self.parts.duration
-
-    @property
-    def differing(self) -> Mapping[int, LocalConfig]:
-        """Client -> its own `local`, for clients that do not train as `local` says."""
-        return self.parts.differing
 
     def local_of(self, client: int) -> LocalConfig:
         """Return how a client trains."""

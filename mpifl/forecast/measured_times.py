@@ -367,7 +367,8 @@ def measure(context: RunContext, server: Server, decide: float) -> MeasuredTimes
         context,
         config=config,
         transport=Single(),
-        parts=replace(context.parts, learner=learner, problem=problem),
+        learner=learner,
+        problem=problem,
         decisions=replace(context.decisions, stack=1),
     )
     with tempfile.TemporaryDirectory(dir=_disk(config.output.folder)) as place:

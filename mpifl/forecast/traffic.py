@@ -99,7 +99,7 @@ def without_training(context: RunContext) -> RunContext:
     sets = [client.data.train for client in context.problem.public]
     public = public_clients(context.federation, learner, context.config.local, sets)
     problem = replace(context.problem, public=public)
-    return replace(context, parts=replace(context.parts, learner=learner, problem=problem))
+    return replace(context, learner=learner, problem=problem)
 
 
 def forecast(context: RunContext) -> TrafficForecast:

@@ -213,7 +213,8 @@ def context_of(config: Config, federation: Federation, transport: Transport | No
     transport, device = transport or Single(), device_of(config)
     public = build.public_sets(config.algorithm, config.data, federation, True)
     parts = build.build_parts(config, federation, public, device)
-    return RunContext(config, transport, parts, build.decide(config, parts, MAIN, transport.size))
+    decisions = build.decide(config, parts, MAIN, transport.size)
+    return RunContext(**vars(parts), config=config, transport=transport, decisions=decisions)
 
 
 def start(
