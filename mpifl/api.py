@@ -15,7 +15,7 @@ from mpifl.comm.transport import Transport, on_server
 from mpifl.core.case_names import label_of
 from mpifl.core.errors import is_whole, require
 from mpifl.data import PoolFederation
-from mpifl.driver.checkpoints import refuse_changes, refuse_place
+from mpifl.driver.resumption import refuse_changes, refuse_place
 from mpifl.driver.run import run as run_experiment
 from mpifl.driver.run_callbacks import end_late
 from mpifl.experiment import loader

@@ -81,7 +81,7 @@ TARGET = {
 def run(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration."""
     from mpifl.comm.transport import on_server
-    from mpifl.driver.checkpoints import refuse_changes
+    from mpifl.driver.resumption import refuse_changes
     from mpifl.driver.run import run as run_experiment
     from mpifl.experiment.loader import load_everywhere, to_tree
     from mpifl.results.run_folder import is_begun, is_complete, refuse_more_rounds
@@ -141,7 +141,7 @@ JOBS = {"metavar": "COUNT", "help": "cases of a sweep that run at a time, each o
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Resume a run from its last checkpoint, on any number of ranks, or the unfinished cases of a sweep."""
     from mpifl.comm.transport import on_server
-    from mpifl.driver.checkpoints import refuse_changes, refuse_place
+    from mpifl.driver.resumption import refuse_changes, refuse_place
     from mpifl.driver.run import run as run_experiment
     from mpifl.experiment.loader import load_everywhere, merged, overrides, read
     from mpifl.results.run_folder import is_complete, refuse_more_rounds

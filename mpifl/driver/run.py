@@ -58,6 +58,7 @@ from mpifl.supervision.signals import Signals, Watchdog
 from mpifl.training.batched import stackable
 
 from .checkpoints import Checkpoints, locked
+from .resumption import about, check_same
 from .run_callbacks import RunCallbacks
 
 
@@ -110,11 +111,8 @@ def run(
         folder = on_server(transport, lambda: resumed or new_folder(config))
         signals.folder = str(folder)
         recorder = open_recorder(context, folder) if transport.is_server else None
-        content = context.federation.content
-        weights = start_checksum(context) if transport.is_server else ""
-        checkpoints = Checkpoints(
-            folder, config, context.identity, signals, recorder, progress.say, content, weights, lock
-        )
+        terms = about_of(context) if transport.is_server else {}
+        checkpoints = Checkpoints(folder, config.checkpoint, terms, signals, recorder, progress.say, lock)
         begin = partial(go_on, checkpoints, config, from_start) if resumed else checkpoints.create
         with closing(checkpoints), RunCallbacks(context, callbacks, folder, signals) as observed:
             saved = on_server(transport, begin, everywhere=False)
@@ -172,8 +170,9 @@ def train(
                     see = observer(context, server_step, engine, recorder, progress, observed, file)
                 server = engine.run(see, saved)
             with doing("writing results"):
-                origin = {"settings": loader.settings(config), "identity": checkpoints.identity}
-                origin |= {"files": checkpoints.files} if checkpoints.files else {}
+                terms = checkpoints.about
+                origin = {"settings": loader.settings(config), "identity": terms.get("surroundings", {})}
+                origin |= {"files": terms["files"]} if terms.get("files") else {}
                 return finish(context, server_step, engine, recorder, server, start, origin, watchdog)
 
 
@@ -226,6 +225,11 @@ def new_folder(config: Config) -> Path:
     return folder
 
 
+def about_of(context: RunContext) -> dict[str, Any]:
+    """Return what the numbers of a run depend on, see `resumption.about`; on rank 0."""
+    return about(context.config, context.identity, context.federation.content, start_checksum(context))
+
+
 def start_checksum(context: RunContext) -> str:
     """Return a checksum of the weights that the run reads from files; empty if all are drawn.
 
@@ -252,8 +256,9 @@ def go_on(checkpoints: Checkpoints, config: Config, from_start: bool) -> Saved |
 
     The configuration of the resumed run is written to the run folder: it may have more rounds.
     """
-    saved = checkpoints.find(from_start)
-    file, text = checkpoints.run_folder / "config.yaml", loader.dump(config)
+    folder = checkpoints.run_folder
+    saved = checkpoints.find(from_start, partial(check_same, config, folder, checkpoints.about))
+    file, text = folder / "config.yaml", loader.dump(config)
     if file.read_text() != text:
         write_atomically(file, text)
     return saved
