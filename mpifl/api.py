@@ -20,7 +20,8 @@ from mpifl.driver.run import run as run_experiment
 from mpifl.driver.run_callbacks import end_late
 from mpifl.experiment import loader
 from mpifl.experiment.build import open_data
-from mpifl.experiment.schema import Config, check_sections
+from mpifl.experiment.schema import Config
+from mpifl.experiment.section_checks import check_sections
 from mpifl.results import reader
 from mpifl.results.reader import Run
 from mpifl.results.run_folder import is_complete, refuse_more_rounds

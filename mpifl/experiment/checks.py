@@ -47,7 +47,8 @@ from mpifl.training.per_client import SECTION, PerClient
 from mpifl.training.tasks import Classification
 
 from .context import Parts
-from .schema import Config, EvaluationConfig, StartConfig, SystemConfig, check_local
+from .schema import Config, EvaluationConfig, StartConfig, SystemConfig
+from .section_checks import check_local
 from .starting_model import FILE, check_network
 
 
@@ -72,9 +73,10 @@ def check_parts(config: Config, parts: Parts) -> None:
     check_outputs(model, config.task, parts.federation)
     warn_of_numbered_categories(model, info)
     check_method(algorithm, model, config.data.scenario, parts)
-    check_local(config, [local, *parts.differing.values()])
+    ways = [local, *parts.differing.values()]
+    check_local(algorithm.needs, local, config.per_client, config.system.stack, ways)
     check_augmentation(local, config.per_client, info)
-    check_batches([local, *parts.differing.values()], parts.learner.drop_single)
+    check_batches(ways, parts.learner.drop_single)
     warn_of_ignored(algorithm, local, config.per_client, bool(config.evaluation.finetune_epochs))
     warn_of_ignored_options(algorithm)
     if config.policy.under_way and (config.participation < 1 or config.cohort_size is not None):

@@ -31,7 +31,8 @@ from mpifl.core.units import quantity, unit_of
 from mpifl.models import ModelOptions
 from mpifl.results.identity import deciding
 
-from .schema import CHOICES, Config, Seeds, check_sections
+from .schema import CHOICES, Config, Seeds
+from .section_checks import check_sections
 
 if TYPE_CHECKING:
     from mpifl.comm.transport import Transport

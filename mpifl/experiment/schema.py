@@ -7,25 +7,16 @@ the classes that this object can have. The docstring of a class describes each o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval, MinLen
 
 from mpifl.aggregation.collective_choice import COSTS, ByBytes
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.core.algorithm import Algorithm, Needs
-from mpifl.core.capabilities import (
-    NO_SINGLE_MODEL,
-    NewClients,
-    OneShotStatistics,
-    RememberedUploads,
-    RowUpdates,
-    hooks_of,
-    uses,
-)
-from mpifl.core.errors import MethodError, UserError, name_of, require
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.errors import require
 from mpifl.core.options import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -40,10 +31,9 @@ from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig
 from mpifl.models import MODELS, LoRA, ModelOptions
 from mpifl.protection.attacks import ATTACKS, Attack, NoAttack
-from mpifl.protection.privacy import PRIVACIES, CentralPrivacy, LocalPrivacy, Privacy
-from mpifl.protection.robust_rules import RULES, DistanceRule, NoRule, Rule
-from mpifl.protection.secure_sum import SECURE, MaskedSums, SecureConfig
-from mpifl.results.callbacks import check_entries
+from mpifl.protection.privacy import PRIVACIES, Privacy
+from mpifl.protection.robust_rules import RULES, NoRule, Rule
+from mpifl.protection.secure_sum import SECURE, SecureConfig
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.client_devices import DEVICES, Alike, Devices
 from mpifl.simulation.clock import CLOCKS, ClockConfig, VirtualTime
@@ -53,12 +43,9 @@ from mpifl.simulation.policies import POLICIES, ClientDecides, Policy, Synchrono
 from mpifl.simulation.upload_triggers import UPLOAD_TRIGGERS
 from mpifl.traffic.compression import COMPRESSIONS, Payload
 from mpifl.training.config import LocalConfig
-from mpifl.training.own_metrics import load_metrics
-from mpifl.training.per_client import SECTION, LocalChanges, check_changes
-from mpifl.training.precision import FLOAT32
+from mpifl.training.per_client import LocalChanges
 from mpifl.training.tasks import TASKS, Classification
 
-from .exclusions import check_exclusions
 from .table_layout import TableConfig
 
 
@@ -409,207 +396,3 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (DataConfig, "public"): SOURCES,
     (DataConfig, "scenario"): SCENARIOS,
 }
-
-
-def check_needs(algorithm: Algorithm) -> None:
-    """Raise `MethodError` if `needs` of a method of one's own is something else."""
-    needs: Any = algorithm.needs
-    if not isinstance(needs, Needs):
-        what, name = f"is a {type(needs).__name__}", f"{type(algorithm).__name__}.needs"
-        raise MethodError(name, what, "assign Needs(...), which mpifl.core.method has")
-
-
-def check_sections(config: Config) -> None:
-    """Check the sections against each other, as far as this needs neither data nor a model.
-
-    Raises:
-        UserError: sections do not fit together; names a key, its value and a remedy.
-    """
-    policy, clock, computing = config.policy, config.clock, config.network.computing
-    check_needs(config.algorithm)
-    check_entries(config.output.callbacks)
-    load_metrics(config.evaluation.metrics, [metric.name for metric in config.task.scored])
-    policy.check(config.algorithm)
-    policy.check_clock(clock)
-    if not policy.synchronous:
-        check_without_rounds(config)
-    remedy = "has no effect: this network has its own computing times; leave it out"
-    remedy += f" ({_option_for('delay', config.delay, Constant())})"
-    require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
-    away = config.availability
-    remedy = "has no effect while off_s is 0 (always there); leave it out, or give off_s"
-    require(bool(away.off_s) or away.on_s == Availability().on_s, "availability.on_s", away.on_s, remedy)
-    if isinstance(config.model, ModelOptions) and not config.model.lora.rank:
-        replaced = config.start.run is not None and config.start.part == "all"
-        remedy = "has no effect beside start.run, which gives all weights; leave it out, or use start.part"
-        none = config.model.weights is None
-        require(none or not replaced, "model.weights", config.model.weights, f"{remedy} body")
-    check_changes(config.local, config.per_client, config.devices.names)
-    config.devices.check(config.delay, config.network, away)
-    check_privacy(config)
-    check_secure_aggregation(config)
-    check_exclusions(vars(config), config.algorithm.needs, type(config.algorithm).__name__)
-    check_sample_losses(config)
-    check_robust(config.robust, config.algorithm)
-    if why := clock.ignores_delays(policy.in_seconds):
-        remedy = f"has no effect: {why}; --devices alike leaves it out"
-        require(not config.devices.is_timed, "devices", config.devices, remedy)
-        for name, plain in (("delay", Constant()), ("network", Links()), ("availability", Availability())):
-            value = getattr(config, name)
-            remedy = f"has no effect: {why}; {_option_for(name, value, plain)} leaves it out"
-            require(value == plain, name, value, remedy)
-    check_local(config, [config.local])
-    check_output(config)
-    late = config.newcomers.share or list(config.newcomers.groups)
-    once = uses(config.algorithm, OneShotStatistics) and not uses(config.algorithm, NewClients)
-    remedy = "this method looks at its clients once, before training, and accepts none later; leave it out"
-    require(not (once and late), "newcomers", late, remedy)
-
-
-def _option_for(name: str, value: Any, plain: Any) -> str:
-    """Return the options that set a section back to its default; it may have been set by a base file.
-
-    Args:
-        name: name of the section.
-        value: the object of the section.
-        plain: its default object.
-    """
-    if type(value) is not type(plain):
-        called = name_of(plain)
-        return f"--{name} {called}"
-    differing = [f.name for f in fields(value) if getattr(value, f.name) != getattr(plain, f.name)]
-    return " ".join(f"--{name}.{key} {_as_yaml(getattr(plain, key))}" for key in differing)
-
-
-def _as_yaml(value: Any) -> Any:
-    return "null" if value is None else value
-
-
-def check_without_rounds(config: Config) -> None:
-    """Raise `UserError` if an option needs rounds; called for policies that have none."""
-    evaluation, output, late = config.evaluation, config.output, config.newcomers
-    remedy = "models of one round are compared; use policy rounds, or leave it out"
-    require(not evaluation.distances, "evaluation.distances", True, remedy)
-    matrices = evaluation.matrices
-    require("parameters" not in matrices, "evaluation.matrices", list(matrices), remedy)
-    remedy = "updates are compared in rounds only, under policy rounds; leave it out"
-    require(not output.updates, "output.updates", True, remedy)
-    remedy = "events.csv names the client of each upload, and clock.trace repeats them; use all"
-    require(output.clients == "all", "output.clients", output.clients, remedy)
-    remedy = "newcomers join under policy rounds only"
-    require(not (late.share or late.groups), "newcomers.share", late.share, remedy)
-    stack, remedy = config.system.stack, "clients are stacked under policy rounds only; use 1"
-    require(stack <= 1, "system.stack", stack, remedy)
-
-
-def check_output(config: Config) -> None:
-    """Raise `UserError` if the method or the evaluation rules out an option of `output`."""
-    algorithm, output = config.algorithm, config.output
-    remedy = "this method evaluates clients by mixtures of several models; leave it out"
-    mixed = algorithm.needs.several_models
-    require(not (mixed and output.client_models), "output.client_models", True, remedy)
-    remembers = uses(algorithm, RememberedUploads)
-    require(not (remembers and output.updates), "output.updates", True, NO_SINGLE_MODEL)
-    remedy = "evaluation.matrices are ordered by the clusters of all clients; use all, or leave them out"
-    allowed = output.clients == "all" or not config.evaluation.matrices
-    require(allowed, "output.clients", output.clients, remedy)
-
-
-def check_local(config: Config, ways: Sequence[LocalConfig]) -> None:
-    """Raise `UserError` if the method cannot train as `local` or `per_client` say.
-
-    Args:
-        config: the configuration.
-        ways: `local`, and the different configurations of clients in `per_client`, as far as known.
-    """
-    needs, local = config.algorithm.needs, config.local
-    remedy = "this method computes gradients of its own, in float32; use float32"
-    require(not needs.own_gradients or local.precision == FLOAT32, "local.precision", local.precision, remedy)
-    if needs.plain_sgd:
-        remedy = "this method needs plain SGD without momentum; use "
-        require(local.optimizer == "sgd", "local.optimizer", local.optimizer, f"{remedy}sgd")
-        given = [("local", local.momentum)]
-        given += [(f"{SECTION}.{clients}", c.momentum or 0.0) for clients, c in config.per_client.items()]
-        wrong = next((g for g in given if g[1]), None) if any(way.momentum for way in ways) else None
-        if wrong is not None:
-            raise UserError(f"{wrong[0]}.momentum", wrong[1], f"{remedy}0")
-    if local.keep_optimizer:
-        remedy = "SGD without momentum has nothing to keep; use local.momentum, or local.optimizer adam"
-        require(all(way.remembers for way in ways), "local.keep_optimizer", True, remedy)
-        remedy = "this method begins every training with a new optimiser; use false"
-        require(not needs.new_optimizer, "local.keep_optimizer", True, remedy)
-        remedy = "clients that are stacked begin with new optimisers; use 1, or local.keep_optimizer false"
-        require(config.system.stack <= 1, "system.stack", config.system.stack, remedy)
-
-
-def check_privacy(config: Config) -> None:
-    """Check that the noise of `privacy` covers all that clients send, and that all other sections fit it.
-
-    Raises:
-        UserError: it does not.
-    """
-    privacy, algorithm, name = config.privacy, config.algorithm, type(config.algorithm).__name__
-    if not isinstance(privacy, (CentralPrivacy, LocalPrivacy)):
-        return
-    kind = "central" if isinstance(privacy, CentralPrivacy) else "local"
-    remedy = f"{name} sends more than updates of rows that are averaged, which no noise covers; use none"
-    fits = uses(algorithm, RowUpdates) and not uses(algorithm, OneShotStatistics)
-    require(fits, "privacy.name", kind, remedy)
-    chooses = hooks_of(algorithm, RowUpdates).trained is not None
-    if isinstance(privacy, LocalPrivacy):
-        remedy = f"clients of {name} tell the server the row they chose, and no noise covers it; use central"
-        require(not chooses, "privacy.name", kind, remedy)
-        return
-    remedy = "the server adds noise to sums of rounds; use policy rounds, or privacy.name local"
-    require(type(config.policy) is Synchronous, "privacy.name", kind, remedy)
-    late = config.newcomers
-    remedy = "the accountant assumes that all clients are equally likely to be drawn; leave newcomers out"
-    require(not (late.share or late.groups), "newcomers", late.share or list(late.groups), remedy)
-    remedy = f"has no effect: {name} has tables of one row, whose count is known; leave it out"
-    require(chooses or privacy.count_noise is None, "privacy.count_noise", privacy.count_noise, remedy)
-
-
-def check_secure_aggregation(config: Config) -> None:
-    """Check that nothing in a run needs single uploads if the server may see only sums.
-
-    Raises:
-        UserError: something needs them.
-    """
-    if not isinstance(config.secure_aggregation, MaskedSums):
-        return
-    algorithm, name, system = config.algorithm, "secure_aggregation.name", config.system
-    remedy = f"the server of {type(algorithm).__name__} needs more than sums of uploads by row; use none"
-    require(uses(algorithm, RowUpdates), name, "masks", remedy)
-    remedy = "masks cancel among the clients of a round; use policy rounds"
-    require(config.policy.synchronous and not config.policy.leaves_out, name, "masks", remedy)
-    remedy = "masks cancel in exact sums only; use exact"
-    require(system.sums == "exact", "system.sums", system.sums, remedy)
-    remedy = "brings single uploads to the server; use auto or reduce"
-    require(system.collective != "gather", "system.collective", system.collective, remedy)
-    remedy = "compares single uploads, which nobody has; leave it out"
-    require(not config.evaluation.distances, "evaluation.distances", True, remedy)
-    matrices = config.evaluation.matrices
-    require("parameters" not in matrices, "evaluation.matrices", list(matrices), remedy)
-    require(not config.output.updates, "output.updates", True, remedy)
-
-
-def check_sample_losses(config: Config) -> None:
-    """Raise `UserError` for a task whose loss is no mean over samples if the method weighs samples."""
-    remedy = (
-        f"{type(config.algorithm).__name__} weighs the losses of samples, and the loss of this task is not "
-    )
-    remedy += "their mean; define `losses`, or `total_loss` and `count`"
-    fits = config.task.has_total or not config.algorithm.needs.sample_losses
-    require(fits, "task.name", type(config.task).__name__, remedy)
-
-
-def check_robust(rule: Rule | NoRule, algorithm: Algorithm) -> None:
-    """Raise `UserError` if the method takes no averages, or reassigns rows that the rule bounds around."""
-    if isinstance(rule, NoRule):
-        return
-    name, needs, method = name_of(rule), algorithm.needs, type(algorithm).__name__
-    remedy = f"{method} averages no uploads over all clients or over groups (Needs.averages); leave it out"
-    require(needs.averages, "robust.name", name, remedy)
-    bounded = isinstance(rule, DistanceRule) and rule.from_row
-    remedy = f"{method} reassigns its rows: an upload has no row to be bounded around; use another rule"
-    require(not (bounded and needs.new_rows), "robust.name", name, remedy)

@@ -23,7 +23,8 @@ from mpifl.core.case_names import folder_name, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.textfiles import MAX_NAME_BYTES, plain
 from mpifl.experiment import loader
-from mpifl.experiment.schema import Config, OutputConfig, check_sections
+from mpifl.experiment.schema import Config, OutputConfig
+from mpifl.experiment.section_checks import check_sections
 from mpifl.experiment.table_layout import COLUMNS, ROWS, SEED, TableConfig
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.client_devices import Alike

@@ -18,7 +18,8 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_json
 from mpifl.core.rng import key
 from mpifl.experiment import loader
-from mpifl.experiment.schema import Config, check_sections
+from mpifl.experiment.schema import Config
+from mpifl.experiment.section_checks import check_sections
 from mpifl.results import run_folder as folders
 from mpifl.results.reader import Run, load
 from mpifl.simulation.durations import VisitDuration

@@ -24,7 +24,8 @@ from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.errors import CodeFailed, Stopped, UserError, require
 from mpifl.driver.run import run
 from mpifl.experiment import loader
-from mpifl.experiment.schema import Config, check_sections
+from mpifl.experiment.schema import Config
+from mpifl.experiment.section_checks import check_sections
 from mpifl.results.reader import Run, load
 
 Tree = dict[str, Any]

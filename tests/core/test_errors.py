@@ -10,7 +10,8 @@ import pytest
 
 from mpifl.core.errors import UserError, name_of
 from mpifl.experiment.loader import load
-from mpifl.experiment.schema import CHOICES, check_sections
+from mpifl.experiment.schema import CHOICES
+from mpifl.experiment.section_checks import check_sections
 from mpifl.models import MODELS
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.delays import DELAYS

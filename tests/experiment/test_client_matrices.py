@@ -18,7 +18,8 @@ from mpifl.core.types import Server
 from mpifl.experiment import build, client_matrices
 from mpifl.experiment.client_matrices import compare_clients
 from mpifl.experiment.context import RunContext
-from mpifl.experiment.schema import EvaluationConfig, check_sections
+from mpifl.experiment.schema import EvaluationConfig
+from mpifl.experiment.section_checks import check_sections
 from mpifl.results.run_folder import is_complete
 from mpifl.runtime.server_step import ServerStep
 from mpifl.simulation.policies import EveryArrival

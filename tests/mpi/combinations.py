@@ -447,7 +447,8 @@ def attempted(tree: Tree, folder: Path, name: str, what: str) -> dict[str, Any]:
     from mpifl.core.errors import CodeFailed, Stopped, UserError
     from mpifl.driver.run import run
     from mpifl.experiment import loader
-    from mpifl.experiment.schema import Config, check_sections
+    from mpifl.experiment.schema import Config
+    from mpifl.experiment.section_checks import check_sections
     from mpifl.forecast.plan import describe
     from mpifl.runtime.script import connected, on_all_ranks
 

@@ -17,7 +17,7 @@ from mpifl import cli
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
-from mpifl.experiment.schema import check_robust
+from mpifl.experiment.section_checks import check_robust
 from mpifl.protection.attacks import SignFlip
 from mpifl.protection.robust_rules import Krum, Median, NormBound, NoRule
 from mpifl.simulation.policies import Barrier, Buffer

@@ -43,7 +43,8 @@ from mpifl.core.mixing import (
 )
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server
-from mpifl.experiment.schema import EvaluationConfig, check_needs
+from mpifl.experiment.schema import EvaluationConfig
+from mpifl.experiment.section_checks import check_needs
 from mpifl.simulation.policies import Buffer, EveryArrival, Policy
 from mpifl.traffic.compression import Payload
 

@@ -20,7 +20,7 @@ from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.data.build import open_federation
 from mpifl.experiment.loader import load
-from mpifl.experiment.schema import check_sections
+from mpifl.experiment.section_checks import check_sections
 from mpifl.simulation.availability import Availability, Presence
 from mpifl.simulation.client_devices import Classes, DeviceClass, Measured, exact_counts
 from mpifl.simulation.delays import Constant, Exponential

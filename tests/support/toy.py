@@ -33,7 +33,8 @@ from mpifl.core.rng import Key, key
 from mpifl.core.types import Notes, Server
 from mpifl.experiment import build
 from mpifl.experiment.context import RunContext
-from mpifl.experiment.schema import Config, EvaluationConfig, Seeds, check_sections
+from mpifl.experiment.schema import Config, EvaluationConfig, Seeds
+from mpifl.experiment.section_checks import check_sections
 from mpifl.models import MODELS
 from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.server_step import ServerStep

@@ -14,7 +14,8 @@ from support.runs import CONFIG
 import mpifl
 from mpifl.core.errors import CodeFailed
 from mpifl.experiment import loader
-from mpifl.experiment.schema import Config, EvaluationConfig, check_sections
+from mpifl.experiment.schema import Config, EvaluationConfig
+from mpifl.experiment.section_checks import check_sections
 from mpifl.training.own_metrics import load_metrics
 
 FILE = own_metrics.__file__

@@ -14,7 +14,8 @@ from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.experiment import build
 from mpifl.experiment.loader import dump, load
-from mpifl.experiment.schema import SystemConfig, check_sections
+from mpifl.experiment.schema import SystemConfig
+from mpifl.experiment.section_checks import check_sections
 from mpifl.forecast.traffic import forecast
 from mpifl.runtime.server_step import ServerStep
 from mpifl.simulation.client_devices import Classes, DeviceClass
