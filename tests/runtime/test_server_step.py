@@ -440,11 +440,11 @@ def test_updates_are_compared_with_their_mean_in_every_module(tmp_path):
             assert_allclose(one["cosine"], cosine, rtol=1e-9)
 
 
+@dataclass(frozen=True)
 class Changes(Algorithm):
     """FedAvg whose clients upload changes, from nothing or from a vector that they name."""
 
-    def __init__(self, named: bool) -> None:
-        self.named = named
+    named: bool
 
     def local_update(self, message, state, client, key):
         """Upload the change, or the model beside the one that it is based on, half as long."""

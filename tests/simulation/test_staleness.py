@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +70,7 @@ def test_a_mixing_that_changes_the_number_of_rows_is_not_damped(keep):
     assert new.keep is None, "a table that was not there"
 
 
+@dataclass(frozen=True)
 class Regroup(Algorithm):
     """Clusters anew at each step: two rows, then three, each the mean of the uploads."""
 
