@@ -21,7 +21,7 @@ from mpifl.core.files import try_lock, write_json
 from mpifl.results import checkpoint_files, run_folder
 from mpifl.results.identity import CODES, EARLIER, differences, resumed
 from mpifl.results.recorder import Recorder
-from mpifl.runtime.run_state import SAVE, STOP, CheckpointConfig, Checkpointer, FileSums, Saved
+from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
 from mpifl.supervision.logging import warn
 from mpifl.supervision.signals import Signals
 
@@ -31,12 +31,14 @@ class Checkpoints(Checkpointer):
 
     Args:
         folder: the run folder; known on every rank.
-        schedule: when checkpoints are written, and how many are kept.
         about: what the numbers of the run depend on, see `resumption.about`.
         signals: requests to save or stop.
         recorder: writes the tables of the run folder; None on workers.
         say: called with lines for the terminal.
         lock: lock of the run folder, see `locked`, if the run was resumed; only on rank 0.
+        every: server steps between checkpoints; 0 for none by steps.
+        minutes: real minutes between checkpoints; 0 for none by time.
+        keep: number of checkpoints to keep.
 
     Attributes:
         about: as given; of a resumed run, its `surroundings` also hold what was different before.
@@ -48,14 +50,18 @@ class Checkpoints(Checkpointer):
     def __init__(
         self,
         folder: Path,
-        schedule: CheckpointConfig,
         about: Mapping[str, Any],
         signals: Signals,
         recorder: Recorder | None,
         say: Callable[[str], None],
         lock: IO[str] | None = None,
+        *,
+        every: int,
+        minutes: float,
+        keep: int,
     ) -> None:
-        self.run_folder, self.schedule, self.signals, self.say = folder, schedule, signals, say
+        self.run_folder, self.signals, self.say = folder, signals, say
+        self.every, self.minutes, self.keep = every, minutes, keep
         self.recorder, self.about = recorder, dict(about)
         self.written, self.tried, self.since = 0, 0, time.monotonic()
         self._lock = lock
@@ -150,7 +156,7 @@ class Checkpoints(Checkpointer):
         One is due after a number of steps or minutes, after the first step, or at a signal.
         """
         asked, stop = self.signals.take()
-        every, minutes = self.schedule.every, self.schedule.minutes
+        every, minutes = self.every, self.minutes
         by_step = bool(every) and step > self.written and step % every == 0
         by_time = minutes > 0 and time.monotonic() - self.since > 60 * minutes
         first = self.tried == 0 < step and (every > 0 or minutes > 0)
@@ -178,14 +184,14 @@ class Checkpoints(Checkpointer):
         )
         path = checkpoint_files.write(self.folder, content)
         self._held, self.written = dict(files), saved.step
-        checkpoint_files.prune(self.folder, self.schedule.keep, content.run)
+        checkpoint_files.prune(self.folder, self.keep, content.run)
         self.say(f"checkpoint: {path.name}, {time.monotonic() - start:.2f} s")
 
     def write_failed(self, step: int, error: OSError) -> None:
         """Warn that a checkpoint could not be written; the run goes on, and earlier checkpoints stay."""
         self.tried, self.since = step, time.monotonic()
         with suppress(OSError):
-            checkpoint_files.prune(self.folder, self.schedule.keep, self.run_id)
+            checkpoint_files.prune(self.folder, self.keep, self.run_id)
         last = f"the last checkpoint is of step {self.written}" if self.written else "there is no checkpoint"
         reason = f"{error.strerror or error}: {self.folder}"
         warn(f"the state after step {step} could not be written ({reason}); the run goes on, {last}")

@@ -112,7 +112,9 @@ def run(
         signals.folder = str(folder)
         recorder = open_recorder(context, folder) if transport.is_server else None
         terms = about_of(context) if transport.is_server else {}
-        checkpoints = Checkpoints(folder, config.checkpoint, terms, signals, recorder, progress.say, lock)
+        checkpoints = Checkpoints(
+            folder, terms, signals, recorder, progress.say, lock, **vars(config.checkpoint)
+        )
         begin = partial(go_on, checkpoints, config, from_start) if resumed else checkpoints.create
         with closing(checkpoints), RunCallbacks(context, callbacks, folder, signals) as observed:
             saved = on_server(transport, begin, everywhere=False)

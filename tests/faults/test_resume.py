@@ -518,7 +518,7 @@ def test_checkpoints_come_by_steps_by_minutes_and_when_asked_for(tmp_path, monke
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
     signals = Signals()
     config = loader.load(str(CONFIG), ["--checkpoint", "{every: 4, minutes: 5}"])
-    keeper = checkpoints.Checkpoints(tmp_path, config.checkpoint, {}, signals, None, print)
+    keeper = checkpoints.Checkpoints(tmp_path, {}, signals, None, print, **vars(config.checkpoint))
 
     def due(step: int, minutes: float) -> str:
         now[0] += 60.0 * minutes
