@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +37,12 @@ from .scenario import (
 )
 from .scenarios.partition_file import FORMATS, check_format, exported, write
 from .scenarios.rotated import Rotated
-from .sources import MEASURED, NORMALISATIONS, Source, in_one_line, normalisation
+from .sources.base import MEASURED, NORMALISATIONS, Source, in_one_line
 from .sources.scikit import Digits, Photos
 from .transforms import ToFeatures, ToInputs, ToTensor, ToTokens
 
-FACTS = (
-    *("num_train", "num_classes", "origin_names", "class_names", "vocabulary", "categories", "parts"),
-    *("remarks", "origin_groups"),
-)
-"""Attributes of a pool that are no arrays."""
-
-MATERIALIZE_LIMIT_BYTES = 8 * 2**30
-"""Above this many bytes, operations run at every visit and their results are not stored."""
+MATERIALIZE_LIMIT_BYTES = 8 * 2**30  # above it, operations run at every visit; their results are not stored
+ARRAYS = ("inputs", "labels", "origin", "mean", "std")  # fields of a pool; the others are facts
 
 
 @dataclass(frozen=True)
@@ -111,30 +105,39 @@ def open_federation(
         _check_fits(config, pool)
         with doing("composing the scenario"):
             spec = _composed(config.scenario, pool, seed)
-        known = {"samples": cache.content(place, "images", "labels", "origin")}
-        known["normalisation"] = _normalisation(config, spec, pool)
+        to_inputs, normalisation = _to_inputs(config, spec, pool)
+        content = {
+            "samples": cache.content(place, "images", "labels", "origin"),
+            "normalisation": normalisation,
+        }
         name = name_of(config.scenario)
         if spec.drift is not None:
             with _of_users(config.scenario, "drift"):
                 check_drift(spec, spec.drift, pool, name)
             check_memory("clients", len(spec.drift.sizes), CLIENT_BYTES)
-            to_tensor = _to_tensor(config, spec, pool)
-            return PoolFederation(pool, spec, spec.drift, to_tensor, known, cache_bytes)
+            return PoolFederation(pool, spec, spec.drift, to_inputs, content, cache_bytes)
         code, kind = cache.code_digest(type(config.scenario)), type(config.scenario).__name__
         files = config.scenario.files()
         read = [_file_state(path) for path in files]
         tag = cache.digest(place.name, kind, read, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
         folder = config.home / f"scenario-{tag}"
         cache.ensure(folder, lambda to: _write_scenario(name, spec, pool, to, say, files), say, build, verify)
-    facts = cache.facts(folder)
-    for line in facts["remarks"]:
+    noted, arrays = cache.facts(folder), cache.load_all(folder)
+    for line in noted["remarks"]:
         say(line)
-    parts = ("offsets", "index", "row")
-    names = [f"{split}_{part}" for split in facts["splits"] for part in parts]
-    content = {**known, "split": cache.content(folder, "labels", *names)}
-    if digest := facts.get("files"):  # a cache of an older version does not say
-        content["files"] = digest
-    return _open_scenario(config, spec, pool, folder, content, cache_bytes)
+    content["split"] = cache.content(folder, "labels", *(name for name in arrays if name != "images"))
+    if noted["files"]:
+        content["files"] = noted["files"]
+    splits = {
+        name: Csr(*(arrays.get(f"{name}_{part}") for part in ("offsets", "index", "row")))  # type: ignore[arg-type]
+        for name in noted["splits"]
+    }
+    if noted["materialized"]:
+        labels, plain = arrays["labels"], {name: () for name in spec.split_ops}
+        pool = Pool(arrays["images"], labels, len(labels), pool.num_classes, class_names=pool.class_names)
+        spec = replace(spec, blocks=None, ops=(), split_ops=plain, resize=None)
+    table = FixedPartition(splits, spec.op_groups, noted["test_pool"])
+    return PoolFederation(pool, spec, table, to_inputs, content, cache_bytes)
 
 
 def export_partition(config: DataConfig, seed: int, path: Path, key_of_path: str) -> int:
@@ -368,24 +371,19 @@ def _write_pool(config: DataConfig, to: Path, say: Progress) -> Mapping[str, Any
             pool = replace(pool, remarks=(*pool.remarks, f"source {config.source.name}: {line}"))
     if pool.kind != IMAGES or config.source.published is None:
         pool = standardised(pool)
-    for name in ("mean", "std"):
-        if (values := getattr(pool, name)) is not None:
-            cache.save(to, name, values)
-    if not (to / "images.npy").exists():
-        cache.save(to, "images", pool.inputs)
-    cache.save(to, "labels", pool.labels.astype(np.int64) if pool.label_kind == CLASSES else pool.labels)
-    if pool.origin is not None:
-        cache.save(to, "origin", pool.origin.astype(np.int64))
-    return {name: getattr(pool, name) for name in FACTS}
+    labels = pool.labels.astype(np.int64) if pool.label_kind == CLASSES else pool.labels
+    origin = None if pool.origin is None else pool.origin.astype(np.int64)
+    arrays = {"images": pool.inputs, "labels": labels, "origin": origin, "mean": pool.mean, "std": pool.std}
+    for name, array in arrays.items():
+        if array is not None and not (name == "images" and (to / "images.npy").exists()):
+            cache.save(to, name, array)
+    return {f.name: getattr(pool, f.name) for f in fields(pool) if f.name not in ARRAYS}
 
 
 def _open_pool(place: Path) -> Pool:
-    noted = cache.facts(place)
-    origin = cache.load(place, "origin") if (place / "origin.npy").exists() else None
-    facts = {name: _as_tuple(noted[name]) for name in FACTS}
-    for name in ("mean", "std"):
-        facts[name] = np.array(cache.load(place, name)) if (place / f"{name}.npy").exists() else None
-    return Pool(cache.load(place, "images"), cache.load(place, "labels"), origin=origin, **facts)
+    facts = {name: _as_tuple(value) for name, value in cache.facts(place).items()}
+    arrays: dict[str, Any] = cache.load_all(place)
+    return Pool(arrays.pop("images"), **arrays, **facts)
 
 
 def _as_tuple(value: Any) -> Any:
@@ -405,11 +403,13 @@ def _write_scenario(
     shared = any(csr.row is not None for csr in splits.values())  # each client would store a copy
     whole = spec.public or spec.group_test_sets  # addresses in the source, which are not stored
     materialized = spec.materialize and pool.kind == IMAGES and not shared and not whole
-    materialized = materialized and _bytes(spec, pool, table) <= MATERIALIZE_LIMIT_BYTES
     if materialized:
-        splits = _materialize(PoolFederation(pool, spec, table, ToTensor((0.0,), (1.0,))), splits, to)
+        plain = PoolFederation(pool, spec, table, ToTensor((0.0,), (1.0,)))
+        size = int(np.prod(plain.samples(0)[0].shape[1:]))
+        materialized = size * sum(int(csr.offsets[-1]) for csr in splits.values()) <= MATERIALIZE_LIMIT_BYTES
+        splits = _materialize(plain, splits, to) if materialized else splits
     for split, csr in splits.items():
-        for part, array in (("offsets", csr.offsets), ("index", csr.index), ("row", csr.row)):
+        for part, array in vars(csr).items():
             if array is not None:
                 cache.save(to, f"{split}_{part}", array)
     noted = {"splits": list(splits), "materialized": materialized, "test_pool": table.test_pool}
@@ -436,79 +436,43 @@ def _materialize(federation: PoolFederation, splits: Mapping[str, Csr], to: Path
     return materialized
 
 
-def _bytes(spec: ScenarioSpec, pool: Pool, table: FixedPartition) -> int:
-    sample = PoolFederation(pool, spec, table, ToTensor((0.0,), (1.0,))).samples(0)[0]
-    size = int(np.prod(sample.shape[1:]))
-    return size * sum(int(csr.offsets[-1]) for csr in table.splits.values())
+def _to_inputs(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> tuple[ToInputs, str]:
+    """Return the conversion of samples to a model's inputs, and the name of the normalisation.
 
-
-def _open_scenario(
-    config: DataConfig,
-    spec: ScenarioSpec,
-    pool: Pool,
-    folder: Path,
-    content: Mapping[str, str],
-    cache_bytes: int,
-) -> PoolFederation:
-    noted = cache.facts(folder)
-    splits = {name: _open_csr(folder, name) for name in noted["splits"]}
-    to_tensor = _to_tensor(config, spec, pool)
-    if noted["materialized"]:
-        images, labels = cache.load(folder, "images"), cache.load(folder, "labels")
-        pool = Pool(images, labels, len(labels), pool.num_classes, class_names=pool.class_names)
-        spec = replace(
-            spec, blocks=None, ops=(), split_ops={name: () for name in spec.split_ops}, resize=None
-        )
-    table = FixedPartition(splits, spec.op_groups, noted["test_pool"])
-    return PoolFederation(pool, spec, table, to_tensor, content, cache_bytes)
-
-
-def _open_csr(folder: Path, name: str) -> Csr:
-    def array(part: str) -> np.ndarray | None:
-        return cache.load(folder, f"{name}_{part}") if (folder / f"{name}_{part}.npy").exists() else None
-
-    return Csr(np.asarray(cache.load(folder, f"{name}_offsets")), array("index"), array("row"))
-
-
-def _to_tensor(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> ToInputs:
+    Raises:
+        UserError: the normalisation does not fit the samples.
+    """
     source = config.source
+    chosen, given = source.normalise or spec.normalise or "standard", source.mean is not None
+    name, mean, std = "given" if given else chosen, source.mean or (), source.std or ()
     if pool.kind != IMAGES:
-        if source.mean is not None and source.std is not None:
-            return _to_given(pool, source.mean, source.std)
-        given, allowed = config.source.normalise, {TOKENS: (None,)}.get(pool.kind, (None, "standard", "unit"))
-        remedy = f"these samples are {pool.kind}, not images; leave it out"
-        require(given in allowed, "data.source.normalise", given, remedy)
+        what = f"samples are {pool.kind}, not images; leave it out"
+        require(not given or pool.kind == FEATURES, "data.source.mean", list(mean), what)
+        allowed = (None, "standard", "unit") if pool.kind == FEATURES else (None,)
+        require(source.normalise in allowed, "data.source.normalise", source.normalise, f"these {what}")
         if pool.kind == TOKENS:
-            return ToTokens()
-        return ToFeatures() if given == "unit" else ToFeatures(pool.mean, pool.std)
-    chosen = config.source.normalise or spec.normalise or "standard"
+            return ToTokens(), name
+        if given:
+            remedy = f"give one number, or {pool.shape[-1]}: one for each feature"
+            require(len(mean) in (1, pool.shape[-1]), "data.source.mean", list(mean), remedy)
+            numbers = np.array(mean, np.float32), np.array(std, np.float32)
+            return ToFeatures(*sparing_categories(pool, *numbers)), name
+        return (ToFeatures() if source.normalise == "unit" else ToFeatures(pool.mean, pool.std)), name
     channels = pool.shape[0]
     for op in spec.ops:
         channels = op.channels(channels)
-    mean, std = normalisation(config.source, chosen, pool, channels)
-    return ToTensor(mean, std, spec.resize)
-
-
-def _normalisation(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> str:
-    """Return the name of the normalisation; `given` if the configuration has mean and deviation."""
-    chosen = config.source.normalise or spec.normalise or "standard"
-    if config.source.mean is not None:
-        return "given"
-    if pool.kind != IMAGES:
-        return chosen
-    measured = NORMALISATIONS[chosen] is None and config.source.published is None
-    return MEASURED if measured else chosen
-
-
-def _to_given(pool: Pool, mean: tuple[float, ...], std: tuple[float, ...]) -> ToInputs:
-    """Return the standardisation by the user's numbers, one for each feature or one for all.
-
-    Columns of categories stay as they are.
-    """
-    require(pool.kind == FEATURES, "data.source.mean", list(mean), f"samples are {pool.kind}; leave it out")
-    remedy = f"give one number, or {pool.shape[-1]}: one for each feature"
-    require(len(mean) in (1, pool.shape[-1]), "data.source.mean", list(mean), remedy)
-    return ToFeatures(*sparing_categories(pool, np.array(mean, np.float32), np.array(std, np.float32)))
+    if not given:
+        known = NORMALISATIONS[chosen] or source.published
+        name = chosen if known else MEASURED
+        assert pool.mean is not None or known
+        mean, std = known or (tuple(map(float, pool.mean)), tuple(map(float, pool.std)))  # type: ignore[arg-type]
+    key, value = ("mean", str(list(mean))) if given else ("normalise", chosen)
+    remedy = "give one number, or one for each channel" if given else "use standard, unit or half"
+    has = f"has {len(mean)} channels but the images have {channels}"
+    require(len(mean) in (1, channels), f"data.source.{key}", value, f"{has}; {remedy}")
+    return ToTensor(
+        *((mean * channels, std * channels) if len(mean) == 1 else (mean, std)), spec.resize
+    ), name
 
 
 @contextmanager

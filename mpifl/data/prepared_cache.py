@@ -53,6 +53,11 @@ def load(folder: Path, name: str) -> np.ndarray:
     return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False))
 
 
+def load_all(folder: Path) -> dict[str, np.ndarray]:
+    """Map all arrays of `folder`, by name; see `load`."""
+    return {path.stem: load(folder, path.stem) for path in sorted(folder.glob("*.npy"))}
+
+
 def facts(folder: Path) -> dict[str, Any]:
     """Return the facts that are stored beside the arrays of `folder`."""
     noted: dict[str, Any] = json.loads((folder / META).read_text())["facts"]

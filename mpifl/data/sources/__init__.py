@@ -1,7 +1,7 @@
 """Sources of samples. `SOURCES` maps the values of `source.name`."""
 
 from mpifl.core.errors import Registry
-from mpifl.data.sources.base import MEASURED, NORMALISATIONS, Source, in_one_line, normalisation
+from mpifl.data.sources.base import Source
 
 SOURCES: Registry[type[Source]] = Registry(
     "mpifl.data.sources",
@@ -34,4 +34,4 @@ SOURCES: Registry[type[Source]] = Registry(
     },
 )
 
-__all__ = ["MEASURED", "NORMALISATIONS", "SOURCES", "Source", "in_one_line", "normalisation"]
+__all__ = ["SOURCES", "Source"]

@@ -182,34 +182,6 @@ def fetch(source: Source, dataset: str, root: Path, **options: Any) -> None:
         raise UserError("data.root", str(root), remedy) from error
 
 
-def normalisation(source: Source, chosen: str, pool: Pool, channels: int) -> Statistics:
-    """Return (mean, std) per channel of pixels in [0, 1].
-
-    Args:
-        source: the source; its `mean` and `std`, if given, take precedence.
-        chosen: a name of `NORMALISATIONS`.
-        pool: its samples, with the statistics of their training part if the source has no published ones.
-        channels: number of channels of an image as the model gets it.
-
-    Raises:
-        UserError: there are statistics for another number of channels.
-    """
-    if source.mean is not None and source.std is not None:
-        mean, std = source.mean, source.std
-        key, given, remedy = "mean", str(list(mean)), "give one number, or one for each channel"
-    else:
-        own = None if pool.mean is None or pool.std is None else (_floats(pool.mean), _floats(pool.std))
-        mean, std = NORMALISATIONS[chosen] or source.published or own or ((0.0,), (1.0,))
-        key, given, remedy = "normalise", chosen, "use standard, unit or half"
-    has = f"has {len(mean)} channels but the images have {channels}"
-    require(len(mean) in (1, channels), f"data.source.{key}", given, f"{has}; {remedy}")
-    return (mean * channels, std * channels) if len(mean) == 1 else (mean, std)
-
-
-def _floats(values: np.ndarray) -> Channels:
-    return tuple(map(float, values))
-
-
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
     """Turn any error of a reader, on a file that is not `what`, into a `UserError` that names the file."""
