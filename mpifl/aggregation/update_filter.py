@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import torch
 
+from mpifl.core.client import ClientStates
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.parameters import VectorParts
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Notes, Reads, Report, Server
 
 if TYPE_CHECKING:
-    from .client_store import ClientStore
     from .mixer import Mixer
 
 
@@ -44,7 +44,7 @@ class FilteredVisit:
     visit: int
     key: Key
     told: Mapping[str, float] = field(default_factory=dict)
-    store: ClientStore | None = None
+    store: ClientStates | None = None
 
 
 @dataclass(frozen=True)

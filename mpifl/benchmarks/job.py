@@ -19,7 +19,7 @@ from mpifl.comm.transport import Transport
 from mpifl.core.process import keep_freed
 from mpifl.experiment.build import build, build_engine, build_server_step
 from mpifl.experiment.loader import load_everywhere
-from mpifl.runtime.recovery import command_loop, run_command
+from mpifl.runtime.engine import command_loop, run_command
 from mpifl.runtime.synchronous import SynchronousEngine
 
 from .turns import Connection, usage

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -299,6 +300,28 @@ class ClientHost(ABC):
     @abstractmethod
     def run_lockstep(self, works: Sequence[Callable[[], T]]) -> list[T]:
         """Run visits side by side and return their results; they train in one stack if that is possible."""
+
+
+class ClientStates(Protocol):
+    """What clients keep between visits, as tensors, under (kind, client, visit).
+
+    Attributes:
+        folder: node-local folder of its files.
+    """
+
+    folder: Path
+
+    def name(self, kind: str, k: int, visit: int) -> str:
+        """Return the file name of client `k` after `visit` visits."""
+
+    def load(self, kind: str, k: int, visit: int) -> dict[str, torch.Tensor]:
+        """Return the tensors that client `k` saved for `visit`; empty for visit 0, or if it saved none."""
+
+    def save(self, kind: str, k: int, visit: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Save the tensors of client `k` for `visit`."""
+
+    def keep(self, names: Sequence[str], folder: Path) -> dict[str, tuple[int, str]]:
+        """Copy files to a folder that outlives this node; return file name -> (bytes, SHA-256)."""
 
 
 class Peer(ABC):

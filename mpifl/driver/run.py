@@ -48,8 +48,7 @@ from mpifl.results.columns import with_diverged
 from mpifl.results.identity import line
 from mpifl.results.metrics import client_distances, mixture_kl
 from mpifl.results.recorder import Recorder, RunningFigures, digest, written_clients
-from mpifl.runtime.engine import Engine, Record
-from mpifl.runtime.recovery import regroup
+from mpifl.runtime.engine import Engine, Record, regroup
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ServerStep
 from mpifl.supervision.logging import RankLog, warn_once

@@ -27,7 +27,7 @@ from mpifl.core.process import FreedMemory, age
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import key
 from mpifl.core.task import Task
-from mpifl.core.torch_state import kept
+from mpifl.core.torch_state import Originals, kept
 from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
 from mpifl.models import (
@@ -45,8 +45,10 @@ from mpifl.protection.attacks import Attack
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
 from mpifl.runtime.hook_errors import DROP
+from mpifl.runtime.measures import ModelProducts, compare_updates
+from mpifl.runtime.plain_visits import in_one_call
 from mpifl.runtime.run_state import Checkpointer
-from mpifl.runtime.server_step import ServerStep
+from mpifl.runtime.server_step import Measure, ServerStep
 from mpifl.runtime.step_config import StepConfig, StepEvaluation, Sums
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.runtime.virtual_rounds import VirtualRounds
@@ -595,7 +597,6 @@ def build_server_step(
             evaluation=StepEvaluation(
                 training_data=config.evaluation.train,
                 finetune_epochs=config.evaluation.finetune_epochs,
-                models=_measures(context),
                 updates=config.output.updates,
             ),
             payload=config.payload,
@@ -607,7 +608,11 @@ def build_server_step(
             counter=counter or VisitCounter(),
             give_back=FreedMemory().give_back,
             filters=build_filters(context),
-        )
+            in_one_call=in_one_call,
+            kept=kept,
+            check_code=Originals().check,
+        ),
+        measures(context),
     )
 
 
@@ -620,13 +625,16 @@ def effort(context: RunContext) -> np.ndarray | None:
     return np.array([context.local_of(k).num_trained(n, single) / usual[k] for k, n in enumerate(sizes)])
 
 
-def _measures(context: RunContext) -> Callable[[int], bool] | None:
-    """Return step -> whether the clients' models are compared in that step; None if they never are."""
+def measures(context: RunContext) -> list[Measure]:
+    """Return what is measured of the uploads of each round."""
     evaluation, rounds = context.config.evaluation, context.config.rounds
+    found: list[Measure] = [compare_updates] if context.config.output.updates else []
     if evaluation.distances:
         schedule = EvaluationSchedule(context.evaluated_clients, evaluation.every)
-        return lambda step: schedule.due(step, rounds)
-    return (lambda step: step == rounds) if "parameters" in evaluation.matrices else None
+        found.insert(0, ModelProducts(lambda step: schedule.due(step, rounds)))
+    elif "parameters" in evaluation.matrices:
+        found.insert(0, ModelProducts(lambda step: step == rounds))
+    return found
 
 
 def shown_cache(context: RunContext) -> ShownCache | None:

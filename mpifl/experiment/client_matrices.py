@@ -17,7 +17,7 @@ from mpifl.core.errors import CodeFailed, UserError, code_failed, require
 from mpifl.core.federation import CLASSES
 from mpifl.core.parameters import take
 from mpifl.core.rng import key
-from mpifl.runtime.recovery import regroup
+from mpifl.runtime.engine import regroup
 from mpifl.runtime.server_step import ServerStep
 from mpifl.training.client import LocalClient
 

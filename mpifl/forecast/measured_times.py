@@ -24,6 +24,8 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.client_store import ClientStore
+from mpifl.aggregation.mixer import Mixer
+from mpifl.aggregation.tables import Tables
 from mpifl.comm.transport import Single
 from mpifl.core.capabilities import (
     ComparedUploads,
@@ -44,11 +46,10 @@ from mpifl.experiment.build import build_engine, build_server_step, effort
 from mpifl.experiment.context import RunContext
 from mpifl.results import checkpoint_files
 from mpifl.results.recorder import Recorder, written_clients
-from mpifl.runtime.aggregators import Aggregator, LocalAggregator, Uploads
 from mpifl.runtime.engine import EvaluationSchedule, Record
 from mpifl.runtime.protocol import GatheredReports
 from mpifl.runtime.run_state import Saved
-from mpifl.runtime.server_step import ServerStep, StepResult
+from mpifl.runtime.server_step import Aggregator, ServerStep, StepResult, Uploads
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.simulation.clock import VirtualTime, WallTime
 from mpifl.simulation.policies import Buffer, ClockParts
@@ -660,8 +661,10 @@ def _gram(context: RunContext, layout: Layout, rows: int, capability: type[Any],
         return 0.0
     few = min(rows, GRAM_ROWS)
     uploads = torch.ones(few, layout.size).unbind()
+    alone = Single()
+    mixer = Mixer(alone, Tables(alone))
     start = process_time()
-    LocalAggregator(layout)._mixer.gram(list(uploads), (few,), np.zeros(few, np.int64), layout.size)
+    mixer.gram(list(uploads), (few,), np.zeros(few, np.int64), layout.size)
     return (process_time() - start) * (rows / few) ** 2
 
 

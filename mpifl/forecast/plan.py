@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
@@ -30,6 +30,7 @@ from mpifl.comm.transport import Single, Transport, on_server
 from mpifl.core.capabilities import OneShotStatistics, SecondLook, ServerEvaluation, uses
 from mpifl.core.errors import name_of, require
 from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.parameters import Part
 from mpifl.core.process import available_cores
 from mpifl.core.progress import doing
 from mpifl.core.types import Message, Server
@@ -41,10 +42,9 @@ from mpifl.protection.robust_mixer import busiest_bytes as robust_bytes
 from mpifl.protection.robust_rules import CoordinateRule, DistanceRule, NoRule, Rule
 from mpifl.protection.secure_sum import MaskedSums
 from mpifl.results import run_folder as folders
-from mpifl.runtime.aggregators import DryAggregator
 from mpifl.runtime.hook_errors import DROP, ClientError, first_that_works
-from mpifl.runtime.protocol import ClientTask, ReportHeader, TaskBatch
-from mpifl.runtime.server_step import ServerStep
+from mpifl.runtime.protocol import ClientTask, GatheredReports, ReportHeader, TaskBatch
+from mpifl.runtime.server_step import ServerStep, Uploads
 from mpifl.supervision.progress import in_words
 
 from .data_preview import named_classes
@@ -304,6 +304,37 @@ def _num_kept(context: RunContext) -> int:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds < 10 else in_words(seconds)
+
+
+class DryAggregator:
+    """Aggregates nothing, for forecasts: results have the sizes of a real step, but made-up values."""
+
+    def gram(
+        self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
+    ) -> np.ndarray | None:
+        """Return the products [m, m] of orthonormal uploads: the identity matrix."""
+        return None if reports is None else np.eye(len(reports.notes))
+
+    def row_distances(
+        self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
+    ) -> np.ndarray:
+        """Return distances [m, K], all 1."""
+        return np.ones((len(reports.notes), len(server.tables[name])))
+
+    def mix(
+        self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
+    ) -> Mapping[str, torch.Tensor]:
+        """Return tables with the numbers of rows that a plan makes: the old rows, or copies of the first one.
+
+        Rows are not 0, because a method may divide by the norms of mixed rows.
+        """
+        assert server is not None
+        assert plan is not None
+        out = {}
+        for m in plan.mixings:
+            old = server.tables[m.into]
+            out[m.into] = old if len(old) == m.num_rows else old[:1].expand(m.num_rows, -1)
+        return out
 
 
 def first_plan(context: RunContext, server: Server) -> tuple[Plan, float]:

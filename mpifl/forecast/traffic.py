@@ -30,13 +30,14 @@ from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.errors import INTERRUPTED, CodeFailed, UserError, require, within_memory
 from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
+from mpifl.core.torch_state import kept
 from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.experiment.context import RunContext
 from mpifl.experiment.filters import build_filters
 from mpifl.experiment.schema import Config
 from mpifl.protection.secure_sum import MaskedSums
 from mpifl.runtime.hook_errors import DROP, ClientCall, ServerCall, first_that_works
-from mpifl.runtime.server_step import NO_MODELS
+from mpifl.runtime.measures import NO_MODELS
 from mpifl.traffic.compression import INDEX_BYTES, Payload
 from mpifl.traffic.encoding import (
     download_bytes,
@@ -120,7 +121,7 @@ def forecast(context: RunContext) -> TrafficForecast:
     def visit(k: int) -> tuple[Message, LocalClient, Report, State]:
         message, client = _message(context, server, k), _client(context, k)
         client.load_optimizer({})
-        with ClientCall(algorithm, "local_update", client=k, visit=0):
+        with kept(), ClientCall(algorithm, "local_update", client=k, visit=0):
             return message, client, *algorithm.local_update(message, {}, client, key(0))
 
     clients, drops = range(context.problem.num_clients), config.on_client_error == DROP
@@ -286,7 +287,7 @@ def _client(context: RunContext, k: int = 0) -> LocalClient:
 
 def _message(context: RunContext, server: Server, k: int) -> Message:
     """Return what client `k` downloads, on the device that trains its model."""
-    with ServerCall(context.config.algorithm, "reads", client=k):
+    with kept(), ServerCall(context.config.algorithm, "reads", client=k):
         reads = context.config.algorithm.reads(server, k)
     vectors = {
         name: read_rows(lambda t, rows: server.tables[t][rows], name, which) for name, which in reads.items()
@@ -365,6 +366,7 @@ def statistics_report(context: RunContext, k: int) -> Report:
 
     def visit(k: int) -> Report:
         with (
+            kept(),
             ClientCall(context.config.algorithm, "fingerprint", client=k, visit=0),
             within_memory("algorithm", algorithm),
         ):

@@ -17,13 +17,16 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from mpifl.aggregation.tables import read_rows, rows_of
+from mpifl.aggregation.mixer import Mixer, mix_exact, mix_float32
+from mpifl.aggregation.tables import Tables, read_rows, row_distances, rows_of
+from mpifl.aggregation.update_filter import UpdateFilters
 from mpifl.comm.task_pool import RecoveringPool, Task, task_loop
-from mpifl.comm.transport import RankLost
+from mpifl.comm.transport import RankLost, Single
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import message_on
 from mpifl.core.metric import with_figures
 from mpifl.core.mixing import Plan
+from mpifl.core.parameters import Layout, Part, take
 from mpifl.core.progress import ROUND, Stage, doing
 from mpifl.core.rng import Key
 from mpifl.core.timing import now
@@ -36,13 +39,11 @@ from mpifl.simulation.staleness import damp
 from mpifl.simulation.visits import Visit
 from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
 
-from .aggregators import Aggregator, LocalAggregator
-from .engine import Engine, Evaluated, EvaluationSchedule, Record
+from .engine import END, Engine, Evaluated, EvaluationSchedule, Record, regroup
 from .hook_errors import Dropped
-from .protocol import ClientTask, ReportHeader, weighted_mean
-from .recovery import END, regroup
+from .protocol import ClientTask, GatheredReports, ReportHeader, weighted_mean
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, needs_workers, save
-from .server_step import ServerStep
+from .server_step import Aggregator, ServerStep, Uploads, joined_components
 from .upload_size import UploadSizes
 
 T = TypeVar("T")
@@ -137,6 +138,58 @@ class Arrival:
     header: ReportHeader
     vectors: Mapping[str, torch.Tensor]
     row: Row
+
+
+class LocalAggregator:
+    """Aggregates uploads that are all on rank 0; only rank 0 calls its methods.
+
+    Args:
+        layout: layout of the model; its buffers do not count in distances.
+        exact: whether to use the exact sums of `MpiAggregator`; otherwise float32 sums.
+        filters: may replace the mixings.
+    """
+
+    def __init__(self, layout: Layout, exact: bool = True, filters: UpdateFilters | None = None) -> None:
+        self.layout, self.exact = layout, exact
+        self._mixer, self._tables = Mixer(Single(), Tables(Single())), Tables(Single())
+        self._rows = filters.mixer(Mixer(Single(), self._tables, exact)) if filters else None
+
+    def gram(
+        self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
+    ) -> np.ndarray | None:
+        """Return the pairwise inner products of an upload or a part of it, float64 [m, m]."""
+        if reports is None:
+            return None
+        x = joined_components(uploads[name], reports.max_abs[name].shape[1])
+        x = x if part is None else [take(u, part) for u in x]
+        return self._mixer.gram(x, (len(x),), np.zeros(len(x), np.int64), len(x[0]))
+
+    def row_distances(
+        self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
+    ) -> np.ndarray:
+        """Return the distances [m, K] of an upload to the rows of the table with its name."""
+        rows = server.tables[name]
+        return np.stack([row_distances(u, rows, self.layout) for u in uploads[name]])
+
+    def mix(
+        self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
+    ) -> Mapping[str, torch.Tensor]:
+        """Return the tables that a plan changes."""
+        assert server is not None
+        assert plan is not None
+        assert reports is not None
+        if self._rows is not None:
+            self._tables.publish(server.tables)
+            return self._rows.mix(plan.mixings, reports.upload_info, uploads)
+        changed: dict[str, torch.Tensor] = {}
+        for m in plan.mixings:
+            old, of = changed.get(m.into, server.tables[m.into]), uploads.get(m.of, [])
+            if self.exact:
+                max_abs = reports.upload_info(m.of)[0] if m.of else np.zeros(0)
+                changed[m.into] = mix_exact(m, old, of, max_abs)
+            else:
+                changed[m.into] = mix_float32(m, old, of)
+        return changed
 
 
 class AsynchronousEngine(Engine):

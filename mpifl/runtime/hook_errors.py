@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,6 @@ from mpifl.core.errors import (
     no_memory,
     trace_beyond,
 )
-from mpifl.core.torch_state import kept, restore, state
 from mpifl.core.types import ASKED_FOR
 
 DROP = "drop"  # value of on_client_error that leaves out clients that fail twice
@@ -36,6 +36,7 @@ MOST_TRIED = 5  # most clients tried until one visit can be measured in place of
 ENGINE = str(Path(__file__).parent)
 LOG = logging.getLogger("mpifl.clients")
 Made = TypeVar("Made")
+Kept = Callable[[], AbstractContextManager[object]]  # makes contexts that put back what code inside changes
 
 
 class ClientError(CodeFailed):
@@ -106,17 +107,25 @@ class HookCall(ABC):
 class ServerCall(HookCall):
     """The call of a hook on rank 0; an exception of the method's own code ends the run.
 
-    The hook leaves PyTorch's settings as they were.
+    Args:
+        algorithm: the method.
+        hook: name of the hook.
+        kept: makes a context in which the hook runs.
+        place: where it runs.
     """
 
+    def __init__(self, algorithm: Algorithm, hook: str, kept: Kept = nullcontext, **place: int) -> None:
+        super().__init__(algorithm, hook, **place)
+        self._kept = kept()
+
     def __enter__(self) -> Self:
-        self._settings = state()
+        self._kept.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        restore(self._settings)
+        self._kept.__exit__(kind, error, trace)
         super().__exit__(kind, error, trace)
 
     def failure(self, error: Exception) -> Exception:
@@ -216,8 +225,7 @@ def attempt(work: Callable[[], Made], place: VisitPlace, drops: bool) -> Made | 
     """
     for number in (1, 2):
         try:
-            with kept():
-                return work()
+            return work()
         except Exception as raised:
             error, hook, where = raised, "", place
             if isinstance(raised, HookFailed):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -39,7 +40,7 @@ from mpifl.core.rng import Key
 from mpifl.core.task import SUMS
 from mpifl.core.types import CohortReads, Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
-from .hook_errors import ClientCall, HookCall, ServerCall, hook_name
+from .hook_errors import ClientCall, HookCall, Kept, ServerCall, hook_name
 from .protocol import ClientTask, GatheredReports
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -68,20 +69,23 @@ class ServerHooks:
         algorithm: the method.
         problem: information that the method may use.
         seed: key of the training seed.
+        kept: makes a context for each call of a hook.
 
     Raises:
         MethodError: from the constructor, if a hook would never be called; from every method of this class,
             if a hook returns something invalid.
     """
 
-    def __init__(self, algorithm: Algorithm, problem: ProblemInfo, seed: Key) -> None:
+    def __init__(
+        self, algorithm: Algorithm, problem: ProblemInfo, seed: Key, kept: Kept = nullcontext
+    ) -> None:
         check_capabilities(algorithm)
-        self.algorithm, self.problem, self.seed = algorithm, problem, seed
+        self.algorithm, self.problem, self.seed, self.kept = algorithm, problem, seed, kept
         self.parts = vector_parts(algorithm, problem.layout)
         self._reads_own_row = type(algorithm).reads is Algorithm.reads
 
     def _call(self, hook: str, **place: int) -> ServerCall:
-        return ServerCall(self.algorithm, hook, **place)
+        return ServerCall(self.algorithm, hook, self.kept, **place)
 
     def _check_server(self, call: HookCall, server: Any, known: Server | None = None) -> None:
         """Raise `MethodError` for an invalid server; tables that are also in `known` were checked before."""

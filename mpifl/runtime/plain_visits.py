@@ -6,7 +6,7 @@ visits one by one, which gives the error message.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,8 @@ import torch
 
 from mpifl.aggregation.exact_sum import max_abs
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
-from mpifl.core.capabilities import PlainVisit
+from mpifl.core.algorithm import plain_visit
+from mpifl.core.capabilities import PlainVisit, RememberedUploads, upload_named
 from mpifl.core.client import TrainedVisits
 from mpifl.core.timing import Stopwatch
 from mpifl.core.torch_state import kept
@@ -24,6 +25,21 @@ from .protocol import ClientTask, ReportHeader, ReportTable, TaskBatch
 from .step_config import StepConfig
 
 RUN = 64, 1 << 13  # most visits, and most samples, that are trained in one call
+
+
+def in_one_call(config: StepConfig, tables: Tables, watch: Stopwatch) -> PlainVisitRunner | None:
+    """Return what makes visits that only train; None if visits do more, or train in stacks.
+
+    Args:
+        config: objects and settings of server steps.
+        tables: this rank's part of the server's tables.
+        watch: counts the seconds of each phase.
+    """
+    visit = plain_visit(config.algorithm)
+    if visit is None or config.stack > 1:
+        return None
+    remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
+    return PlainVisitRunner(config, tables, watch, visit, remembered)
 
 
 class _Trained(NamedTuple):
@@ -58,7 +74,7 @@ class PlainVisitRunner:
         changed |= visit.change and c.problem.layout.num_parameters < c.problem.layout.size
         self.possible = stays and not changed  # nothing else happens to uploads
 
-    def fit(self, batch: TaskBatch) -> bool:
+    def _fit(self, batch: TaskBatch) -> bool:
         """Return whether the visits of a step only train, with no further processing of their uploads."""
         whole = all(not t.fresh or (t.work is None and "model" in t.reads) for t in batch.visits)
         compared = batch.compared is None or batch.compared[0] in self.names
@@ -85,15 +101,18 @@ class PlainVisitRunner:
         return table.header(), dict.fromkeys(self.names, out[None])
 
     def run(
-        self, batch: TaskBatch, out: Sequence[torch.Tensor]
+        self, batch: TaskBatch, rows: Callable[[int, int], list[torch.Tensor]]
     ) -> tuple[list[ReportTable], dict[str, list[torch.Tensor]]] | None:
         """Return the reports and uploads of a step; None if they cannot be trained in one call, or one fails.
 
         Args:
-            batch: this rank's tasks, for which `fit` returned True.
-            out: vectors [d] that receive the uploads, one for each task.
+            batch: this rank's tasks.
+            rows: function (width, count) -> vectors that receive the uploads.
         """
+        if not self._fit(batch):
+            return None
         tasks, tables = batch.visits, list[ReportTable]()
+        out = rows(self.config.clients.layout.size, len(tasks))
         self.config.counter.begin()
         for fresh in (True, False):
             some = [i for i, task in enumerate(tasks) if task.fresh == fresh]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.capabilities import RememberedUploads, uses
+from mpifl.core.client import ClientStates
 from mpifl.core.devices import aligned
 from mpifl.core.progress import doing
 from mpifl.core.types import Server
@@ -222,7 +222,7 @@ def _keep_client_states(
     return files, next((problem for _, problem in parts if problem is not None), None)
 
 
-def _keep(store: ClientStore, names: Sequence[str], folder: Path) -> tuple[FileSums, OSError | None]:
+def _keep(store: ClientStates, names: Sequence[str], folder: Path) -> tuple[FileSums, OSError | None]:
     """Copy files to a folder; return their sizes and checksums, and the error if copying failed."""
     try:
         return store.keep(names, folder), None

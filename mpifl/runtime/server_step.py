@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import filterfalse
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,11 +20,10 @@ import torch
 from mpifl.aggregation.collective_choice import is_sharded
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables, rows_of
-from mpifl.aggregation.update_filter import PlannedStep
+from mpifl.aggregation.update_filter import PlannedStep, RowMixer
 from mpifl.comm.transport import RankLost, on_all
 from mpifl.core.algorithm import apply_plan
 from mpifl.core.capabilities import (
-    NO_SINGLE_MODEL,
     ComparedUploads,
     NewClients,
     OneShotStatistics,
@@ -32,9 +31,9 @@ from mpifl.core.capabilities import (
     upload_named,
     uses,
 )
-from mpifl.core.errors import MethodError, UserError, require
-from mpifl.core.mixing import Plan, sample_weights, statistics_of, with_statistics_apart
-from mpifl.core.parameters import take, width
+from mpifl.core.errors import MethodError
+from mpifl.core.mixing import Plan, statistics_of, with_statistics_apart
+from mpifl.core.parameters import Part, take, width
 from mpifl.core.progress import doing
 from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch
@@ -42,7 +41,6 @@ from mpifl.core.types import CohortReads, Notes, Reads, Server
 from mpifl.simulation.sampling import RoundPlan
 from mpifl.traffic.ledger import TIME_STAMP, Ledger, StatisticsSize, is_among
 
-from .aggregators import Aggregator, MpiAggregator, Uploads
 from .hook_errors import ClientError, Dropped, hook_name
 from .hooks import ServerHooks
 from .protocol import (
@@ -61,7 +59,7 @@ from .scheduler import Scheduler
 from .step_config import StepConfig
 from .worker import VisitResults, Worker, rows_and_seconds
 
-NO_MODELS = "clients upload changes, no models whose distances could be measured; leave it out"
+Uploads = Mapping[str, Sequence[torch.Tensor]]  # name -> vectors [w], all components of all uploads
 MODEL_BLOCK = 1 << 26  # most numbers of client models gathered at a time
 
 
@@ -85,6 +83,100 @@ class StepResult:
         return Notes.of_nobody() if self.reports is None else self.reports.notes
 
 
+class Aggregator(Protocol):
+    """Compares the uploads of a step and mixes them into tables.
+
+    Every rank that holds uploads calls each method, in the same order. Ranks other than 0 pass None for
+    arguments that only rank 0 knows; only the result on rank 0 is used.
+    """
+
+    def gram(
+        self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
+    ) -> np.ndarray | None:
+        """Return the pairwise inner products of an upload or a part of it, float64 [m, m].
+
+        Args:
+            reports: reports of the uploads; None on rank 0 too if no products are wanted.
+            uploads: uploads of this rank.
+            name: name of the upload. Its components are joined to one vector.
+            part: the part; None for all. Allowed only for uploads with a single component.
+        """
+
+    def row_distances(
+        self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
+    ) -> np.ndarray | None:
+        """Return the distances [m, K] of an upload to the rows of the table with its name; on rank 0.
+
+        Returns:
+            The distances; None if the workers already measured them during the visits.
+        """
+
+    def mix(
+        self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
+    ) -> Mapping[str, torch.Tensor]:
+        """Return the tables that a plan changes.
+
+        Args:
+            server: the server before the step.
+            plan: the mixings to carry out.
+            reports: reports of the uploads.
+            uploads: uploads of this rank.
+        """
+
+
+class MpiAggregator:
+    """Aggregates uploads that stay with the workers, by collectives.
+
+    Args:
+        mixer: compares uploads.
+        rows: carries out the mixings; None for the mixer.
+    """
+
+    def __init__(self, mixer: Mixer, rows: RowMixer | None = None) -> None:
+        self.mixer, self.rows = mixer, rows or mixer
+
+    def gram(
+        self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
+    ) -> np.ndarray | None:
+        """Return the pairwise inner products of an upload or a part of it, float64 [m, m]; every rank calls.
+
+        `part` is rank 0's.
+        """
+        wanted = None
+        if reports is not None:
+            counts = np.bincount(reports.owners, minlength=self.mixer.transport.size)
+            components = reports.max_abs[name].shape[1]
+            columns = components * reports.widths[name] if part is None else width(part)
+            wanted = tuple(int(c) for c in counts), columns, components, part
+        wanted = self.mixer.transport.bcast(wanted, "plan")
+        if wanted is None:
+            return None
+        owners = reports.owners if reports is not None else None
+        mine, part = joined_components(uploads.get(name, []), wanted[2]), wanted[3]
+        mine = mine if part is None else [take(u, part) for u in mine]
+        return self.mixer.gram(mine, wanted[0], owners, wanted[1])
+
+    def row_distances(self, server: Server, reports: GatheredReports, uploads: Uploads, name: str) -> None:
+        """Return None: the workers measure distances during the visits, where the uploads are."""
+
+    def mix(
+        self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
+    ) -> Mapping[str, torch.Tensor]:
+        """Return the central tables that a plan changes, on rank 0.
+
+        New rows of sharded tables stay with the ranks that own them.
+        """
+        info = reports.upload_info if reports is not None else None
+        return self.rows.mix(plan.mixings if plan is not None else None, info, uploads)
+
+
+def joined_components(vectors: Sequence[torch.Tensor], components: int) -> Sequence[torch.Tensor]:
+    """Return one vector for each report: its components, concatenated."""
+    if components == 1:
+        return vectors
+    return [torch.cat(list(vectors[i : i + components])) for i in range(0, len(vectors), components)]
+
+
 @dataclass(frozen=True)
 class ClientProducts:
     """Pairwise inner products of the models uploaded in a step; distances between models follow from them.
@@ -100,11 +192,28 @@ class ClientProducts:
     head: np.ndarray
 
 
+@dataclass(frozen=True)
+class CollectedUploads:
+    """What this rank has of a cohort's reports, before they are mixed.
+
+    Attributes:
+        batch: this rank's tasks.
+        results: the results of its visits, with the uploads.
+        reports: all reports, on rank 0; None for nobody's.
+    """
+
+    batch: TaskBatch
+    results: VisitResults
+    reports: GatheredReports | None
+
+
 class ServerStep:
     """Takes server steps; every rank has an instance.
 
     Args:
         config: objects and settings of server steps.
+        measures: called on every rank with the step, the server on rank 0, and a cohort's uploads, before
+            they are mixed.
 
     Attributes:
         tables: this rank's part of the server's tables.
@@ -127,17 +236,18 @@ class ServerStep:
             `block`, and `size`, `cosine`, `distance` (`update_statistics`); on rank 0.
     """
 
-    def __init__(self, config: StepConfig) -> None:
+    def __init__(self, config: StepConfig, measures: Sequence[Measure] = ()) -> None:
         c = self.config = config
+        self.measures = measures
         self.transport, self.algorithm, self.problem = c.transport, c.algorithm, c.problem
         self.store, self.seed = c.store, c.seed
-        self.hooks = ServerHooks(c.algorithm, c.problem, c.seed)
+        self.hooks = ServerHooks(c.algorithm, c.problem, c.seed, c.kept)
         self.sizes = c.federation.sizes
         self.watch = Stopwatch()
         self.tables = Tables(c.transport)
         self.mixer = Mixer(c.transport, self.tables, **vars(c.sums))
-        self.aggregator = MpiAggregator(c.transport, self.mixer)
-        self.update_aggregator = MpiAggregator(c.transport, self.mixer, c.filters.mixer(self.mixer))
+        self.aggregator = MpiAggregator(self.mixer)
+        self.update_aggregator = MpiAggregator(self.mixer, c.filters.mixer(self.mixer))
         self.worker = Worker(c, self.tables, self.watch)
         self.ledger = Ledger(len(self.sizes), c.payload)
         needs = c.algorithm.needs
@@ -261,9 +371,8 @@ class ServerStep:
             results = self.worker.run(batch)
             reports = self._gather(batch, results, "local_update")
         with doing("aggregating"):
-            self._measure(batch.step, reports, results.uploads)
-            if self.config.evaluation.updates:
-                self.updates = self._compare_updates(server, batch, results, reports)
+            for measure in self.measures:
+                measure(self, server, CollectedUploads(batch, results, reports))
             result = self.advance(server, reports, results.uploads, self.update_aggregator)
         self.config.give_back()
         if result is None:
@@ -274,32 +383,6 @@ class ServerStep:
         self.count_taken(self.arrived)
         self.config.filters.commit()
         return result
-
-    def _measure(self, step: int, reports: GatheredReports | None, uploads: Uploads) -> None:
-        """Compute inner products of the clients' models, if that is due in this step.
-
-        Raises:
-            UserError: clients do not upload whole models, or upload changes of models.
-        """
-        measures, layout = self.config.evaluation.models, self.problem.layout
-        self.client_products = None
-        if measures is None:
-            return
-        key, method = "evaluation.distances, evaluation.matrices", f"with {type(self.algorithm).__name__}"
-        require(not self.worker.sends_changes, key, method, NO_MODELS)
-        whole = reports is None or (
-            reports.widths.get("model") == layout.size and reports.max_abs["model"].shape[1] == 1
-        )
-        if reports is not None and not whole:
-            sent = ", ".join(reports.widths) or "nothing"
-            remedy = f"clients upload {sent}, no whole model whose distances could be measured; leave it out"
-            raise UserError(key, method, remedy)
-        wanted = reports if reports is not None and measures(step) else None
-        parts = layout.part("parameters"), layout.part("head")
-        with self.watch("evaluate"):
-            parameters, head = (self.aggregator.gram(wanted, uploads, "model", part) for part in parts)
-        if wanted is not None and parameters is not None and head is not None:
-            self.client_products = ClientProducts(wanted.notes.client, parameters, head)
 
     def advance(
         self,
@@ -431,39 +514,6 @@ class ServerStep:
             return None
         self.tables.discard(apart.tables)
         return apply_plan(server, plan, {**server.tables, **apart.joined(changed)})
-
-    def _compare_updates(
-        self, server: Server | None, batch: TaskBatch, results: VisitResults, reports: GatheredReports | None
-    ) -> list[dict[str, Any]]:
-        """Return how a step's updates agree with their sample-weighted mean, on rank 0; every rank calls.
-
-        Raises:
-            UserError: clients do not upload whole models, start from several, or have remembered uploads.
-        """
-        counts = owners = None
-        if server is not None and reports is not None:
-            d = self.problem.layout.size
-            starts = self.hooks.reads("reads", server, reports.notes.client)
-            whole = reports.widths.get("model") == d == server.tables["model"].shape[1]
-            single = whole and all(len(rows.get("model", ())) == 1 for rows in starts.values())
-            remembers = uses(self.algorithm, RememberedUploads)
-            require(single and not remembers, "output.updates", True, NO_SINGLE_MODEL)
-            owners = reports.owners
-            counts = tuple(int(c) for c in np.bincount(owners, minlength=self.transport.size))
-        counts = self.transport.bcast(counts, "plan")
-        if counts is None:  # nobody was drawn
-            return []
-        changes, rows = self.worker.updates(batch, results), list[dict[str, Any]]()
-        for block, part in self.problem.layout.module_parts().items():
-            with self.watch("reduce"):
-                gram = self.mixer.gram([take(u, part) for u in changes], counts, owners, width(part))
-            if gram is None or reports is None:
-                continue
-            figures = update_statistics(gram, sample_weights(reports.notes))
-            for k, *values in zip(reports.notes.client.tolist(), *(f.tolist() for f in figures), strict=True):
-                named = dict(zip(("size", "cosine", "distance"), values, strict=True))
-                rows.append({"client": k, "block": block, **named})
-        return rows
 
     # -- one-shot statistics ---------------------------------------------------------------------------------
 
@@ -831,21 +881,4 @@ def _is_sum(name: str) -> bool:
     return name.startswith(SUMS)
 
 
-def update_statistics(gram: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return, for the updates of a round, their sizes, cosines with the mean, and distances to the mean.
-
-    The distance in the last layer is FedCUAU's CUAU_k = ||CU_k - AU||.
-
-    Args:
-        gram: inner products of the updates, float64 [m, m].
-        share: weight of each update in the mean [m]; sums to 1.
-
-    Returns:
-        Three arrays [m]; a cosine is nan if the update or the mean is 0.
-    """
-    squares, along = gram.diagonal(), gram @ share  # |u_k|^2, u_k'ubar
-    mean = max(float(share @ along), 0.0)  # |ubar|^2
-    size = np.sqrt(np.maximum(squares, 0.0))
-    scale = size * float(np.sqrt(mean))
-    cosine = np.divide(along, scale, out=np.full(len(size), np.nan), where=scale > 0)
-    return size, cosine, np.sqrt(np.maximum(squares - 2 * along + mean, 0.0))
+Measure = Callable[[ServerStep, Server | None, CollectedUploads], None]

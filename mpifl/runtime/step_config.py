@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -10,18 +11,22 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.collective_choice import Costs
+from mpifl.aggregation.tables import Tables
 from mpifl.aggregation.update_filter import UpdateFilters
 from mpifl.comm.transport import Transport
 from mpifl.core.algorithm import Algorithm, vector_parts
-from mpifl.core.client import ClientHost
+from mpifl.core.client import ClientHost, ClientStates
 from mpifl.core.federation import Federation
 from mpifl.core.parameters import VectorParts
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import Key
-from mpifl.core.types import ProblemInfo
+from mpifl.core.timing import Stopwatch
+from mpifl.core.types import Message, ProblemInfo
 from mpifl.traffic.payload import NumberFormat
+
+from .hook_errors import Kept
+from .protocol import ClientTask, ReportHeader, ReportTable, TaskBatch
 
 
 class ShownCache(Protocol):
@@ -35,6 +40,25 @@ class ShownCache(Protocol):
         make: Callable[[], Mapping[str, torch.Tensor]],
     ) -> Mapping[str, torch.Tensor]:
         """Return the rows that an earlier run stored, or the result of `make`."""
+
+
+class VisitsInOneCall(Protocol):
+    """Makes visits that only train in one call; it returns None if they do more, or one of them fails."""
+
+    def run(
+        self, batch: TaskBatch, rows: Callable[[int, int], list[torch.Tensor]]
+    ) -> tuple[list[ReportTable], dict[str, list[torch.Tensor]]] | None:
+        """Return the reports and uploads of a step.
+
+        Args:
+            batch: this rank's tasks.
+            rows: function (width, count) -> vectors that receive the uploads.
+        """
+
+    def run_visit(
+        self, task: ClientTask, message: Message
+    ) -> tuple[ReportHeader, dict[str, torch.Tensor]] | None:
+        """Return the report and uploads [1, d] of a single visit."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +85,11 @@ class StepEvaluation:
     Attributes:
         training_data: whether clients are also evaluated on their training data.
         finetune_epochs: epochs of training before a client is evaluated a second time; 0 for none.
-        models: function of the step number: whether the clients' models are compared in that step; None for
-            never.
-        updates: whether the updates of each round are compared with their mean (`ServerStep.updates`).
+        updates: whether workers keep what uploads are based on, so that the updates can be measured.
     """
 
     training_data: bool = False
     finetune_epochs: int = 0
-    models: Callable[[int], bool] | None = None
     updates: bool = False
 
 
@@ -100,6 +121,10 @@ class StepConfig:
         counter: counts the visits of this rank, for progress displays.
         give_back: returns memory that this rank has freed to the system, if that is due.
         filters: change updates on their way from training into the rows.
+        in_one_call: makes what makes visits that only train in one call; None for none.
+        kept: makes contexts that put back the settings of PyTorch that code of the method changes.
+        check_code: raises an error, which names the given place, if code has changed functions or modes of
+            PyTorch.
     """
 
     transport: Transport
@@ -107,7 +132,7 @@ class StepConfig:
     federation: Federation
     clients: ClientHost
     problem: ProblemInfo
-    store: ClientStore
+    store: ClientStates
     seed: Key
     sums: Sums = field(default_factory=Sums)
     shuffle: Key | None = None
@@ -122,6 +147,9 @@ class StepConfig:
     counter: VisitCounter = field(default_factory=VisitCounter)
     give_back: Callable[[], object] = lambda: None
     filters: UpdateFilters = field(default_factory=UpdateFilters)
+    in_one_call: Callable[[StepConfig, Tables, Stopwatch], VisitsInOneCall | None] | None = None
+    kept: Kept = nullcontext
+    check_code: Callable[[str], None] = lambda place: None
 
     @cached_property
     def parts(self) -> VectorParts:

@@ -13,8 +13,7 @@ from mpifl.core.progress import ROUND, doing
 from mpifl.core.types import Server
 from mpifl.simulation.sampling import NOBODY, RoundPlan
 
-from .engine import Engine, Evaluated, EvaluationSchedule, Record
-from .recovery import END, command_loop, run_command
+from .engine import END, Engine, Evaluated, EvaluationSchedule, Record, command_loop, run_command
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, save
 from .server_step import ServerStep, StepResult
 

@@ -14,6 +14,7 @@ from mpifl.aggregation.tables import read_rows
 from mpifl.aggregation.update_filter import FilteredVisit
 from mpifl.core.capabilities import NewClients, hooks_of, uses
 from mpifl.core.devices import message_on, tensors_on
+from mpifl.core.torch_state import kept
 from mpifl.core.types import Message, Reads, Report, Server
 from mpifl.traffic.encoding import hidden_bytes, statistics_size, time_stamp_bytes, upload_bytes
 from mpifl.traffic.ledger import StatisticsSize
@@ -154,7 +155,7 @@ def _statistics_size(server_step: ServerStep, server: Server, clients: Sequence[
 
     def visit(k: int) -> Report:
         client = c.clients.client(k, step=server.version + 1, epochs=0, steps=None)
-        with ClientCall(c.algorithm, "fingerprint", client=k, visit=0):
+        with kept(), ClientCall(c.algorithm, "fingerprint", client=k, visit=0):
             there = tensors_on(shown, c.clients.device)
             return hooks_of(c.algorithm, NewClients).fingerprint(client, there, c.seed.of("size"))
 
@@ -179,7 +180,7 @@ def _upload(server_step: ServerStep, server: Server, kind: Kind) -> tuple[Report
         vectors = {name: read_rows(rows, name, which) for name, which in reads.items()}
         client = c.clients.client(k, epochs=0, steps=None)
         message = message_on(Message(vectors, reads), c.clients.device)
-        with ClientCall(c.algorithm, "local_update", client=k, visit=0):
+        with kept(), ClientCall(c.algorithm, "local_update", client=k, visit=0):
             report, _ = c.algorithm.local_update(message, {}, client, c.seed.of("size"))
         trial = FilteredVisit(message, 0, c.seed.of("size"), c.filters.told())
         return c.filters.client(report, trial), message

@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ import torch
 from mpifl.aggregation.exact_sum import max_abs
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.aggregation.update_filter import FilteredVisit
-from mpifl.core.algorithm import plain_visit
 from mpifl.core.capabilities import (
     RememberedUploads,
     RowUpdates,
@@ -42,19 +41,18 @@ from mpifl.core.mixing import statistics_of
 from mpifl.core.parameters import take
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
-from mpifl.core.torch_state import Originals, kept
 from mpifl.core.types import Message, Report, State, Vector
 from mpifl.traffic.ledger import count_numbers
 from mpifl.traffic.payload import NumberFormat
 
 from .hook_errors import Dropped, VisitPlace, attempt, hook_name
 from .hooks import ClientHooks
-from .plain_visits import PlainVisitRunner
 from .protocol import ClientTask, Exchanges, ReportHeader, ReportTable, TaskBatch, report_tables
 from .step_config import StepConfig
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
 TRAIN = "train"  # name of the training data among the sets on which clients are evaluated
+T = TypeVar("T")
 _Exchanges = dict[tuple[str, str, int], tuple[int, int]]
 
 
@@ -121,10 +119,7 @@ class Worker:
         self._trained = upload_named(config.algorithm, RowUpdates, "trained")
         reused = self._remembered is not None or uses(config.algorithm, SecondLook)
         self._sums_only = config.sums.exact and not (reused or config.filters.in_main_memory)
-        self._originals = Originals()
-        self._plain: PlainVisitRunner | None = None
-        if (visit := plain_visit(config.algorithm)) is not None and config.stack == 1:
-            self._plain = PlainVisitRunner(config, tables, watch, visit, self._remembered)
+        self._plain = config.in_one_call and config.in_one_call(config, tables, watch)
         self._buffer = UploadBuffer()
         self._downloads = Downloads(config.clients.device)
         self.sends_changes = False
@@ -144,8 +139,14 @@ class Worker:
     def _key(self, hook: str, *address: int) -> Key:
         return self.config.seed.of(hook, *address)
 
-    def _place(self, step: int, client: int, visit: int) -> VisitPlace:
-        return VisitPlace(self.config.transport.rank, step, client, visit)
+    def _attempt(self, work: Callable[[], T], step: int, client: int, visit: int, drops: bool) -> T | Dropped:
+        """Return the result of a visit; see `attempt`."""
+
+        def guarded() -> T:
+            with self.config.kept():
+                return work()
+
+        return attempt(guarded, VisitPlace(self.config.transport.rank, step, client, visit), drops)
 
     # -- a step ----------------------------------------------------------------------------------------------
 
@@ -160,19 +161,19 @@ class Worker:
             UserError: a function, hook or mode of PyTorch was changed on this rank since the run began.
         """
         results = self._run(batch, fingerprint)
-        self._check_originals(batch)
+        self._check_code(batch)
         return results
 
-    def _check_originals(self, batch: TaskBatch) -> None:
-        self._originals.check(f"code that ran on rank {self.config.transport.rank} until round {batch.step}")
+    def _check_code(self, batch: TaskBatch) -> None:
+        rank = self.config.transport.rank
+        self.config.check_code(f"code that ran on rank {rank} until round {batch.step}")
 
     def _run(self, batch: TaskBatch, fingerprint: bool) -> VisitResults:
         start, headers, dropped = perf_counter(), list[ReportHeader](), list[Dropped]()
         self._bases.clear()
-        if self._plain is not None and not fingerprint and self._plain.fit(batch):
+        if self._plain is not None and not fingerprint:
             self._buffer.clear()
-            out = self._buffer.rows(self.config.clients.layout.size, len(batch.visits))
-            if (made := self._plain.run(batch, out)) is not None:
+            if (made := self._plain.run(batch, self._buffer.rows)) is not None:
                 tables, vectors = made
                 return VisitResults([], vectors, [], perf_counter() - start, tables)
         uploads: dict[str, list[torch.Tensor]] = {}
@@ -184,8 +185,8 @@ class Worker:
         with self._downloads:
             for task in batch.visits:
                 work = partial(self._report, task, batch, peers, None if fingerprint else visits)
-                place = self._place(batch.step, task.client, task.visit)
-                report = attempt(work, place, self.config.drops and not fingerprint)
+                drops = self.config.drops and not fingerprint
+                report = self._attempt(work, batch.step, task.client, task.visit, drops)
                 counter.advance()
                 if isinstance(report, Dropped):
                     dropped.append(report)
@@ -193,7 +194,7 @@ class Worker:
                         continue
                     # treated as a client outside the cohort
                     task = replace(task, fresh=False, looks_at=np.zeros(len(peers), bool))
-                    with kept():
+                    with self.config.kept():
                         report = self._report(task, batch, peers, visits)
                 header, brought = report
                 headers.append(header)
@@ -425,7 +426,7 @@ class Worker:
 
         self.config.counter.begin()
         with self._downloads:
-            made = attempt(work, self._place(message.step, task.client, task.visit), self.config.drops)
+            made = self._attempt(work, message.step, task.client, task.visit, self.config.drops)
         self.config.counter.advance()
         if isinstance(made, Dropped):
             return made, {}
@@ -475,11 +476,11 @@ class Worker:
                 message = self._downloads.message(self.message(task, batch.step, batch.version))
                 state = state_on(self.config.store.load("state", task.client, task.visit), device)
                 work = partial(self._scores, message, state, client)
-                scores = attempt(work, self._place(batch.step, task.client, last), drops=False)
+                scores = self._attempt(work, batch.step, task.client, last, drops=False)
                 counter.advance()
                 assert not isinstance(scores, Dropped)
                 out[task.client] = scores
-        self._check_originals(batch)
+        self._check_code(batch)
         return out
 
     def models(self, batch: TaskBatch) -> tuple[list[int], torch.Tensor]:
@@ -494,7 +495,7 @@ class Worker:
                 work = partial(
                     self.hooks.model_of, message, state_on(state, device), client, client.layout.size
                 )
-                model = attempt(work, self._place(batch.step, task.client, task.visit), drops=False)
+                model = self._attempt(work, batch.step, task.client, task.visit, drops=False)
                 assert not isinstance(model, Dropped)
                 row.copy_(to_main_memory(model))
         return clients, rows

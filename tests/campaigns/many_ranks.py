@@ -39,8 +39,8 @@ from mpifl.core.process import keep_freed
 from mpifl.core.progress import doing
 from mpifl.experiment.build import build, build_engine, build_server_step
 from mpifl.experiment.loader import load
+from mpifl.runtime.engine import run_command
 from mpifl.runtime.protocol import ReportTable, TaskBatch
-from mpifl.runtime.recovery import run_command
 from mpifl.runtime.worker import VisitResults
 
 if __name__ == "__main__":

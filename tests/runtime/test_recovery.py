@@ -7,8 +7,8 @@ from support import toy
 
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.comm.transport import RankLost
+from mpifl.runtime.engine import run_command
 from mpifl.runtime.hook_errors import Dropped
-from mpifl.runtime.recovery import run_command
 
 
 def test_clients_that_failed_and_traffic_before_two_losses_count_once(tmp_path, monkeypatch, capsys):

@@ -20,7 +20,7 @@ from mpifl.core.mixing import Plan, add, average
 from mpifl.core.parameters import take
 from mpifl.core.rng import key
 from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
-from mpifl.runtime import server_step
+from mpifl.runtime import measures, server_step
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.hook_errors import ClientError
 from mpifl.runtime.synchronous import SynchronousEngine
@@ -497,7 +497,7 @@ def test_rows_live_with_their_readers_only_where_the_method_says_that_rank_0_nev
 def test_updates_and_their_mean_by_hand():
     """Updates (3, 4), (0, 5), (0, 0) with shares 1/2, 1/4, 1/4: mean (1.5, 3.25), |mean|^2 = 12.8125."""
     u = np.array([[3.0, 4.0], [0.0, 5.0], [0.0, 0.0]])
-    size, cosine, distance = server_step.update_statistics(u @ u.T, np.array([0.5, 0.25, 0.25]))
+    size, cosine, distance = measures.update_statistics(u @ u.T, np.array([0.5, 0.25, 0.25]))
     assert_allclose(size, [5, 5, 0])
     assert_allclose(cosine, [17.5 / (5 * np.sqrt(12.8125)), 16.25 / (5 * np.sqrt(12.8125)), np.nan])
     assert_allclose(distance, np.sqrt([1.5**2 + 0.75**2, 1.5**2 + 1.75**2, 12.8125]))
