@@ -13,7 +13,7 @@ import torch
 
 from mpifl.comm.transport import CannotRecover, Mismatch, Transport
 from mpifl.core.errors import UserError
-from mpifl.core.files import new_array
+from mpifl.core.mapped_arrays import new_array
 from mpifl.core.parameters import Layout
 
 from .exact_sum import kept_rows

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.files import new_array, try_lock
+from mpifl.core.files import try_lock
 from mpifl.core.imports import imported_from
+from mpifl.core.mapped_arrays import new_array
 from mpifl.core.progress import doing, each
 
 META = "meta.json"

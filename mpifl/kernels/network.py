@@ -20,21 +20,10 @@ from mpifl.core.module_checks import untouched
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Layout, Part
 
-from . import bindings
-from .bindings import (
-    AVG_POOL,
-    CONV,
-    DENSE,
-    DROPOUT,
-    FLATTEN,
-    LAYER,
-    MAX_POOL,
-    RELU,
-    RELU_AVG_POOL,
-    Layer,
-    Sgd,
-)
+from . import bindings, convolutions, training_calls
+from .bindings import LAYER, Layer
 from .pooling import AvgPool, MaxPool, declares_sequence, plain
+from .training_calls import AVG_POOL, CONV, DENSE, DROPOUT, FLATTEN, MAX_POOL, RELU, RELU_AVG_POOL, Sgd
 
 POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: AVG_POOL, AvgPool: AVG_POOL}
 DROPOUTS = {nn.Dropout: 1, nn.Dropout2d: 3}  # -> dimensions of a sample for which it is supported
@@ -150,7 +139,7 @@ class Network:
             if factors is not None and change is not None:
                 factors = factors[torch.from_numpy(index)]
             samples, index = _changed(split, index, batch, steps, change)
-            value = bindings.train(
+            value = training_calls.train(
                 self.layers,
                 weights,
                 self.momentum,
@@ -172,7 +161,7 @@ class Network:
                 changed = self._float32(made)
                 for s in self.part:
                     if update is None:
-                        bindings.sgd_step(weights[s], self.momentum[s], changed[s], sgd, before + steps)
+                        training_calls.sgd_step(weights[s], self.momentum[s], changed[s], sgd, before + steps)
                     else:
                         update(weights, changed, s, before + steps + 1)
             steps += -(-len(index) // batch)
@@ -222,7 +211,7 @@ class Network:
         visits["weights"] = [v.data_ptr() for v in out]
         visits["first"], visits["count"], visits["epoch"] = lengths
         size = min(batch, max(int(visits["epoch"].max(initial=1)), 1))
-        bindings.train_visits(
+        training_calls.train_visits(
             self.layers,
             visits,
             self.num_weights,
@@ -266,7 +255,7 @@ class Network:
         out = torch.empty(shape, dtype=torch.float32, device="cpu")
         batch = min(EVAL_BATCH, max(int(sizes.max(initial=1)), 1))
         workspace = self._workspace_for(batch)
-        bindings.visit_outputs(self.layers, visits, numbers, table, order, batch, out, workspace)
+        training_calls.visit_outputs(self.layers, visits, numbers, table, order, batch, out, workspace)
         return out
 
     def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor:
@@ -281,13 +270,15 @@ class Network:
         width = int(self.layers[-1]["in_channels" if embedding else "out_channels"])
         batch = min(EVAL_BATCH, max(len(x), 1))
         out = torch.empty(len(x), width, dtype=torch.float32)
-        return bindings.forward(layers, self._float32(vector), x, out, batch, self._workspace_for(batch))
+        return training_calls.forward(
+            layers, self._float32(vector), x, out, batch, self._workspace_for(batch)
+        )
 
     def mean_gradient(self, vector: torch.Tensor, split: Split, batch: int) -> torch.Tensor:
         """Return the gradient [p] of the mean cross-entropy over `split`, `batch` samples at a time."""
         total, vector = _zeros(self.num_weights), self._float32(vector)
         for index in _batches([np.arange(len(split))], batch):
-            bindings.train(
+            training_calls.train(
                 self.layers,
                 vector,
                 self.momentum,
@@ -328,7 +319,10 @@ class Network:
 
     def _workspace_for(self, batch: int) -> torch.Tensor:
         if batch > self._max_batch:
-            self._max_batch, self._workspace = batch, _zeros(bindings.workspace_size(self.layers, batch))
+            self._max_batch, self._workspace = (
+                batch,
+                _zeros(training_calls.workspace_size(self.layers, batch)),
+            )
         return self._workspace
 
 
@@ -524,7 +518,7 @@ def _small(module: nn.Conv2d, shape: Shape) -> bool:
     if not (square and usual and isinstance(padding, int) and padding < kernel <= MAX_KERNEL):
         return False
     fits = shape[0] == module.in_channels and min(shape[1:]) + 2 * padding >= kernel
-    strips = module.in_channels % bindings.STRIP == module.out_channels % bindings.STRIP == 0
+    strips = module.in_channels % convolutions.STRIP == module.out_channels % convolutions.STRIP == 0
     wide = kernel == 5 and strips  # faster in PyTorch's loop (wide_layers.py)
     return fits and not wide and module.in_channels * module.out_channels <= MAX_CHANNEL_PRODUCT
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 
-from . import bindings
+from . import bindings, convolutions
 
 MIN_TILES = {3: 32, 5: 64}  # by side of the kernels; with fewer, their transform costs more than it saves
 LAST = torch.channels_last
@@ -24,7 +24,7 @@ _scratch = threading.local()
 
 def _workspace(channels: int, out_channels: int) -> torch.Tensor:
     """Return float32 workspace of this thread for a convolution; a fresh one would cost page faults."""
-    size = bindings.convolve_workspace(channels, out_channels)
+    size = convolutions.convolve_workspace(channels, out_channels)
     if len(getattr(_scratch, "floats", ())) < size:
         _scratch.floats = torch.empty(size, dtype=torch.float32, device="cpu")
     return cast(torch.Tensor, _scratch.floats)
@@ -37,7 +37,7 @@ class _Convolve(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.margin = margin
-        return bindings.convolve(x, weight, bias, margin, _workspace(*weight.shape[:2]))
+        return convolutions.convolve(x, weight, bias, margin, _workspace(*weight.shape[:2]))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -50,7 +50,7 @@ class _Convolve(torch.autograd.Function):
         grad, workspace = grad.contiguous(memory_format=LAST), _workspace(*weight.shape[:2])
         return (
             _input_grad(x.shape, grad, weight, margin, workspace) if wanted[0] else None,
-            bindings.convolve_kernels_grad(x, grad, weight.shape[-1], margin, workspace)
+            convolutions.convolve_kernels_grad(x, grad, weight.shape[-1], margin, workspace)
             if wanted[1]
             else None,
             grad.sum((0, 2, 3)) if wanted[2] else None,
@@ -64,13 +64,13 @@ def _input_grad(
     """Return the gradient of the input, computed from the tiles of the output if these are fewer."""
     taps = weight.shape[-1]
     if _tiles(grad.shape, taps) < _tiles(shape, taps):
-        return bindings.convolve_input_grad(grad, weight, shape, margin, workspace)
-    return bindings.convolve(grad, weight, None, taps - 1 - margin, workspace, flip=True)
+        return convolutions.convolve_input_grad(grad, weight, shape, margin, workspace)
+    return convolutions.convolve(grad, weight, None, taps - 1 - margin, workspace, flip=True)
 
 
 def _tiles(shape: Sequence[int], taps: int) -> int:
     """Return how many tiles cover images of shape [n, c, H, W]."""
-    side = bindings.TILE_SIDES[taps]
+    side = convolutions.TILE_SIDES[taps]
     return shape[0] * -(-shape[2] // side) * -(-shape[3] // side)
 
 
@@ -98,8 +98,8 @@ def _margin(taps: int, stride: Any, padding: Any, dilation: Any, groups: int) ->
 def _is_wide(weight: torch.Tensor) -> bool:
     """Return whether the kernels support convolutions with a weight [o, c, ...]."""
     o, c, *side = weight.shape
-    known = side in ([taps, taps] for taps in bindings.TILE_SIDES)
-    return known and o % bindings.STRIP == 0 and c % bindings.STRIP == 0
+    known = side in ([taps, taps] for taps in convolutions.TILE_SIDES)
+    return known and o % convolutions.STRIP == 0 and c % convolutions.STRIP == 0
 
 
 def _enough(shape: Sequence[int], taps: int, margin: int) -> bool:

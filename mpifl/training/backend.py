@@ -20,7 +20,7 @@ from mpifl.core.parameters import Part, bounds
 from mpifl.core.progress import Stage
 from mpifl.core.rng import Key
 from mpifl.core.task import Task
-from mpifl.kernels import bindings
+from mpifl.kernels import bindings, training_calls
 
 from .config import LocalConfig
 
@@ -182,7 +182,7 @@ def permutations(entropy: bytes, sizes: np.ndarray) -> np.ndarray:
         int64 [sum of sizes].
     """
     if bindings.TRAINING_AVAILABLE and _as_numpy():
-        return bindings.permutations(entropy, sizes)
+        return training_calls.permutations(entropy, sizes)
     parts = [_permutation(entropy[16 * i : 16 * i + 16], size) for i, size in enumerate(sizes.tolist())]
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
@@ -196,7 +196,7 @@ def _permutation(entropy: bytes, size: int) -> np.ndarray:
 def _as_numpy() -> bool:
     """Return whether the kernels permute as the installed NumPy does; a release may change its algorithm."""
     entropy, size = bytes(range(16)), 300
-    return np.array_equal(bindings.permutations(entropy, np.array([size])), _permutation(entropy, size))
+    return np.array_equal(training_calls.permutations(entropy, np.array([size])), _permutation(entropy, size))
 
 
 def epoch_orders(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpifl.kernels import bindings
+from mpifl.kernels import bindings, training_calls
 
 CC = shutil.which("gcc") or shutil.which("cc")
 built = pytest.mark.skipif(not bindings.AVAILABLE, reason=bindings.PROBLEM or "the kernels are there")
@@ -211,7 +211,7 @@ def test_pooling_refuses_images_it_cannot_read():
 )
 def test_training_refuses_what_it_cannot_read_and_moves_nothing(change, error):
     """A dense layer of two inputs and three classes: 9 weights."""
-    dense = bindings.Layer(bindings.DENSE, in_channels=2, out_channels=3, bias_offset=6, trainable=1)
+    dense = bindings.Layer(training_calls.DENSE, in_channels=2, out_channels=3, bias_offset=6, trainable=1)
     layers = np.array([dense], bindings.LAYER)
     given = {
         "layers": layers,
@@ -224,10 +224,10 @@ def test_training_refuses_what_it_cannot_read_and_moves_nothing(change, error):
         "sgd": (0.1, 0.0, 0.0),
         "steps_done": 0,
         "last": True,
-        "workspace": torch.zeros(bindings.workspace_size(layers, 5)),
+        "workspace": torch.zeros(training_calls.workspace_size(layers, 5)),
     }
     with pytest.raises(error):
-        bindings.train(**{**given, **change})
+        training_calls.train(**{**given, **change})
     assert not given["weights"].any()
-    assert bindings.train(**given) > 0
+    assert training_calls.train(**given) > 0
     assert given["weights"].any()

@@ -26,7 +26,7 @@ BEYOND = """
 import torch
 from mpifl.kernels import bindings
 x = torch.ones(1000)
-bindings._call("max_abs", x.data_ptr(), x.numel() + {more})
+bindings.call("max_abs", x.data_ptr(), x.numel() + {more})
 """
 
 

@@ -17,7 +17,7 @@ from mpifl.core.federation import Split
 from mpifl.core.rng import key
 from mpifl.experiment.placement import place
 from mpifl.experiment.schema import SystemConfig
-from mpifl.kernels import bindings
+from mpifl.kernels import bindings, convolutions
 from mpifl.kernels.wide_layers import MIN_TILES, ChannelsLast
 from mpifl.models import MODELS
 from mpifl.models.cnn import CcflCNN, EmdcflCNN, LeafCNN
@@ -97,7 +97,7 @@ def test_convolutions_and_gradients_agree_with_float64(shape, bias, calls):
         assert ours.shape == exact.shape
         assert float((ours - exact).abs().max()) <= ROUNDED * float(exact.abs().max())
     n, _, _, h, w, k, margin = shape
-    side, more = bindings.TILE_SIDES[k], 2 * margin + 1 - k
+    side, more = convolutions.TILE_SIDES[k], 2 * margin + 1 - k
     tiles_in, tiles_out = (-(-(h + m) // side) * -(-(w + m) // side) for m in (0, more))
     assert n * tiles_out >= MIN_TILES[k]
     back = "convolve_input_grad" if tiles_out < tiles_in else "convolve"
@@ -276,7 +276,7 @@ def images(*shape: int) -> torch.Tensor:
     return torch.zeros(*shape).contiguous(memory_format=LAST)
 
 
-SPACE = bindings.convolve_workspace(32, 64) if bindings.TRAINING_AVAILABLE else 1
+SPACE = convolutions.convolve_workspace(32, 64) if bindings.TRAINING_AVAILABLE else 1
 X, G, WEIGHT, WORKSPACE = (
     images(2, 32, 5, 6),
     images(2, 64, 3, 4),
