@@ -18,7 +18,7 @@ import mpifl
 from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import COMMANDS, main
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.errors import UserError
 from mpifl.core.textfiles import yaml_file
 from mpifl.data import SCENARIOS, SOURCES

@@ -8,7 +8,8 @@ from mpifl.core import instructions
 from mpifl.core.process import age, launched
 
 from .mpi_startup import check_size, starting
-from .transport import Single, Transport
+from .single import Single
+from .transport import Transport
 
 
 def connect() -> Transport:

@@ -27,13 +27,13 @@ from mpifl.core.devices import CPU, wait
 
 from .liveness import STOPPED_S, Process, StoppedProcessWatcher, wait_until
 from .mpi_startup import end_launcher_after, is_tolerant, own_launcher
+from .single import Single
 from .transport import (
     CannotRecover,
     Count,
     Mismatch,
     MpiTraffic,
     RankLost,
-    Single,
     Transport,
     bytes_of,
     check_block,

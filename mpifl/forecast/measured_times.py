@@ -26,7 +26,7 @@ import torch
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.capabilities import (
     ComparedUploads,
     OneShotStatistics,

@@ -26,7 +26,8 @@ from mpifl.aggregation.collective_choice import (
     is_sharded,
 )
 from mpifl.aggregation.tables import read_rows
-from mpifl.comm.transport import Single, Transport, on_server
+from mpifl.comm.single import Single
+from mpifl.comm.transport import Transport, on_server
 from mpifl.core.capabilities import OneShotStatistics, SecondLook, ServerEvaluation, uses
 from mpifl.core.errors import name_of, require
 from mpifl.core.mixing import Mixing, Plan

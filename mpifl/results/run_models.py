@@ -12,8 +12,8 @@ from torch import nn
 
 from mpifl.core.errors import UserError, is_whole, nearest, require
 from mpifl.core.federation import DataInfo
+from mpifl.core.flat_model import FlatModel
 from mpifl.core.imports import load_object
-from mpifl.core.parameters import FlatModel
 from mpifl.models import MODELS, LoRA, ModelOptions, checksum, seeded_model
 from mpifl.models.modules import Net
 

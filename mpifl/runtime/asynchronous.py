@@ -20,8 +20,9 @@ import torch
 from mpifl.aggregation.mixer import Mixer, mix_exact, mix_float32
 from mpifl.aggregation.tables import Tables, read_rows, row_distances, rows_of
 from mpifl.aggregation.update_filter import UpdateFilters
+from mpifl.comm.single import Single
 from mpifl.comm.task_pool import RecoveringPool, Task, task_loop
-from mpifl.comm.transport import RankLost, Single
+from mpifl.comm.transport import RankLost
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import message_on
 from mpifl.core.metric import with_figures

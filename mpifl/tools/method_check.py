@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mpifl.comm.mpi_startup import mpirun
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.algorithm import Algorithm, plain_visit
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.errors import CodeFailed, Stopped, UserError, require

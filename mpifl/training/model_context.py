@@ -11,8 +11,9 @@ from torch import nn
 
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
+from mpifl.core.flat_model import FlatModel
 from mpifl.core.module_checks import Untouched
-from mpifl.core.parameters import FlatModel, Part, bounds, floating_buffers
+from mpifl.core.parameters import Part, bounds, floating_buffers
 from mpifl.core.rng import Key
 from mpifl.core.task import Task
 from mpifl.kernels.pooling import use_fast_pooling

@@ -10,7 +10,8 @@ from torch.testing import assert_close
 
 from mpifl.aggregation.mixer import LOCAL_BLOCK, Mixer, mix_exact, mix_float32
 from mpifl.aggregation.tables import Tables
-from mpifl.comm.transport import Mismatch, Single
+from mpifl.comm.single import Single
+from mpifl.comm.transport import Mismatch
 from mpifl.core.mixing import Mixing
 from mpifl.protection.robust_mixer import RobustMixer
 from mpifl.protection.robust_rules import Median

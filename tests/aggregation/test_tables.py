@@ -12,7 +12,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch.testing import assert_close
 
 from mpifl.aggregation.tables import ShardedTable, Tables, read_rows, row_distances, rows_of
-from mpifl.comm.transport import Mismatch, Single
+from mpifl.comm.single import Single
+from mpifl.comm.transport import Mismatch
 from mpifl.core.errors import UserError
 from mpifl.core.parameters import Layout
 

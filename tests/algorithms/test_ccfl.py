@@ -19,7 +19,7 @@ from torch.testing import assert_close
 from mpifl.algorithms.ccfl import CCFL, lateness
 from mpifl.algorithms.fedsoft_async import FedSoftAsync
 from mpifl.algorithms.local import Local
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.parameters import Layout
 from mpifl.core.types import ProblemInfo
 from mpifl.driver.run import estimated, figures

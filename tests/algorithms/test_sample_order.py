@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
 from mpifl.experiment import build, loader

@@ -17,7 +17,7 @@ from mpifl import cli
 from mpifl.benchmarks import command, compare, server, turns
 from mpifl.benchmarks import job as one
 from mpifl.benchmarks.workloads import WORKLOADS, Workload
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core import progress
 from mpifl.core.errors import UserError
 from mpifl.data import prepare

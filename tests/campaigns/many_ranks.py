@@ -33,7 +33,8 @@ from mpifl.benchmarks.turns import ONE_MACHINE
 from mpifl.comm import mpi
 from mpifl.comm.mpi import LENGTH, Mpi
 from mpifl.comm.mpi_startup import mpirun
-from mpifl.comm.transport import MpiTraffic, Single
+from mpifl.comm.single import Single
+from mpifl.comm.transport import MpiTraffic
 from mpifl.core.errors import UserError
 from mpifl.core.process import keep_freed
 from mpifl.core.progress import doing

@@ -10,7 +10,7 @@ import pytest
 from campaigns.mpi_bytes import Count, compare_counts, measure, parse_monitoring, table
 from support import toy
 
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.errors import UserError
 
 CAMPAIGN = Path(__file__).parent / "mpi_bytes.py"

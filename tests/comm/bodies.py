@@ -27,7 +27,8 @@ from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables
 from mpifl.comm import link_test as pairs
 from mpifl.comm.mpi import Mpi
-from mpifl.comm.transport import Mismatch, Single, Transport, divided
+from mpifl.comm.single import Single
+from mpifl.comm.transport import Mismatch, Transport, divided
 from mpifl.core.mixing import Mixing
 from mpifl.core.parameters import take
 from mpifl.core.rng import key

@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
+from mpifl.comm.single import Single
 from mpifl.comm.task_pool import RecoveringPool, Task, _WorkerPool, packed, unpacked
-from mpifl.comm.transport import Mismatch, RankLost, Single
+from mpifl.comm.transport import Mismatch, RankLost
 
 
 class Silent:

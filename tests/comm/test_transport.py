@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from mpifl.comm import transport as transports
-from mpifl.comm.transport import Mismatch, MpiTraffic, Single, device_ranks, divided, on_server
+from mpifl.comm.single import Single
+from mpifl.comm.transport import Mismatch, MpiTraffic, device_ranks, divided, on_server
 
 
 def test_traffic_counts_calls_messages_and_bytes_by_purpose():

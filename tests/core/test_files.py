@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mpifl.aggregation.tables import Tables
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.errors import UserError
 from mpifl.core.files import safetensors_file, write_atomically
 from mpifl.core.mapped_arrays import new_array, reserve

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.algorithm import apply_plan
 from mpifl.core.mixing import (
     Mixing,

@@ -8,7 +8,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from mpifl.core.errors import UserError
-from mpifl.core.parameters import FlatModel, Layout, flatten, put, take, width, within
+from mpifl.core.flat_model import FlatModel
+from mpifl.core.parameters import Layout, flatten, put, take, width, within
 
 
 class Norms(nn.Module):

@@ -19,7 +19,7 @@ from numpy.testing import assert_array_equal
 from support import toy
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.rng import Key, key
 from mpifl.experiment import loader
 from mpifl.experiment.build import build

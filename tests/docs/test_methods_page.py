@@ -11,7 +11,7 @@ import pytest
 
 import mpifl
 from mpifl.algorithms.registry import CATALOGUE, citation
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.capabilities import ComparedUploads, OneShotStatistics, RememberedUploads, SecondLook, uses
 from mpifl.driver.run import run
 from mpifl.experiment.loader import load

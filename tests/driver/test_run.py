@@ -12,7 +12,7 @@ from support import toy
 from torch import nn
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment.schema import EvaluationConfig, Seeds, SystemConfig
 from mpifl.models import MODELS

@@ -15,7 +15,7 @@ from support import toy
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import main
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.data import SOURCES
 from mpifl.training.config import LocalConfig
 

@@ -11,7 +11,7 @@ from support import toy
 from support.runs import CONFIG
 
 from mpifl.algorithms.fedavg import FedAvg
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.errors import UserError
 from mpifl.driver.run import announce
 from mpifl.experiment import build as experiment

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader
 from mpifl.forecast import measured_times

@@ -58,13 +58,13 @@ def calls(monkeypatch) -> list[str]:
     """Return the names of the functions of the kernels that are called from now on."""
     found: list[str] = []
     for name in ("convolve", "convolve_input_grad", "convolve_kernels_grad"):
-        known = getattr(bindings, name)
+        known = getattr(convolutions, name)
 
         def spy(*args, name=name, known=known, **named):
             found.append(name)
             return known(*args, **named)
 
-        monkeypatch.setattr(bindings, name, spy)
+        monkeypatch.setattr(convolutions, name, spy)
     return found
 
 
@@ -333,7 +333,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_convolutions_refuse_what_they_cannot_read(name):
-    call = getattr(bindings, name)
+    call = getattr(convolutions, name)
     call(*GIVEN[name])
     for which, wrong in WRONG[name]:
         given = list(GIVEN[name])

@@ -82,7 +82,7 @@ def main(cases: str, folder: str) -> None:
 
     matplotlib.use("Agg")
     import mpifl.analysis.report
-    from mpifl.comm.transport import Single
+    from mpifl.comm.single import Single
 
     mpifl.analysis.report.FORMATS = ("svg", "png")  # type: ignore[assignment]
     Single.abort = lambda self, code: None  # type: ignore[method-assign]  # a fault ends one case, not all

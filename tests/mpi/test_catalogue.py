@@ -10,7 +10,7 @@ from mpi import catalogue
 from support import fake_device, toy
 from support.cases import CASES, OPTIONS, PARAMS, named
 
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 
 SCRIPT = Path(__file__).with_name("catalogue.py")
 NAMES = [pytest.param(param.id, marks=param.marks, id=param.id) for param in PARAMS]

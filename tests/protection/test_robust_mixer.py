@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Mixing, add, average, by_cluster, carry, with_statistics_apart
 from mpifl.core.parameters import Layout, VectorParts

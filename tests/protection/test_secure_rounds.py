@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from mpifl.aggregation.exact_sum import exact_sum, finish, spacings
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.errors import MethodError, UserError
 from mpifl.core.mixing import Plan, average
 from mpifl.core.rng import key

@@ -8,7 +8,7 @@ from support.runs import CONFIG
 from torch import nn
 
 import mpifl
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.experiment.build import build
 from mpifl.results import recorder
 

@@ -15,7 +15,7 @@ from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.fedprox import FedProx
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.algorithm import Algorithm, plain_visit
 from mpifl.core.capabilities import PlainVisit, PlainVisits
 from mpifl.core.errors import CodeFailed, MethodError

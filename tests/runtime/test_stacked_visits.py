@@ -9,7 +9,7 @@ from support import toy
 from support.cases import OPTIONS
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment.schema import SystemConfig
 from mpifl.runtime.scheduler import Scheduler

@@ -22,7 +22,8 @@ from torch.testing import assert_close
 import mpifl
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm.mpi_startup import MAIN
-from mpifl.comm.transport import Single, Transport
+from mpifl.comm.single import Single
+from mpifl.comm.transport import Transport
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import CAPABILITIES
 from mpifl.core.client import Client, Peer

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 from mpifl.experiment.table_layout import COLUMNS, ROWS

@@ -26,7 +26,7 @@ from mpifl.analysis.seed_groups import gather
 from mpifl.analysis.tables import as_text
 from mpifl.api import laid
 from mpifl.cli import main
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.case_names import LOCKS
 from mpifl.core.errors import MethodError, Stopped, UserError
 from mpifl.driver import run as running

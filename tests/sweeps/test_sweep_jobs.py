@@ -19,7 +19,7 @@ from support import toy
 from support.runs import CONFIG
 
 from mpifl.cli import main
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader
 from mpifl.sweeps.cases import cases, trainings

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mpifl.cli import main
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment.loader import from_tree
 from mpifl.experiment.table_layout import TableConfig

@@ -8,7 +8,7 @@ import pytest
 from support import toy
 
 from mpifl.comm.link_test import Link, rounds_of_pairs
-from mpifl.comm.transport import Single
+from mpifl.comm.single import Single
 from mpifl.tools import doctor
 
 

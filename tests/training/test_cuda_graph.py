@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.federation import Split
-from mpifl.core.parameters import FlatModel
+from mpifl.core.flat_model import FlatModel
 from mpifl.core.rng import key
 from mpifl.models import MODELS
 from mpifl.training import cuda_graph
