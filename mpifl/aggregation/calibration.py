@@ -11,7 +11,8 @@ import torch
 
 from mpifl.comm.transport import Transport
 
-from .collective_choice import BCAST, BLOCK, GATHER, REDUCE, Costs, Given, Line, Measured, between, far_ranks
+from .collective_choice import BLOCK, GATHER, REDUCE, far_ranks
+from .collective_costs import BCAST, Costs, Given, Line, Measured, between
 from .exact_sum import exact_sum
 
 SMALL, LARGE = 1 << 10, 1 << 17  # int64 numbers of a block: 8 kB and 1 MB

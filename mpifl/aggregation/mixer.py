@@ -1,6 +1,6 @@
-"""Mixing of uploads into table rows, over ranks or on one rank, and pairwise products of uploads.
+"""Mixing of uploads into table rows over ranks, and pairwise products of uploads.
 
-Over ranks, rank 0 plans, every rank adds its own uploads, and each row ends up where it is read. All work is
+Rank 0 plans, every rank adds its own uploads, and each row ends up where it is read. All work is
 done in column blocks, so that no rank needs more than a few blocks of scratch memory and no message exceeds
 MPI's count limit.
 """
@@ -19,13 +19,12 @@ from mpifl.core.devices import to_main_memory
 from mpifl.core.mixing import Mixing, RankMasks
 from mpifl.core.parameters import Part, take
 
-from .collective_choice import BLOCK, GATHER, REDUCE, SCATTER, Costs, choose, far_ranks
+from .collective_choice import BLOCK, GATHER, REDUCE, SCATTER, CostModel, choose, far_ranks
 from .exact_sum import exact_sum, finish, float32_sum, kept_rows, spacings
 from .tables import Tables
 
 GRAM_BLOCK = 8192  # columns per block of a Gram matrix; fixed, because the bits depend on it
 GRAM_ROWS = 2048  # rows of a Gram matrix computed at a time; fixed for the same reason
-LOCAL_BLOCK = 1 << 16  # numbers of a block that one rank mixes alone: its int64 sums fit in the L2 cache
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Mixer:
         tables: Tables,
         exact: bool = True,
         collective: str | None = None,
-        costs: Costs | None = None,
+        costs: CostModel | None = None,
         direct: bool = False,
     ) -> None:
         self.transport, self.tables, self.exact, self.collective = transport, tables, exact, collective
@@ -267,7 +266,9 @@ class Mixer:
         if mixing is not None:
             old = changed.get(plan.into, self.tables.central[plan.into])
             new = torch.empty(mixing.num_rows, plan.width, dtype=torch.float32)
-        for columns in _blocks(plan.width, plan.num_uploads if plan.collective == GATHER else len(plan.rows)):
+        for columns in column_blocks(
+            plan.width, plan.num_uploads if plan.collective == GATHER else len(plan.rows)
+        ):
             block = [u[columns] for u in mine]
             given = self._given(plan, block, columns)
             if columns.start == 0:  # ranks wait for each other here, with a free core, instead of inside MPI
@@ -319,7 +320,7 @@ class Mixer:
         rows = plan.rows[own]
         self.transport.barrier()
         active = len(plan.rows) if self.transport.is_worker else 0
-        for columns in _blocks(plan.width, active) if active else ():
+        for columns in column_blocks(plan.width, active) if active else ():
             block = [u[columns] for u in mine]
             sums = to_main_memory(self._sums(plan, block, columns.stop - columns.start))
             sums = self.transport.Reduce_scatter(sums, plan.owned, f"mix:{plan.into}", self._sum_type)
@@ -379,58 +380,7 @@ class Mixer:
         return None if out is None else out.numpy()
 
 
-def mix_exact(
-    mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor], max_abs: np.ndarray
-) -> torch.Tensor:
-    """Mix on one rank that has all uploads, with the same bits as over ranks; return float32 [K, w].
-
-    Args:
-        mixing: the mixing.
-        old: the table before the mixing, float32 [K0, w].
-        uploads: m tensors, float32, in the order of the weights.
-        max_abs: largest absolute value of each upload [m].
-    """
-    parts, width, blocks = parts_of(uploads, mixing.part), old.shape[1], []
-    check_uploads(parts, width, f"mix:{mixing.into}")
-    spacing = spacings(mixing.weights, max_abs)
-    for columns in _blocks(width, mixing.num_rows, LOCAL_BLOCK):
-        block = [u[columns] for u in parts]
-        sums = to_main_memory(exact_sum(block, mixing.weights, spacing, columns.stop - columns.start))
-        blocks.append(finish(sums, spacing, kept_rows(mixing.keep, old[:, columns])))
-    if not blocks:  # a table without columns
-        return old.new_empty(mixing.num_rows, 0)
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
-
-
-def mix_float32(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Mix on one rank in float32; return float32 [K, w].
-
-    For a single upload, the order of additions does not matter, and this is faster than `mix_exact`.
-
-    Args:
-        mixing: the mixing.
-        old: the table before the mixing, float32 [K0, w].
-        uploads: m tensors, float32, in the order of the weights.
-    """
-    parts, out = (
-        parts_of(uploads, mixing.part),
-        torch.empty(mixing.num_rows, old.shape[1], dtype=torch.float32),
-    )
-    check_uploads(parts, old.shape[1], f"mix:{mixing.into}")
-    for k, row in enumerate(out.unbind()):
-        terms = [(parts[j], w) for j, w in enumerate(mixing.weights[k].tolist()) if w]
-        if mixing.keep is not None and mixing.keep.ndim == 1:
-            terms.append((old[k], float(mixing.keep[k])))
-        elif mixing.keep is not None:
-            terms += [(old[j], c) for j, c in enumerate(mixing.keep[k].tolist()) if c]
-        if not terms:
-            row.zero_()
-        for i, (x, c) in enumerate(terms):
-            row.add_(x, alpha=c) if i else torch.mul(x, c, out=row)
-    return out
-
-
-def _blocks(width: int, height: int, size: int | None = None) -> Iterator[slice]:
+def column_blocks(width: int, height: int, size: int | None = None) -> Iterator[slice]:
     """Yield column blocks of a matrix [height, width], each of about `size` numbers (default: `BLOCK`)."""
     step = max(1024, (BLOCK if size is None else size) // max(height, 1))
     for lo in range(0, width, step):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.aggregation.collective_choice import ByBytes
+from mpifl.aggregation.collective_costs import ByBytes
 from mpifl.core.algorithm import Algorithm, vector_parts
 from mpifl.core.capabilities import (
     INITIAL_CLIENTS,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval, MinLen
 
-from mpifl.aggregation.collective_choice import COSTS, ByBytes
+from mpifl.aggregation.collective_costs import COSTS, ByBytes
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import require

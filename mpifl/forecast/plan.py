@@ -13,18 +13,8 @@ import torch
 
 from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.aggregation.collective_choice import (
-    GATHER,
-    REDUCE,
-    SCATTER,
-    Costs,
-    Given,
-    between,
-    busiest_bytes,
-    choose,
-    crossover,
-    is_sharded,
-)
+from mpifl.aggregation.collective_choice import GATHER, REDUCE, SCATTER, busiest_bytes, choose, is_sharded
+from mpifl.aggregation.collective_costs import Costs, Given, between, crossover
 from mpifl.aggregation.tables import read_rows
 from mpifl.comm.single import Single
 from mpifl.comm.transport import Transport, on_server

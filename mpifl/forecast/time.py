@@ -16,7 +16,8 @@ from math import ceil, inf
 
 import numpy as np
 
-from mpifl.aggregation.collective_choice import Costs, Given, between, choose, tree_levels
+from mpifl.aggregation.collective_choice import choose
+from mpifl.aggregation.collective_costs import Costs, Given, between, tree_levels
 from mpifl.comm.task_pool import depth
 from mpifl.core.capabilities import NewClients, OneShotStatistics, RememberedUploads, SecondLook, uses
 from mpifl.core.mixing import Plan

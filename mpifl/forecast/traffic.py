@@ -128,7 +128,7 @@ def forecast(context: RunContext) -> TrafficForecast:
     message, client, report, state = first_that_works(visit, clients, 1, drops)
     filters = build_filters(context)
     report = filters.client(report, FilteredVisit(message, 0, key(0)))  # adaptive clipping adds a note
-    kept = _kept_bytes(context, report, state, len(client.optimizer_memory()))
+    stored = _kept_bytes(context, report, state, len(client.optimizer_memory()))
     upload = upload_bytes(config.payload, filters, report, message)
     per_round = _round_bytes(context, server, upload)
     m, secure = context.decisions.num_sampled, config.secure_aggregation
@@ -146,12 +146,12 @@ def forecast(context: RunContext) -> TrafficForecast:
         why = ", and ".join([CLUSTERS] * several + [DROP_OUTS] * bool(secure.dropout)) or why
     if why:
         return TrafficForecast(
-            server, report, fingerprints, per_round, None, why, kept=kept, setup_memory=grown
+            server, report, fingerprints, per_round, None, why, kept=stored, setup_memory=grown
         )
     rounds = (config.rounds * per_round[0], config.rounds * per_round[1])
     extra, new = algorithm.extra_bytes(planned_run(context)), _new_fingerprints(context)
     total = _sum([fingerprints, rounds, new, extra])
-    return TrafficForecast(server, report, fingerprints, per_round, total, "", new, extra, kept, grown)
+    return TrafficForecast(server, report, fingerprints, per_round, total, "", new, extra, stored, grown)
 
 
 def compares_uploads(config: Config) -> bool:

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from mpifl.aggregation.mixer import Mixer, mix_exact, mix_float32
+from mpifl.aggregation.local_mixing import mix_exact, mix_float32
+from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables, read_rows, row_distances, rows_of
 from mpifl.aggregation.update_filter import UpdateFilters
 from mpifl.comm.single import Single

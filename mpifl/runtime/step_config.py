@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from mpifl.aggregation.collective_choice import Costs
+from mpifl.aggregation.collective_choice import CostModel
 from mpifl.aggregation.tables import Tables
 from mpifl.aggregation.update_filter import UpdateFilters
 from mpifl.comm.transport import Transport
@@ -74,7 +74,7 @@ class Sums:
 
     exact: bool = True
     collective: str | None = None
-    costs: Costs | None = None
+    costs: CostModel | None = None
     direct: bool = False
 
 

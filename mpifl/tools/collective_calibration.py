@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.calibration import measure
-from mpifl.aggregation.collective_choice import GATHER, REDUCE, Costs, Line, far_ranks
+from mpifl.aggregation.collective_choice import GATHER, REDUCE, far_ranks
+from mpifl.aggregation.collective_costs import Costs, Line
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables
 from mpifl.comm.transport import Transport

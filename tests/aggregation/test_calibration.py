@@ -5,7 +5,7 @@ from __future__ import annotations
 from numpy.testing import assert_allclose
 
 from mpifl.aggregation.calibration import fit
-from mpifl.aggregation.collective_choice import Line
+from mpifl.aggregation.collective_costs import Line
 
 
 def test_the_fit_finds_the_line_behind_its_points():

@@ -10,16 +10,12 @@ from mpifl.aggregation.collective_choice import (
     GATHER,
     REDUCE,
     SCATTER,
-    Costs,
-    Line,
-    between,
-    blocks_of,
     busiest_bytes,
     choose,
-    crossover,
     far_ranks,
     is_sharded,
 )
+from mpifl.aggregation.collective_costs import Costs, Line, between, blocks_of, crossover
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import torch
 from numpy.testing import assert_array_equal
 from torch.testing import assert_close
 
-from mpifl.aggregation.mixer import LOCAL_BLOCK, Mixer, mix_exact, mix_float32
+from mpifl.aggregation.local_mixing import LOCAL_BLOCK, mix_exact, mix_float32
+from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables
 from mpifl.comm.single import Single
 from mpifl.comm.transport import Mismatch

@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from mpifl.aggregation.collective_choice import REDUCE, between, tree_levels
+from mpifl.aggregation.collective_choice import REDUCE
+from mpifl.aggregation.collective_costs import between, tree_levels
 from mpifl.benchmarks.compare import check_rounds
 from mpifl.benchmarks.turns import Job, scratch_folder
 from mpifl.benchmarks.workloads import WORKLOADS

@@ -15,7 +15,7 @@ from numpy.testing import assert_array_equal
 from support import toy
 from support.cases import OPTIONS
 
-from mpifl.aggregation.collective_choice import Given, between
+from mpifl.aggregation.collective_costs import Given, between
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.client import Trained
 from mpifl.core.errors import UserError
