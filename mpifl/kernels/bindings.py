@@ -1,6 +1,6 @@
-"""The libraries of C kernels, and the calls of the first of them: exact sums and pooling (reductions.c).
+"""The libraries of C kernels, and the calls of exact sums (reductions.c).
 
-`training_calls` calls the second (training.c), `convolutions` the third (channels_last.c). They are built if
+`pooling` calls the rest of reductions.c, `training_calls` and `convolutions` the others. They are built if
 a C compiler is available when mpifl is installed. Check `AVAILABLE` before calling what stands here: it
 returns the same bits as the PyTorch code that replaces it elsewhere. Check `TRAINING_AVAILABLE` before
 calling the others: their last bits differ from PyTorch's. Libraries built from sources other than the ones
@@ -121,8 +121,6 @@ CHANNELS_LAST: Signatures = {
     # x, g, gw; n, height, width, in, out, taps, margin; workspace
     "convolve_kernels_grad": (None, [Pointer, Pointer, Pointer, *CONVOLUTION, Pointer]),
 }
-
-MAX_POOL_WIDTH = 2048  # pixels in a row of an image
 
 
 class Layer(NamedTuple):
@@ -351,117 +349,6 @@ def max_abs(x: torch.Tensor) -> float:
         ValueError: the tensor has the wrong type, device or layout.
     """
     return float(call("max_abs", pointer(x, "a vector"), x.numel()))
-
-
-# -- pooling -------------------------------------------------------------------------------------------------
-
-
-def _image_shape(x: torch.Tensor) -> tuple[int, int, int, int]:
-    """Return the shape of images [n, c, H, W].
-
-    Raises:
-        ValueError: a side is odd, or rows are longer than `MAX_POOL_WIDTH`.
-    """
-    n, c, h, w = x.shape
-    if h % 2 or w % 2 or w > MAX_POOL_WIDTH:
-        raise ValueError(
-            f"images of {h}x{w} pixels: both sides must be even, the second at most {MAX_POOL_WIDTH}"
-        )
-    return n, c, h, w
-
-
-def max_pool2x2(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the maximum of each 2x2 window and its index in the window (uint8), both [n, c, H/2, W/2].
-
-    Args:
-        x: float32 [n, c, H, W], contiguous, both sides even, W at most `MAX_POOL_WIDTH`.
-
-    Raises:
-        ValueError: `x` has the wrong type, device, layout or shape.
-    """
-    n, c, h, w = _image_shape(x)
-    images = pointer(x, "images")
-    out = x.new_empty(n, c, h // 2, w // 2)
-    index = torch.empty_like(out, dtype=torch.uint8)
-    if out.numel():
-        call("max_pool2x2", images, out.data_ptr(), index.data_ptr(), n * c * (h // 2), w // 2)
-    return out, index
-
-
-def max_pool2x2_backward(grad: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return the gradient [n, c, H, W] of the input of `max_pool2x2`.
-
-    Args:
-        grad: gradient of the output, float32 [n, c, H/2, W/2].
-        index: as returned by `max_pool2x2`.
-
-    Raises:
-        ValueError: a tensor has the wrong type, device, layout or length.
-    """
-    n, c, h, w = grad.shape
-    arguments = pointer(grad, "a gradient"), pointer(index, "index", torch.uint8, grad.numel())
-    out = grad.new_empty(n, c, 2 * h, 2 * w)
-    call("max_pool2x2_backward", *arguments, out.data_ptr(), n * c * h, w)
-    return out
-
-
-def max_pool2x2_last(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the results of `max_pool2x2`, both channels last.
-
-    Args:
-        x: float32 [n, c, H, W], channels last, both sides even, W at most `MAX_POOL_WIDTH`.
-
-    Raises:
-        ValueError: `x` has the wrong type, device, layout or shape.
-    """
-    n, c, h, w = _image_shape(x)
-    images = image_pointer(x, "images", x.shape)
-    out = torch.empty((n, c, h // 2, w // 2), dtype=torch.float32, memory_format=torch.channels_last)
-    index = torch.empty_like(out, dtype=torch.uint8)
-    if out.numel():
-        call("max_pool2x2_last", images, out.data_ptr(), index.data_ptr(), n * (h // 2), w // 2, c)
-    return out, index
-
-
-def max_pool2x2_last_backward(grad: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return the gradient [n, c, H, W] of the input of `max_pool2x2_last`, channels last.
-
-    Args:
-        grad: gradient of the output, float32 [n, c, H/2, W/2], channels last.
-        index: as returned by `max_pool2x2_last`.
-
-    Raises:
-        ValueError: a tensor has the wrong type, device, layout or length.
-    """
-    n, c, h, w = index.shape
-    arguments = (
-        image_pointer(grad, "a gradient", index.shape),
-        image_pointer(index, "index", index.shape, torch.uint8),
-    )
-    out = torch.empty((n, c, 2 * h, 2 * w), dtype=torch.float32, memory_format=torch.channels_last)
-    call("max_pool2x2_last_backward", *arguments, out.data_ptr(), n * h, w, c)
-    return out
-
-
-def avg_pool2x2(x: torch.Tensor) -> torch.Tensor:
-    """Return the mean of each 2x2 window [n, c, H/2, W/2]; `x` and errors as for `max_pool2x2`."""
-    n, c, h, w = _image_shape(x)
-    images = pointer(x, "images")
-    out = x.new_empty(n, c, h // 2, w // 2)
-    call("avg_pool2x2", images, out.data_ptr(), n * c * (h // 2), w // 2)
-    return out
-
-
-def avg_pool2x2_backward(grad: torch.Tensor) -> torch.Tensor:
-    """Return the gradient [n, c, H, W] of the input of `avg_pool2x2` from that of its output."""
-    n, c, h, w = grad.shape
-    address = pointer(grad, "a gradient")
-    out = grad.new_empty(n, c, 2 * h, 2 * w)
-    call("avg_pool2x2_backward", address, out.data_ptr(), n * c * h, w)
-    return out
-
-
-# -- training ------------------------------------------------------------------------------------------------
 
 
 def use_narrow_vectors(on: bool) -> None:

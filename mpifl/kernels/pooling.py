@@ -17,9 +17,116 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from mpifl.core.module_checks import untouched
 
 from . import bindings
+from .bindings import call, image_pointer, pointer
 
 LAST = torch.channels_last
+MAX_POOL_WIDTH = 2048  # pixels in a row of an image
 MIN_NUMEL = 1 << 14  # elements; below, PyTorch's function costs less than one written in Python
+
+
+def _image_shape(x: torch.Tensor) -> tuple[int, int, int, int]:
+    """Return the shape of images [n, c, H, W].
+
+    Raises:
+        ValueError: a side is odd, or rows are longer than `MAX_POOL_WIDTH`.
+    """
+    n, c, h, w = x.shape
+    if h % 2 or w % 2 or w > MAX_POOL_WIDTH:
+        raise ValueError(
+            f"images of {h}x{w} pixels: both sides must be even, the second at most {MAX_POOL_WIDTH}"
+        )
+    return n, c, h, w
+
+
+def max_pool2x2(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the maximum of each 2x2 window and its index in the window (uint8), both [n, c, H/2, W/2].
+
+    Args:
+        x: float32 [n, c, H, W], contiguous, both sides even, W at most `MAX_POOL_WIDTH`.
+
+    Raises:
+        ValueError: `x` has the wrong type, device, layout or shape.
+    """
+    n, c, h, w = _image_shape(x)
+    images = pointer(x, "images")
+    out = x.new_empty(n, c, h // 2, w // 2)
+    index = torch.empty_like(out, dtype=torch.uint8)
+    if out.numel():
+        call("max_pool2x2", images, out.data_ptr(), index.data_ptr(), n * c * (h // 2), w // 2)
+    return out, index
+
+
+def max_pool2x2_backward(grad: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the gradient [n, c, H, W] of the input of `max_pool2x2`.
+
+    Args:
+        grad: gradient of the output, float32 [n, c, H/2, W/2].
+        index: as returned by `max_pool2x2`.
+
+    Raises:
+        ValueError: a tensor has the wrong type, device, layout or length.
+    """
+    n, c, h, w = grad.shape
+    arguments = pointer(grad, "a gradient"), pointer(index, "index", torch.uint8, grad.numel())
+    out = grad.new_empty(n, c, 2 * h, 2 * w)
+    call("max_pool2x2_backward", *arguments, out.data_ptr(), n * c * h, w)
+    return out
+
+
+def max_pool2x2_last(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the results of `max_pool2x2`, both channels last.
+
+    Args:
+        x: float32 [n, c, H, W], channels last, both sides even, W at most `MAX_POOL_WIDTH`.
+
+    Raises:
+        ValueError: `x` has the wrong type, device, layout or shape.
+    """
+    n, c, h, w = _image_shape(x)
+    images = image_pointer(x, "images", x.shape)
+    out = torch.empty((n, c, h // 2, w // 2), dtype=torch.float32, memory_format=torch.channels_last)
+    index = torch.empty_like(out, dtype=torch.uint8)
+    if out.numel():
+        call("max_pool2x2_last", images, out.data_ptr(), index.data_ptr(), n * (h // 2), w // 2, c)
+    return out, index
+
+
+def max_pool2x2_last_backward(grad: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the gradient [n, c, H, W] of the input of `max_pool2x2_last`, channels last.
+
+    Args:
+        grad: gradient of the output, float32 [n, c, H/2, W/2], channels last.
+        index: as returned by `max_pool2x2_last`.
+
+    Raises:
+        ValueError: a tensor has the wrong type, device, layout or length.
+    """
+    n, c, h, w = index.shape
+    arguments = (
+        image_pointer(grad, "a gradient", index.shape),
+        image_pointer(index, "index", index.shape, torch.uint8),
+    )
+    out = torch.empty((n, c, 2 * h, 2 * w), dtype=torch.float32, memory_format=torch.channels_last)
+    call("max_pool2x2_last_backward", *arguments, out.data_ptr(), n * h, w, c)
+    return out
+
+
+def avg_pool2x2(x: torch.Tensor) -> torch.Tensor:
+    """Return the mean of each 2x2 window [n, c, H/2, W/2]; `x` and errors as for `max_pool2x2`."""
+    n, c, h, w = _image_shape(x)
+    images = pointer(x, "images")
+    out = x.new_empty(n, c, h // 2, w // 2)
+    call("avg_pool2x2", images, out.data_ptr(), n * c * (h // 2), w // 2)
+    return out
+
+
+def avg_pool2x2_backward(grad: torch.Tensor) -> torch.Tensor:
+    """Return the gradient [n, c, H, W] of the input of `avg_pool2x2` from that of its output."""
+    n, c, h, w = grad.shape
+    address = pointer(grad, "a gradient")
+    out = grad.new_empty(n, c, 2 * h, 2 * w)
+    call("avg_pool2x2_backward", address, out.data_ptr(), n * c * h, w)
+    return out
 
 
 def _repeat2x2(grad: torch.Tensor) -> torch.Tensor:
@@ -31,7 +138,7 @@ class _MaxPool2x2(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.last = not x.is_contiguous()
-        out, index = bindings.max_pool2x2_last(x) if ctx.last else bindings.max_pool2x2(x)
+        out, index = max_pool2x2_last(x) if ctx.last else max_pool2x2(x)
         ctx.save_for_backward(index)
         return out
 
@@ -40,8 +147,8 @@ class _MaxPool2x2(torch.autograd.Function):
         (index,), grad = ctx.saved_tensors, grads[0]
         if not torch.is_grad_enabled():
             if ctx.last:
-                return bindings.max_pool2x2_last_backward(grad.contiguous(memory_format=LAST), index)
-            return bindings.max_pool2x2_backward(grad.contiguous(), index)
+                return max_pool2x2_last_backward(grad.contiguous(memory_format=LAST), index)
+            return max_pool2x2_backward(grad.contiguous(), index)
         h, w = index.shape[2:]  # the gradient will be differentiated again
         pixel = torch.arange(4, dtype=torch.uint8).view(2, 2).repeat(h, w)
         return _repeat2x2(grad) * (_repeat2x2(index) == pixel)
@@ -50,12 +157,12 @@ class _MaxPool2x2(torch.autograd.Function):
 class _AvgPool2x2(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return bindings.avg_pool2x2(x)
+        return avg_pool2x2(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
-            return bindings.avg_pool2x2_backward(grads[0].contiguous())
+            return avg_pool2x2_backward(grads[0].contiguous())
         return _repeat2x2(grads[0]) * 0.25
 
 
@@ -73,7 +180,7 @@ def _fits(x: torch.Tensor, last: bool = False) -> bool:
         and x.device.type == "cpu"
         and x.dim() == 4
         and x.shape[2] % 2 == x.shape[3] % 2 == 0
-        and 0 < x.shape[3] <= bindings.MAX_POOL_WIDTH
+        and 0 < x.shape[3] <= MAX_POOL_WIDTH
         and (x.is_contiguous() or (last and x.is_contiguous(memory_format=LAST)))
     )
 

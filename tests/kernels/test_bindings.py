@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpifl.kernels import bindings, training_calls
+from mpifl.kernels import bindings, pooling, training_calls
 
 CC = shutil.which("gcc") or shutil.which("cc")
 built = pytest.mark.skipif(not bindings.AVAILABLE, reason=bindings.PROBLEM or "the kernels are there")
@@ -164,7 +164,7 @@ def test_sums_refuse_tables_of_other_shapes():
 @built
 def test_pooling_refuses_images_it_cannot_read():
     images = torch.zeros(1, 2, 4, 6)
-    for pool in (bindings.max_pool2x2, bindings.avg_pool2x2):
+    for pool in (pooling.max_pool2x2, pooling.avg_pool2x2):
         for wrong in [
             images.double(),
             images.transpose(2, 3),
@@ -175,12 +175,12 @@ def test_pooling_refuses_images_it_cannot_read():
             with pytest.raises(ValueError, match="must be"):
                 pool(wrong)
     grad, index = torch.zeros(1, 2, 2, 3), torch.zeros(1, 2, 2, 3, dtype=torch.uint8)
-    assert bindings.max_pool2x2_backward(grad, index).shape == images.shape
+    assert pooling.max_pool2x2_backward(grad, index).shape == images.shape
     for wrong in [(grad.double(), index), (grad, index.int()), (grad, index[..., :2])]:
         with pytest.raises(ValueError, match="must be"):
-            bindings.max_pool2x2_backward(*wrong)
+            pooling.max_pool2x2_backward(*wrong)
     with pytest.raises(ValueError, match="must be"):
-        bindings.avg_pool2x2_backward(grad.double())
+        pooling.avg_pool2x2_backward(grad.double())
 
 
 @training

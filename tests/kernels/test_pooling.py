@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from mpifl.kernels import bindings
+from mpifl.kernels import bindings, pooling
 from mpifl.kernels.pooling import MIN_NUMEL, AvgPool, MaxPool, use_fast_pooling
 from mpifl.models import MODELS
 from mpifl.models.modules import Embedder, Net
@@ -182,13 +182,13 @@ def test_any_window_pools_to_the_bits_and_places_of_pytorch(seed):
     values = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0, -1.0])[: 7 if seed % 2 else 6]
     h, w = (2 * int(n) for n in torch.randint(1, 40, (2,), generator=draws))
     x = values[torch.randint(seed % 4 // 2, len(values), (3, 2, h, w), generator=draws)]
-    out, where = bindings.max_pool2x2(x)
+    out, where = pooling.max_pool2x2(x)
     expected, index = nn.functional.max_pool2d(x, 2, return_indices=True)
     assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
     row, column = where.long() // 2, where.long() % 2
     place = (2 * torch.arange(h // 2)[:, None] + row) * w + 2 * torch.arange(w // 2) + column
     assert torch.equal(place, index)
-    assert_close(bindings.avg_pool2x2(x), nn.functional.avg_pool2d(x, 2), rtol=0, atol=0, equal_nan=True)
+    assert_close(pooling.avg_pool2x2(x), nn.functional.avg_pool2d(x, 2), rtol=0, atol=0, equal_nan=True)
     assert_close(bindings.max_abs(x.view(-1)), float(x.abs().max()), rtol=0, atol=0, equal_nan=True)
 
 
@@ -201,7 +201,7 @@ def test_windows_rounded_up_stay_pytorchs():
 def test_a_learner_pools_with_the_kernels(monkeypatch):
     module = Learner(MODELS["lenet5"]().build((1, 28, 28), 10)).flat.module
     calls = []
-    true = bindings.avg_pool2x2
-    monkeypatch.setattr(bindings, "avg_pool2x2", lambda x: calls.append(x.shape) or true(x))
+    true = pooling.avg_pool2x2
+    monkeypatch.setattr(pooling, "avg_pool2x2", lambda x: calls.append(x.shape) or true(x))
     module(torch.zeros(32, 1, 28, 28))
     assert calls == [(32, 6, 24, 24), (32, 16, 8, 8)]
