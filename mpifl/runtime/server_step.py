@@ -270,35 +270,30 @@ class ServerStep:
 
     def initialize(self) -> Server | None:
         """Return the first server, on rank 0, after one-shot statistics if the method declares them."""
-        reports: GatheredReports | None = None
-        uploads: Uploads = {}
-        if uses(self.algorithm, OneShotStatistics):
-            clients = self._initial_clients()
-            if self.transport.is_server:
-                self._book_shown(0, clients)
-            reports, uploads = self.fingerprint_round(clients, None)
+        one_shot = uses(self.algorithm, OneShotStatistics)
+        reports, uploads = self._first_statistics() if one_shot else (None, {})
         server = None
         if self.transport.is_server:
             with self.watch("cluster"), doing("the first server", ends_at_once=True):
-                server = self.hooks.setup(reports.notes if reports is not None else None)
+                server = self.hooks.setup(None if reports is None else reports.notes)
                 server = self.hooks.appraise(None, server)
             self.tables.publish(server.tables)
-        if uses(self.algorithm, OneShotStatistics):
+        if one_shot:
             server = self._mix_fingerprints("initial_plan", server, reports, uploads)
         self.distribute(server)
         return server
 
     def distribute(self, server: Server | None) -> None:
         """Publish the tables of a server; shard tables in which each row is read by one client."""
+        layout = None
         if server is not None:
             self.tables.publish(server.tables)
-        layout: dict[str, tuple[np.ndarray, tuple[int, int], bool]] = {}
-        if server is not None:
-            for name, table in server.tables.items():
-                owner = self._row_owners(server, name)
-                if owner is not None:
-                    k, width = table.shape
-                    layout[name] = (owner, (k, width), table.stride(0) == 0)
+            owners = {name: self._row_owners(server, name) for name in server.tables}
+            layout = {
+                name: (owners[name], tuple(table.shape), table.stride(0) == 0)
+                for name, table in server.tables.items()
+                if owners[name] is not None
+            }
         for name, (owner, shape, identical) in self.transport.bcast(layout, "layout").items():
             self.scheduler.pinned = True
             self.tables.shard(name, owner, shape, self.store.folder, identical)
@@ -407,18 +402,8 @@ class ServerStep:
             MethodError: the method's plan or server is invalid, or the step has fewer uploads than the method
                 needs.
         """
-        needed, fresh = self.algorithm.needs.min_cohort, 0 if reports is None else reports.notes.fresh.sum()
-        if server is not None and reports is not None and fresh < needed:
-            what = f"step {server.version + 1} has {fresh} upload, and the method needs {needed} or more"
-            raise MethodError(hook_name(self.algorithm, "aggregate"), what, "let more clients take part")
         reports = self._compare(server, reports, uploads, aggregator)
-        plan = None
-        if server is not None and reports is not None:
-            with self.watch("cluster"):
-                plan = self.hooks.plan("aggregate", server, reports, tuple(self.tables.sharded))
-            plan = plan if adjust is None else adjust(plan)
-        if server is not None:
-            plan = self._filtered(plan, server, reports)
+        plan = None if server is None else self._final_plan(server, reports, adjust)
         new = self._mix(server, plan, reports, uploads, aggregator)
         if server is None or plan is None or new is None:
             return None
@@ -430,10 +415,19 @@ class ServerStep:
         self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.sharded})
         return StepResult(new, plan, reports)
 
-    def _filtered(self, plan: Plan | None, server: Server, reports: GatheredReports | None) -> Plan | None:
-        """Return the plan that the filters make of a method's plan, or of a step without uploads."""
+    def _final_plan(
+        self, server: Server, reports: GatheredReports | None, adjust: Callable[[Plan], Plan] | None
+    ) -> Plan | None:
+        """Return the plan that the filters make of the method's plan, or of a step without uploads."""
         filters, step, ledger = self.config.filters, server.version + 1, self.ledger
-        notes = Notes.of_nobody() if reports is None else reports.notes
+        hook, plan, notes = hook_name(self.algorithm, "aggregate"), None, Notes.of_nobody()
+        if reports is not None:
+            notes, needed = reports.notes, self.algorithm.needs.min_cohort
+            if (fresh := notes.fresh.sum()) < needed:
+                what = f"step {step} has {fresh} upload, and the method needs {needed} or more"
+                raise MethodError(hook, what, "let more clients take part")
+            plan = self._plan("aggregate", server, reports)
+            plan = plan if adjust is None else adjust(plan)
 
         def book(client: int, direction: str, name: str, numbers: int, size: int) -> None:
             add = ledger.add_up if direction == "up" else ledger.add_down
@@ -447,9 +441,13 @@ class ServerStep:
             reads=partial(self.hooks.reads, "reads", server),
             book=book,
             parts=self.config.parts,
-            hook=hook_name(self.algorithm, "aggregate"),
+            hook=hook,
         )
         return filters.plan(plan, about)
+
+    def _plan(self, hook: str, server: Server, reports: GatheredReports) -> Plan:
+        with self.watch("cluster"):
+            return self.hooks.plan(hook, server, reports, tuple(self.tables.sharded))
 
     def _is_given_up(self, plan: Plan) -> bool:
         """Return whether too few clients remained for every row, so that the step changes no row."""
@@ -464,8 +462,7 @@ class ServerStep:
         if gram := upload_named(self.algorithm, ComparedUploads, "gram"):
             wanted = server is not None and self.hooks.compares(server)
             reports = self._with_gram(reports, uploads, gram, aggregator, wanted)
-        measured = None if server is None else self.hooks.measured_table(server)
-        if server is None or reports is None or measured is None:
+        if server is None or reports is None or (measured := self.hooks.measured_table(server)) is None:
             return reports
         distances = aggregator.row_distances(server, reports, uploads, measured[0])
         return reports if distances is None else reports.having(row_distance=distances)
@@ -501,9 +498,8 @@ class ServerStep:
         apart, before = None, server
         if server is not None and plan is not None:
             central = {k: t for k, t in server.tables.items() if k not in self.tables.sharded}
-            values = (
-                () if reports is None else [n for n in reports.widths if statistics_of(n) in reports.widths]
-            )
+            sent = {} if reports is None else reports.widths
+            values = [name for name in sent if statistics_of(name) in sent]
             apart = with_statistics_apart(plan.mixings, central, self.config.parts, values)
             self.tables.publish(apart.tables)
             before = replace(server, tables={**server.tables, **apart.tables})
@@ -521,14 +517,15 @@ class ServerStep:
     def _admits_new_clients(self) -> bool:
         return uses(self.algorithm, NewClients) and self.config.synchronous
 
-    def _initial_clients(self) -> np.ndarray:
-        """Return which clients send statistics before training: all, if none can join later; on rank 0."""
-        if not self.transport.is_server:
-            return np.zeros(0, np.int64)
-        everyone = np.arange(len(self.sizes))
-        if not self._admits_new_clients:
-            return everyone
-        return self.hooks.initial_clients(np.setdiff1d(everyone, np.asarray(self.config.absent, np.int64)))
+    def _first_statistics(self) -> tuple[GatheredReports | None, Uploads]:
+        """Return the statistics before training, of all clients if none can join later."""
+        clients = np.arange(len(self.sizes))
+        if self.transport.is_server:
+            if self._admits_new_clients:
+                present = np.setdiff1d(clients, np.asarray(self.config.absent, np.int64))
+                clients = self.hooks.initial_clients(present)
+            self._book_shown(0, clients)
+        return self.fingerprint_round(clients, None)
 
     def _assign_new_clients(self, server: Server | None, who: RoundPlan) -> Server | None:
         """Return the server after the new clients of a cohort have sent their statistics.
@@ -568,17 +565,15 @@ class ServerStep:
         """Return the statistics of `clients` on rank 0, and this rank's uploads among them.
 
         Args:
-            clients: who sends them.
+            clients: who sends them; used on rank 0.
             server: the server before the step; None before the first.
         """
         batches = None
         if self.transport.is_server:
             step = 0 if server is None else server.version + 1
             reads, costs = _reads_of_all(self.publish_shown(), clients), self.sizes[clients, 0]
-            compared = None
-            if server is not None:
-                name = upload_named(self.algorithm, OneShotStatistics, "statistics_distance")
-                compared = self.hooks.compared_table(server, name)
+            name = upload_named(self.algorithm, OneShotStatistics, "statistics_distance")
+            compared = None if server is None else self.hooks.compared_table(server, name)
             batches = self._batches(step, clients, reads, costs, max(step - 1, 0), compared=compared)
         with self._counted("one-shot statistics", batches):
             batch = self._scatter(batches)
@@ -603,10 +598,7 @@ class ServerStep:
         self, hook: str, server: Server | None, reports: GatheredReports | None, uploads: Uploads
     ) -> Server | None:
         """Return the server after a plan that is not part of a step; its version does not change."""
-        plan = None
-        if server is not None and reports is not None:
-            with self.watch("cluster"):
-                plan = self.hooks.plan(hook, server, reports, tuple(self.tables.sharded))
+        plan = None if server is None or reports is None else self._plan(hook, server, reports)
         new = self._mix(server, plan, reports, uploads, self.aggregator)
         if server is None or new is None:
             return None
