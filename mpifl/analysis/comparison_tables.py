@@ -251,7 +251,7 @@ def _tests(comparison: Comparison, problem: Problem) -> Table:
     name = "log-rank test" if logrank else statistics.TEST_NAMES[comparison.choices.test or "t"]
     place = f" in {problem.name}" if problem.name else ""
     note = f"{column.title}: best{place} is {best}; {name}, two-sided, level {comparison.alpha:.2g}"
-    return Table(names, tuple(tuple(map(Cell, row)) for row in rows), (note,))
+    return Table.of(names, rows, [note])
 
 
 def _difference(values: np.ndarray, comparison: Comparison) -> tuple[str, str]:

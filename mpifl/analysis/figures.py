@@ -18,6 +18,8 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.files import write_atomically
 from mpifl.core.timing import PHASES
+from mpifl.core.units import byte_unit
+from mpifl.results.reader import Run
 
 from . import statistics_drawn
 from .comparison import Comparison
@@ -124,15 +126,15 @@ def curves(
         axes = figure.subplots(len(axes_of), 1, squeeze=False)[:, 0]
     for axis, kind in zip(axes, axes_of, strict=True):
         for i, group in enumerate(shown):
-            curve, look = group.curve(kind, name), line_style(i)
-            mark = {"marker": MARKS[i % len(MARKS)], "ms": 4, "markevery": max(1, len(curve.x) // 8)}
-            x = curve.x / 1e6 if kind == "bytes" else curve.x
+            x, y, look = group.column(kind).mean(0), group.column(name), line_style(i)
+            mark = {"marker": MARKS[i % len(MARKS)], "ms": 4, "markevery": max(1, len(x) // 8)}
+            x = x / 1e6 if kind == "bytes" else x
             look |= {"ls": "-"} if any(seconds) else {}
-            axis.plot(x, drawable(curve.mean), label=group.name, **look, **mark)
+            axis.plot(x, drawable(y.mean(0)), label=group.name, **look, **mark)
             if seconds[i]:
-                axis.plot(x, drawable(group.curve(kind, dashed).mean), **{**look, "ls": "--"})
+                axis.plot(x, drawable(group.column(dashed).mean(0)), **{**look, "ls": "--"})
             if len(group.runs) > 1:
-                band = drawable(curve.low), drawable(curve.high)
+                band = drawable(y.min(0)), drawable(y.max(0))
                 axis.fill_between(x, *band, color=look["color"], alpha=0.2, lw=0)
         across = rounds_title(shown) if kind == "round" else AXES[kind]
         framed(axis, across, title if width is not None or axis is axes[0] else "")
@@ -145,7 +147,7 @@ def traffic(groups: Sequence[Group], width: float | None = None) -> Figure | Non
     found = [group.runs[0].bytes_by_kind for group in groups]
     if not any(sum(t.values()) for t in found):
         return None
-    unit, name = _unit(max(sum(t.values()) for t in found))
+    unit, name = byte_unit(max(sum(t.values()) for t in found))
     parts = sorted({part for total in found for part in total})
     below = 0.12 if width is None else 0.2
     figure = new_figure(width or 8.5, 1.3 + 0.3 * len(groups) + below * len(parts))
@@ -158,12 +160,9 @@ def _stacked(figure: Figure, names: Sequence[str], parts: Mapping[str, Sequence[
     """Draw a bar for each name, stacked of parts: label -> value of each name."""
     axis, start = figure.subplots(), np.zeros(len(names))
     for i, (label, values) in enumerate(parts.items()):
-        look: dict[str, Any] = {
-            "color": COLOURS[i % len(COLOURS)],
-            "hatch": HATCHES[i % len(HATCHES)],
-            "edgecolor": "white",
-        }
-        axis.barh(np.arange(len(names)), values, left=start, height=0.7, label=label, **look)
+        look: Any = {"color": COLOURS[i % len(COLOURS)], "hatch": HATCHES[i % len(HATCHES)]}
+        places, look["edgecolor"] = np.arange(len(names)), "white"
+        axis.barh(places, values, left=start, height=0.7, label=label, **look)
         start += np.asarray(values)
     axis.set_yticks(np.arange(len(names)), names)
     axis.invert_yaxis()
@@ -171,33 +170,30 @@ def _stacked(figure: Figure, names: Sequence[str], parts: Mapping[str, Sequence[
     legend_below(figure, axis)
 
 
-def _unit(most: float) -> tuple[float, str]:
-    """Return the unit of bytes for values up to `most`, and its name."""
-    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-    return next((unit for unit in units if most >= unit[0]), (1.0, "bytes"))
+def pair_matrices(run: Run) -> list[tuple[str, str, np.ndarray]]:
+    """Return title, colour map and values [N, N] of each matrix over pairs of clients that a run kept.
+
+    There are none if only some clients have rows: the labels that order the clients are missing then.
+    """
+    found, n = list[tuple[str, str, np.ndarray]](), int(run.summary["clients"])
+    for file, titles, arrays in (
+        ("algorithm_state.npz", MATRICES, run.algorithm_state),
+        ("matrices.npz", COMPARED, run.matrices),
+    ):
+        for title, colours, values in ((*titles[name], arrays[name]) for name in titles if name in arrays):
+            if run.written == "all" and values.ndim == 2 and np.isfinite(values).any():
+                remedy = f"{file}: {title} has shape {values.shape}, for {n} clients; run it again"
+                require(values.shape == (n, n), "RUN", str(run.folder), remedy)
+                found.append((title, colours, values))
+    return found
 
 
 def matrices(groups: Sequence[Group], width: float | None = None) -> Figure | None:
     """Draw the matrices over pairs of clients, ordered by cluster and true group.
 
-    These are, for each group, the matrix that its algorithm keeps and those of `evaluation.matrices`.
+    These are, for each group, those that its algorithm keeps and those of `evaluation.matrices`.
     """
-    found = []
-    for group in groups:
-        run = group.runs[0]
-        if run.written != "all":  # the labels that order the clients are missing
-            continue
-        kept = next(
-            (n for n in MATRICES if n in run.algorithm_state and run.algorithm_state[n].ndim == 2), None
-        )
-        drawn = [] if kept is None else [("algorithm_state.npz", *MATRICES[kept], run.algorithm_state[kept])]
-        drawn += [("matrices.npz", *COMPARED[n], run.matrices[n]) for n in COMPARED if n in run.matrices]
-        for file, title, colours, values in drawn:
-            if np.isfinite(values).any():
-                n = int(run.summary["clients"])
-                remedy = f"{file}: {title} has shape {values.shape}, for {n} clients; run it again"
-                require(values.shape == (n, n), "RUN", str(run.folder), remedy)
-                found.append((group, title, colours, values))
+    found = [(group, *one) for group in groups for one in pair_matrices(group.runs[0])]
     if not found:
         return None
     found = found[:MAX_MATRICES]

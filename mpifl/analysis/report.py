@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +21,9 @@ from . import report_data
 from .comparison import NO_TEST, Choices, Comparison, compare
 from .comparison_tables import final_table, numbers, rank_table, test_tables, title_of
 from .figures import FIGURES, OF_COMPARISONS, said_of
-from .report_page import page
+from .report_page import as_html, page
 from .seed_groups import REPORT, Group, origins_of, say_other_inputs
-from .tables import Table, as_html, as_latex, as_markdown, as_text, narrowed, table_of, too_wide
+from .tables import Table, as_latex, as_markdown, as_text, narrowed, too_wide
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +79,7 @@ def report(
             for name, (title, _, draw) in FIGURES.items()
             if _files(name, partial(draw, groups, width), figures, outlines=width is not None)
         }
-        rows = table_of(_run_rows(groups))
+        rows = _runs(groups)
         over_seeds = report_data.seeds(comparison)
         text = page(groups, comparison.target, final_table(comparison), rows, drawn, statistics, over_seeds)
         write_atomically(place / REPORT, text)
@@ -120,7 +119,7 @@ def _statistics(comparison: Comparison, folder: Path) -> str:
         if held:
             links = " ".join(f'<a href="figures/{name}.{form}">{form.upper()}</a>' for form in FORMATS)
             shown = ON_PAGE.get(name) or _image(title, held["svg"])
-            more = "".join(_scrolled(table) for table in tables.get(name, ()))
+            more = "".join(map(as_html, tables.get(name, ())))
             out.append(
                 f'<h3 id="{name}-title">{title}</h3>\n<p class="note">{text} {links}</p>\n{shown}\n{more}'
             )
@@ -165,17 +164,9 @@ def _files(
     return held
 
 
-def _scrolled(table: Table) -> str:
-    """Return a table that scrolls if it is wide, with its notes."""
-    notes = "".join(
-        f'<p class="note">{html.escape(note).replace("+-", "&plusmn;")}</p>' for note in table.notes
-    )
-    return f'<div class="scroll tall" tabindex="0">{as_html(table)}</div>{notes}'
-
-
-def _run_rows(groups: Sequence[Group]) -> list[dict[str, str]]:
-    """Return a row for each run: folder, configuration, seed, final figures, costs and digest."""
-    return [
+def _runs(groups: Sequence[Group]) -> Table:
+    """Return a table with a row for each run: folder, configuration, seed, final figures, costs, digest."""
+    rows = [
         {
             "run": str(run.folder),
             "configuration": group.name,
@@ -189,6 +180,7 @@ def _run_rows(groups: Sequence[Group]) -> list[dict[str, str]]:
         for group in groups
         for run in group.runs
     ]
+    return Table.of(rows[0], [row.values() for row in rows])
 
 
 def _reached(run: Run) -> dict[str, str]:

@@ -12,6 +12,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -20,14 +21,14 @@ import numpy as np
 
 from mpifl.core.errors import UserError, first_of, require
 from mpifl.core.metric import ACCURACY, Metric, metric_of_column
-from mpifl.core.textfiles import json_file
+from mpifl.core.textfiles import json_mapping
 from mpifl.core.timing import PHASES
 from mpifl.results import identity
 from mpifl.results.reader import Run
 
 from . import statistics_drawn
 from .comparison import Comparison, column_of
-from .figures import COMPARED, MATRICES
+from .figures import pair_matrices
 from .seed_groups import Group, rounds_title
 
 AXES = {  # column -> title, unit, factor that converts to the unit
@@ -36,11 +37,7 @@ AXES = {  # column -> title, unit, factor that converts to the unit
     "virtual_seconds": ("virtual time", "s", 1.0),
     "seconds": ("wall time", "s", 1.0),
 }
-LIKE_ROUNDS = {
-    "bytes": 0.01,
-    "virtual_seconds": 0.01,
-    "seconds": 0.05,
-}  # tolerance of `_like_rounds`, as a share of the axis
+LIKE_ROUNDS = {"bytes": 0.01, "virtual_seconds": 0.01, "seconds": 0.05}  # tolerances of `_like_rounds`
 NO_CURVES = ("round", "seconds", "virtual_seconds", "federation_bytes_up", "federation_bytes_down")
 TITLES = {  # column of metrics.csv -> its title
     "accuracy_mean": "mean accuracy over clients",
@@ -68,7 +65,6 @@ MAX_MATRIX = 240  # rows of a drawn matrix; larger ones are averaged over neighb
 CLIENT_NUMBERS = ("client", "cluster", "group", "train")  # integer columns of clients.csv
 MAX_STAGES = 10  # evaluations in the drawing of clusters over rounds
 MAX_LAGS = 60  # bars of a histogram of staleness
-PLAIN = ("name", "seed", "output", "system", "vary", "table", "checkpoint")
 
 
 def rounded(value: float, digits: int = 4) -> float | int | None:
@@ -175,10 +171,8 @@ def _group_curves(group: Group, axes: Sequence[str], metrics: Sequence[str], thi
         if group.has(name):
             percent = _is_percent(name, _metric_of(name, [group]))
             values = group.column(name)[:, keep] * (100 if percent else 1)
-            bands = (
-                (values.mean(0), values.min(0), values.max(0)) if len(group.runs) > 1 else (values.mean(0),)
-            )
-            y[name] = [_rounded(v) for v in bands]
+            bands = (values.mean(0), values.min(0), values.max(0))
+            y[name] = [_rounded(v) for v in (bands if len(group.runs) > 1 else bands[:1])]
     records = [_records(group, run, axes) for run in group.runs]
     return {"word": group.word, "x": x, "y": y, "records": records}
 
@@ -210,28 +204,21 @@ def seeds(comparison: Comparison) -> dict[str, Any]:
         "target": statistics_drawn.target_text(comparison),
     }
     if panels := statistics_drawn.intervals(comparison):
-        bars = [[None if b is None else _drawn_bar(b) for b in panel.bars] for panel in panels]
-        found["intervals"] = [
-            {"title": p.title, "from_zero": p.from_zero, "bars": b} for p, b in zip(panels, bars, strict=True)
-        ]
+        found["intervals"] = [_plain(asdict(panel)) for panel in panels]
     if rows := statistics_drawn.differences(comparison):
-        found["differences"] = [{"name": n, "group": g, "bar": _drawn_bar(b)} for n, g, b in rows]
+        found["differences"] = [{"name": n, "group": g, "bar": _plain(asdict(b))} for n, g, b in rows]
     if met := statistics_drawn.at_target(comparison):
-        found["met"] = [
-            {"title": title, "curves": [_drawn_steps(c) for c in curves]} for title, curves in met
-        ]
+        found["met"] = [{"title": title, "curves": [_plain(asdict(c)) for c in them]} for title, them in met]
     return found
 
 
-def _drawn_bar(bar: statistics_drawn.Bar) -> dict[str, Any]:
-    """Return a bar as plain data with five digits; values that are not finite are None."""
-    ends = {name: rounded(getattr(bar, name), 5) for name in ("centre", "low", "high", "end")}
-    return {**ends, "runs": _rounded(bar.runs, 5), "met": None if bar.met is None else [*bar.met]}
-
-
-def _drawn_steps(curve: statistics_drawn.Steps) -> dict[str, Any]:
-    ends = [_rounded(end, 5) for end in curve.ends]
-    return {"x": _rounded(curve.x, 5), "y": _rounded(curve.y, 5), "ends": ends}
+def _plain(value: Any) -> Any:
+    """Return a tree whose floats have five digits; those that are not finite are None."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [*map(_plain, value)]
+    return rounded(value, 5) if isinstance(value, float) else value
 
 
 def traffic(groups: Sequence[Group]) -> dict[str, Any] | None:
@@ -252,48 +239,35 @@ def traffic(groups: Sequence[Group]) -> dict[str, Any] | None:
 def facts(run: Run) -> dict[str, str]:
     """Return a description of a run, as name -> text; empty texts are left out."""
     config, summary = run.config, run.summary
-    chosen = _tree(run.non_default.get("model"))
-    model = {k: v for k, v in _tree(config.get("model")).items() if k in chosen or not isinstance(v, Mapping)}
-    data, seen = _tree(config.get("data")), _environment(run)
+    chosen, model = _tree(run.non_default.get("model")), _tree(config.get("model"))
+    model = {k: v for k, v in model.items() if k in chosen or not isinstance(v, Mapping)}
+    data, seen = _tree(config.get("data")), json_mapping(run.folder / "environment.json")
     cohort, share = config.get("cohort_size"), config.get("participation")
-    everyone = cohort is None and share in (None, 1, 1.0)
-    local, evaluation = _tree(config.get("local")), _tree(config.get("evaluation"))
-    seeds = _tree(config.get("seed"))
-    one = len(set(map(str, seeds.values()))) == 1
-    packages = _tree(seen.get("packages"))
-    known = _tree(summary.get("identity"))
+    seeds, known = _tree(config.get("seed")), _tree(summary.get("identity"))
+    participation = f"share {share} of the clients in every round"
+    if cohort is not None:
+        participation = f"{cohort} clients a round"
+    elif share in (None, 1, 1.0):
+        participation = "all clients in every round"
     found = {
         "algorithm": _section(config.get("algorithm")) or run.method,
         "data": _section(data.get("source")),
         "scenario": _section(data.get("scenario")),
         "classes": _some(summary.get("class_names")),
         "clients": f"N = {summary['clients']}",
-        "participation": (
-            "all clients in every round"
-            if everyone
-            else f"{cohort} clients a round"
-            if cohort is not None
-            else f"share {share} of the clients in every round"
-        ),
+        "participation": participation,
         "rounds": str(summary["rounds"]),
         "model": ", ".join(filter(None, (_section(model), f"{summary['model_parameters']:,} parameters"))),
         "task": _section(config.get("task")) if "task" in run.non_default else "",
-        "local training": ", ".join(
-            f"{k} {_word(v)}" for k, v in local.items() if v not in (None, [], 0, "none")
-        ),
-        "policy": _section(config.get("policy")),
-        "delay": _section(config.get("delay")),
-        "network": _section(config.get("network")),
-        "payload": _section(config.get("payload")),
-        "evaluation": ", ".join(
-            f"{k} {_word(v)}" for k, v in evaluation.items() if v not in (None, False, [], 0)
-        ),
+        "local training": _entries(config.get("local"), (None, [], 0, "none")),
+        **{name: _section(config.get(name)) for name in ("policy", "delay", "network", "payload")},
+        "evaluation": _entries(config.get("evaluation"), (None, False, [], 0)),
         "seeds": (
             f"{next(iter(seeds.values()))} (data, model, training, system)"
-            if one
-            else ", ".join(f"{k} {v}" for k, v in seeds.items())
+            if len(set(map(str, seeds.values()))) == 1
+            else _entries(seeds)
         ),
-        "versions": ", ".join(f"{k} {v}" for k, v in packages.items()),
+        "versions": _entries(seen.get("packages")),
         "Python": str(seen.get("python", "")),
         "commit": str(seen.get("git_commit") or ""),
         "numeric path": _identity(known),
@@ -302,6 +276,11 @@ def facts(run: Run) -> dict[str, str]:
         "finished": finished(run),
     }
     return {name: text for name, text in found.items() if text}
+
+
+def _entries(tree: object, without: Sequence[object] = ()) -> str:
+    """Return the entries of a mapping in one line, other than those with one of some values."""
+    return ", ".join(f"{k} {_word(v)}" for k, v in _tree(tree).items() if v not in without)
 
 
 def _some(names: object, most: int = 20) -> str:
@@ -330,24 +309,16 @@ def _word(value: object) -> str:
     return f"[{', '.join(map(_word, value))}]" if isinstance(value, list) else str(value)
 
 
-def _environment(run: Run) -> Mapping[str, Any]:
-    path = run.folder / "environment.json"
-    if not path.is_file():
-        return {}
-    return _tree(json_file(path, "RUN"))
-
-
 def _identity(known: Mapping[str, Any]) -> str:
     try:
         return f"{identity.line(known)}, sums {known.get('sums')}"
     except (KeyError, TypeError, AttributeError):  # it was edited
-        return ", ".join(f"{k} {v}" for k, v in known.items())
+        return _entries(known)
 
 
 def _machine(seen: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    ranks = f"{summary['ranks']} rank{'s' if summary['ranks'] != 1 else ''}"
-    processes = seen.get("processes")
-    processes = [_tree(p) for p in processes] if isinstance(processes, list) else []
+    ranks = f"{summary['ranks']} rank{'s' * (summary['ranks'] != 1)}"
+    processes = [*map(_tree, found)] if isinstance(found := seen.get("processes"), list) else []
     hosts = {str(p.get("host")) for p in processes}
     gpus = {str(p.get("gpu")) for p in processes if p.get("gpu")}
     parts = [ranks, f"{len(hosts)} hosts" if len(hosts) > 1 else "", str(seen.get("processor", ""))]
@@ -357,10 +328,9 @@ def _machine(seen: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 def started(run: Run) -> str:
     """Return when a run began, from its run.json; empty if it does not say."""
-    path = run.folder / "run.json"
     try:
-        moment = datetime.fromisoformat(str(_tree(json_file(path, "RUN")).get("started")))
-    except (ValueError, UserError):
+        moment = datetime.fromisoformat(str(json_mapping(run.folder / "run.json").get("started")))
+    except ValueError:
         return ""
     return moment.strftime("%Y-%m-%d %H:%M")
 
@@ -386,7 +356,7 @@ def command(run: Run, sweep: bool = False) -> str:
 
 def started_by(run: Run) -> str:
     """Return the command line that started the run; empty if it is not known."""
-    words = _environment(run).get("command")
+    words = json_mapping(run.folder / "environment.json").get("command")
     if not isinstance(words, list) or not words:
         return ""
     program = str(words[0]).rsplit("/", 1)[-1]
@@ -510,22 +480,13 @@ def flow(
     for title, labels in stages:
         found, sizes = np.unique(labels, return_counts=True)
         kind = "group" if title == "true groups" else "cluster"
-        columns.append(
-            {
-                "title": title,
-                "kind": kind,
-                "nodes": [[int(v), int(n)] for v, n in zip(found, sizes, strict=True)],
-            }
-        )
+        nodes = [[int(v), int(n)] for v, n in zip(found, sizes, strict=True)]
+        columns.append({"title": title, "kind": kind, "nodes": nodes})
     for (_, a), (_, b) in pairwise(stages):
         counts = Counter(zip(a.tolist(), b.tolist(), colour.tolist(), strict=True))
         links.append([[int(i), int(j), colours.index(c), n] for (i, j, c), n in sorted(counts.items())])
-    return {
-        "columns": columns,
-        "links": links,
-        "colours": colours,
-        "by": "group" if truth is not None else "cluster",
-    }
+    by = "group" if truth is not None else "cluster"
+    return {"columns": columns, "links": links, "colours": colours, "by": by}
 
 
 def _matrices(
@@ -535,19 +496,7 @@ def _matrices(
     count = len(cluster)
     if count < 2:
         return None
-    every = run.written == "all"  # otherwise labels of some clients are missing
-    found: list[tuple[str, np.ndarray]] = []
-    for file, titles, arrays in (
-        ("algorithm_state.npz", MATRICES, run.algorithm_state),
-        ("matrices.npz", COMPARED, run.matrices),
-    ):
-        for name, (title, _) in titles.items():
-            values = arrays.get(name)
-            if not every or values is None or values.ndim != 2 or not np.isfinite(values).any():
-                continue
-            remedy = f"{file}: {title} has shape {values.shape}, for {count} clients; run it again"
-            require(values.shape == (count, count), "RUN", str(run.folder), remedy)
-            found.append((title, values.astype(float)))
+    found = [(title, values.astype(float)) for title, _, values in pair_matrices(run)]
     labels = [step for _, step in history] or [cluster]
     order = np.lexsort((np.arange(count), truth, cluster))
     edges = np.unique(np.linspace(0, count, min(count, MAX_MATRIX) + 1).round().astype(int))
@@ -611,10 +560,11 @@ def _clients(run: Run) -> dict[str, Any] | None:
     rows = run.rows("clients.csv")
     if not rows or not {"client", run.metric.name} <= {*rows[0]}:
         return None
-    columns = {name: [_figure(run, row, name) for row in rows] for name in rows[0]}
+    metrics = {name: m for name in rows[0] if (m := metric_of_column(name)) is not None}
+    metrics |= {name: run.metric for name in rows[0] if run.metric.of(name)}
+    shown = [name for name in rows[0] if name in metrics or name in CLIENT_NUMBERS]
+    columns = {name: [_figure(run, row, name) for row in rows] for name in shown}
     columns.setdefault("cluster", [0.0] * len(rows))
-    metrics = {name: m for name in columns if (m := metric_of_column(name)) is not None}
-    metrics |= {name: run.metric for name in columns if run.metric.of(name)}
     scores = sorted(metrics, key=lambda name: not run.metric.of(name))
     return {
         **{name: _rounded(columns[name], 17) if name in columns else None for name in CLIENT_NUMBERS},
@@ -647,6 +597,7 @@ def _staleness(run: Run) -> dict[str, Any] | None:
         return None
     lags = np.array(sorted(counts))
     numbers = np.array([counts[lag] for lag in lags.tolist()])
+    every, shares = np.repeat(lags, numbers), (0.1, 0.5, 0.9)
     width = max(1, -(-(int(lags[-1]) + 1) // MAX_LAGS))
     bars: Counter[int] = Counter()
     for lag, n in zip(lags.tolist(), numbers.tolist(), strict=True):
@@ -659,18 +610,12 @@ def _staleness(run: Run) -> dict[str, Any] | None:
         "width": width,
         "bars": [[b * width, bars[b]] for b in sorted(bars)],
         "arrivals": int(numbers.sum()),
-        "quantiles": [int(lags[i]) for i in _places(numbers, (0.1, 0.5, 0.9))] + [int(lags[-1])],
+        "quantiles": [*np.quantile(every, shares, method="inverted_cdf").astype(int).tolist(), int(lags[-1])],
         "clients": [
-            [k, len(v), *_rounded(np.quantile(v, (0.1, 0.5, 0.9), method="inverted_cdf"))]
+            [k, len(v), *_rounded(np.quantile(v, shares, method="inverted_cdf"))]
             for k, v in sorted(clients.items())
         ],
     }
-
-
-def _places(numbers: np.ndarray, shares: Sequence[float]) -> list[int]:
-    """Return, for each of `shares`, the first index at which the cumulative share of `numbers` reaches it."""
-    running = np.cumsum(numbers) / numbers.sum()
-    return [int(np.searchsorted(running, share - 1e-12)) for share in shares]
 
 
 def _phases(run: Run) -> list[list[float | int | None]] | None:

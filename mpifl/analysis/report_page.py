@@ -13,6 +13,7 @@ from typing import Any
 
 import mpifl
 from mpifl.core.timing import PHASES
+from mpifl.core.units import in_bytes
 
 from . import report_data, survival
 from .seed_groups import Group, metric_of
@@ -118,7 +119,7 @@ def page(
             f"{'Means over seeds. ' if several else ''}Bytes are those of the federation, by unicast. "
             "A click on a title sorts."
         ),
-        "final_table": _table("final-table", final),
+        "final_table": as_html(final, "final-table"),
         "statistics": statistics,
         "details_note": escape(
             "These figures, staleness and the time of ranks are of one run at a time."
@@ -126,7 +127,7 @@ def page(
             else "What the run found at its end."
         )
         + (f" {left_out} runs are left out here, so that this file stays small." if left_out else ""),
-        "runs_table": _table("runs-table", _with_facts(runs, known, different)),
+        "runs_table": as_html(_with_facts(runs, known, different), "runs-table"),
         "files": "".join(_file(name, text) for name, text in files.items()),
         "files_note": "Drawn for print beside this page: PDF with its fonts, SVG, PNG.",
         "footer": escape(
@@ -161,17 +162,10 @@ def _divided(known: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[s
 
 
 def _subtitle(known: Sequence[Mapping[str, str]], common: Mapping[str, str]) -> str:
-    dates = sorted(facts["finished"] for facts in known if "finished" in facts)
-    parts = [
-        common.get("algorithm", "").split(" (")[0],
-        common.get("data", ""),
-        common.get("scenario", "").split(" (")[0],
-    ]
-    parts += [common.get("clients", "")]
-    if dates:
-        parts.append(
-            f"finished {dates[0]}" if dates[0] == dates[-1] else f"finished {dates[0]} to {dates[-1]}"
-        )
+    dates = sorted({facts["finished"] for facts in known if "finished" in facts})
+    parts = [common.get(name, "") for name in ("algorithm", "data", "scenario", "clients")]
+    parts = [part.split(" (")[0] for part in parts]
+    parts += [f"finished {' to '.join(dict.fromkeys((dates[0], dates[-1])))}"] if dates else []
     return " · ".join(p for p in parts if p)
 
 
@@ -238,10 +232,10 @@ def _tiles(groups: Sequence[Group], target: float) -> str:
     if met:
         name = min(met, key=lambda n: met[n])
         what = f"to {metric.text(target)} {metric.title}"
-        tiles.append((_megabytes(met[name]), what if alone else f"least {what}: {name}"))
+        tiles.append((in_bytes(met[name]), what if alone else f"least {what}: {name}"))
     if alone:
         total = last(best, "federation_bytes_up") + last(best, "federation_bytes_down")
-        tiles.append((_megabytes(total), "of the federation, up and down"))
+        tiles.append((in_bytes(total), "of the federation, up and down"))
         if best.has("virtual_seconds"):
             tiles.append((f"{last(best, 'virtual_seconds'):,.4g} s", "virtual time"))
     ran = [run for g in groups for run in g.runs if "retimed_from" not in run.summary]  # others are copies
@@ -261,11 +255,6 @@ def _bytes_to(group: Group, target: float) -> float | None:
     """Return the median of the bytes after which runs meet a target, as in tables; None if it is infinite."""
     found = survival.median(group.reached(target, "bytes")).value
     return found if isfinite(found) else None
-
-
-def _megabytes(value: float) -> str:
-    unit = next(((u, n) for u, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if value >= u), (1.0, "bytes"))
-    return f"{value / unit[0]:.4g} {unit[1]}"
 
 
 def _curves_note(curves: Mapping[str, Any], several: bool) -> str:
@@ -308,19 +297,21 @@ def _own_parts(text: str, shared: Collection[str]) -> str:
     return ", ".join(part for part in text.split(", ") if part not in shared)
 
 
-def _table(name: str, table: Table) -> str:
-    """Return a table that the page can sort and filter, with its notes."""
+def as_html(table: Table, name: str = "") -> str:
+    """Return a table that scrolls, with its notes; with a name, the page can sort and filter it."""
     marks = {BEST: "<b>{}</b>", TIED: "{} &asymp;", "": "{}"}
-    wide = [any(len(row[i].text) > MAX_WORDS for row in table.rows) for i in range(len(table.columns))]
 
     def text(cell: Cell) -> str:
         return marks[cell.mark].format(signed(escape(cell.text), "&plusmn;", "&infin;"))
 
-    kinds = [
-        WIDE if far else WORD * _is_words([row[i].text for row in table.rows]) for i, far in enumerate(wide)
-    ]
+    kinds = []
+    for i in range(len(table.columns) if name else 0):
+        texts = [row[i].text for row in table.rows]
+        kinds.append(WIDE if max(map(len, texts), default=0) > MAX_WORDS else WORD * _is_words(texts))
+    kinds = kinds or [""] * len(table.columns)
     head = "".join(
-        f'<th scope="col"{k}{_later(c)}>{escape(c)}</th>' for c, k in zip(table.columns, kinds, strict=True)
+        f'<th scope="col"{k}{_later(c) if name else ""}>{escape(c)}</th>'
+        for c, k in zip(table.columns, kinds, strict=True)
     )
     body = "".join(
         f'<tr><th scope="row">{text(first)}</th>'
@@ -329,10 +320,9 @@ def _table(name: str, table: Table) -> str:
         for first, *rest in table.rows
     )
     notes = "".join(f'<p class="note">{_as_marked(text(Cell(note)))}</p>' for note in table.notes)
-    table_ = (
-        f'<table class="sortable" id="{name}"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>'
-    )
-    return f'<div class="scroll tall" tabindex="0">{table_}</div>{notes}'
+    sortable = f' class="sortable" id="{name}"' if name else ""
+    whole = f"<table{sortable}><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+    return f'<div class="scroll tall" tabindex="0">{whole}</div>{notes}'
 
 
 def _later(title: str) -> str:

@@ -33,23 +33,6 @@ AXES = {  # axis -> its title; see `rounds_title`
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A column of `metrics.csv` over an axis, for the runs of a group.
-
-    Attributes:
-        x: position of each common evaluation on the axis; mean over the runs.
-        mean: mean over the runs.
-        low: minimum over the runs.
-        high: maximum over the runs.
-    """
-
-    x: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
-@dataclass(frozen=True)
 class Group:
     """Runs of one configuration with different seeds.
 
@@ -86,17 +69,8 @@ class Group:
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of `metrics.csv` at the common rounds [runs, rounds]; NaN where it is missing."""
-        return np.stack([_at(_values(r, name), _values(r, "round"), self.rounds) for r in self.runs])
-
-    def curve(self, axis: str, name: str) -> Curve:
-        """Return a column over an axis.
-
-        Args:
-            axis: one of `AXES`.
-            name: the column.
-        """
-        x, y = self.column(axis).mean(0), self.column(name)
-        return Curve(x, y.mean(0), y.min(0), y.max(0))
+        places = [np.searchsorted(_values(run, "round"), self.rounds) for run in self.runs]
+        return np.stack([_values(r, name)[at] for r, at in zip(self.runs, places, strict=True)])
 
     def has(self, name: str) -> bool:
         """Return whether a column holds any number."""
@@ -140,10 +114,6 @@ def _values(run: Run, name: str) -> np.ndarray:
     if name not in metrics:
         return np.full(len(metrics["round"]), np.nan)
     return np.asarray(metrics[name], np.float64)
-
-
-def _at(values: np.ndarray, rounds: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    return values[np.searchsorted(rounds, wanted)]
 
 
 def folders(names: Sequence[str]) -> list[Path]:
@@ -217,7 +187,8 @@ def gather(names: Sequence[str], finished_only: bool = False) -> list[Group]:
         found.setdefault((run.label, name_of(run) if run.label in apart else ""), []).append(run)
     first = [group[0] for group in found.values()]
     trees = [({"name": name_of(run)} if run.label in apart else {}) | tree_of(run) for run in first]
-    named = titles(trees, [head_of(run, tree) for run, tree in zip(first, trees, strict=True)])
+    heads = [run.own_label or str(tree.get(ALGORITHM, "run")) for run, tree in zip(first, trees, strict=True)]
+    named = titles(trees, heads)
     return [Group(name, tuple(group)) for name, group in zip(named, found.values(), strict=True)]
 
 
@@ -240,11 +211,6 @@ def tree_of(run: Run) -> dict[str, Any]:
 def name_of(run: Run) -> str:
     """Return the name of a run's configuration."""
     return str(run.config.get("name", ""))
-
-
-def head_of(run: Run, tree: Mapping[str, Any]) -> str:
-    """Return the beginning of the name of a run: its user's label, or else its algorithm."""
-    return run.own_label or str(tree.get(ALGORITHM, "run"))
 
 
 def titles(trees: Sequence[Mapping[str, Any]], heads: Sequence[str]) -> list[str]:

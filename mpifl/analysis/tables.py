@@ -6,10 +6,9 @@ of a test: `BEST` is shown in bold, `TIED` is not distinguishable from the best.
 
 from __future__ import annotations
 
-import html
 import re
 import textwrap
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 BEST, TIED = "best", "tied"
@@ -82,16 +81,15 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, columns: Iterable[str], rows: Iterable[Iterable[str]], notes: Iterable[str] = ()) -> Table:
+        """Return a table of texts without marks."""
+        return cls(tuple(columns), tuple(tuple(map(Cell, row)) for row in rows), tuple(notes))
+
     def column(self, title: str) -> list[Cell]:
         """Return the cells of a column."""
         at = self.columns.index(title)
         return [row[at] for row in self.rows]
-
-
-def table_of(rows: Sequence[dict[str, str]]) -> Table:
-    """Return rows of text as a table without marks; the columns are those of the first row."""
-    columns = tuple(rows[0])
-    return Table(columns, tuple(tuple(Cell(row.get(c, "")) for c in columns) for row in rows))
 
 
 def as_text(table: Table, bold: bool = False) -> str:
@@ -131,21 +129,6 @@ def as_markdown(table: Table) -> str:
     marked = [note.replace("* best:", "**bold**: best:").replace(" ~ ", " ≈ ") for note in table.notes]
     notes = [f"\n{note}" for note in marked]
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), *notes, ""])
-
-
-def as_html(table: Table) -> str:
-    """Return a table in HTML, without its notes."""
-
-    def text(cell: Cell) -> str:
-        plain = signed(html.escape(cell.text), "&plusmn;", "&infin;")
-        return {BEST: f"<b>{plain}</b>", TIED: f"{plain} &asymp;"}.get(cell.mark, plain)
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>\n"
-
-    rows = [line("td", [*map(text, row)]) for row in table.rows]
-    head = line("th", [html.escape(title) for title in table.columns])
-    return f"<table>\n<thead>\n{head}</thead>\n<tbody>\n{''.join(rows)}</tbody>\n</table>"
 
 
 # -- LaTeX ---------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mpifl.core.case_names import LOCKS, folder_name, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError, first_of
 from mpifl.core.textfiles import json_mapping, yaml_file
+from mpifl.core.units import in_bytes
 from mpifl.supervision.progress import FILE, in_words
 
 if TYPE_CHECKING:
@@ -576,15 +577,6 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     return "".join(" " if v is None else BARS[min(int((v - low) / step), len(BARS) - 1)] for v in chosen)
 
 
-def in_bytes(number: float | None) -> str:
-    """Return a number of bytes with a unit, such as 1.25 GB; empty for None."""
-    if number is None:
-        return ""
-    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-    size, name = next(((s, n) for s, n in units if number >= s), (1.0, "bytes"))
-    return f"{number / size:.4g} {name}"
-
-
 def _figures(seen: Seen) -> Iterator[str]:
     """Yield the last figures of a run."""
     metric = seen.metric.replace("_", " ")
@@ -598,7 +590,7 @@ def _figures(seen: Seen) -> Iterator[str]:
         yield f"clusters {clusters:.0f}"
     sent = [seen.last("bytes_up"), seen.last("bytes_down")]
     if None not in sent:
-        yield f"{in_bytes(sum(b for b in sent if b))}"
+        yield in_bytes(sum(b for b in sent if b))
 
 
 def picture(seen: Seen | SeenCases) -> RenderableType:

@@ -140,3 +140,17 @@ def _unknown(name: str) -> str:
         end = f"{size[1:]}{slash}{per}"
         return f"{name!r} can be 1000 or 1024: write k{end} or Ki{end}"
     return f"{name!r} is not a known unit"
+
+
+BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
+
+
+def byte_unit(count: float) -> tuple[float, str]:
+    """Return the unit in which a number of bytes is shown, in bytes, and its name."""
+    return next((unit for unit in BYTES if abs(count) >= unit[0]), BYTES[-1])
+
+
+def in_bytes(count: float) -> str:
+    """Return a number of bytes with a unit, such as 1.25 GB."""
+    size, name = byte_unit(count)
+    return f"{count / size:.4g} {name}"

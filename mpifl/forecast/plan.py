@@ -25,6 +25,7 @@ from mpifl.core.parameters import Part
 from mpifl.core.process import available_cores
 from mpifl.core.progress import doing
 from mpifl.core.types import Message, Server
+from mpifl.core.units import in_bytes
 from mpifl.experiment import loader
 from mpifl.experiment.build import build, build_server_step, open_data
 from mpifl.experiment.context import RunContext
@@ -259,8 +260,8 @@ def time_lines(
         lines.append(
             f"{one.num_ranks:7d} {_cores_of(machine, one.num_ranks):6d} {one.round_s:10.4g}"
             + "".join(f"{1e3 * seconds:13.4g}" for seconds in one.terms.values())
-            + f" {_seconds(one.total):>10} {efficiency:11.0%}  {one.limits:10} {_size(server):>11} "
-            f"{_size(worker):>15}"
+            + f" {_seconds(one.total):>10} {efficiency:11.0%}  {one.limits:10} {in_bytes(server):>11} "
+            f"{in_bytes(worker):>15}"
         )
     lines.append("efficiency: seconds of a round on one worker / (workers x seconds of a round)")
     return lines
@@ -428,7 +429,7 @@ def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Cos
     table = server.tables[mixing.into]
     rows, uploads = mixing.num_rows, mixing.weights.shape[1]
     if not context.config.policy.synchronous:
-        moved = f"rank 0 mixes, {_size(FLOAT_BYTES * uploads * table.shape[1])} come to it"
+        moved = f"rank 0 mixes, {in_bytes(FLOAT_BYTES * uploads * table.shape[1])} come to it"
         return _table_line(mixing, table, "nothing moves (P = 1)" if planned_ranks(context) == 1 else moved)
     exact, size = context.config.system.sums == "exact", planned_ranks(context)
     sharded = _is_sharded(table, server, context)
@@ -446,7 +447,7 @@ def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Cos
     name = {REDUCE: "Reduce", SCATTER: "Reduce_scatter"}.get(collective, "Gatherv")
     if rule is not None:
         rest, name = _robust_bytes(rule, mixing, d, size, rest, name)
-    moved = "nothing moves (P = 1)" if size == 1 else f"{name}, {_size(rest)} at the busiest rank"
+    moved = "nothing moves (P = 1)" if size == 1 else f"{name}, {in_bytes(rest)} at the busiest rank"
     if costs is not None and not sharded and rule is None:
         each = (costs.mixing(c, rows, uploads, d, size, exact) for c in (REDUCE, GATHER))
         moved += " (Reduce {:.3g} s, Gatherv {:.3g} s)".format(*each)
@@ -497,7 +498,9 @@ def _traffic_lines(traffic: TrafficForecast, config: Config) -> list[str]:
     """Return the lines about the federation's traffic; if the total is known, the lines add up to it."""
     rounds = tuple(config.rounds * size for size in traffic.per_round)
     one = "round   " if config.policy.synchronous else "step    "
-    lines = [f"federation per {one} {_size(traffic.per_round[0])} down, {_size(traffic.per_round[1])} up"]
+    lines = [
+        f"federation per {one} {in_bytes(traffic.per_round[0])} down, {in_bytes(traffic.per_round[1])} up"
+    ]
     more = "in pairs, and rounds that differ" if uses(config.algorithm, SecondLook) else "rounds that differ"
     named = (
         (f"{config.rounds} such rounds", rounds),
@@ -546,7 +549,7 @@ def _uncounted_lines(context: RunContext) -> list[str]:
 
 def _both(sizes: Sequence[int]) -> str:
     down, up = sizes
-    return f"{_size(down)} down, {_size(up)} up ({down} and {up} bytes)"
+    return f"{in_bytes(down)} down, {in_bytes(up)} up ({down} and {up} bytes)"
 
 
 def _memory_lines(
@@ -555,36 +558,28 @@ def _memory_lines(
     """Return the peak resident memory of server and workers, and the client state on the nodes."""
     size = planned_ranks(context)
     server, worker = peak_memory(measured, state, context, size)
-    lines = [f"memory, alone           {_size(server)} resident at its peak"]
+    lines = [f"memory, alone           {in_bytes(server)} resident at its peak"]
     if size > 1:
         lines = [
-            f"memory, server          {_size(server)} resident at its peak",
-            f"memory, each worker     {_size(worker)} resident at its peak",
+            f"memory, server          {in_bytes(server)} resident at its peak",
+            f"memory, each worker     {in_bytes(worker)} resident at its peak",
         ]
     if traffic.kept:
         where = context.config.system.scratch or "shared memory, or the temporary folder if that is full"
         lines.append(
-            f"client state            {_size(traffic.kept * _num_kept(context))} on all nodes together, "
-            f"{_size(traffic.kept)} a visit; in {where}"
+            f"client state            {in_bytes(traffic.kept * _num_kept(context))} on all nodes together, "
+            f"{in_bytes(traffic.kept)} a visit; in {where}"
         )
     return lines
 
 
 def _registered_line(num_clients: int) -> str:
     """Return the bytes of each rank's memory that grow with the number of registered clients."""
-    here, many = (_size(CLIENT_BYTES * n) for n in (num_clients, MANY_CLIENTS))
+    here, many = (in_bytes(CLIENT_BYTES * n) for n in (num_clients, MANY_CLIENTS))
     return (
         f"registered clients: {CLIENT_BYTES} bytes each at every rank, {here} of these {num_clients:,} "
         f"(counted above), {many} of {MANY_CLIENTS:,}; beside what a method keeps of each"
     )
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.4g} {unit}"
-        count /= 1000
-    return f"{count:.4g} TB"
 
 
 def _range(values: np.ndarray) -> str:

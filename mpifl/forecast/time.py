@@ -52,6 +52,7 @@ EXCHANGES = 3  # exchanges of a round for which rank 0 or the workers wait: task
 RANK_S = 25e-6  # processor seconds of rank 0 for a worker (`tests/campaigns/many_ranks.py`)
 VISIT_BYTES, RANK_BYTES = 90, 1500  # of tasks and reports: columns of each visit, headers of each worker
 CHECKPOINT_BYTES_S = 200e6  # at which the client state of checkpoints is written
+TERMS = ("training", "rank 0", "ranks", "network")  # of a round
 
 
 @dataclass(frozen=True)
@@ -155,18 +156,181 @@ class TimeForecast:
 
 
 @dataclass
-class _Spent:
-    """Seconds of rounds and evaluations, by term."""
+class _Job:
+    """A run on a number of ranks, and the seconds of its rounds and evaluations so far.
 
-    training: float = 0.0
-    server: float = 0.0
-    ranks: float = 0.0
-    network: float = 0.0
-    waiting: float = 0.0
-    evaluation: float = 0.0
-    work: float = 0.0  # processor seconds of all ranks
+    Attributes:
+        context: context of the run.
+        measured: measured seconds of its parts.
+        around: costs that do not depend on the method.
+        num_ranks: P, the number of ranks.
+        cores: cores of the ranks.
+        terms: term -> seconds of the simulated rounds, see `TimeForecast`.
+        rounds: seconds of each simulated round, then of all others together.
+        evaluation: seconds of all evaluations.
+        work: processor seconds of all ranks.
+    """
+
+    context: RunContext
+    measured: MeasuredTimes
+    around: Surroundings
+    num_ranks: int
+    cores: Cores
+    terms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TERMS, 0.0))
     rounds: list[float] = field(default_factory=list)
-    evaluations: int = 0
+    evaluation: float = 0.0
+    work: float = 0.0
+
+    def __post_init__(self) -> None:
+        config = self.context.config
+        self.scheduler = self.new_scheduler()
+        self.workers = len(self.scheduler.workers)
+        self.costs = _costs(self.context, self.num_ranks)
+        self.schedule = EvaluationSchedule(self.context.evaluated_clients, config.evaluation.every)
+        self.holds_back = isinstance(config.clock, WallTime) and config.clock.scale > 0
+        self.steps = min(config.rounds, MOST_STEPS)
+        self.terms |= {"waiting": 0.0} if self.holds_back else {}
+
+    def new_scheduler(self) -> Scheduler:
+        """Return the scheduler of the run before it has assigned any task."""
+        workers, sizes = tuple(range(1, self.num_ranks)) or (0,), self.context.federation.sizes[:, 0]
+        return Scheduler((0,) * self.num_ranks, workers, sizes, stack=self.context.decisions.stack)
+
+    def statistics(self) -> tuple[float, float]:
+        """Return the seconds before the first round, and the processor seconds of all ranks."""
+        measured, sizes = self.measured, self.context.federation.sizes[:, 0]
+        once = measured.shown + measured.setup + measured.gram_setup
+        if not uses(self.context.config.algorithm, OneShotStatistics):
+            return once, once
+        everyone = _present(self.context)
+        seconds = measured.fingerprint(sizes[everyone])
+        owners = self.new_scheduler().assign(everyone, sizes[everyone])
+        busiest = self.cores.busiest(owners, seconds, self.num_ranks)
+        return once + busiest, once + float(seconds.sum())
+
+    def assigned_evaluations(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rank that evaluates each client, and its processor seconds."""
+        sizes, clients = self.context.federation.sizes, self.context.evaluated_clients
+        samples = sizes[clients, 2] + sizes[clients, 0] * self.context.config.evaluation.train
+        return self.scheduler.assign(clients, samples + 1), self.measured.evaluation(samples)
+
+    def add_rest(self) -> None:
+        """Add the steps after the simulated ones: each takes the mean of the later half of these."""
+        rest = self.context.config.rounds - self.steps
+        if rest:
+            self.rounds.append(rest * float(np.mean(self.rounds[self.steps // 2 :])))
+            self.work *= self.context.config.rounds / self.steps
+
+    # -- rounds ------------------------------------------------------------------------------------------
+
+    def simulate_rounds(self, plan: Plan) -> None:
+        """Assign the cohorts of the rounds to ranks and add up the seconds."""
+        context, measured, costs = self.context, self.measured, self.costs
+        algorithm, scheduler, workers = context.config.algorithm, self.scheduler, self.workers
+        sizes, n = trained_samples(context), context.problem.num_clients
+        remembers, looks = uses(algorithm, RememberedUploads), uses(algorithm, SecondLook)
+        met = set[int]()  # rank and client
+        seen = np.zeros(0, np.int64)
+        known = _present(context) if uses(algorithm, NewClients) else seen
+        moved = 0.0 if costs is None else self._network(plan, costs)
+        for step in range(1, self.steps + 1):
+            cohort = context.sampler(step)
+            if context.config.policy.leaves_out:  # clients that are left out are not trained
+                cohort = cohort[: context.decisions.num_sampled]
+            clients = np.union1d(seen, cohort) if remembers else cohort
+            fresh = np.isin(clients, cohort)
+            pairs = len(clients) ** 2 - (len(seen) ** 2 if measured.looks_once and step > 1 else 0)
+            if measured.looks_once and looks and not remembers and step > 1:
+                pairs = 0
+            costs_of = np.where(fresh, sizes[clients], 1) + (64 * len(clients) if looks and pairs else 0)
+            owners = scheduler.assign(clients, costs_of)
+            places = (owners * n + clients).tolist()
+            cold = np.array([place not in met for place in places])
+            met.update(place for place, trains in zip(places, fresh, strict=True) if trains)
+            trained = np.where(cold, measured.first_visit(sizes[clients]), measured.visit(sizes[clients]))
+            seconds = np.where(fresh, trained, measured.remembered)
+            if looks and pairs:
+                seconds = seconds + measured.look * pairs / len(clients)
+            if uses(algorithm, NewClients):
+                new = ~np.isin(clients, known)
+                seconds = seconds + np.where(new, measured.fingerprint(sizes[clients]), 0.0)
+                known = np.union1d(known, clients)
+            seen = clients if remembers else seen
+            with_sums = np.concatenate([seconds + measured.mix, [measured.mix_once] * workers])
+            everyone = np.concatenate([owners, scheduler.workers])
+            training = self.cores.busiest(everyone, with_sums, self.num_ranks)
+            server = measured.book_once + measured.book * len(clients) + measured.decide + measured.gram
+            told = 0.0
+            if costs is not None:
+                told = EXCHANGES * POLL_S + ranks_seconds(costs, len(clients), workers)
+            for name, spent in zip(TERMS, (training, server, told, moved), strict=True):
+                self.terms[name] += spent
+            self.work += float(seconds.sum()) + measured.mix * len(clients) + measured.mix_once * workers
+            self.work += server + RANK_S * workers * (costs is not None)
+            self.rounds.append(training + server + told + moved)
+        self.add_rest()
+        owners, seconds = self.assigned_evaluations()
+        each, work = self.cores.busiest(owners, seconds, self.num_ranks), float(seconds.sum())
+        if costs is not None:
+            rows = max(1, self.around.rows // context.problem.layout.size)
+            each += EXCHANGES * POLL_S + costs.sharing(rows, 1)
+        count = self.schedule.num_due(0, context.config.rounds) + context.config.evaluation.at_start
+        self.evaluation += count * (each + measured.record)
+        self.work += count * (work + measured.record)
+
+    def _network(self, plan: Plan, costs: Costs) -> float:
+        """Return the seconds for sending a round's rows and sums, with a barrier before each sum."""
+        exact, d = self.context.config.system.sums == "exact", self.context.problem.layout.size
+        seconds = 0.0
+        for mixing in plan.mixings:
+            rows, uploads = mixing.num_rows, mixing.weights.shape[1]
+            collective = choose(rows, uploads, exact)
+            seconds += costs.mixing(collective, rows, uploads, d, self.num_ranks, exact)
+            seconds += tree_levels(self.num_ranks) * costs.latency_s
+        return seconds + costs.sharing(max(1, self.around.rows // d), d)
+
+    # -- arrivals ----------------------------------------------------------------------------------------
+
+    def simulate_arrivals(self, traffic: TrafficForecast) -> None:
+        """Simulate the arrivals of an asynchronous run."""
+        context, measured, terms, costs = self.context, self.measured, self.terms, self.costs
+        size = sum(traffic.per_round) / uploads_per_step(context)
+        handover = 0.0 if costs is None else HANDOVER_S + 2 * costs.latency_s + size / costs.bytes_s
+        ranks = OneProcess() if costs is None else Ranks(self.num_ranks, self.cores, handover)
+        owners, evaluations = self.assigned_evaluations()
+        each = self.cores.busiest(owners, evaluations, self.num_ranks)
+        read = 0.0 if costs is None else EXCHANGES * POLL_S + measured.unread
+        seconds, last, spent = measured.visit(trained_samples(context)).tolist(), 0.0, list[float]()
+        for kind, number, client, due in arrivals(context, traffic, self.steps):
+            if kind == START:
+                ranks.submit(number, due, seconds[client])
+            elif kind == EVALUATE:
+                ranks.evaluate(owners, evaluations)
+                ranks.work(measured.record + read)
+                self.work += float(evaluations.sum()) + measured.record
+                self.work += 0.0 if costs is None else measured.unread
+                spent.append(ranks.now - last)
+                last = ranks.now
+            elif kind == END:
+                ranks.result(number)
+                terms["training"] += (seconds[client] + handover) / self.workers
+                terms["network"] += handover
+                self.work += seconds[client] + 2 * handover
+            else:
+                ranks.work(measured.step)
+                terms["rank 0"] += measured.step
+                self.work += measured.step
+            if kind in (END, STEP) and self.holds_back:
+                terms["waiting"] += max(0.0, due - ranks.now)
+                ranks.hold(due)
+            if kind == STEP:
+                self.rounds.append(ranks.now - last)
+                last = ranks.now
+        self.add_rest()
+        more = self.schedule.num_due(self.steps, context.config.rounds)
+        once = float(np.mean(spent)) if spent else each + measured.record
+        at_start = context.config.evaluation.at_start * (each + measured.record)
+        self.evaluation = sum(spent) + at_start + more * once
 
 
 def forecast_time(
@@ -189,39 +353,29 @@ def forecast_time(
         num_ranks: P, the number of ranks.
         cores: cores of the ranks.
     """
-    costs = _costs(context, num_ranks)
+    job = _Job(context, measured, around, num_ranks, cores)
     if context.config.policy.synchronous:
-        spent = _rounds(context, measured, plan, around, num_ranks, costs, cores)
+        job.simulate_rounds(plan)
     else:
-        spent = _arrivals(context, measured, traffic, num_ranks, costs, cores)
-    statistics, work = _statistics(context, measured, num_ranks, cores)
-    rounds = sum(spent.rounds)
+        job.simulate_arrivals(traffic)
+    statistics, work = job.statistics()
     several, slowdown = num_ranks > 1, cores.slowdown(num_ranks)
     start = around.start + MPI_CPU_S * several
     parts = {
         "start-up": start * slowdown + around.figures + LAUNCH_S * several,
         "data and model": around.open * (1 + several * slowdown),
         "set-up statistics": statistics,
-        "rounds": rounds,
-        "evaluation": spent.evaluation,
+        "rounds": sum(job.rounds),
+        "evaluation": job.evaluation,
     }
     once = measured.checkpoint + around.kept_bytes / CHECKPOINT_BYTES_S
     parts["checkpoints"] = once * _num_checkpoints(context, sum(parts.values()))
     parts["end"] = around.end + measured.checkpoint + EXIT_CPU_S * slowdown
-    terms = {
-        "training": spent.training,
-        "rank 0": spent.server,
-        "ranks": spent.ranks,
-        "network": spent.network,
-    }
-    if _holds_back(context):
-        terms["waiting"] = spent.waiting
-    processor = (
-        (start + around.open + EXIT_CPU_S) * num_ranks + around.figures + spent.work + work + around.end
-    )
-    mean = rounds / context.config.rounds
-    share = mean / max(sum(terms.values()), 1e-12)
-    terms = {name: seconds * share for name, seconds in terms.items()}
+    each = start + around.open + EXIT_CPU_S
+    processor = each * num_ranks + around.figures + job.work + work + around.end
+    mean = parts["rounds"] / context.config.rounds
+    share = mean / max(sum(job.terms.values()), 1e-12)
+    terms = {name: seconds * share for name, seconds in job.terms.items()}
     return TimeForecast(num_ranks, parts, mean, processor, terms)
 
 
@@ -241,98 +395,10 @@ def _num_checkpoints(context: RunContext, seconds: float) -> int:
     return 1 + by_time + ((rounds - 1) // config.every if config.every else 0)
 
 
-def _scheduler(context: RunContext, num_ranks: int) -> Scheduler:
-    workers = tuple(range(1, num_ranks)) or (0,)
-    sizes = context.federation.sizes[:, 0]
-    return Scheduler((0,) * num_ranks, workers, sizes, stack=context.decisions.stack)
-
-
 def _present(context: RunContext) -> np.ndarray:
     """Return the clients that are present from the first round on, ascending."""
     absent = np.array(context.decisions.absent, np.int64)
     return np.delete(np.arange(context.problem.num_clients), absent)
-
-
-def _statistics(
-    context: RunContext, measured: MeasuredTimes, num_ranks: int, cores: Cores
-) -> tuple[float, float]:
-    """Return the seconds before the first round, and the processor seconds of all ranks."""
-    algorithm, sizes = context.config.algorithm, context.federation.sizes[:, 0]
-    once = measured.shown + measured.setup + measured.gram_setup
-    if not uses(algorithm, OneShotStatistics):
-        return once, once
-    everyone = _present(context)
-    seconds = measured.fingerprint(sizes[everyone])
-    owners = _scheduler(context, num_ranks).assign(everyone, sizes[everyone])
-    return once + cores.busiest(owners, seconds, num_ranks), once + float(seconds.sum())
-
-
-# -- rounds --------------------------------------------------------------------------------------------------
-
-
-def _rounds(
-    context: RunContext,
-    measured: MeasuredTimes,
-    plan: Plan,
-    around: Surroundings,
-    num_ranks: int,
-    costs: Costs | None,
-    cores: Cores,
-) -> _Spent:
-    """Assign the cohorts of the rounds to ranks and add up the seconds."""
-    config, algorithm, sampler = context.config, context.config.algorithm, context.sampler
-    sizes, n, out = trained_samples(context), context.problem.num_clients, _Spent()
-    remembers, looks = uses(algorithm, RememberedUploads), uses(algorithm, SecondLook)
-    scheduler, met = _scheduler(context, num_ranks), set[int]()  # rank and client
-    seen = np.zeros(0, np.int64)
-    known = _present(context) if uses(algorithm, NewClients) else np.zeros(0, np.int64)
-    schedule = EvaluationSchedule(context.evaluated_clients, config.evaluation.every)
-    moved = 0.0 if costs is None else _network(context, plan, around, costs, num_ranks)
-    most = min(config.rounds, MOST_STEPS)
-    for step in range(1, most + 1):
-        cohort = sampler(step)
-        if context.config.policy.leaves_out:  # clients that are left out are not trained
-            cohort = cohort[: context.decisions.num_sampled]
-        clients = np.union1d(seen, cohort) if remembers else cohort
-        fresh = np.isin(clients, cohort)
-        pairs = len(clients) ** 2 - (len(seen) ** 2 if measured.looks_once and step > 1 else 0)
-        if measured.looks_once and looks and not remembers and step > 1:
-            pairs = 0
-        costs_of = np.where(fresh, sizes[clients], 1) + (64 * len(clients) if looks and pairs else 0)
-        owners = scheduler.assign(clients, costs_of)
-        places = (owners * n + clients).tolist()
-        cold = np.array([place not in met for place in places])
-        met.update(place for place, trains in zip(places, fresh, strict=True) if trains)
-        trained = np.where(cold, measured.first_visit(sizes[clients]), measured.visit(sizes[clients]))
-        seconds = np.where(fresh, trained, measured.remembered)
-        if looks and pairs:
-            seconds = seconds + measured.look * pairs / len(clients)
-        if uses(algorithm, NewClients):
-            new = ~np.isin(clients, known)
-            seconds = seconds + np.where(new, measured.fingerprint(sizes[clients]), 0.0)
-            known = np.union1d(known, clients)
-        seen = np.union1d(seen, cohort) if remembers else seen
-        with_sums = np.concatenate([seconds + measured.mix, [measured.mix_once] * len(scheduler.workers)])
-        training = cores.busiest(np.concatenate([owners, scheduler.workers]), with_sums, num_ranks)
-        server = measured.book_once + measured.book * len(clients) + measured.decide + measured.gram
-        out.training += training
-        out.server += server
-        out.network += moved
-        told = 0.0
-        if costs is not None:
-            told = EXCHANGES * POLL_S + ranks_seconds(costs, len(clients), len(scheduler.workers))
-        out.ranks += told
-        mixing = measured.mix * len(clients) + measured.mix_once * max(1, num_ranks - 1)
-        out.work += float(seconds.sum()) + mixing + server + RANK_S * len(scheduler.workers) * (num_ranks > 1)
-        out.rounds.append(training + server + told + moved)
-        if schedule.due(step, config.rounds):
-            out.evaluations += 1
-    rest = config.rounds - most
-    if rest:
-        out.rounds.append(rest * float(np.mean(out.rounds[most // 2 :])))
-        out.work *= config.rounds / most
-    _evaluate(context, measured, around, num_ranks, costs, cores, schedule, scheduler, out)
-    return out
 
 
 def ranks_seconds(costs: Costs, visits: float, workers: int) -> float:
@@ -347,50 +413,6 @@ def ranks_seconds(costs: Costs, visits: float, workers: int) -> float:
     """
     on_link = (VISIT_BYTES * visits + RANK_BYTES * workers) / costs.bytes_s
     return RANK_S * workers + EXCHANGES * costs.latency_s + on_link
-
-
-def _network(context: RunContext, plan: Plan, around: Surroundings, costs: Costs, num_ranks: int) -> float:
-    """Return the seconds for sending a round's rows and sums, with a barrier before each sum."""
-    exact, d = context.config.system.sums == "exact", context.problem.layout.size
-    seconds = 0.0
-    for mixing in plan.mixings:
-        rows, uploads = mixing.num_rows, mixing.weights.shape[1]
-        collective = choose(rows, uploads, exact)
-        seconds += costs.mixing(collective, rows, uploads, d, num_ranks, exact)
-        seconds += tree_levels(num_ranks) * costs.latency_s
-    return seconds + costs.sharing(max(1, around.rows // d), d)
-
-
-def _evaluate(
-    context: RunContext,
-    measured: MeasuredTimes,
-    around: Surroundings,
-    num_ranks: int,
-    costs: Costs | None,
-    cores: Cores,
-    schedule: EvaluationSchedule,
-    scheduler: Scheduler,
-    out: _Spent,
-) -> None:
-    """Add the seconds of a run's evaluations to `out`."""
-    config, clients = context.config, context.evaluated_clients
-    owners, seconds = evaluation_seconds(context, measured, scheduler)
-    each, work = cores.busiest(owners, seconds, num_ranks), float(seconds.sum())
-    if costs is not None:
-        each += EXCHANGES * POLL_S + costs.sharing(max(1, around.rows // context.problem.layout.size), 1)
-    count = schedule.num_due(0, config.rounds) + config.evaluation.at_start
-    out.evaluation += count * (each + measured.record)
-    out.work += count * (work + measured.record)
-    assert len(clients)
-
-
-def evaluation_seconds(
-    context: RunContext, measured: MeasuredTimes, scheduler: Scheduler
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rank that evaluates each client, and its processor seconds."""
-    sizes, clients = context.federation.sizes, context.evaluated_clients
-    samples = sizes[clients, 2] + sizes[clients, 0] * context.config.evaluation.train
-    return scheduler.assign(clients, samples + 1), measured.evaluation(samples)
 
 
 # -- arrivals ------------------------------------------------------------------------------------------------
@@ -437,12 +459,6 @@ class _HeldBack(VirtualClock):
     def return_of(self, clients: Collection[int]) -> float:
         """Return the wall time of the first return of an absent client; infinity if none is absent."""
         return self.scale * first_return(self.duration.presence, clients, self.now / self.scale)
-
-
-def _holds_back(context: RunContext) -> bool:
-    """Return whether the clock is the wall clock and holds slow clients back."""
-    clock = context.config.clock
-    return isinstance(clock, WallTime) and clock.scale > 0
 
 
 def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[Event]:
@@ -655,80 +671,32 @@ class Ranks:
                 self._begin(rank)
 
 
-def _arrivals(
-    context: RunContext,
-    measured: MeasuredTimes,
-    traffic: TrafficForecast,
-    num_ranks: int,
-    costs: Costs | None,
-    cores: Cores,
-) -> _Spent:
-    """Simulate the arrivals of an asynchronous run."""
-    config, sizes = context.config, trained_samples(context)
-    steps = min(config.rounds, MOST_STEPS)
-    events, out = arrivals(context, traffic, steps), _Spent()
-    size = sum(traffic.per_round) / uploads_per_step(context)
-    handover = 0.0 if costs is None else HANDOVER_S + 2 * costs.latency_s + size / costs.bytes_s
-    ranks = None if num_ranks == 1 else Ranks(num_ranks, cores, handover)
-    owners, evaluations = evaluation_seconds(context, measured, _scheduler(context, num_ranks))
-    each, work = cores.busiest(owners, evaluations, num_ranks), float(evaluations.sum())
-    seconds = measured.visit(sizes).tolist()
-    now, last, evaluated, holds = 0.0, 0.0, 0.0, _holds_back(context)
+class OneProcess:
+    """Simulates a run of one process, which trains a visit when its report is due; see `Ranks`."""
 
-    def held(now: float, due: float) -> float:
-        """Wait until a visit or a step is due, if the clock holds them back; return the time."""
-        if not holds:
-            return now
-        here = now if ranks is None else ranks.now
-        out.waiting += max(0.0, due - here)
-        if ranks is not None:
-            ranks.hold(due)
-        return max(here, due) if ranks is None else ranks.now
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.visits: dict[int, float] = {}  # number of a visit that has started -> its seconds
 
-    for kind, number, client, due in events:
-        if kind == START and ranks is not None:
-            ranks.submit(number, due, seconds[client])
-        elif kind == END:
-            if ranks is None:
-                now += seconds[client]
-            else:
-                ranks.result(number)
-            out.training += (seconds[client] + handover) / max(1, num_ranks - 1)
-            out.network += handover
-            out.work += seconds[client] + 2 * handover
-            now = held(now, due)
-        elif kind == STEP:
-            if ranks is None:
-                now += measured.step
-            else:
-                ranks.work(measured.step)
-            out.server += measured.step
-            out.work += measured.step
-            now = held(now if ranks is None else ranks.now, due)
-            out.rounds.append(now - last)
-            last = now
-        elif kind == EVALUATE:
-            if ranks is None:
-                now += each + measured.record
-            else:
-                ranks.evaluate(owners, evaluations)
-                ranks.work(EXCHANGES * POLL_S + measured.record + measured.unread)
-                now = ranks.now
-            out.evaluations += 1
-            out.work += work + measured.record + measured.unread * (ranks is not None)
-            evaluated += now - last
-            last = now
-    once = each + measured.record
-    once = once if not out.evaluations else evaluated / out.evaluations
-    out.evaluation = evaluated + config.evaluation.at_start * (each + measured.record)
-    rest = config.rounds - steps
-    if rest:
-        out.rounds.append(rest * float(np.mean(out.rounds[steps // 2 :])))
-        schedule = EvaluationSchedule(context.evaluated_clients, config.evaluation.every)
-        more = schedule.num_due(steps, config.rounds)
-        out.evaluation += more * once
-        out.work *= config.rounds / steps
-    return out
+    def submit(self, number: int, due: float, seconds: float) -> None:
+        """Submit a visit."""
+        self.visits[number] = seconds
+
+    def work(self, seconds: float) -> None:
+        """Work for a number of seconds."""
+        self.now += seconds
+
+    def result(self, number: int) -> None:
+        """Train a visit."""
+        self.now += self.visits.pop(number)
+
+    def hold(self, until: float) -> None:
+        """Wait until a time."""
+        self.now = max(self.now, until)
+
+    def evaluate(self, owners: np.ndarray, seconds: np.ndarray) -> None:
+        """Evaluate clients."""
+        self.now += float(seconds.sum())
 
 
 # -- several numbers of ranks --------------------------------------------------------------------------------

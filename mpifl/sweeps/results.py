@@ -17,7 +17,7 @@ import yaml
 
 from mpifl.analysis.figures import Curve, draw_sweep
 from mpifl.analysis.seed_groups import matched
-from mpifl.analysis.tables import Cell, Table, as_markdown
+from mpifl.analysis.tables import Table, as_markdown
 from mpifl.core.case_names import label_of
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
 from mpifl.core.files import write_atomically, write_json
@@ -376,10 +376,8 @@ def _shown(value: Any) -> str:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as a Markdown table, with the columns of all rows in order of appearance."""
-    columns = tuple(dict.fromkeys(name for row in rows for name in row))
-    return as_markdown(
-        Table(columns, tuple(tuple(Cell(_shown(row.get(c, ""))) for c in columns) for row in rows))
-    )
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return as_markdown(Table.of(columns, [[_shown(row.get(c, "")) for c in columns] for row in rows]))
 
 
 # -- in Python -----------------------------------------------------------------------------------------------

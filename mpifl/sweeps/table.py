@@ -14,9 +14,8 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from mpifl.analysis import tables
 from mpifl.analysis.statistics import estimate, rank
-from mpifl.analysis.tables import as_markdown
+from mpifl.analysis.tables import Table, as_markdown
 from mpifl.experiment.table_layout import (
     COLUMNS,
     DEVIATIONS,
@@ -211,7 +210,7 @@ def markdown(
     return "\n".join(out)
 
 
-def _of_group(table: TableConfig, found: Sequence[Line]) -> tables.Table:
+def _of_group(table: TableConfig, found: Sequence[Line]) -> Table:
     """Return the rows of one group of columns."""
     printed = [any(line.cells[i].published for line in found) for i in range(len(table.columns))]
     header = [""] * len(found[0].labels)
@@ -222,13 +221,13 @@ def _of_group(table: TableConfig, found: Sequence[Line]) -> tables.Table:
         row = [*line.labels]
         for cell, has in zip(line.cells, printed, strict=True):
             row += [cell.published or "-"] * has + [cell.measured or "-"]
-        rows.append(tuple(tables.Cell(text) for text in (*row, of_seeds(line.seeds, line.asked))))
+        rows.append([*row, of_seeds(line.seeds, line.asked)])
     several = any(line.seeds > 1 for line in found) and table.interval
     notes = (f"[]: {100 * CONFIDENCE:.0f} % confidence interval of the mean ({table.interval})",)
-    return tables.Table((*header, "seeds"), tuple(rows), notes if several else ())
+    return Table.of([*header, "seeds"], rows, notes if several else ())
 
 
-def _ranks(table: TableConfig, found: Sequence[Line]) -> tables.Table | None:
+def _ranks(table: TableConfig, found: Sequence[Line]) -> Table | None:
     """Return the average rank of each row over the groups of columns; None if too few are complete.
 
     Ranks need all rows of a group, their average needs two groups, and Friedman's test three rows. A group
@@ -257,8 +256,4 @@ def _ranks(table: TableConfig, found: Sequence[Line]) -> tables.Table | None:
             f"{figure.label}: {len(scores)} groups, {said}; Friedman p = {ranking.p:.2g}; "
             f"averages that differ by less than {ranking.critical_difference:.3g} are not distinguishable"
         )
-    if len(header) == 1:
-        return None
-    return tables.Table(
-        tuple(header), tuple(tuple(tables.Cell(text) for text in line) for line in texts), tuple(notes)
-    )
+    return Table.of(header, texts, notes) if len(header) > 1 else None

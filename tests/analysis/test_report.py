@@ -22,10 +22,10 @@ from mpifl import cli
 from mpifl.analysis import figures, report_data, seed_groups
 from mpifl.analysis.comparison import Choices, Comparison
 from mpifl.analysis.comparison_tables import final_table
-from mpifl.analysis.report import _run_rows, report, warnings, write_files
+from mpifl.analysis.report import _runs, report, warnings, write_files
 from mpifl.analysis.report_page import _own_parts, _shared_parts, _tiles
 from mpifl.analysis.seed_groups import Group, default_target, gather
-from mpifl.analysis.tables import as_latex, as_text, table_of
+from mpifl.analysis.tables import Table, as_latex, as_text
 from mpifl.core.errors import UserError
 from mpifl.results import reader as finished
 from mpifl.results.identity import deciding
@@ -123,7 +123,7 @@ def test_seeds_are_one_group_and_its_figures_are_their_means(folder):
         rows_of(groups, 0.5)[0]["accuracy, %"] == f"{100 * last.mean():.2f} +- {100 * last.std(ddof=1):.2f}"
     )
     first = np.array([float(r[0]["accuracy_mean"]) for r in rows])
-    np.testing.assert_allclose(groups[0].curve("round", "accuracy_mean").mean[0], first.mean())
+    np.testing.assert_allclose(groups[0].column("accuracy_mean").mean(0)[0], first.mean())
 
 
 def labelled(label: str | None, **config: object) -> finished.Run:
@@ -312,22 +312,18 @@ def test_the_table_says_whose_cluster_is_not_known():
     assert "unplaced clients" not in rows_of([seen], 0.5)[0]
 
 
-def test_a_curve_is_the_mean_of_seeds_between_the_least_and_the_most():
-    curve = Group("one", (finished_run(), finished_run(accuracy_mean=[0.4, 0.4, 1.0]))).curve(
-        "bytes", "accuracy_mean"
-    )
-    np.testing.assert_allclose(curve.x, [5e6, 10e6, 15.5e6])
-    np.testing.assert_allclose(curve.low, [0.2, 0.4, 0.8])
-    np.testing.assert_allclose(curve.mean, [0.3, 0.5, 0.9])
-    np.testing.assert_allclose(curve.high, [0.4, 0.6, 1.0])
+def test_a_column_of_a_group_has_the_values_of_its_seeds():
+    group = Group("one", (finished_run(), finished_run(accuracy_mean=[0.4, 0.4, 1.0])))
+    np.testing.assert_allclose(group.column("bytes").mean(0), [5e6, 10e6, 15.5e6])
+    np.testing.assert_allclose(group.column("accuracy_mean"), [[0.2, 0.6, 0.8], [0.4, 0.4, 1.0]])
 
 
 def test_the_page_says_how_many_megabytes_went_by_mpi(folder, page):
     """None in one process; a run of another summary says 2,500,000 bytes."""
     run = finished.load(folder / "tiny-ucfl")
     summary = {**run.summary, "mpi_bytes": 2_500_000, "wall_seconds": 12.34567}
-    (row,) = _run_rows([Group("one", (finished.Run(run.folder, run.config, summary),))])
-    assert (row["MB by MPI"], row["wall s"]) == ("2.5", "12.35")
+    table = _runs([Group("one", (finished.Run(run.folder, run.config, summary),))])
+    assert [table.column(title)[0].text for title in ("MB by MPI", "wall s")] == ["2.5", "12.35"]
     assert row["digest"] == run.summary["digest"][:12]
     assert row["digest"] in page
 
@@ -416,7 +412,7 @@ def test_the_metric_stands_in_a_table_for_papers_whatever_it_is(tmp_path):
 
 
 def test_a_table_is_aligned_in_the_terminal_and_escaped_in_latex():
-    table = table_of([{"run": "a_b", "MB, %": "1.5"}, {"run": "c", "MB, %": "12 +- 3"}])
+    table = Table.of(["run", "MB, %"], [["a_b", "1.5"], ["c", "12 +- 3"]])
     assert as_text(table).splitlines() == ["run    MB, %", "a_b      1.5", "c    12 +- 3"]
     assert as_latex(table).splitlines()[2:] == [
         r"\begin{tabular}{@{}lr@{}}",
