@@ -134,16 +134,7 @@ def _main(found: Evaluation) -> Columns:
     metric, loss = found.metrics[0], {"loss": _without_nan(found.values["loss"], np.nanmean)}
     if metric != ACCURACY:
         return {**spread(found.values[metric.name], metric), **loss}
-    summary = accuracy_summary(found.values["accuracy"], found.pool)
-    return {
-        "accuracy_mean": summary.mean,
-        "accuracy_worst": summary.worst,
-        "accuracy_std": summary.std,
-        "accuracy_variance": summary.variance_pct2,
-        "accuracy_worst_tenth": summary.worst_tenth,
-        "accuracy_standard_error": _or_nan(summary.standard_error),
-        **loss,
-    }
+    return {**accuracy_summary(found.values["accuracy"], found.pool), **loss}
 
 
 def _own(score: Score) -> Columns:
@@ -181,11 +172,8 @@ def _over_clients(score: Score) -> Columns:
 def _on_training_data(score: Score) -> Columns:
     if score.metric != ACCURACY or score.name != "accuracy_train":
         return {}
-    trained = accuracy_summary(score.values, None if score.weights is None else int(score.weights.sum()))
-    return {
-        "accuracy_train_variance": trained.variance_pct2,
-        "accuracy_train_standard_error": _or_nan(trained.standard_error),
-    }
+    found = accuracy_summary(score.values, None if score.weights is None else int(score.weights.sum()))
+    return {f"accuracy_train_{what}": found[f"accuracy_{what}"] for what in ("variance", "standard_error")}
 
 
 def _honest(score: Score) -> Columns:
@@ -345,7 +333,3 @@ def _without_nan(values: np.ndarray, of: Callable[[np.ndarray], Any]) -> float:
     """Return a statistic of the values that are not NaN; NaN if there are none."""
     with np.errstate(invalid="ignore", over="ignore"):  # in a run that diverges
         return float(of(values)) if (~np.isnan(values)).any() else float("nan")
-
-
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,12 @@ NO_GROUP = "group"  # column of true groups, -1 if the scenario has none
 INTEGER = r"-?[0-9]+"
 
 
-def frame_of(path: Path, required: Collection[str], names: Mapping[str, str] | None = None) -> DataFrame:
+def frame_of(path: Path, required: Collection[str]) -> DataFrame:
     """Return a CSV file of a run folder; if there is no file, an empty frame with the required columns.
 
     Args:
         path: the file.
         required: columns that it must have.
-        names: old name of a column -> its present name.
 
     Returns:
         A frame with columns of int64, float64, bool or text; Int64 and boolean if fields are empty.
@@ -53,7 +52,6 @@ def frame_of(path: Path, required: Collection[str], names: Mapping[str, str] | N
         return pd.DataFrame(columns=list(required))
     except (ValueError, OSError, OverflowError) as error:  # pandas' own errors are ValueErrors
         raise UserError("RUN", str(path), f"cannot be read: {error}; run it again") from error
-    frame = frame.rename(columns=dict(names or {}))
     missing = [name for name in required if name not in frame]
     require(not missing, "RUN", str(path), f"has no column {', '.join(missing)}; run it again")
     for name in FLAGS:

@@ -7,69 +7,38 @@ standard deviations (ddof 0); over runs the caller chooses (`over_runs`), becaus
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from math import ceil, log
 
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
 from mpifl.core.gram import squared_distances
-from mpifl.core.metric import Metric
+from mpifl.core.metric import ACCURACY, Metric
 from mpifl.core.task import SUMS, Task
 
 SLICE, MAX_ROWS = 65536, 256  # columns at a time; largest number of rows compared
 
 
-@dataclass(frozen=True)
-class AccuracySummary:
-    """Accuracy over clients, unweighted; fractions in [0, 1] unless stated otherwise.
+def accuracy_summary(accuracy: np.ndarray, pool: int | None = None) -> dict[str, float]:
+    """Return accuracy over clients, unweighted, as columns of `metrics.csv`; NaN if no client has one.
 
-    Attributes:
-        mean: mean over clients.
-        worst: minimum over clients.
-        std: population standard deviation (ddof 0).
-        variance_pct2: population variance in percent squared (FLT's "var.").
-        worst_tenth: mean of the ceil(n / 10) lowest accuracies.
-        standard_error: binomial sqrt(p (1 - p) / pool) of a mean p over `pool` test samples (FLT's "+-");
-            None without a pool.
-    """
-
-    mean: float
-    worst: float
-    std: float
-    variance_pct2: float
-    worst_tenth: float
-    standard_error: float | None = None
-
-
-def accuracy_summary(accuracy: np.ndarray, pool: int | None = None) -> AccuracySummary:
-    """Return the summary of the accuracies of clients; NaN if no client has an accuracy.
+    Besides those of `spread`, these are the population variance in percent squared (FLT's "var.") and the
+    binomial standard error sqrt(p (1 - p) / pool) of the mean p (FLT's "+-").
 
     Args:
         accuracy: [n], in [0, 1], or minus infinity for a model that diverged; NaN for a client without
             samples, which is ignored.
-        pool: number of distinct test samples, for the binomial standard error; None computes no error.
-
-    Raises:
-        UserError: there is no client.
+        pool: number of distinct test samples, for the standard error; None gives NaN.
     """
-    everyone = np.asarray(accuracy, np.float64)
-    require(everyone.size > 0, "accuracy", accuracy, "a summary needs at least one client")
-    values = np.sort(everyone[~np.isnan(everyone)])
-    if not len(values):
-        return AccuracySummary(np.nan, np.nan, np.nan, np.nan, np.nan, np.nan if pool else None)
+    known = np.sort(accuracy[~np.isnan(accuracy)])
+    found = spread(known, ACCURACY)
+    p, worst_tenth = found["accuracy_mean"], found.pop("accuracy_worst_tenth")
     with np.errstate(invalid="ignore"):  # in a run that diverges
-        mean = values.mean()
-        return AccuracySummary(
-            mean=float(mean),
-            worst=float(values[0]),
-            std=float(values.std()),
-            variance_pct2=float((100 * values).var()),
-            worst_tenth=float(values[: ceil(len(values) / 10)].mean()),
-            standard_error=float(np.sqrt(mean * (1 - mean) / pool)) if pool else None,
-        )
+        variance = float((100 * known).var()) if len(known) else np.nan
+        error = float(np.sqrt(p * (1 - p) / pool)) if pool else np.nan
+    found |= {"accuracy_variance": variance, "accuracy_worst_tenth": worst_tenth}
+    return {**found, "accuracy_standard_error": error}
 
 
 def spread(values: np.ndarray, metric: Metric) -> dict[str, float]:

@@ -71,6 +71,11 @@ FIGURES = ("ranks", "clients", "rounds", "model_parameters", "mpi_bytes", "wall_
 OF_CLIENTS = ("clients.csv", "clusters.csv", "assignments.csv", "client_traffic.csv", "visits.csv")
 
 
+def _table(file: str) -> cached_property[DataFrame]:
+    """Return the attribute of a run that holds a table of its folder."""
+    return cached_property(lambda run: run._frame(file))
+
+
 @dataclass(frozen=True, repr=False)
 class Run:
     """A finished run.
@@ -178,60 +183,28 @@ class Run:
 
     # -- tables, as pandas DataFrames ------------------------------------------------------------------------
 
-    @cached_property
-    def metrics(self) -> DataFrame:
-        """`metrics.csv`: a row for each evaluation."""
-        return self._frame("metrics.csv")
-
-    @cached_property
-    def clients(self) -> DataFrame:
-        """`clients.csv`: a row for each evaluated client, with its final scores, cluster and samples."""
-        return self._frame("clients.csv")
-
-    @cached_property
-    def clusters(self) -> DataFrame:
-        """`clusters.csv`: the final cluster and true group of each client."""
-        return self._frame("clusters.csv")
-
-    @cached_property
-    def assignments(self) -> DataFrame:
-        """`assignments.csv`: the clusters at the first evaluation, and all changes at later ones."""
-        return self._frame("assignments.csv")
-
-    @cached_property
-    def ledger(self) -> DataFrame:
-        """`ledger.csv`: the bytes a federation would have sent, by step, direction and kind."""
-        return self._frame("ledger.csv")
-
-    @cached_property
-    def visits(self) -> DataFrame:
-        """`visits.csv`: the bytes each client downloaded and uploaded at each visit."""
-        return self._frame("visits.csv")
-
-    @cached_property
-    def events(self) -> DataFrame:
-        """`events.csv`: a row for each upload of an asynchronous run; empty for synchronous runs."""
-        return self._frame("events.csv")
-
-    @cached_property
-    def timing(self) -> DataFrame:
-        """`timing.csv`: the seconds of each phase between two evaluations, for each rank."""
-        return self._frame("timing.csv")
-
-    @cached_property
-    def client_traffic(self) -> DataFrame:
-        """`client_traffic.csv`: the total traffic of each client, sent and received."""
-        return self._frame("client_traffic.csv")
-
-    @cached_property
-    def mpi_traffic(self) -> DataFrame:
-        """`mpi_traffic.csv`: the data sent through MPI, by rank, call and purpose."""
-        return self._frame("mpi_traffic.csv")
-
-    @cached_property
-    def dropped(self) -> DataFrame:
-        """`dropped.csv`: the visits that failed and were left out; empty if there were none."""
-        return self._frame("dropped.csv")
+    metrics = _table("metrics.csv")
+    """`metrics.csv`: a row for each evaluation."""
+    clients = _table("clients.csv")
+    """`clients.csv`: a row for each evaluated client, with its final scores, cluster and samples."""
+    clusters = _table("clusters.csv")
+    """`clusters.csv`: the final cluster and true group of each client."""
+    assignments = _table("assignments.csv")
+    """`assignments.csv`: the clusters at the first evaluation, and all changes at later ones."""
+    ledger = _table("ledger.csv")
+    """`ledger.csv`: the bytes a federation would have sent, by step, direction and kind."""
+    visits = _table("visits.csv")
+    """`visits.csv`: the bytes each client downloaded and uploaded at each visit."""
+    events = _table("events.csv")
+    """`events.csv`: a row for each upload of an asynchronous run; empty for synchronous runs."""
+    timing = _table("timing.csv")
+    """`timing.csv`: the seconds of each phase between two evaluations, for each rank."""
+    client_traffic = _table("client_traffic.csv")
+    """`client_traffic.csv`: the total traffic of each client, sent and received."""
+    mpi_traffic = _table("mpi_traffic.csv")
+    """`mpi_traffic.csv`: the data sent through MPI, by rank, call and purpose."""
+    dropped = _table("dropped.csv")
+    """`dropped.csv`: the visits that failed and were left out; empty if there were none."""
 
     @cached_property
     def updates(self) -> DataFrame:

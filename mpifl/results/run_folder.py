@@ -63,9 +63,13 @@ def create(parent: str, name: str, run_id: str | None) -> Path:
     folder, number = first, 0
     try:
         first.parent.mkdir(parents=True, exist_ok=True)
-        while not _mkdir(folder):  # a run that started in the same second, on any host, may have taken it
-            if run_id is not None:
-                raise _taken(run_id, folder)
+        while True:  # a run that started in the same second, on any host, may have taken it
+            try:
+                folder.mkdir()
+                break
+            except FileExistsError:
+                if run_id is not None:
+                    raise _taken(run_id, folder) from None
             number += 1
             folder = first.with_name(f"{first.name}~{number}")
         (folder / ".writable").touch()
@@ -91,15 +95,6 @@ def _taken(run_id: str, folder: Path) -> UserError:
     if (folder / "config.yaml").exists() and not (folder / "run.json").exists():
         return UserError("output.id", run_id, f"{STARTED} (in {folder})")
     return UserError("output.id", run_id, f"{TAKEN} ({folder})")
-
-
-def _mkdir(folder: Path) -> bool:
-    """Create a folder; return whether it is new."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
 
 
 def unused_id(parent: Path, name: str, run_id: str) -> str:
@@ -171,21 +166,28 @@ def refuse_more_rounds(folder: Path, rounds: object) -> None:
 # -- tables and JSON -----------------------------------------------------------------------------------------
 
 
-def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows to a CSV file.
 
     Args:
         path: the file.
         rows: column -> value; a column that a row lacks is empty.
-        columns: the first columns; those of the rows follow in order of appearance.
     """
     rows = list(rows)
-    columns = list(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    write_atomically(path, _csv([columns, *_values(rows, columns)]))
+
+
+def _values(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Iterator[list[Any]]:
+    """Yield the values of each row in the order of the columns; those that it lacks are empty."""
+    return ([row.get(name, "") for name in columns] for row in rows)
+
+
+def _csv(lines: Iterable[Iterable[Any]]) -> str:
+    """Return the text of a CSV file."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns)
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue())
+    csv.writer(text).writerows(lines)
+    return text.getvalue()
 
 
 def write_columns(path: Path, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
@@ -196,12 +198,7 @@ def write_columns(path: Path, columns: Mapping[str, Sequence[Any] | np.ndarray])
         for start in range(0, max(length, 1), ROWS_AT_A_TIME):
             parts = (column[start : start + ROWS_AT_A_TIME] for column in columns.values())
             lists = (part.tolist() if isinstance(part, np.ndarray) else part for part in parts)
-            text = io.StringIO(newline="")
-            writer = csv.writer(text)
-            if not start:
-                writer.writerow(columns)
-            writer.writerows(zip(*lists, strict=True))
-            yield text.getvalue()
+            yield _csv([*([] if start else [columns]), *zip(*lists, strict=True)])
 
     assert len({len(column) for column in columns.values()}) < 2, "columns are of one length"
     write_atomically(path, pieces())
@@ -233,15 +230,11 @@ class GrowingCsv:
         if rewrite and self.columns:
             with self.path.open(newline="") as file:
                 old = [*csv.DictReader(file)]
-        text = io.StringIO(newline="")
-        writer = csv.writer(text)
+        lines = _values([*old, *rows], columns)
         if rewrite:
-            writer.writerow(columns)
-        writer.writerows([row.get(name, "") for name in columns] for row in (*old, *rows))
-        if rewrite:
-            write_atomically(self.path, text.getvalue())
+            write_atomically(self.path, _csv([columns, *lines]))
         else:
-            self._append(text.getvalue())
+            self._append(_csv(lines))
         self.columns = columns
 
     def _append(self, text: str) -> None:

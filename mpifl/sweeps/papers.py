@@ -190,10 +190,6 @@ def few(titles: Iterable[str], most: int = SHOWN_LABELS) -> str:
     return "; ".join(found[:most]) + "; ..." * (len(found) > most)
 
 
-def _rows(count: int) -> str:
-    return f"{count} row{'s' * (count != 1)}"
-
-
 def _by_number(stem: str) -> list[tuple[int, str]]:
     """Return a key that sorts `table10` behind `table9`, and tables before figures."""
     digits = "".join(c if c.isdigit() else " " for c in stem).split()
@@ -207,5 +203,6 @@ def listed() -> str:
     for paper, title in PAPERS.items():
         out += [f"{paper}/  {title}"]
         for sweep in sweeps(paper):
-            out += [f"  {sweep.name:36} {sweep.table.title}", f"    {_rows(sweep.num_rows)}; {sweep.state()}"]
+            rows = f"{sweep.num_rows} row{'s' * (sweep.num_rows != 1)}"
+            out += [f"  {sweep.name:36} {sweep.table.title}", f"    {rows}; {sweep.state()}"]
     return "\n".join(out)

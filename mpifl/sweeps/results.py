@@ -46,6 +46,7 @@ VIRTUAL = "virtual_seconds"  # simulated time of rounds
 DECIDES_BITS = ("kernels", "stack", "sums", "cuda_graphs", "deterministic")  # of `system`
 DRAWING_SHARE = 10  # spend at most a tenth of the time on drawing intermediate figures
 FIRST_DRAWING_S = 0.5  # assumed time of the first drawing
+CaseFigures = tuple[dict[str, Any], Curve, Result]  # row of `sweep.csv`, curve of the figure, row of `table`
 TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
 
 
@@ -162,6 +163,12 @@ def check_case(case: Case, parent: Path) -> None:
         require(before.get(key, sums[key]) == sums[key], key, str(file), changed)
 
 
+def _read(case: Case, parent: Path) -> Run:
+    """Return the run of a complete case; raise `UserError` as `check_case`, or if it cannot be read."""
+    check_case(case, parent)
+    return load(case.folder(parent))
+
+
 def say_missing(names: Sequence[str]) -> None:
     """Print, for each sweep among some folders, a line with the cases that have no folder.
 
@@ -201,7 +208,7 @@ class Found:
         self.folder = folder
         self._file = 0, 0  # modification time and number of the file that the cases were read from
         self._read_cases()
-        self._read: dict[str, tuple[dict[str, Any], Curve, Result]] = {}
+        self._read: dict[str, CaseFigures] = {}
         self._origins: dict[str, Origin] = {}  # run -> origin of its numbers
         self._unreadable: set[str] = set()  # cases
         self._shown = 0  # number of cases in the figure
@@ -223,7 +230,7 @@ class Found:
         Several processes may write at the same time. If a case was finished or added meanwhile, the files are
         written again, so the last process to write has seen every case that was finished before.
         """
-        found: list[tuple[dict[str, Any], Curve, Result]] = []
+        found: list[CaseFigures] = []
         while len(now := self._complete()) > len(found):
             found = now
             rows = [row for row, _, _ in found]
@@ -255,7 +262,7 @@ class Found:
             shown, files = self._as_printed(found), f"table.md, {files}"
         return "\n".join([shown, *unlike, f"results: {self.folder}: {files}"])
 
-    def _as_printed(self, found: Sequence[tuple[dict[str, Any], Curve, Result]]) -> str:
+    def _as_printed(self, found: Sequence[CaseFigures]) -> str:
         assert self.table is not None
         results = [result for _, _, result in found]
         return f"{self.table.title}\n\n{markdown(self.table, results, self._labels)}"
@@ -264,15 +271,14 @@ class Found:
     def _labels(self) -> list[Mapping[str, str]]:
         return [case.labels for case in self.every]
 
-    def _complete(self) -> list[tuple[dict[str, Any], Curve, Result]]:
+    def _complete(self) -> list[CaseFigures]:
         self._read_cases()
         for case in self.every:
             if case.slug in (*self._read, *self._unreadable) or not is_complete(case, self.folder):
                 continue
             try:
-                check_case(case, self.folder)
-                run = load(case.folder(self.folder))
-                self._read[case.slug] = (_row(case, run), _curve(case, run), result_of(case.labels, run))
+                run = _read(case, self.folder)
+                self._read[case.slug] = _figures(case, run)
                 origin = run.origin
                 self._origins[run.folder.name] = replace(origin, identity=of_machine(origin.identity))
             except UserError as error:  # the other cases are still shown
@@ -295,11 +301,6 @@ def result_of(labels: Mapping[str, str], run: Run) -> Result:
     return Result(labels, alike | values, run.metric.better)
 
 
-def _row(case: Case, run: Run) -> dict[str, Any]:
-    """Return the labels and final figures of a case, with all digits."""
-    return {**case.labels, **figures_of(run)}
-
-
 def figures_of(run: Run) -> dict[str, Any]:
     """Return the final figures of a run that the tables of a sweep show."""
     summary, metrics = run.summary, run.rows("metrics.csv")
@@ -316,14 +317,16 @@ def figures_of(run: Run) -> dict[str, Any]:
     return found | {n: summary[n] for n in TOTALS}
 
 
-def _curve(case: Case, run: Run) -> Curve:
+def _figures(case: Case, run: Run) -> CaseFigures:
+    """Return what the tables and the figure show of a case."""
     metrics = run.rows("metrics.csv")
     axis = VIRTUAL if VIRTUAL in metrics[0] else "round"
     staleness = [int(row["staleness"]) for row in run.rows("events.csv")]
     name = run.metric.name
     x, y = ([float(row[column]) for row in metrics] for column in (axis, f"{name}_mean"))
     train = [float(value) for row in metrics if (value := row.get(f"{name}_train_mean"))]
-    return Curve(case.labels, axis.replace("_", " "), x, y, staleness, train, run.metric.title)
+    curve = Curve(case.labels, axis.replace("_", " "), x, y, staleness, train, run.metric.title)
+    return {**case.labels, **figures_of(run)}, curve, result_of(case.labels, run)
 
 
 def over_seeds(
@@ -341,9 +344,8 @@ def over_seeds(
         return list(rows)
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(tuple(v for k, v in row.items() if k != "seed" and isinstance(v, str)), []).append(
-            row
-        )
+        labels = tuple(v for k, v in row.items() if k != "seed" and isinstance(v, str))
+        groups.setdefault(labels, []).append(row)
     asked = Counter(tuple(v for k, v in labels.items() if k != "seed") for labels in every)
     few = any(len(group) < asked[labels] for labels, group in groups.items())
     out: list[Mapping[str, Any]] = []
@@ -426,8 +428,7 @@ def load_sweep(folder: str | Path) -> Sweep:
     runs: dict[str, Run] = {}
     for case in complete:
         try:
-            check_case(case, there)
-            runs[case.slug] = load(case.folder(there))
+            runs[case.slug] = _read(case, there)
         except UserError as error:
             if len(complete) == 1:
                 raise

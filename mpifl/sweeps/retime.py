@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import require
 from mpifl.core.files import write_json
 from mpifl.core.rng import key
 from mpifl.experiment import loader
@@ -40,12 +40,9 @@ SOME_VISITS = "lacks visits (output.clients), from which the times are computed;
 NO_VISITS = "has no visits.csv, from which the times are computed; run it again"
 BY_DEVICE = "averages its metrics by devices, which change: run it again, or leave `devices` as they are"
 OTHER_TRAINING = "clients train in another way on other devices (per_client): run it again"
-SOME_SAMPLES = (
-    "has seconds per sample, and the run evaluated some clients only, whose samples it knows; run it again"
-)
-CHANGING = (
-    "has seconds per sample, and the samples of this run's clients change from visit to visit: run it again"
-)
+PER_SAMPLE = "has seconds per sample, and "
+SOME_SAMPLES = f"{PER_SAMPLE}the run evaluated some clients only, whose samples it knows; run it again"
+CHANGING = f"{PER_SAMPLE}the samples of this run's clients change from visit to visit: run it again"
 NEW_FILES = ("config.yaml", "metrics.csv", "summary.json", "visits.csv", "clients.csv")  # written, not copied
 
 
@@ -107,9 +104,8 @@ def _retime_sweep(old: Path, asked: Mapping[str, Any]) -> tuple[Path, str]:
     alike = all(_keeps_times(run, new.config) for run, new in ready)
     require(not alike, "RUN", str(old), UNCHANGED)
     name, output = after[0].config.name, after[0].config.output
-    chosen = output.id or folders.unused_id(
-        Path(output.folder), name, _new_name(old.name, after[0].config, asked)
-    )
+    new_id = _new_name(old.name, after[0].config, asked)
+    chosen = output.id or folders.unused_id(Path(output.folder), name, new_id)
     folder = folders.create(output.folder, name, chosen)
     tree = loader.merged(tree, {"output": {"id": chosen}})
     keep(tree, folder)
@@ -133,9 +129,9 @@ def _check_effect(
         wanted = loader.from_tree(Config, loader.merged(loader.to_tree(old.config), asked))
         for section in (name for name in asked if name != "output"):
             remedy = (
-                f"case {new.slug} has another one, by what the sweep varies ({', '.join(vary)}); "
-                "leave it out, or retime single runs"
+                f"case {new.slug} has another one, by what the sweep varies ({', '.join(vary)}); leave it "
             )
+            remedy += "out, or retime single runs"
             same = getattr(wanted, section) == getattr(new.config, section)
             require(same, section, asked[section], remedy)
 
@@ -180,15 +176,6 @@ def _keeps_times(run: Run, config: Config) -> bool:
         return False
     times = dict(_round_ends(run, _visit_duration(run, config)))
     return all(float(row["virtual_seconds"]) == times[int(row["round"])] for row in run.rows("metrics.csv"))
-
-
-def can_retime(run: Run, config: Config) -> bool:
-    """Return whether `check` passes."""
-    try:
-        check(run, config)
-    except UserError:
-        return False
-    return True
 
 
 def write_retimed(run: Run, config: Config) -> Path:

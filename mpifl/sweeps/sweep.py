@@ -43,7 +43,8 @@ from mpifl.supervision.signals import Signals
 
 from .cases import ALL, Case, Part, cases, changed, trainings, with_configurations
 from .results import SWEEP_FILE, Found, check_case, is_complete, keep, require_same, started_with
-from .retime import can_retime, write_retimed
+from .retime import check as check_retime
+from .retime import write_retimed
 
 JOIN_SECONDS = 10.0  # longest wait for another process that has just begun the same sweep
 JOBS = ".jobs-"  # prefix of the folders through which the groups of a job communicate
@@ -212,7 +213,10 @@ def _folder(tree: dict[str, Any], every: Sequence[Case]) -> Path:
     require(file.exists(), "output.id", first.output.id, remedy)
     began = started_with(there, "output.id")
     whole = joined(began, tree, there)
-    _check_same(cases(began), every, there)
+    known = {case.slug: case.config for case in cases(began)}
+    for case in every:
+        if case.slug in known:
+            require_same(known[case.slug], case.config, f"the sweep in {there}", "give another output.id")
     check_cases(cases(whole), there)
     if whole != began:
         keep(whole, there)
@@ -237,22 +241,11 @@ def joined(began: Mapping[str, Any], tree: Mapping[str, Any], there: Path) -> di
     missing = {key: [x for x in were if x not in are] for key, (were, are) in labels.items()}
     more = any(label not in were for were, are in labels.values() for label in are)
     for key, names in missing.items():
-        remedy = (
-            f"leaves out {', '.join(names)} of the sweep in {there}; name them too: complete cases stay as "
-            "they are, and --only chooses some"
-        )
+        remedy = f"leaves out {', '.join(names)} of the sweep in {there}; name them too: complete cases stay "
+        remedy += "as they are, and --only chooses some"
         require(not (more and names), f"vary.{key}", labels[key][1], remedy)
     table = tree.get("table") or began.get("table")
     return {**(tree if more else began), **({} if table is None else {"table": table})}
-
-
-def _check_same(old: Sequence[Case], new: Sequence[Case], there: Path) -> None:
-    """Raise `UserError` if a case has other settings than the case with the same labels in a sweep."""
-    known = {case.slug: case.config for case in old}
-    for case in new:
-        if case.slug not in known:
-            continue
-        require_same(known[case.slug], case.config, f"the sweep in {there}", "give another output.id")
 
 
 def check_cases(every: Sequence[Case], there: Path) -> None:
@@ -273,12 +266,8 @@ def check_cases(every: Sequence[Case], there: Path) -> None:
                 opened[repr(data)] = seed, _content(data, seed)
             of, now = opened[repr(data)]
             for part in sorted(then.keys() & now.keys() - ({"split"} if of != seed else set())):
-                differs = (
-                    f"{part} of its data: {then[part]} in the run in {case.folder(there)}, {now[part]} now"
-                )
-                remedy = (
-                    f"{differs}; bring the old data back, or move the run away, and the sweep runs it again"
-                )
+                was = f"{part} of its data: {then[part]} in the run in {case.folder(there)}, {now[part]} now"
+                remedy = f"{was}; bring the old data back, or move the run away, and the sweep runs it again"
                 require(then[part] == now[part], "data.source", data.source.name, remedy)
 
 
@@ -349,9 +338,9 @@ class _Work:
         if not self.quiet:
             print(self.found.text(), flush=True)
         if left and (not self.quiet or self.left(self.mine)):
-            count, are, them = len(left), *(("is", "it") if len(left) == 1 else ("are", "them"))
-            said = f"{count} of {len(self.found.every)} cases {are} not complete; once no other process runs"
-            print(f"{said} {them}: mpifl resume {self.folder}", flush=True)
+            are, them = ("is", "it") if len(left) == 1 else ("are", "them")
+            said = f"{len(left)} of {len(self.found.every)} cases {are} not complete; once no other process"
+            print(f"{said} runs {them}: mpifl resume {self.folder}", flush=True)
         return self.folder
 
     def _run_all(self, transport: Transport, jobs: int) -> None:
@@ -477,9 +466,10 @@ class _Work:
 def _gives(folder: Path, config: Config) -> bool:
     """Return whether a complete run can be retimed to give that of `config`; False if it is unreadable."""
     try:
-        return can_retime(load(folder), config)
-    except UserError:  # the tables report this
+        check_retime(load(folder), config)
+    except UserError:  # the tables report an unreadable one
         return False
+    return True
 
 
 @contextmanager

@@ -324,8 +324,9 @@ def test_the_page_says_how_many_megabytes_went_by_mpi(folder, page):
     summary = {**run.summary, "mpi_bytes": 2_500_000, "wall_seconds": 12.34567}
     table = _runs([Group("one", (finished.Run(run.folder, run.config, summary),))])
     assert [table.column(title)[0].text for title in ("MB by MPI", "wall s")] == ["2.5", "12.35"]
-    assert row["digest"] == run.summary["digest"][:12]
-    assert row["digest"] in page
+    (digest,) = table.column("digest")
+    assert digest.text == run.summary["digest"][:12]
+    assert digest.text in page
 
 
 def test_the_wall_time_of_all_runs_counts_no_copy_with_other_times():

@@ -37,7 +37,7 @@ def table(tmp_path):
 
 
 def test_numbers_are_numbers_and_empty_fields_are_missing(table):
-    frame = frame_of(table, ["round"], {"late": "late"})
+    frame = frame_of(table, ["round"])
     assert {name: str(kind) for name, kind in frame.dtypes.items() if name != "name"} == TYPES
     first, second = frame.to_dict("records")
     assert (first["round"], first["seconds"], first["accuracy"], first["bytes"]) == (1, 0.5, 0.125, 2**53 + 1)
