@@ -231,10 +231,7 @@ def rank(scores: np.ndarray, higher_is_better: bool = True, alpha: float = 0.05)
     scores = np.stack([without_rounding(row) for row in scores])
     ranks = stats.rankdata(-scores if higher_is_better else scores, axis=1)
     average = ranks.mean(axis=0)
-    ties = sum(_tie_term(row) for row in ranks) / (problems * (methods**3 - methods))
-    deviation = float(((average - (methods + 1) / 2) ** 2).sum())
-    squared = 12 * problems / (methods * (methods + 1)) * deviation
-    friedman = squared / (1 - ties) if ties < 1 else 0.0
+    friedman = float(stats.friedmanchisquare(*ranks.T).statistic) if np.ptp(ranks) else 0.0
     most = problems * (methods - 1)
     f = (problems - 1) * friedman / (most - friedman) if most - friedman > 1e-9 * most else np.inf
     difference = critical_difference(methods, problems, alpha)
@@ -248,12 +245,6 @@ def rank(scores: np.ndarray, higher_is_better: bool = True, alpha: float = 0.05)
         difference,
         cliques(average, difference),
     )
-
-
-def _tie_term(ranks: np.ndarray) -> float:
-    """Return the sum of t^3 - t over the groups of t tied ranks of one problem."""
-    counts = np.unique(ranks, return_counts=True)[1].astype(np.float64)
-    return float((counts**3 - counts).sum())
 
 
 def critical_difference(methods: int, problems: int, alpha: float = 0.05) -> float:

@@ -18,7 +18,13 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from mpifl.core.case_names import LOCKS, folder_name, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError, first_of
@@ -26,14 +32,10 @@ from mpifl.core.textfiles import json_mapping, yaml_file
 from mpifl.core.units import in_bytes
 from mpifl.supervision.progress import FILE, in_words
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 WAITING, RUNNING, SILENT, ENDED = "waiting", "running", "silent", "ended"
 STOPPED, FAILED, COMPLETE = "stopped", "failed", "complete"
 OVER = (ENDED, STOPPED, FAILED, COMPLETE)  # states in which nothing changes unless the run is resumed
 QUIET_SECONDS = 30.0  # without a new progress.json, written every 2 s, until a run counts as silent
-OLD_QUIET_SECONDS = 120.0  # the same for runs of mpifl 0.2, which write only their tables
 LOG_LINES, LAST_EVALUATIONS, MOST_RANKS, MOST_CASES = 3, 8, 16, 40
 BARS = "▁▂▃▄▅▆▇█"
 UNBROKEN = 100_000  # width of output to a file or a pipe, so that lines are not wrapped
@@ -205,15 +207,15 @@ def _state(
     resume = f"mpifl resume {sweep or folder}"
     resume += "" if seen.checkpoint is not None or sweep else " --from-start"
     going_on = f"; {resume} goes on" + ("" if seen.checkpoint is None else f" after step {seen.checkpoint}")
-    if beat.get("end") in (STOPPED, FAILED) and held:
-        return RUNNING, "running: it is being resumed"
     if beat.get("end") in (STOPPED, FAILED):
+        if held:
+            return RUNNING, "running: it is being resumed"
         reason = f": {beat['reason']}" if beat.get("reason") else ""
         return str(beat["end"]), f"{beat['end']} after step {seen.step}{reason}{going_on}"
     last = seen.written or now
     age = max(now - last, 0.0)
     quiet = f"nothing was written since {_clock(last, now)}, {in_words(age)} ago"
-    if age <= (QUIET_SECONDS if beat else OLD_QUIET_SECONDS):
+    if age <= QUIET_SECONDS:
         return RUNNING, f"running{where}"
     if held:
         return SILENT, f"{quiet}, though a process has it open: it hangs, is stopped, or works without output"
@@ -257,16 +259,13 @@ def look_at_cases(
         now: the time in seconds since 1970; None takes the present time.
         held: see `look`.
     """
-    names = dict.fromkeys([*titles, *(path.name for path in _runs(folder))])
-    cases, held = {}, is_held if held is None else held
+    cases, held = dict[str, Seen](), is_held if held is None else held
     sweep = folder if (folder / "sweep.yaml").is_file() else None
-    for name in names:
+    for name in dict.fromkeys([*titles, *(path.name for path in _runs(folder))]):
         seen = known.get(name) or look(folder / name, now, held, sweep)
         if seen.state == COMPLETE:
             known[name] = seen
-        if seen.state == WAITING:
-            seen = replace(seen, text="")
-        cases[titles.get(name, name)] = seen
+        cases[titles.get(name, name)] = replace(seen, text="") if seen.state == WAITING else seen
     last = max((case.written or 0.0 for case in cases.values()), default=0.0)
     quiet = (time.time() if now is None else now) > last + QUIET_SECONDS
     quiet = quiet and not any(map(held, (folder / LOCKS).glob("*")))
@@ -276,8 +275,8 @@ def look_at_cases(
 
 def _runs(folder: Path) -> list[Path]:
     """Return the run folders in a folder, oldest first."""
-    found = [path for path in folder.glob("*") if (path / "run.json").is_file()] if folder.is_dir() else []
-    return sorted(found, key=lambda path: ((path / "run.json").stat().st_mtime, path.name))
+    files = sorted(folder.glob("*/run.json"), key=lambda file: (file.stat().st_mtime, file.parent.name))
+    return [file.parent for file in files]
 
 
 def _sweeps(folder: Path) -> list[Path]:
@@ -287,13 +286,8 @@ def _sweeps(folder: Path) -> list[Path]:
 
 def newest(folder: Path) -> Path | None:
     """Return the run or sweep in a folder that began last; None if there is none."""
-    begun = {
-        path: file.stat().st_mtime
-        for path in (folder.glob("*") if folder.is_dir() else ())
-        for name in ("run.json", "sweep.yaml")
-        if (file := path / name).is_file()
-    }
-    return max(begun, key=lambda path: begun[path], default=None)
+    files = [file for name in ("run.json", "sweep.yaml") for file in folder.glob(f"*/{name}")]
+    return max(files, key=lambda file: file.stat().st_mtime).parent if files else None
 
 
 def holds_runs(folder: Path) -> bool:
@@ -472,9 +466,8 @@ class Watched:
         if found is None:
             raise UserError("RUN", str(home), "holds no run; name the folder of one")
         if not (found / "run.json").is_file() and not holds_runs(found) and (inside := _sweeps(found)):
-            remedy = (
-                f"holds sweeps, which are followed one at a time: name one of {first_of([*map(str, inside)])}"
-            )
+            names = first_of([*map(str, inside)])
+            remedy = f"holds sweeps, which are followed one at a time: name one of {names}"
             raise UserError("RUN", str(found), remedy)
         self.folder, self.titles = found, titles
         self._known: dict[str, Seen] = {}
@@ -520,8 +513,6 @@ def watch(
         out: output stream; None takes stdout.
         pause: waits for the given number of seconds.
     """
-    from rich.console import Console
-    from rich.live import Live
 
     def shown() -> Seen | SeenCases:
         found = see()
@@ -580,14 +571,10 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 def _figures(seen: Seen) -> Iterator[str]:
     """Yield the last figures of a run."""
     metric = seen.metric.replace("_", " ")
-    texts = ("accuracy", f"{metric} {{:.4f}}"), ("worst", "worst {:.4f}"), ("ari", "ARI {:.2f}")
-    for name, text in texts:
-        value = seen.last(name)
-        if value is not None:
+    texts = {"accuracy": f"{metric} {{:.4f}}", "worst": "worst {:.4f}", "ari": "ARI {:.2f}"}
+    for name, text in (texts | {"clusters": "clusters {:.0f}"}).items():
+        if (value := seen.last(name)) is not None:
             yield text.format(value)
-    clusters = seen.last("clusters")
-    if clusters is not None:
-        yield f"clusters {clusters:.0f}"
     sent = [seen.last("bytes_up"), seen.last("bytes_down")]
     if None not in sent:
         yield in_bytes(sum(b for b in sent if b))
@@ -602,11 +589,6 @@ STYLES = {RUNNING: "green", COMPLETE: "bold green", WAITING: "cyan", SILENT: "ye
 
 
 def _picture_of_run(seen: Seen) -> RenderableType:
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
     style = STYLES.get(seen.state, "bold red")
     parts: list[RenderableType] = [Text(seen.folder, style="bold"), Text(seen.text, style=style)]
     if seen.state == WAITING:
@@ -624,11 +606,8 @@ def _picture_of_run(seen: Seen) -> RenderableType:
     if seen.doing and not seen.over:
         parts.append(Text(f"now: {seen.doing}"))
     curves = Table.grid(padding=(0, 2))
-    for name, title in (
-        ("accuracy", f"mean {seen.metric}"),
-        ("worst", "worst client"),
-        ("loss", "test loss"),
-    ):
+    titles = {"accuracy": f"mean {seen.metric}", "worst": "worst client", "loss": "test loss"}
+    for name, title in titles.items():
         values = [v for v in seen.curves.get(name, ()) if v is not None]
         if values:
             text = f"{values[-1]:.4f}  (from {min(values):.4f} to {max(values):.4f})"
@@ -647,8 +626,6 @@ def _picture_of_run(seen: Seen) -> RenderableType:
 
 
 def _evaluations(seen: Seen) -> RenderableType:
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False, header_style="dim")
     shown = {
         "round": ("round", "{:.0f}".format),
@@ -672,8 +649,6 @@ def _evaluations(seen: Seen) -> RenderableType:
 
 
 def _ranks(seen: Seen) -> RenderableType:
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False, header_style="dim")
     phases = [*dict.fromkeys(p for rank in seen.ranks for p, v in (rank.get("seconds") or {}).items() if v)]
     for title in ("rank", "host", "device", "visits", *(f"{phase}, s" for phase in phases)):
@@ -689,10 +664,6 @@ def _ranks(seen: Seen) -> RenderableType:
 
 
 def _picture_of_cases(seen: SeenCases) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, pad_edge=False, header_style="dim")
     metrics = {case.metric.replace("_", " ") for case in seen.cases.values() if case.curves} or {Seen.metric}
     several = len(metrics) > 1  # then each case names its own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
@@ -92,9 +92,8 @@ class Asked:
             UserError: an option has another form, or needs times and `times` is `no`.
         """
         numbers = tuple(_count("--ranks", text) for text in ranks.split(",")) if ranks is not None else ()
-        require(times == "yes" or not numbers, "--ranks", ranks, "needs times; leave --time no out")
-        require(times == "yes" or cores is None, "--cores", cores, "needs times; leave --time no out")
-        require(times == "yes" or nodes is None, "--nodes", nodes, "needs times; leave --time no out")
+        for option, given in (("--ranks", ranks), ("--cores", cores), ("--nodes", nodes)):
+            require(times == "yes" or given is None, option, given, "needs times; leave --time no out")
         machine = (_count(name, n) if n else None for name, n in (("--cores", cores), ("--nodes", nodes)))
         return cls(times == "yes", numbers, *machine)
 
@@ -177,94 +176,70 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
             return "\n".join([*page, "", f"no times: {error}"])
         if uses(config.algorithm, OneShotStatistics):
             measured = replace(measured, setup=foretold)  # the forecast calls the same hooks for all clients
-        around = Surroundings(
-            start=transport.started.get("cpu", START_S),
-            open=opened,
-            figures=figures,
-            end=again,
-            rows=sum(
-                mixing.num_rows * traffic.server.tables[mixing.into].shape[1] for mixing in plan.mixings
-            ),
-            kept_bytes=traffic.kept * context.problem.num_clients,
-        )
-
-        cores = asked.machine(torch.get_num_threads())
-
-        def at(ranks: int) -> TimeForecast:
-            return forecast_time(context, measured, traffic, plan, around, ranks, cores)
-
-        def room(ranks: int) -> tuple[int, int]:
-            return peak_memory(memory, state, context, ranks)
-
+        rows = sum(mixing.num_rows * traffic.server.tables[mixing.into].shape[1] for mixing in plan.mixings)
+        kept = traffic.kept * context.problem.num_clients
+        start_s = transport.started.get("cpu", START_S)
+        around = Surroundings(start_s, opened, figures, again, rows, kept)
+        machine, num_ranks = asked.machine(torch.get_num_threads()), planned_ranks(context)
+        some = dict.fromkeys((num_ranks, *asked.ranks, *((2,) if asked.ranks else ())))
+        found = {
+            ranks: forecast_time(context, measured, traffic, plan, around, ranks, machine) for ranks in some
+        }
+        room = {ranks: peak_memory(memory, state, context, ranks) for ranks in some}
         kept = traffic.kept * _num_kept(context)
-        page += ["", *time_lines(measured, at, room, planned_ranks(context), asked, cores, kept)]
-        page += [_registered_line(context.problem.num_clients)] if asked.ranks else []
+        allocation = Allocation.of(found[num_ranks], *room[num_ranks], kept, machine, torch.get_num_threads())
+        page += ["", *_time_lines(measured, found[num_ranks], allocation, asked, machine)]
+        if asked.ranks:
+            page += _table_lines([(found[ranks], *room[ranks]) for ranks in asked.ranks], found[2], machine)
+            page.append(_registered_line(context.problem.num_clients))
         page += _uncounted_lines(context)
     return "\n".join(page)
 
 
-def time_lines(
-    measured: MeasuredTimes,
-    at: Callable[[int], TimeForecast],
-    room: Callable[[int], tuple[int, int]],
-    num_ranks: int,
-    asked: Asked,
-    machine: Cores,
-    kept: int,
+def _time_lines(
+    measured: MeasuredTimes, found: TimeForecast, allocation: Allocation, asked: Asked, machine: Cores
 ) -> list[str]:
-    """Return the lines of the time forecast.
-
-    Args:
-        measured: the measured times.
-        at: number of ranks -> forecast.
-        room: number of ranks -> memory of server and busiest worker in bytes.
-        num_ranks: number of ranks of the planned run.
-        asked: the times to show.
-        machine: the cores of the ranks.
-        kept: bytes of client state on all nodes together.
-    """
+    """Return the lines of the time forecast of the planned run."""
     cores = asked.cores or available_cores()
-    most = max((num_ranks, *asked.ranks))
-    found, (server, worker) = at(num_ranks), room(num_ranks)
+    most = max((found.num_ranks, *asked.ranks))
     each = 1e3 * float(measured.visit(np.array([measured.samples]))[0])
     cut = "; long ones were cut short and extrapolated" if measured.cut else ""
-    parts = ", ".join(
-        f"{name} {_seconds(s)}" for name, s in found.parts.items() if s >= 0.005 or name == "rounds"
-    )
-    allocation = Allocation.of(found, server, worker, kept, machine, torch.get_num_threads())
+    shown = {name: s for name, s in found.parts.items() if s >= 0.005 or name == "rounds"}
+    parts = ", ".join(f"{name} {_seconds(s)}" for name, s in shown.items())
+    terms = ", ".join(f"{name} {_seconds(s)}" for name, s in found.terms.items() if s > 0)
     lines = [
         f"measured                {measured.num_visits} visits in {measured.spent:.1f} s{cut}; "
         f"a visit of {measured.samples} samples takes {each:.3g} ms of a core",
         f"time                    {_seconds(found.total)} in all: {parts}",
-        f"a round                 {_seconds(found.round_s)}, most of it {found.limits}: "
-        + ", ".join(f"{name} {_seconds(s)}" for name, s in found.terms.items() if s > 0)
-        + f"; {_seconds(found.processor)} of processors in all",
+        f"a round                 {_seconds(found.round_s)}, most of it {found.limits}: {terms}; "
+        f"{_seconds(found.processor)} of processors in all",
         f"to ask for              {allocation}   (time x {MARGIN:g} + {WARNED_S / 60:g} min, "
         f"memory x {MEMORY_MARGIN:g}; nodes of {cores} cores)",
     ]
     if most > 1:
         lines.append(f"cores                   {_cores_told(machine, asked, cores, most)}")
     if measured.busy > BUSY:
-        lines.append(
-            "busy                    this machine is busy: now, visits take "
-            f"{measured.busy:.1f} times as long as stated here"
-        )
-    if not asked.ranks:
-        return lines
-    table = [at(ranks) for ranks in asked.ranks]
-    terms = "".join(f"{f'{name}, ms':>13}" for name in found.terms)
-    end = "  limited by      server  busiest worker"
-    lines += ["", f"  ranks  cores  s a round{terms}     in all  efficiency{end}"]
-    for one, efficiency in zip(table, efficiencies(table, at(2)), strict=True):
-        server, worker = room(one.num_ranks)
+        now = f"now, visits take {measured.busy:.1f} times as long as stated here"
+        lines.append(f"busy                    this machine is busy: {now}")
+    return lines
+
+
+def _table_lines(
+    rows: Sequence[tuple[TimeForecast, int, int]], one_worker: TimeForecast, machine: Cores
+) -> list[str]:
+    """Return the table of numbers of ranks: forecast, memory of the server and of the busiest worker."""
+    terms = "".join(f"{f'{name}, ms':>13}" for name in one_worker.terms)
+    head = "     in all  efficiency  limited by      server  busiest worker"
+    lines = ["", f"  ranks  cores  s a round{terms}{head}"]
+    shares = efficiencies([found for found, _, _ in rows], one_worker)
+    for (one, server, worker), efficiency in zip(rows, shares, strict=True):
         lines.append(
             f"{one.num_ranks:7d} {_cores_of(machine, one.num_ranks):6d} {one.round_s:10.4g}"
             + "".join(f"{1e3 * seconds:13.4g}" for seconds in one.terms.values())
             + f" {_seconds(one.total):>10} {efficiency:11.0%}  {one.limits:10} {in_bytes(server):>11} "
             f"{in_bytes(worker):>15}"
         )
-    lines.append("efficiency: seconds of a round on one worker / (workers x seconds of a round)")
-    return lines
+    return [*lines, "efficiency: seconds of a round on one worker / (workers x seconds of a round)"]
 
 
 def _cores_told(machine: Cores, asked: Asked, cores: int, most: int) -> str:
@@ -405,11 +380,8 @@ def _costs(context: RunContext) -> Costs | None:
 def _crossover_lines(context: RunContext, costs: Costs | None) -> list[str]:
     """Return the number of uploads from which a reduction is faster, for several K, d and P."""
     d = context.problem.layout.size
-    size, exact, kind = (
-        planned_ranks(context),
-        context.config.system.sums == "exact",
-        context.config.system.cost,
-    )
+    size, kind = planned_ranks(context), context.config.system.cost
+    exact = context.config.system.sums == "exact"
     if size == 1 or not context.config.policy.synchronous:
         return []
     cases = [(d, size, costs)]

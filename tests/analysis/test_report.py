@@ -312,10 +312,11 @@ def test_the_table_says_whose_cluster_is_not_known():
     assert "unplaced clients" not in rows_of([seen], 0.5)[0]
 
 
-def test_a_column_of_a_group_has_the_values_of_its_seeds():
+def test_a_curve_is_the_mean_of_seeds_between_the_least_and_the_most():
     group = Group("one", (finished_run(), finished_run(accuracy_mean=[0.4, 0.4, 1.0])))
-    np.testing.assert_allclose(group.column("bytes").mean(0), [5e6, 10e6, 15.5e6])
-    np.testing.assert_allclose(group.column("accuracy_mean"), [[0.2, 0.6, 0.8], [0.4, 0.4, 1.0]])
+    (found,) = report_data.curves([group])["groups"]
+    assert found["x"]["bytes"] == [5, 10, 15.5]
+    assert found["y"]["accuracy_mean"] == [[30, 50, 90], [20, 40, 80], [40, 60, 100]]
 
 
 def test_the_page_says_how_many_megabytes_went_by_mpi(folder, page):
