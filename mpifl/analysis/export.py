@@ -151,13 +151,9 @@ def _heads(groups: Sequence[Group]) -> dict[int, Row]:
     out = {}
     names = short_names([run.folder for _, run in runs])
     for (group, run), tree, name in zip(runs, leaves, names, strict=True):
-        head = {"run": name, "configuration": group.name, "method": _method(run)}
+        head = {"run": name, "configuration": group.name, "method": run.method}
         out[id(run)] = head | {key: _plain(tree.get(key)) for key in varied}
     return out
-
-
-def _method(run: Run) -> str:
-    return str(run.summary.get("algorithm", ""))
 
 
 def _text(value: Any) -> str:
@@ -214,12 +210,7 @@ def _column(values: Sequence[Any]) -> pd.Series[Any]:
     """Return a column of integers, floats, booleans or strings."""
     import pandas as pd
 
-    given = [value for value in values if value is not None]
-    kinds = {type(value) for value in given}
-    if given and kinds <= {bool}:
-        return pd.Series(values, dtype="boolean")
-    if kinds == {int}:
-        return pd.Series(values, dtype="Int64")
-    if kinds <= {int, float}:
-        return pd.Series(values, dtype="Float64")
+    kinds = {type(value) for value in values if value is not None}
+    if kinds and (kinds == {bool} or kinds <= {int, float}):
+        return pd.Series(pd.array(values))
     return pd.Series([None if v is None else readable(str(v)) for v in values], dtype="string")

@@ -232,31 +232,37 @@ def silhouettes(groups: Sequence[Group], width: float | None = None) -> Figure |
     """Draw the mean silhouette against the number of clusters, for algorithms that use it to choose."""
     kept = [(g, g.runs[0].algorithm_state.get("silhouette")) for g in groups]
     found = [(g, scores) for g, scores in kept if scores is not None and scores.ndim == 2 and scores.size]
-    if not found:
-        return None
-    figure = new_figure(width or 5.5, (3.0 if width is None else 2.1) + 0.18 * len(found))
-    axis = figure.subplots()
-    for i, (group, scores) in enumerate(found):
-        look = {**line_style(i), "marker": MARKS[i % len(MARKS)], "ms": 4}
-        axis.plot(scores[:, 0], scores[:, 1], label=group.name, **look)
-    framed(axis, "number of clusters k", "mean silhouette")
-    legend_below(figure, axis)
-    return figure
+    lines = [(g.name, scores[:, 0], scores[:, 1]) for g, scores in found]
+    return _lines(lines, "number of clusters k", "mean silhouette", width)
 
 
 def staleness(groups: Sequence[Group], width: float | None = None) -> Figure | None:
     """Draw the distribution of staleness of asynchronous runs."""
     found = [(g, g.runs[0].summary["asynchronous"]) for g in groups if g.runs[0].summary.get("asynchronous")]
-    if not found:
-        return None
-    figure = new_figure(width or 6.5, (3.0 if width is None else 2.1) + 0.18 * len(found))
-    axis = figure.subplots()
-    for i, (group, said) in enumerate(found):
+    lines = []
+    for group, said in found:
         lags = {int(k): n for k, n in said["staleness_histogram"].items()}
         x, total = np.arange(max(lags, default=0) + 2), sum(lags.values())
-        y = np.array([lags.get(int(lag), 0) / max(total, 1) for lag in x])
-        axis.step(x - 0.5, y, where="post", label=group.name, **line_style(i))
-    framed(axis, STALENESS, ARRIVALS)
+        lines.append((group.name, x - 0.5, np.array([lags.get(int(lag), 0) / max(total, 1) for lag in x])))
+    return _lines(lines, STALENESS, ARRIVALS, width, steps=True)
+
+
+def _lines(
+    lines: Sequence[tuple[str, np.ndarray, np.ndarray]],
+    across: str,
+    up: str,
+    width: float | None,
+    steps: bool = False,
+) -> Figure | None:
+    """Draw lines in one panel: name, x and y of each, as steps or with marks; None if there is none."""
+    if not lines:
+        return None
+    figure = new_figure(width or 5.5 + steps, (3.0 if width is None else 2.1) + 0.18 * len(lines))
+    axis = figure.subplots()
+    for i, (name, x, y) in enumerate(lines):
+        look = {"drawstyle": "steps-post"} if steps else {"marker": MARKS[i % len(MARKS)], "ms": 4}
+        axis.plot(x, y, label=name, **line_style(i), **look)
+    framed(axis, across, up)
     legend_below(figure, axis)
     return figure
 

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Client, Connection
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +23,7 @@ from mpifl.experiment.loader import load_everywhere
 from mpifl.runtime.engine import command_loop, run_command
 from mpifl.runtime.synchronous import SynchronousEngine
 
-from .turns import Connection, usage
+from .turns import asked, usage
 
 
 class TurnRunner:
@@ -49,8 +50,8 @@ class TurnRunner:
         """Run turns until the measuring process asks for no more (on rank 0)."""
         self._command("begin")
         report: dict[str, Any] = {"ready": True}
-        while asked := self._next(connection, report):
-            report = self.turn(asked)
+        while number := self._next(connection, report):
+            report = self.turn(number)
         self._command("end")
 
     def turn(self, asked: int) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class TurnRunner:
                 "federation_bytes": [self.server_step.ledger.total(way) for way in ("down", "up")],
             }
         )
-        return int(connection.receive() or 0)
+        return asked(connection)
 
 
 def main(
@@ -124,7 +125,7 @@ def _run(
         assert isinstance(rounds, SynchronousEngine), "only synchronous rounds are measured"
         runner = make(rounds)
         if transport.is_server:
-            runner.lead(Connection.to(path))
+            runner.lead(Client(path))
         else:
             command_loop(server_step, runner.execute)
     finally:

@@ -15,12 +15,12 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from multiprocessing.connection import wait
+from multiprocessing.connection import Client, Connection, wait
 from multiprocessing.process import BaseProcess
 from time import perf_counter
 from typing import Any
 
-from mpifl.benchmarks.turns import Connection, usage
+from mpifl.benchmarks.turns import asked, usage
 
 
 def work(
@@ -105,7 +105,7 @@ def _next(
         values = list(shared["used"])
         used = [dict(zip(fields, values[3 * i : 3 * i + 3], strict=True)) for i in range(workers)]
         connection.send({**report, "used": used})
-        shared["rounds"].value = connection.receive() or 0
+        shared["rounds"].value = asked(connection)
     shared["barrier"].wait()
     return int(shared["rounds"].value)
 
@@ -130,7 +130,7 @@ def main(path: str, workers: int, name: str, device: str = "cpu", *options: str)
     over = threading.Event()
     threading.Thread(target=_watch, args=(others, over), daemon=True).start()
     try:
-        work(0, workers, name, shared, Connection.to(path), device, options)
+        work(0, workers, name, shared, Client(path), device, options)
     finally:
         over.set()
     for other in others:

@@ -1,13 +1,12 @@
 """Jobs that `mpifl bench` measures in turns: while one computes, the processes of the others are stopped.
 
-The measuring process has a `Job` for each; the job has the other end of the connection, a local socket that
-carries one JSON value per line. The measuring process sends the number of rounds of the next turn, 0 for the
+The measuring process has a `Job` for each; the job has the other end of the connection, a local socket
+(`multiprocessing.connection`). The measuring process sends the number of rounds of the next turn, 0 for the
 end. The job answers with the seconds of the turn and the resources that its processes have used so far.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -16,11 +15,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from mpifl.core.errors import UserError
+from mpifl.core.errors import UserError, require
 from mpifl.core.process import kilobytes, peak_bytes
 from mpifl.core.progress import doing
 
@@ -38,34 +38,12 @@ START_SECONDS = 600
 REFUSED = "mpifl.core.errors.UserError: "  # begins the last line of a traceback of bad input
 
 
-class Connection:
-    """One end of the connection between the measuring process and a job."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self._file = connected.makefile("rw", encoding="utf-8")
-        self._socket = connected
-
-    @classmethod
-    def to(cls, path: str | Path) -> Connection:
-        """Return the job's end, connected to the socket at `path`."""
-        connected = socket.socket(socket.AF_UNIX)
-        connected.connect(str(path))
-        return cls(connected)
-
-    def send(self, value: Any) -> None:
-        """Send a value that JSON can hold."""
-        self._file.write(json.dumps(value) + "\n")
-        self._file.flush()
-
-    def receive(self) -> Any:
-        """Block until the next value; None when the other end is closed."""
-        line = self._file.readline()
-        return json.loads(line) if line else None
-
-    def close(self) -> None:
-        """Close this end."""
-        self._file.close()
-        self._socket.close()
+def asked(connection: Connection) -> int:
+    """Return the number that the next turn is asked for; 0 when the other end is closed."""
+    try:
+        return int(connection.recv())
+    except EOFError:
+        return 0
 
 
 def usage() -> dict[str, Any]:
@@ -141,9 +119,7 @@ class Job:
         begin = perf_counter()
         while perf_counter() - begin < (self.limit or START_SECONDS):
             with suppress(TimeoutError):
-                connected, _ = listening.accept()
-                connected.settimeout(self.limit or None)
-                return Connection(connected)
+                return Connection(listening.accept()[0].detach())
             if self.process.poll() is not None:
                 break
         raise self._error()
@@ -155,15 +131,11 @@ class Job:
 
     def _receive(self) -> dict[str, Any]:
         try:
-            report = self.connection.receive()
-        except TimeoutError as error:
             remedy = f"the job did not answer for {self.limit:.0f} s"
-            raise UserError("bench", self.name, remedy) from error
-        except OSError:
-            report = None
-        if report is None:
-            raise self._error()
-        return dict(report)
+            require(self.connection.poll(self.limit or None), "bench", self.name, remedy)
+            return dict(self.connection.recv())
+        except (EOFError, OSError) as error:
+            raise self._error() from error
 
     def turn(self, rounds: int) -> dict[str, Any]:
         """Let the job compute some rounds, then stop its processes.

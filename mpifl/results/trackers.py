@@ -139,16 +139,15 @@ class TensorBoard(Tracker):
         for name, value in numbers(found.metrics):
             self._writer.add_scalar(name, value, found.step)
             if found.virtual_seconds is not None and name != VIRTUAL:
-                self._writer.add_scalar(
-                    f"{OVER_VIRTUAL}/{name}", value, found.step, walltime=found.virtual_seconds
-                )
+                over = f"{OVER_VIRTUAL}/{name}"
+                self._writer.add_scalar(over, value, found.step, walltime=found.virtual_seconds)
         self._writer.flush()
 
     def on_end(self, run: Run) -> None:
         """Write the final figures, also for the hyper-parameter page."""
         from torch.utils.tensorboard.summary import hparams
 
-        final = {f"summary/{name}": value for name, value in numbers(dict(flat(run.summary)))}
+        final = final_figures(run, "summary")
         given = {k: v for k, v in flat(self._config) if isinstance(v, (bool, int, float, str))}
         for event in hparams(given, final):
             self._writer.file_writer.add_summary(event)
@@ -231,8 +230,7 @@ class WandB(Tracker):
 
     def on_end(self, run: Run) -> None:
         """Write the final figures and close the wandb run."""
-        self._run.summary.update({f"final/{name}": value for name, value in numbers(dict(flat(run.summary)))})
-        self._run.summary.update({"digest": run.summary["digest"]})
+        self._run.summary.update({**final_figures(run), "digest": run.summary["digest"]})
         self._run.finish()
         self._run = None
 
@@ -316,8 +314,7 @@ class MLflow(Tracker):
 
     def on_end(self, run: Run) -> None:
         """Write the final figures and close the MLflow run."""
-        final = {f"final/{name}": value for name, value in numbers(dict(flat(run.summary)))}
-        self._log(final, time(), int(run.summary["rounds"]))
+        self._log(final_figures(run), time(), int(run.summary["rounds"]))
         self._client.set_tag(self._id, "mpifl.digest", run.summary["digest"])
         self._close("FINISHED")
 
@@ -391,6 +388,11 @@ def numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in values.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             yield name, value
+
+
+def final_figures(run: Run, prefix: str = "final") -> dict[str, float]:
+    """Return the finite numbers of a run's summary, each name behind a prefix."""
+    return {f"{prefix}/{name}": value for name, value in numbers(dict(flat(run.summary)))}
 
 
 def recorded(info: RunInfo) -> Iterator[dict[str, float]]:

@@ -236,8 +236,8 @@ def test_a_small_workload_is_measured_from_beginning_to_end(monkeypatch, tmp_pat
 
 def test_a_job_that_dies_between_its_turns_is_told_of_and_ends(tmp_path):
     script = (
-        "import os, sys; from mpifl.benchmarks.turns import Connection; line = Connection.to(sys.argv[1]); "
-        "line.send({'pids': [os.getpid()], 'used': [{'cpu': 0}]}); line.receive(); "
+        "import os, sys; from multiprocessing.connection import Client; line = Client(sys.argv[1]); "
+        "line.send({'pids': [os.getpid()], 'used': [{'cpu': 0}]}); line.recv(); "
         "line.send({'used': [{'cpu': 1}]}); print('out of luck'); sys.exit(3)"
     )
     dying = turns.Job("x", [sys.executable, "-c", script, "SOCKET"], {}, tmp_path)

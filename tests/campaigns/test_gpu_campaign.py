@@ -71,14 +71,16 @@ def test_a_way_that_fails_or_hangs_leaves_the_others(tmp_path, monkeypatch):
     """A loop that answers, and ways that do, break at the first round, or do not answer at all."""
     answers = """
 import sys, time
-from mpifl.benchmarks.turns import Connection, usage
+from multiprocessing.connection import Client
+
+from mpifl.benchmarks.turns import usage
 how, path = sys.argv[1:]
 if how == "hangs":
     time.sleep(60)
-there, report = Connection.to(path), {"ready": True}
+there, report = Client(path), {"ready": True}
 while True:
     there.send({**report, "pids": [], "used": [usage()]})
-    asked = there.receive()
+    asked = there.recv()
     if not asked or how == "breaks":
         break
     report = {"seconds": 0.1 if how == "loop" else 0.01}
