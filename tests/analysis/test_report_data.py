@@ -18,7 +18,7 @@ from mpifl import cli
 from mpifl.analysis import figures, report_data, report_page
 from mpifl.analysis.comparison import column_of
 from mpifl.analysis.seed_groups import Group, gather
-from mpifl.analysis.tables import table_of
+from mpifl.analysis.tables import Table
 from mpifl.core.errors import UserError
 from mpifl.results import recorder
 from mpifl.results.reader import Run, load
@@ -373,7 +373,7 @@ def test_a_hostile_label_stays_text(tmp_path):
         "client,cluster,group,placed\n0,0,0,1\n1,0,0,1\n2,0,0,1\n3,0,0,1\n"
     )
     group = Group(HOSTILE, (run_of(tmp_path),))
-    rows = table_of([{"run": HOSTILE, "accuracy, %": "50 +- 1"}])
+    rows = Table.of(["run", "accuracy, %"], [[HOSTILE, "50 +- 1"]])
     text = report_page.page([group], 0.5, rows, rows, {"accuracy": "Accuracy"})
     found = Strict(text)
     assert "<b onclick" not in text
@@ -390,7 +390,7 @@ def test_what_was_run_is_said_once_where_runs_share_it_and_in_the_table_where_th
         place = ["--output.folder", str(tmp_path), "--output.id", lr, "--quiet", "--local.lr", lr]
         assert cli.main(["run", str(TINY), *place]) == 0
         groups.append(Group(f"lr {lr}", (load(tmp_path / f"tiny-{lr}"),)))
-    rows = table_of([{"run": g.name} for g in groups])
+    rows = Table.of(["run"], [[g.name] for g in groups])
     text = report_page.page(groups, 0.5, rows, rows, {})
     head, table = text.split('<section id="curves">')[0], text.split('<section id="runs">')[1]
     assert "<dt>model</dt><dd>mlp (hidden [12]), 910 parameters</dd>" in head

@@ -7,20 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from mpifl.analysis.report_page import _table as on_page
+from mpifl.analysis.report_page import as_html
 from mpifl.analysis.tables import (
     BEST,
     COLUMN_PT,
     TIED,
     Cell,
     Table,
-    as_html,
     as_latex,
     as_markdown,
     as_text,
     escaped,
     narrowed,
-    table_of,
     too_wide,
     width_pt,
 )
@@ -74,7 +72,7 @@ def test_marks_in_every_form():
     assert "| x\\|y | 8.00 ± 1.50 | > 40 |" in marked
     assert marked.endswith("\ntarget: 50 %\n")
     page = as_html(MARKED)
-    assert "<td>a_b &amp; c</td><td><b>91.00 &plusmn; 0.50</b></td><td>12 [3, &infin;] &asymp;</td>" in page
+    assert "a_b &amp; c</th><td><b>91.00 &plusmn; 0.50</b></td><td>12 [3, &infin;] &asymp;</td>" in page
     latex = as_latex(MARKED)
     assert r"a\_b \& c & \textbf{91.00 $\pm$ 0.50} & 12 [3, $\infty$]$^{\sim}$ \\" in latex
     assert r"x|y & 8.00 $\pm$ 1.50 & $>$ 40 \\" in latex
@@ -100,7 +98,8 @@ def test_infinity_is_a_figure_and_no_part_of_a_word():
     table = Table(("run", "a", "b", "c", "d"), (row,))
     assert as_markdown(table).count("| informed | ∞ ± ∞ | [-∞, ∞] | info, ∞ | inf_x 1e+inf2 |") == 1
     cells = ("informed", "&infin; &plusmn; &infin;", "[-&infin;, &infin;]", "info, &infin;", "inf_x 1e+inf2")
-    assert "".join(f"<td>{cell}</td>" for cell in cells) in as_html(table)
+    assert f'<th scope="row">{cells[0]}</th>' in as_html(table)
+    assert "".join(f"<td>{cell}</td>" for cell in cells[1:]) in as_html(table)
     assert (
         r"informed & $\infty$ $\pm$ $\infty$ & [-$\infty$, $\infty$] & info, $\infty$ & inf\_x 1e+inf2"
         in as_latex(table)
@@ -116,10 +115,9 @@ def test_the_first_column_has_its_marks_and_signs():
         "9 +- inf ~       b",
     ]
     assert as_markdown(table).splitlines()[2:] == ["| **91.0 ± 0.5** | a |", "| 9 ± ∞ ≈ | b |"]
-    assert "<td><b>91.0 &plusmn; 0.5</b></td>" in as_html(table)
-    assert "<td>9 &plusmn; &infin; &asymp;</td>" in as_html(table)
+    assert '<th scope="row"><b>91.0 &plusmn; 0.5</b></th>' in as_html(table, "t")
+    assert '<th scope="row">9 &plusmn; &infin; &asymp;</th>' in as_html(table)
     assert r"\textbf{91.0 $\pm$ 0.5} & a" in as_latex(table)
-    assert '<th scope="row"><b>91.0 &plusmn; 0.5</b></th>' in on_page("t", table)
 
 
 def test_brackets_and_stars_that_begin_a_row_are_no_arguments_of_latex():
@@ -140,15 +138,14 @@ def test_brackets_and_stars_that_begin_a_row_are_no_arguments_of_latex():
 def test_columns_are_aligned_with_and_without_marks():
     lines = as_text(MARKED).splitlines()
     assert lines[0].index("%") == lines[1].index(" *") - 1
-    assert (
-        as_text(table_of([{"run": "a", "b": "1"}, {"run": "cc", "b": "22"}])) == "run   b\na     1\ncc   22"
-    )
+    table = Table.of(["run", "b"], [["a", "1"], ["cc", "22"]])
+    assert as_text(table) == "run   b\na     1\ncc   22"
 
 
 def test_nothing_of_a_label_is_a_command_of_latex():
-    table = table_of([{"run": text, text: text} for text in NASTY[:1]] * 1)
+    table = Table.of(["run", NASTY[0]], [[NASTY[0], NASTY[0]]])
     assert lint(as_latex(table)) == 1
-    assert lint(as_latex(table_of([{"run": text, "x": text} for text in NASTY]))) == len(NASTY)
+    assert lint(as_latex(Table.of(["run", "x"], [[text, text] for text in NASTY]))) == len(NASTY)
     assert escaped("5 % of a_b") == r"5 \% of a\_b"
     assert escaped("\\") == r"\textbackslash{}"
 
