@@ -61,7 +61,6 @@ def export(
     path = None if file is None else Path(file)
     if path is not None:
         require(path.suffix in FORMATS, "--out", file, f"use a file that ends in {' or '.join(FORMATS)}")
-        _check_parquet(path)
     groups = gather(names, finished_only)
     say_other_inputs(groups)
     found = final_frame(groups, target) if table == "final" else frame(groups, table)
@@ -72,18 +71,11 @@ def export(
             found.to_csv(path, index=False)
         else:
             found.to_parquet(path, index=False, engine="pyarrow")
+    except ImportError as error:
+        raise UserError("--out", file, 'needs pyarrow: pip install "mpifl[parquet]"') from error
     except OSError as error:
         raise UserError("--out", file, f"cannot be written ({error.strerror or error})") from error
     return f"{path}: {len(found)} rows, {len(found.columns)} columns\n"
-
-
-def _check_parquet(path: Path) -> None:
-    if path.suffix == ".parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError as error:
-            remedy = 'needs pyarrow: pip install "mpifl[parquet]"'
-            raise UserError("--out", str(path), remedy) from error
 
 
 def frame(groups: Sequence[Group], table: str) -> pd.DataFrame:

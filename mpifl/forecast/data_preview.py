@@ -16,11 +16,8 @@ from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 
 MAX_COUNTED, MAX_SHOWN, MAX_STRIPS = 2000, 500, 10
-PER_STRIP, MAX_LABEL_COLUMNS, LOOKED_AT = (
-    10,
-    12,
-    8,
-)  # images, columns with headings, clients searched for images
+PER_STRIP, MAX_LABEL_COLUMNS = 10, 12  # images, columns with headings
+LOOKED_AT = 8  # clients searched for images
 
 
 def look(config: Config, sheet: Path, say: Callable[[str], None]) -> str:
@@ -47,10 +44,8 @@ def _counts(federation: PoolFederation, clients: np.ndarray) -> np.ndarray | Non
 
 
 def _title(config: Config, federation: PoolFederation) -> str:
-    tree = loader.to_tree(config)["data"]
-    return (
-        f"{tree['source']['name']}, scenario {tree['scenario']['name']}: {federation.num_clients:,} clients"
-    )
+    tree, clients = loader.to_tree(config)["data"], f"{federation.num_clients:,} clients"
+    return f"{tree['source']['name']}, scenario {tree['scenario']['name']}: {clients}"
 
 
 # -- the table -----------------------------------------------------------------------------------------------
@@ -95,12 +90,17 @@ def _parts(federation: PoolFederation, clients: np.ndarray) -> list[tuple[str, n
     if federation.groups is None:
         return [everyone]
     groups = federation.groups[clients]
-    return [*((_group_name(federation, g), np.flatnonzero(groups == g)) for g in np.unique(groups)), everyone]
+    found = [everyone]
+    for group in np.unique(groups)[::-1]:
+        name = _name_of(federation.names, group)
+        title = f"group {group}: {name}" if name else f"group {group}"
+        found.insert(0, (title, np.flatnonzero(groups == group)))
+    return found
 
 
-def _group_name(federation: PoolFederation, group: int) -> str:
-    name = federation.names[group] if group < len(federation.names) else ""
-    return f"group {group}: {name}" if name else f"group {group}"
+def _name_of(names: Sequence[str], number: int) -> str:
+    """Return the name of a group or class; empty if it has none."""
+    return names[number] if number < len(names) else ""
 
 
 def named_classes(names: Sequence[str], most: int = 20) -> str:
@@ -111,9 +111,8 @@ def named_classes(names: Sequence[str], most: int = 20) -> str:
 
 def _remarks(federation: PoolFederation, clients: np.ndarray) -> list[str]:
     """Return the lines below the table."""
-    lines = (
-        [f"classes                {named_classes(federation.class_names)}"] if federation.class_names else []
-    )
+    names = federation.class_names
+    lines = [f"classes                {named_classes(names)}"] if names else []
     lines += [f"test images            {federation.test_pool:,} different ones in all"]
     if not federation.has_test_data():
         lines.append("test data              none: a run is refused, unless it has evaluation.train")
@@ -141,22 +140,20 @@ def _sheet(
     """Return the content of the sheet."""
     shown = _evenly(len(clients), MAX_SHOWN)
     by_label = federation.num_classes <= MAX_LABEL_COLUMNS
-    dynamic = federation.changes
+    dynamic, named = federation.changes, federation.class_names
     pictures = federation.info.inputs == IMAGES and federation.info.labels == CLASSES
     strips = []
     if pictures:
         strips = [*(_public_strips(federation) if dynamic else _group_strips(federation))]
-    if dynamic and pictures:
-        strips += [
-            _strip(federation, [0], f"client 0 (group {_main(federation)})\nvisit {v}", visit=v)
-            for v in (0, 1)
-        ]
+    for visit in (0, 1) if dynamic and pictures else ():
+        group = 0 if federation.groups is None else int(federation.groups[0])
+        strips.append(_strip(federation, [0], f"client 0 (group {group})\nvisit {visit}", visit=visit))
     mixtures = [federation.mixture(0, visit) for visit in (0, 1)] if dynamic else []
     return Sheet(
         title=_title(config, federation),
         when=", visit 0" if dynamic else "",
         strips=strips,
-        columns=[_class_name(federation, c) for c in range(federation.num_classes)] if by_label else [],
+        columns=[_name_of(named, c) or f"label {c}" for c in range(federation.num_classes * by_label)],
         clients=clients[shown],
         groups=None if federation.groups is None else federation.groups[clients[shown]],
         counts=None if counts is None else counts[shown],
@@ -164,10 +161,6 @@ def _sheet(
         shares=np.array(mixtures) if mixtures and mixtures[0] is not None else None,
         share_title="Share of each group in the images of client 0, at two visits",
     )
-
-
-def _main(federation: PoolFederation) -> int:
-    return 0 if federation.groups is None else int(federation.groups[0])
 
 
 def _group_strips(federation: PoolFederation) -> list[Strip]:
@@ -178,7 +171,7 @@ def _group_strips(federation: PoolFederation) -> list[Strip]:
     strips = []
     for group in np.unique(federation.groups)[:MAX_STRIPS]:
         members = np.flatnonzero(federation.groups == group)
-        title = f"group {group}, {len(members)} clients\n{_short(federation, int(group))}"
+        title = f"group {group}, {len(members)} clients\n{_name_of(federation.names, int(group))}"
         strips.append(_strip(federation, members[:LOOKED_AT].tolist(), title.rstrip()))
     for name in federation.extra:
         members = federation.targets if federation.targets is not None else np.arange(1)
@@ -188,14 +181,10 @@ def _group_strips(federation: PoolFederation) -> list[Strip]:
     return strips
 
 
-def _short(federation: PoolFederation, group: int) -> str:
-    return federation.names[group] if group < len(federation.names) else ""
-
-
 def _public_strips(federation: PoolFederation) -> list[Strip]:
     """Return a strip for each of the server's own sets; if it has none, the strips of the groups."""
     sets = federation.public()[:MAX_STRIPS]
-    titles = [f"group {g}, server's set\n{_short(federation, g)}" for g in range(len(sets))]
+    titles = [f"group {g}, server's set\n{_name_of(federation.names, g)}" for g in range(len(sets))]
     strips = [
         _chosen(*_pixels(federation, s), federation.num_classes, title)
         for s, title in zip(sets, titles, strict=True)
@@ -230,10 +219,6 @@ def _chosen(images: np.ndarray, labels: np.ndarray, num_classes: int, title: str
     places = sorted((int(c), i) for i in range(PER_STRIP) for c in present if i < len(where[int(c)]))
     places = sorted(sorted(places, key=lambda p: p[1])[:PER_STRIP])
     return Strip(title, [images[where[c][i]] for c, i in places], [f"label {c}" for c, _ in places])
-
-
-def _class_name(federation: PoolFederation, label: int) -> str:
-    return federation.class_names[label] if label < len(federation.class_names) else f"label {label}"
 
 
 def _evenly(count: int, most: int) -> np.ndarray:
