@@ -86,16 +86,12 @@ def _class_columns(counts: np.ndarray, members: np.ndarray) -> tuple[str, str]:
 
 def _parts(federation: PoolFederation, clients: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Return (name, positions in `clients`) of each group, then of all clients."""
-    everyone = ("all", np.arange(len(clients)))
-    if federation.groups is None:
-        return [everyone]
-    groups = federation.groups[clients]
-    found = [everyone]
-    for group in np.unique(groups)[::-1]:
+    groups = np.zeros(0, int) if federation.groups is None else federation.groups[clients]
+    parts = []
+    for group in np.unique(groups).tolist():
         name = _name_of(federation.names, group)
-        title = f"group {group}: {name}" if name else f"group {group}"
-        found.insert(0, (title, np.flatnonzero(groups == group)))
-    return found
+        parts.append((f"group {group}{': ' * bool(name)}{name}", np.flatnonzero(groups == group)))
+    return [*parts, ("all", np.arange(len(clients)))]
 
 
 def _name_of(names: Sequence[str], number: int) -> str:
@@ -125,9 +121,8 @@ def _remarks(federation: PoolFederation, clients: np.ndarray) -> list[str]:
     if public:
         lines.append(f"server's own sets      {len(public)} of {len(public[0])} images")
     if federation.changes:
-        lines.append(
-            "visits                 a client's data are drawn anew at every visit; counted at visit 0"
-        )
+        said = "a client's data are drawn anew at every visit; counted at visit 0"
+        lines.append(f"visits                 {said}")
     return lines
 
 
