@@ -191,9 +191,12 @@ def pair_matrices(run: Run) -> list[tuple[str, str, np.ndarray]]:
 def matrices(groups: Sequence[Group], width: float | None = None) -> Figure | None:
     """Draw the matrices over pairs of clients, ordered by cluster and true group.
 
-    These are, for each group, those that its algorithm keeps and those of `evaluation.matrices`.
+    These are, for each group, the first that its algorithm keeps and those of `evaluation.matrices`.
     """
-    found = [(group, *one) for group in groups for one in pair_matrices(group.runs[0])]
+    found, own = [], [title for title, _ in MATRICES.values()]
+    for group in groups:
+        drawn = enumerate(pair_matrices(group.runs[0]))
+        found += [(group, *one) for i, one in drawn if not i or one[0] not in own]  # an algorithm's first
     if not found:
         return None
     found = found[:MAX_MATRICES]
