@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpifl.core.errors import UserError, require, shortened
+from mpifl.core.errors import UserError, nearest, require, shortened
 from mpifl.core.metric import ACCURACY, Metric
 from mpifl.core.textfiles import csv_file, json_file, json_mapping, yaml_file
 from mpifl.supervision.progress import FILE
@@ -47,6 +47,12 @@ NUMBER = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,2})?|nan|)")
 FIGURE = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,3})?|nan|-?inf|)")  # in a run that may diverge
 METRICS = ("num_clusters", "ari")
 SENT = ("federation_bytes_up", "federation_bytes_down")
+AGAINST: dict[str, tuple[str, tuple[str, ...], float]] = {  # axis of `Run.plot` -> title, columns, unit
+    "rounds": ("rounds", ("round",), 1.0),
+    "bytes": ("MB sent, up and down", SENT, 1e6),
+    "seconds": ("virtual time, s", ("virtual_seconds",), 1.0),
+    "wall_seconds": ("real time, s", ("seconds",), 1.0),
+}
 SPREADS = ("mean", "worst", "std")  # columns of the task's metric, such as accuracy_mean
 COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # file -> its required columns and their patterns
     "metrics.csv": {
@@ -267,17 +273,24 @@ class Run:
         Raises:
             UserError: there is no such column or axis.
         """
-        from .run_plot import plot
+        metric, metrics = metric or f"{self.metric.name}_mean", self.metrics
+        require(metric in metrics, "metric", metric, nearest(metric, list(metrics)))
+        require(against in AGAINST, "against", against, f"use one of {', '.join(AGAINST)}")
+        title, columns, unit = AGAINST[against]
+        remedy = "this run has no virtual time; use wall_seconds"
+        require(columns[0] in metrics, "against", against, remedy)
+        if against == "rounds" and "asynchronous" in self.summary:
+            title = "server steps"
+        if ax is None:
+            from matplotlib import pyplot
 
-        return plot(
-            self.metrics,
-            metric or f"{self.metric.name}_mean",
-            against,
-            label or self.own_label or self.method,
-            ax,
-            style,
-            stepped="asynchronous" in self.summary,
-        )
+            ax = pyplot.subplots(figsize=(4.5, 3.0), layout="constrained")[1]
+        x = sum(metrics[column] for column in columns) / unit
+        ax.plot(x, metrics[metric], **{"label": label or self.own_label or self.method, "lw": 1.5, **style})
+        ax.set(xlabel=title, ylabel=metric.replace("_", " "))
+        ax.grid(alpha=0.25)
+        ax.legend(frameon=False, fontsize=8)
+        return ax
 
     # -- arrays ----------------------------------------------------------------------------------------------
 
