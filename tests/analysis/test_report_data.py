@@ -308,6 +308,13 @@ def test_numbers_of_clients_are_not_rounded(tmp_path):
     assert found["scores"] == {"accuracy": [12.3457]}
 
 
+def test_the_device_of_a_client_is_no_figure(tmp_path):
+    rows = "".join(f"{k},0,0.5,0.25,fast\n" for k in range(4))
+    found = detail_of(tmp_path, clients=f"client,cluster,accuracy,loss,device\n{rows}")["clients"]
+    assert found["client"] == [0, 1, 2, 3]
+    assert found["scores"] == {"accuracy": [50] * 4}
+
+
 def test_clients_and_phases_by_hand(tmp_path):
     found = detail_of(
         tmp_path,
