@@ -398,37 +398,34 @@ def _crossover_lines(context: RunContext, costs: Costs | None) -> list[str]:
 
 
 def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Costs | None) -> str:
-    table = server.tables[mixing.into]
-    rows, uploads = mixing.num_rows, mixing.weights.shape[1]
-    if not context.config.policy.synchronous:
-        moved = f"rank 0 mixes, {in_bytes(FLOAT_BYTES * uploads * table.shape[1])} come to it"
-        return _table_line(mixing, table, "nothing moves (P = 1)" if planned_ranks(context) == 1 else moved)
-    exact, size = context.config.system.sums == "exact", planned_ranks(context)
+    """Return what one mixing of the first step moves, and by which collective."""
+    config, table, size = context.config, server.tables[mixing.into], planned_ranks(context)
+    (rows, uploads), d, exact = mixing.weights.shape, table.shape[1], config.system.sums == "exact"
+    head = f"table {mixing.into:18}K = {rows} (before: {len(table)}), mixed from {uploads} uploads:"
+    if size == 1:
+        return f"{head} nothing moves (P = 1)"
+    if not config.policy.synchronous:
+        return f"{head} rank 0 mixes, {in_bytes(FLOAT_BYTES * uploads * d)} come to it"
     sharded = _is_sharded(table, server, context)
-    rule = context.config.robust if isinstance(context.config.robust, Rule) and uploads else None
-    if rule is not None and not rule.applies(mixing.of, context.config.algorithm.statistics):
+    rule = config.robust if isinstance(config.robust, Rule) and uploads else None
+    if rule is not None and not rule.applies(mixing.of, config.algorithm.statistics):
         rule = None
-    collective, d = choose(rows, uploads, exact, sharded), table.shape[1]
+    collective = choose(rows, uploads, exact, sharded)
     if costs is not None and not sharded:
         collective = costs.choose(rows, uploads, d, size, exact)
-    if context.config.system.collective != "auto" and not sharded:
-        collective = context.config.system.collective
+    if config.system.collective != "auto" and not sharded:
+        collective = config.system.collective
     if mixing.masks is not None:
         collective = REDUCE
     rest = busiest_bytes(collective, rows, uploads, d, exact)
     name = {REDUCE: "Reduce", SCATTER: "Reduce_scatter"}.get(collective, "Gatherv")
     if rule is not None:
         rest, name = _robust_bytes(rule, mixing, d, size, rest, name)
-    moved = "nothing moves (P = 1)" if size == 1 else f"{name}, {in_bytes(rest)} at the busiest rank"
+    line = f"{head} {name}, {in_bytes(rest)} at the busiest rank"
     if costs is not None and not sharded and rule is None:
         each = (costs.mixing(c, rows, uploads, d, size, exact) for c in (REDUCE, GATHER))
-        moved += " (Reduce {:.3g} s, Gatherv {:.3g} s)".format(*each)
-    return _table_line(mixing, table, moved)
-
-
-def _table_line(mixing: Mixing, table: torch.Tensor, moved: str) -> str:
-    rows, uploads = mixing.num_rows, mixing.weights.shape[1]
-    return f"table {mixing.into:18}K = {rows} (before: {len(table)}), mixed from {uploads} uploads: {moved}"
+        line += " (Reduce {:.3g} s, Gatherv {:.3g} s)".format(*each)
+    return line
 
 
 def _robust_bytes(rule: Rule, mixing: Mixing, d: int, size: int, rest: int, name: str) -> tuple[int, str]:
