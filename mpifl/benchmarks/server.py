@@ -15,10 +15,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -139,8 +140,7 @@ class Waits:
     @contextmanager
     def counted(self) -> Iterator[Waits]:
         """Count within the block."""
-        names = ("Bcast", "Reduce", "Gatherv")
-        inner, verbs = vars(mpi)["wait_until"], {name: getattr(mpi.Mpi, name) for name in names}
+        inner = vars(mpi)["wait_until"]
 
         def wait_until(ready: Callable[[], Any]) -> Any:
             begin = time.thread_time()
@@ -157,22 +157,16 @@ class Waits:
 
             return call
 
-        vars(mpi)["wait_until"] = wait_until
-        for name, verb in verbs.items():
-            setattr(mpi.Mpi, name, timed(verb))
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(mpi, "wait_until", wait_until))
+            for name in ("Bcast", "Reduce", "Gatherv"):
+                stack.enter_context(patch.object(mpi.Mpi, name, timed(getattr(mpi.Mpi, name))))
             yield self
-        finally:
-            vars(mpi)["wait_until"] = inner
-            for name, verb in verbs.items():
-                setattr(mpi.Mpi, name, verb)
 
 
 @contextmanager
 def untrained() -> Iterator[None]:
     """Make clients answer with the model that they received, and rate every model as equally good."""
-    names = ("sgd", "losses")
-    kept = {name: getattr(LocalClient, name) for name in names}
 
     def sgd(self: LocalClient, start: Vector, key: Key, **options: Any) -> Trained:
         return Trained(start, 1, 0.5, 0.1)
@@ -180,13 +174,8 @@ def untrained() -> Iterator[None]:
     def losses(self: LocalClient, vector: Vector, split: Split | None = None) -> torch.Tensor:
         return vector[:1]
 
-    for name, instead in zip(names, (sgd, losses), strict=True):
-        setattr(LocalClient, name, instead)
-    try:
+    with patch.object(LocalClient, "sgd", sgd), patch.object(LocalClient, "losses", losses):
         yield
-    finally:
-        for name, method in kept.items():
-            setattr(LocalClient, name, method)
 
 
 class SizedRounds(job.TurnRunner):
