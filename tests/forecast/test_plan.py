@@ -113,7 +113,7 @@ def test_times_have_a_line_for_each_part_and_a_table(policy, tmp_path):
     rows = re.findall(r"^ +(\d+) +(\d+) +([\d.e-]+) +.*?(\d+)%", text, re.M)
     assert [row[:2] for row in rows] == [("2", "2"), ("3", "3"), ("33", "33")]
     assert rows[0][3] == "100"
-    assert re.search("registered clients: 56 bytes .* 448 B of these 8 .*, 5.6 GB of 100,000,000", text)
+    assert re.search("registered clients: 56 bytes .* 448 bytes of these 8 .*, 5.6 GB of 100,000,000", text)
     assert list(tmp_path.iterdir()) == []
 
 
