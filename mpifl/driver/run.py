@@ -51,7 +51,7 @@ from mpifl.results.recorder import Recorder, RunningFigures, digest, written_cli
 from mpifl.runtime.engine import Engine, Record, regroup
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ServerStep
-from mpifl.supervision.logging import RankLog, warn_once
+from mpifl.supervision.logging import rank_log, warn_once
 from mpifl.supervision.progress import Progress, ProgressFile
 from mpifl.supervision.signals import Signals, Watchdog
 from mpifl.training.batched import stackable
@@ -157,7 +157,7 @@ def train(
     store = ClientStore(token, config.system.scratch, checkpoints.clients)
     log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
     watchdog = partial(Watchdog, config.system.watchdog_s, lambda: transport.last_call, log)
-    with closing(store), RankLog(log, transport.is_server):
+    with closing(store), rank_log(log, transport.is_server):
         counter = VisitCounter(store.folder, transport.rank, transport.size)
         server_step = build_server_step(context, store, counter)
         if recorder is not None and recorder.written is not None:

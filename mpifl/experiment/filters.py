@@ -7,7 +7,7 @@ from mpifl.core.algorithm import vector_parts
 from mpifl.core.mixing import statistics_of
 from mpifl.core.rng import key
 from mpifl.protection.attacks import AttackedUploads, UploadAttack
-from mpifl.protection.privacy import CentralPrivacy
+from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy
 from mpifl.protection.private_step import PrivateStep
 from mpifl.protection.robust import RobustMeans
 from mpifl.protection.robust_rules import Rule
@@ -23,7 +23,7 @@ def build_filters(context: RunContext) -> UpdateFilters:
     parts, attackers = vector_parts(method, context.problem.layout), context.federation.attackers
     if isinstance(config.attack, UploadAttack) and attackers is not None:
         chain.append(AttackedUploads(config.attack, frozenset(attackers.tolist()), parts))
-    if context.accountant.counts:
+    if isinstance(config.privacy, (CentralPrivacy, LocalPrivacy)):
         where = key(config.seed.training, "privacy")
         chain.append(PrivateStep(config.privacy, method, context.decisions.num_sampled, where))
     if isinstance(config.secure_aggregation, MaskedSums):

@@ -17,7 +17,7 @@ from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.rng import Key
 from mpifl.core.types import Notes, Reads, Report, Server
 
-from .privacy import CLIPPED, CentralPrivacy, Privacy, protect, with_noise
+from .privacy import CLIPPED, CentralPrivacy, LocalPrivacy, protect, with_noise
 
 
 def trained_rows(
@@ -51,9 +51,11 @@ class PrivateStep(UpdateFilter):
     at_clients = at_server = True
     state = "privacy"
 
-    def __init__(self, privacy: Privacy, algorithm: Algorithm, num_sampled: int, key: Key) -> None:
+    def __init__(
+        self, privacy: CentralPrivacy | LocalPrivacy, algorithm: Algorithm, num_sampled: int, key: Key
+    ) -> None:
         self.privacy, self.num_sampled, self.key = privacy, num_sampled, key
-        self.clip: float | None = getattr(privacy, "clip", None)
+        self.clip = privacy.clip
         self.trained = upload_named(algorithm, RowUpdates, "trained")
         self.moves_rows = isinstance(privacy, CentralPrivacy)  # a failed client counts as an update of 0
         self._next_clip = self.clip
@@ -118,7 +120,7 @@ class PrivateStep(UpdateFilter):
     def counts_rows(self, server: Server) -> bool:
         """Return whether the number of uploads of each row is released."""
         several = any(len(rows) > 1 for rows in server.tables.values())
-        return several and getattr(self.privacy, "count_noise", None) is not None
+        return several and isinstance(self.privacy, CentralPrivacy) and self.privacy.count_noise is not None
 
     def server(self, server: Server) -> Server:
         """Return the server after a step, with noise on all rows that could have been trained in it."""

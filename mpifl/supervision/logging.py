@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from mpifl.core.errors import Stopped, StoppedEarly, UserError
@@ -48,47 +48,27 @@ class _LazyFileHandler(logging.FileHandler):
         return super()._open()
 
 
-class RankLog:
-    """The log file of a rank, as a context manager.
+@contextmanager
+def rank_log(path: Path, terminal: bool) -> Iterator[None]:
+    """Write the log file of a rank within the block.
 
     The file receives Python's warnings, log records of level WARNING or above, and the traceback of an
-    exception that leaves the context. The terminal shows warnings and records of rank 0 only.
+    exception that leaves the block. The terminal shows warnings and records of rank 0 only.
 
     Args:
         path: the log file; created with its first record.
         terminal: whether to show them on the terminal; true on rank 0 only.
     """
+    root, show = logging.getLogger(), warnings.showwarning
+    own = _LazyFileHandler(path, delay=True, encoding="utf-8")
+    own.setFormatter(logging.Formatter(FORMAT))
+    handlers: list[logging.Handler] = [own]
+    if terminal and not root.handlers:  # otherwise the application configures them
+        stderr = logging.StreamHandler(sys.stderr)
+        stderr.addFilter(lambda record: record.name.partition(".")[0] != LOGGER)
+        handlers.append(stderr)
 
-    def __init__(self, path: Path, terminal: bool) -> None:
-        self.terminal, self._root = terminal, logging.getLogger()
-        file = _LazyFileHandler(path, delay=True, encoding="utf-8")
-        file.setFormatter(logging.Formatter(FORMAT))
-        self._handlers: list[logging.Handler] = [file]
-        if terminal and not self._root.handlers:  # otherwise the application configures them
-            stderr = logging.StreamHandler(sys.stderr)
-            stderr.addFilter(lambda record: record.name.partition(".")[0] != LOGGER)
-            self._handlers.append(stderr)
-        for handler in self._handlers:
-            handler.setLevel(logging.WARNING)
-
-    def __enter__(self) -> RankLog:
-        for handler in self._handlers:
-            self._root.addHandler(handler)
-        self._showwarning, warnings.showwarning = warnings.showwarning, self._log_warning
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if error is not None and not isinstance(error, (UserError, Stopped, StoppedEarly)):
-            logging.getLogger(LOGGER).error("this rank ends", exc_info=error)
-        warnings.showwarning = self._showwarning
-        for handler in self._handlers:
-            self._root.removeHandler(handler)
-            handler.close()
-
-    def _log_warning(
-        self,
+    def log_warning(
         message: Warning | str,
         category: type[Warning],
         filename: str,
@@ -98,5 +78,22 @@ class RankLog:
     ) -> None:
         text = warnings.formatwarning(message, category, filename, lineno, line)
         logging.getLogger(LOGGER).warning("%s", text.strip())
-        if self.terminal:
-            self._showwarning(message, category, filename, lineno, file, line)
+        if terminal:
+            show(message, category, filename, lineno, file, line)
+
+    for handler in handlers:
+        handler.setLevel(logging.WARNING)
+        root.addHandler(handler)
+    warnings.showwarning = log_warning
+    try:
+        yield
+    except (UserError, Stopped, StoppedEarly):
+        raise
+    except BaseException as error:
+        logging.getLogger(LOGGER).error("this rank ends", exc_info=error)
+        raise
+    finally:
+        warnings.showwarning = show
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, MethodType, TracebackType
 from typing import Any
 
 from mpifl.core.errors import StoppedEarly
@@ -74,7 +74,8 @@ class Signals:
     @property
     def _around(self) -> Signals | None:
         """The enclosing `Signals` of the sweep that the run belongs to; None outside a sweep."""
-        outer = getattr(self._previous.get(STOP_SIGNALS[0]), "__self__", None)
+        handler = self._previous.get(STOP_SIGNALS[0])
+        outer = handler.__self__ if isinstance(handler, MethodType) else None
         return outer if isinstance(outer, Signals) else None
 
     def __exit__(

@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from mpifl.core.errors import UserError
-from mpifl.supervision.logging import RankLog
+from mpifl.supervision.logging import rank_log
 
 
 def complain() -> None:
@@ -24,7 +24,7 @@ def test_warnings_and_the_last_exception_are_in_the_file(terminal, tmp_path):
     log = tmp_path / "logs" / "host-1.log"
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        with pytest.raises(ZeroDivisionError), RankLog(log, terminal):
+        with pytest.raises(ZeroDivisionError), rank_log(log, terminal):
             complain()
         assert [str(w.message) for w in heard] == ["a step is skipped"] * terminal
     text = log.read_text()
@@ -36,7 +36,7 @@ def test_warnings_and_the_last_exception_are_in_the_file(terminal, tmp_path):
 
 def test_without_complaints_there_is_no_file_and_afterwards_all_is_as_before(tmp_path):
     before, shown = list(logging.getLogger().handlers), warnings.showwarning
-    with pytest.raises(UserError), RankLog(tmp_path / "logs" / "host-0.log", terminal=True):
+    with pytest.raises(UserError), rank_log(tmp_path / "logs" / "host-0.log", terminal=True):
         raise UserError("rounds", 0, "use at least one round")
     assert not (tmp_path / "logs").exists()
     assert logging.getLogger().handlers == before
