@@ -56,13 +56,13 @@ def main() -> None:
         end_at(STOP_SIGNALS, STOPPED, STARTS)
     elif name != "watch":  # which handles Ctrl-C itself
         end_at((signal.SIGINT,), INTERRUPTED, "interrupted")
-    from .cli import ALONE, NEED_PYTORCH
+    from .cli import ALONE, DEFERRED
     from .cli import main as command_line
 
     if name in ALONE and launch_info(os.environ).size == 1:
-        from mpifl.core.imports import defer
+        from mpifl.core.lazy_imports import defer
 
-        defer(*NEED_PYTORCH)
+        defer(*DEFERRED)
     code = command_line(sys.argv[1:])
     if name in RUNS:  # Python restores the defaults before it has ended: a late signal would replace the code
         for number in STOP_SIGNALS:

@@ -58,11 +58,12 @@ CONFIG: dict[str, Any] = {"help": "a YAML file, or the name of a configuration t
 RUN: dict[str, Any] = {"help": "a run folder"}
 RUNS: dict[str, Any] = {"help": "run folders, or folders of them", "nargs": "*", "metavar": "RUN"}
 FLAG: dict[str, Any] = {"action": "store_true"}
-# commands that only need files: they load no MPI, and PyTorch only for users' files that do
+# commands that only need files: they load no MPI, and PyTorch and NumPy only for users' files that do
 ALONE = ("watch", "launch", "docs", "list", "show", "schema", "cite", "completion")
-NEED_PYTORCH = (  # when they are imported: `__main__` defers that for these commands
-    *("torch", "torch.nn", "torch.nn.functional", "mpifl.core.devices", "mpifl.core.torch_state"),
-    *("mpifl.models.modules", "mpifl.kernels.bindings", "mpifl.aggregation.exact_sum"),
+DEFERRED = (  # PyTorch, NumPy, and our modules that use them when they are imported; see `lazy_imports`
+    *("torch", "torch.nn", "torch.nn.functional", "numpy", "numpy.lib", "numpy.lib.format"),
+    *("mpifl.core.devices", "mpifl.core.torch_state", "mpifl.models.modules"),
+    *("mpifl.kernels.bindings", "mpifl.aggregation.exact_sum"),
 )
 # commands that show progress, so that they are never silent for long
 LONG = ("run", "resume", "sweep", "plan", "prepare", "data", "bench")
@@ -541,10 +542,14 @@ def check(transport: Transport, args: argparse.Namespace) -> int:
 @command(WHAT={"nargs": "?", "default": "", "help": "what to list; without it, what can be listed"})
 def list(transport: Transport, args: argparse.Namespace) -> None:
     """List what mpifl has: keys, algorithms, data, models, policies, configurations, papers and others."""
-    from mpifl.experiment import reference
-    from mpifl.sweeps import papers
+    if args.WHAT == "papers":
+        from mpifl.sweeps import papers
 
-    text = papers.listed() if args.WHAT == "papers" else reference.listed(args.WHAT)
+        text = papers.listed()
+    else:
+        from mpifl.experiment import reference
+
+        text = reference.listed(args.WHAT)
     if transport.is_server:
         print(text)
 

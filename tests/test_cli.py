@@ -397,21 +397,33 @@ def without(packages: list[str], program: str, *words: str) -> str:
     return done.stdout
 
 
-SLOW = ["torch", "torchvision", "scipy", "sklearn", "pandas", "matplotlib", "mpi4py", "ot", "PIL", "umap"]
-PAGES = ["list", "list keys", "list papers", "show local", "schema", "cite quickstart", "completion bash"]
+SLOW = [
+    "torch",
+    "numpy",
+    "torchvision",
+    "scipy",
+    "sklearn",
+    "pandas",
+    "matplotlib",
+    "mpi4py",
+    "ot",
+    "PIL",
+    "umap",
+]
+PAGES = ["list", "list keys", "show local", "schema", "cite quickstart", "completion bash"]
 
 
 @pytest.mark.parametrize("words", PAGES)
-def test_pages_are_printed_without_pytorch(words):
-    """A module that needs PyTorch when it is imported is in `cli.NEED_PYTORCH`, or gets it in a function."""
+def test_pages_are_printed_without_pytorch_and_numpy(words):
+    """A module that needs them when it is imported is in `cli.DEFERRED`, or imports them in a function."""
     assert without(SLOW, "from mpifl.__main__ import main; main()", *words.split())
 
 
-def test_every_component_is_described_without_pytorch():
+def test_every_component_is_described_without_pytorch_and_numpy():
     program = """
 from mpifl import cli
-from mpifl.core.imports import defer
-defer(*cli.NEED_PYTORCH)
+from mpifl.core.lazy_imports import defer
+defer(*cli.DEFERRED)
 from mpifl.experiment import reference
 for kind in reference.kinds():
     print(kind == "papers" or reference.listed(kind))

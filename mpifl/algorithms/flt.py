@@ -53,7 +53,6 @@ from mpifl.core.parameters import put, take
 from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 
 ROUNDING = 1e-5  # of pixels that were resized
-NOBODY = np.zeros(0, np.int64)
 DISTANCES = {"matching": matching_distance, "closest": closest_pair}
 
 
@@ -158,7 +157,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         joined = len(fingerprints.client) < problem.num_clients
         self._check_points(int(found), joined, "algorithm.centroids")
         server = related_server(
-            problem, fingerprints.client, self._linked(centroids, fingerprints.client, NOBODY)
+            problem, fingerprints.client, self._linked(centroids, fingerprints.client, np.zeros(0, np.int64))
         )
         kept = {"centroids": centroids, "founders": fingerprints.client}
         return replace(server, algorithm_state={**server.algorithm_state, **kept})

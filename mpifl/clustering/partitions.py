@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from mpifl.core.errors import require
 
-Join = Callable[[np.ndarray, np.ndarray], np.ndarray]  # two rows of distances -> that of the merged cluster
+# two rows of distances -> that of the merged cluster
+Join: TypeAlias = "Callable[[np.ndarray, np.ndarray], np.ndarray]"
 LINKAGES = ("single", "complete", "average", "ward")
 
 

@@ -158,6 +158,7 @@ def _fault_of_list(args: Sequence[Any]) -> Callable[[Any], str] | None:
 # -- what a type says ----------------------------------------------------------------------------------------
 
 
+@cache
 def without_bounds(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return a type without its own bounds, and these bounds one by one."""
     if get_origin(hint) is not Annotated:

@@ -43,9 +43,9 @@ def save(folder: Path, name: str, array: np.ndarray) -> None:
     np.save(folder / f"{name}.npy", array, allow_pickle=False)
 
 
-def allocate(folder: Path, name: str, shape: tuple[int, ...], dtype: type = np.uint8) -> np.ndarray:
+def allocate(folder: Path, name: str, shape: tuple[int, ...], dtype: type | str = "uint8") -> np.ndarray:
     """Create `folder`/`name`.npy of `shape` and `dtype`, and return it mapped for writing."""
-    return new_array(folder / f"{name}.npy", dtype, shape)
+    return new_array(folder / f"{name}.npy", np.dtype(dtype).type, shape)
 
 
 def load(folder: Path, name: str) -> np.ndarray:

@@ -455,8 +455,8 @@ def check_test_share(test: str | None, share: float) -> None:
     require(test == "own" or share == TEST_SHARE, "test_share", share, remedy)
 
 
-def grouped(num_clients: int, num_groups: int) -> np.ndarray:
-    """Return int64 [N], the group of each client in equal blocks; refuse groups that do not divide N."""
+def check_groups(num_clients: int, num_groups: int) -> None:
+    """Refuse groups that do not divide the clients."""
     check_memory("clients", num_clients, CLIENT_BYTES)
     require(
         num_clients > 0 and num_clients % num_groups == 0,
@@ -464,4 +464,9 @@ def grouped(num_clients: int, num_groups: int) -> np.ndarray:
         num_clients,
         f"must be a multiple of the {num_groups} groups, so that all groups are of one size",
     )
+
+
+def grouped(num_clients: int, num_groups: int) -> np.ndarray:
+    """Return int64 [N], the group of each client in equal blocks; refuse groups that do not divide N."""
+    check_groups(num_clients, num_groups)
     return np.repeat(np.arange(num_groups), num_clients // num_groups)

@@ -1,6 +1,6 @@
 """The modules of PyTorch of which networks are made: body and head, blocks, adapters.
 
-The other files here describe networks, and do not need PyTorch until one is built (`core.imports.defer`).
+The other files here describe networks, and do not need PyTorch until one is built (`core.lazy_imports`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,8 @@ def version_of(package: str) -> str | None:
     """Return the version of a package, None if it is not installed; for mpifl, that of its sources."""
     if package == mpifl.__name__:
         return mpifl.__version__
+    from importlib.metadata import PackageNotFoundError, version  # takes longer than all of this module
+
     try:
         return version(package)
     except PackageNotFoundError:

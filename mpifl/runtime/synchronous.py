@@ -11,7 +11,7 @@ import numpy as np
 from mpifl.core.metric import with_figures
 from mpifl.core.progress import ROUND, doing
 from mpifl.core.types import Server
-from mpifl.simulation.sampling import NOBODY, RoundPlan
+from mpifl.simulation.sampling import RoundPlan
 
 from .engine import END, Engine, Evaluated, EvaluationSchedule, Record, command_loop, run_command
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, save
@@ -90,7 +90,7 @@ class SynchronousEngine(Engine):
         self.server: Server | None = None  # on rank 0
         self._saved: Saved | None = None
         self._start = 0.0
-        self._arrived = NOBODY  # clients whose uploads arrived in the last round
+        self._arrived = np.arange(0)  # clients whose uploads arrived in the last round
         self._evaluated = Evaluated()  # result of the last evaluation
 
     def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
@@ -140,7 +140,7 @@ class SynchronousEngine(Engine):
             server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat the command
 
     def _step(self) -> None:
-        before, plan = self.server, RoundPlan(NOBODY)
+        before, plan = self.server, RoundPlan(np.arange(0))
         if before is not None:
             step = before.version + 1
             plan = self.clock.plan(before, step, self.sampler(step))

@@ -14,7 +14,7 @@ from mpifl.core.rng import Key
 from mpifl.core.types import Server
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.round_rules import RoundRule, RoundStart
-from mpifl.simulation.sampling import NOBODY, RoundPlan
+from mpifl.simulation.sampling import RoundPlan
 from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
 from mpifl.traffic.ledger import is_among
 
@@ -58,7 +58,7 @@ class VirtualRounds(RoundClock):
 
     def start(self) -> None:
         """Set the clock to the time when the one-shot statistics have arrived."""
-        self.now = self._end(0, RoundPlan(NOBODY), NOBODY)
+        self.now = self._end(0, RoundPlan(np.arange(0)), np.arange(0))
 
     def plan(self, server: Server, step: int, cohort: np.ndarray) -> RoundPlan:
         """Return the rule's plan for the drawn clients."""

@@ -13,8 +13,6 @@ from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.traffic.ledger import StatisticsSize
 
-NOBODY = np.zeros(0, np.int64)
-
 
 @dataclass(frozen=True)
 class RoundPlan:
@@ -30,7 +28,7 @@ class RoundPlan:
     """
 
     cohort: np.ndarray
-    late: np.ndarray = field(default_factory=lambda: NOBODY)
+    late: np.ndarray = field(default_factory=lambda: np.arange(0))
     late_send: bool = False
     statistics: Mapping[int, StatisticsSize] = field(default_factory=dict)
     work: Mapping[int, Fraction] = field(default_factory=dict)

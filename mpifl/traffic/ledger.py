@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from mpifl.core.types import CohortReads, Reads
 
 from .payload import NumberFormat
 
-Clients = int | np.ndarray  # one client, or several distinct ones [c]
-Sizes = int | np.ndarray  # one value for all clients, or one for each [c]
+Clients: TypeAlias = "int | np.ndarray"  # one client, or several distinct ones [c]
+Sizes: TypeAlias = "int | np.ndarray"  # one value for all clients, or one for each [c]
 SEVERAL = -1  # stream of a client that read no row, or several rows
 TIME_STAMP = "time_stamp"  # the server's version, sent with a download and back with the upload
 KINDS: dict[str, str] = {  # name of a vector or note in the methods -> kind

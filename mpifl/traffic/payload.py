@@ -13,7 +13,7 @@ from mpifl.core.errors import NotFinite
 from mpifl.core.options import NonNegativeInt, Options
 from mpifl.core.types import Report
 
-Count = TypeVar("Count", int, np.ndarray, "int | np.ndarray")
+Count = TypeVar("Count", int, "np.ndarray", "int | np.ndarray")
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number in a vector
 NOTE_BYTES = 4  # bytes of a number in a note, float32 or int32: labels and seeds cannot be rounded
 

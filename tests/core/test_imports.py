@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 
 import pytest
 
 from mpifl.core.errors import UserError
-from mpifl.core.imports import code_of, defer, hidden, load_object
+from mpifl.core.imports import code_of, hidden, load_object
 
 
 def test_a_hidden_package_cannot_be_imported_until_the_block_ends(tmp_path, monkeypatch):
@@ -23,29 +22,6 @@ def test_a_hidden_package_cannot_be_imported_until_the_block_ends(tmp_path, monk
 
     assert (seldom.NUMBER, json) == (3, sys.modules["json"])
     del sys.modules["seldom"]
-
-
-def test_a_deferred_module_is_imported_when_our_code_uses_it_and_at_once_by_other_code(tmp_path, monkeypatch):
-    package = tmp_path / "rarely"
-    package.mkdir()
-    (package / "__init__.py").write_text("from . import used\nNUMBER = 3")
-    (package / "used.py").write_text("NUMBER = 4")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(builtins, "__import__", builtins.__import__)
-    defer("rarely", "rarely.used")
-    ours = {"__name__": "mpifl.new"}
-    exec("import rarely; from rarely import used; from rarely import used as u", ours)
-    assert "rarely" not in sys.modules
-    assert (ours["used"].NUMBER, ours["rarely"].NUMBER, ours["u"].NUMBER) == (4, 3, 4)
-    theirs = {"__name__": "users_own"}
-    exec("import rarely; from rarely import used", theirs)
-    assert (theirs["rarely"], theirs["used"]) == (sys.modules["rarely"], sys.modules["rarely.used"])
-    exec("from rarely import NUMBER", ours)
-    assert ours["NUMBER"] == 3
-    with pytest.raises(AttributeError, match="SELDOM"):
-        ours["rarely"].SELDOM  # noqa: B018
-    for name in ("rarely", "rarely.used"):
-        del sys.modules[name]
 
 
 def test_a_file_whose_import_failed_is_imported_anew_and_not_taken_half_done(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def test_the_version_of_mpifl_is_known_where_it_is_not_installed(monkeypatch):
     def none(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr(identities, "version", none)
+    monkeypatch.setattr(metadata, "version", none)
     identities.version_of.cache_clear()
     assert identities.version_of("mpifl") == mpifl.__version__
     assert identities.version_of("torch") is None

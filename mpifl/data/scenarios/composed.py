@@ -15,7 +15,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack, train_val_test
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_like
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_groups, grouped
 from mpifl.data.scenarios.relations import different_orders
 from mpifl.data.scenarios.rotated import angle_names, same_angle
 from mpifl.data.scenarios.usual import parts_of_copies
@@ -54,7 +54,7 @@ class Composed(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        grouped(self.clients, self._num_groups)
+        check_groups(self.clients, self._num_groups)
 
     @property
     def _num_groups(self) -> int:

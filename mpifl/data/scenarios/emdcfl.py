@@ -16,7 +16,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, train_val_test
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import ImageSide, Scenario, ScenarioSpec, grouped
+from mpifl.data.scenario import ImageSide, Scenario, ScenarioSpec, check_groups, grouped
 from mpifl.data.scenarios.rotated import Rotated
 from mpifl.data.scenarios.usual import cut_copies
 from mpifl.data.transforms import Colour, Patch
@@ -55,7 +55,7 @@ class RotatedVersions(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        grouped(self.clients, 4)
+        check_groups(self.clients, 4)
 
     def _rotated(self) -> Rotated:
         """Return the blocks."""
@@ -110,7 +110,7 @@ class Backdoor(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        grouped(self.clients, 3)
+        check_groups(self.clients, 3)
 
     def _groups(self) -> np.ndarray:
         return grouped(self.clients, 3)

@@ -14,7 +14,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, stack, train_val_test
 from mpifl.data.partition.dirichlet import owners_by_client, take_by_mixture
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_groups, grouped
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FedCuau(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        grouped(self.clients, len(self.alphas))
+        check_groups(self.clients, len(self.alphas))
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""

@@ -16,7 +16,7 @@ from mpifl.core.options import PositiveInt, PositiveShare, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out, train_val_test
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_groups, grouped
 from mpifl.data.scenarios.usual import cut_copies, parts_of_copies
 from mpifl.data.transforms import Op
 
@@ -253,7 +253,7 @@ class Alphabets(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        grouped(self.clients, self.groups)
+        check_groups(self.clients, self.groups)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and alphabets."""

@@ -13,7 +13,7 @@ from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, Sh
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, hold_out, train_val_test
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import ImageSide, Scenario, ScenarioSpec, grouped
+from mpifl.data.scenario import ImageSide, Scenario, ScenarioSpec, check_groups, grouped
 from mpifl.data.scenarios.usual import cut_copies, parts_of_copies
 from mpifl.data.transforms import Border, Op, Rotate, rotated
 
@@ -64,7 +64,7 @@ class Rotated(Scenario):
         remedy = "has no effect on a test_share, which each client sets aside; leave one of them out"
         unused = self.test_parts != "group" and self.test_share is not None
         require(not unused, "test_parts", self.test_parts, remedy)
-        grouped(self.clients, len(self.angles))
+        check_groups(self.clients, len(self.angles))
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and rotation."""

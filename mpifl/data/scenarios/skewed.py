@@ -16,7 +16,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner
 from mpifl.data.partition.shards import bounds, owners_by_label_count
 from mpifl.data.pool import Pool, standardised
-from mpifl.data.scenario import ScenarioSpec, grouped
+from mpifl.data.scenario import ScenarioSpec, check_groups, grouped
 from mpifl.data.scenarios.usual import Iid, PartitionedScenario
 from mpifl.data.transforms import Noise
 
@@ -75,7 +75,7 @@ class Quantile(PartitionedScenario):
         known = self.by in ("target", "brightness") or self.by.isdecimal()
         require(known, "by", self.by, "target, brightness or the number of a feature")
         if self.groups is not None:
-            grouped(self.clients, self.groups)
+            check_groups(self.clients, self.groups)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition, and its groups if there are any."""
@@ -186,7 +186,7 @@ class FeatureNoise(Iid):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.groups is not None:
-            grouped(self.clients, self.groups)
+            check_groups(self.clients, self.groups)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition and the noise."""

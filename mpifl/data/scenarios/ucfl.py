@@ -20,7 +20,7 @@ from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_by_shares
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_clients, grouped
+from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_clients, check_groups, grouped
 from mpifl.data.scenarios.relations import different_orders
 from mpifl.data.scenarios.rotated import angle_names, same_angle
 from mpifl.data.transforms import PermuteLabels, Rotate
@@ -49,7 +49,7 @@ class LabelShift(Scenario):
         super().__post_init__()
         remedy = f"{self.clients} users need at least two images each"
         require(self.points >= 2 * self.clients, "points", self.points, remedy)
-        grouped(self.clients, max(1, len(self._angles)))
+        check_groups(self.clients, max(1, len(self._angles)))
 
     @property
     def _angles(self) -> tuple[float, ...]:
@@ -160,7 +160,7 @@ class UcflC(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        grouped(self.clients, self.permutations)
+        check_groups(self.clients, self.permutations)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and label permutations."""

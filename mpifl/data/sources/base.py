@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from annotated_types import MinLen
@@ -23,7 +23,8 @@ from mpifl.data.pool import Pool
 
 Channels = tuple[float, ...]
 Statistics = tuple[Channels, Channels]  # mean and standard deviation per channel, of pixels in [0, 1]
-Part = tuple[Path, np.ndarray, np.ndarray]  # a file, its images uint8 [n, C, H, W], their labels int64 [n]
+# a file, its images uint8 [n, C, H, W], their labels int64 [n]
+Part: TypeAlias = "tuple[Path, np.ndarray, np.ndarray]"
 
 UNPACKED, RATIO = 1 << 30, 100  # beyond UNPACKED bytes, no file may unpack to over RATIO times its size
 

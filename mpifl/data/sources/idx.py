@@ -14,7 +14,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.data.pool import Pool, images_of, labels_of
 from mpifl.data.sources.base import Part, Source, Statistics, broken, check_unpacked, fetch, joined, reading
 
-_DTYPES: dict[int, np.dtype] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
+_DTYPES = {8: "u1", 12: ">i4"}
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -23,7 +23,7 @@ def read_idx(path: Path) -> np.ndarray:
         magic = file.read(4)
         if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
             raise broken(path, "not an idx file")
-        dtype, shape = _DTYPES[magic[2]], np.frombuffer(file.read(4 * magic[3]), ">u4").tolist()
+        dtype, shape = np.dtype(_DTYPES[magic[2]]), np.frombuffer(file.read(4 * magic[3]), ">u4").tolist()
         size = dtype.itemsize * math.prod(shape)
         check_unpacked(path, size)
         data = file.read(size + 1)
