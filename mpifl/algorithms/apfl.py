@@ -35,7 +35,7 @@ class APFL(RowUpdates, Algorithm):
     adaptive: bool = True
 
     paper = "deng2020adaptive"
-    needs = Needs(client_state=True, plain_sgd=True, new_optimizer=True, averages=True)
+    needs = Needs(client_state=True, sgd="plain", new_optimizer=True, averages=True)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Update w, then v, on each mini-batch of a visit."""

@@ -28,12 +28,14 @@ class FedAvgFT(PlainVisits, RowUpdates, Algorithm):
     Attributes:
         tune_epochs: epochs of fine-tuning before a client is evaluated.
         tune_part: the part of the model that is fine-tuned: `all`, `body` or `head`.
+        tune_sizes: whether to measure how far fine-tuning moves each module of the model.
         mu: weight of FedProx's proximal term, which adds mu (w - x) to the gradients of a visit; x is the
             received model. 0 is FedAvg.
     """
 
     tune_epochs: NonNegativeInt = 1
     tune_part: Literal["all", "body", "head"] = "all"
+    tune_sizes: bool = False
     mu: NonNegativeFloat = 0.0
 
     paper = FedAvg.paper
@@ -49,4 +51,5 @@ class FedAvgFT(PlainVisits, RowUpdates, Algorithm):
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
         """Evaluate after fine-tuning, and before (`_initial`)."""
-        return evaluate_tuned(client, message["model"][0], split, self.tune_epochs, self.tune_part)
+        how = self.tune_epochs, self.tune_part
+        return evaluate_tuned(client, message["model"][0], split, *how, sizes=self.tune_sizes)

@@ -1,11 +1,11 @@
 """FedCUAU: clusters clients by how non-IID they are; knowledge flows only from even clients to skewed ones.
 
 "FedCUAU: Clustered Federated Learning Using Weight Divergence", Algorithm 1. Legend: CU_k update of the last
-layer after one epoch from the common w_0, AU their mean by samples, CUAU_k = ||CU_k - AU||; cluster i (here 0
-.. C-1) by quantiles of CUAU. w^s trunk, w^{Cj} copies of the cluster block. A client of cluster i trains
-(w^s, w^{CC}) together, then, with its new trunk frozen, each w^{Cj}, j >= i, alone. Copy j < C is averaged
-over the clients of clusters <= j, trunk and last copy over all clients. Trunk and last copy therefore evolve
-as the underlying method (`over`) does without clusters.
+layer after E local epochs from the common w_0, AU their mean by samples, CUAU_k = ||CU_k - AU||; cluster i
+(here 0 .. C-1) by quantiles of CUAU. w^s trunk, w^{Cj} copies of the cluster block. A client of cluster i
+trains (w^s, w^{CC}) together, then, with its new trunk frozen, each w^{Cj}, j >= i, alone. Copy j < C is
+averaged over the clients of clusters <= j, trunk and last copy over all clients. Trunk and last copy
+therefore evolve as the underlying method (`over`) does without clusters.
 
 Our reading: averages are convex and weighted by samples. A copy is averaged over the clients that trained it.
 The trunk is frozen at its new local value, in evaluation mode. Stage 2 starts from w_0 again, so that trunk
@@ -93,8 +93,8 @@ class FedCUAU(OneShotStatistics, Algorithm):
         return {"seed": torch.zeros(1, 1)}
 
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
-        """Return CU_k after one epoch."""
-        w = client.sgd(client.init, key, epochs=1).vector
+        """Return CU_k after the local epochs."""
+        w = client.sgd(client.init, key).vector
         return client.report(last_layer=take(w - client.init, client.layout.part("head")).clone())
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:

@@ -9,11 +9,12 @@ paper's upper bound: every client trains all streams.
 Our reading: the kernel uses sigma_i^2 (`kernel="geo"`: sigma_i sigma_j, the repository). The mini-batches for
 sigma are a disjoint random partition (eq. 10). sigma falls as n_b grows and is 0 at n_b = n_i, where the one
 batch holds all samples: the paper's limit n_b -> n_i is local training, and a client with n_i <= n_b gets its
-own model only. Algorithm 2 chooses m_t = argmax_k c(k, s_k), with s_k the mean silhouette, and leaves c open;
-the repository takes s_k. Here c(k, s) = s - stream_cost k, so that `stream_cost` is the silhouette that each
-additional stream must gain; `tradeoff` replaces c by a function of yours. Beyond the paper: under partial
-participation weights are normalised over the clients that take part, and with one mixture per user the rows
-of absent users stay unchanged.
+own model only. Algorithm 2 chooses m_t = argmax over k = 1 .. m of c(k, s_k), with s_k the mean silhouette (0
+for one stream, the mean of all rows of W, and for m), and leaves c open; the repository takes s_k. Here
+c(k, s) = s - stream_cost k, so that `stream_cost` is the silhouette that each additional stream must gain;
+`tradeoff` replaces c by a function of yours. Beyond the paper: under partial participation weights are
+normalised over the clients that take part, and with one mixture per user the rows of absent users stay
+unchanged.
 """
 
 from __future__ import annotations
@@ -140,9 +141,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
         algorithm_state = {"collaboration": W}
         assign = np.arange(problem.num_clients)
         if self.streams == -1:
-            choice = kmeans_by_silhouette(
-                W, range(2, problem.num_clients), seed=KMEANS_SEED, worth=self.worth
-            )
+            choice = kmeans_by_silhouette(W, seed=KMEANS_SEED, worth=self.worth)
             assign, algorithm_state["weights"] = choice.labels, choice.centres
             algorithm_state["silhouette"] = np.array(sorted(choice.scores.items()))  # rows (k, s_k)
         elif 0 < self.streams < problem.num_clients:

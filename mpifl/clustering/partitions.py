@@ -251,15 +251,15 @@ def kmeans_by_silhouette(
 
     Args:
         points: [n, d].
-        ks: numbers to try, up to the number of distinct points; None for 2 .. n - 1. If none is left, all
-            points form one cluster.
+        ks: numbers to try, up to the number of distinct points; None for 1 .. n. If none is left, all points
+            form one cluster. One cluster and n have a silhouette of 0.
         seed: seed of k-means++.
         n_init: number of starts for each k.
         worth: c(k, s_k), which the chosen k maximises; None for s_k itself.
     """
     distinct = len(np.unique(points, axis=0))
-    known = range(2, len(points)) if ks is None else ks
-    tried = [k for k in known if 2 <= k <= min(distinct, len(points) - 1)]
+    known = range(1, len(points) + 1) if ks is None else ks
+    tried = [k for k in known if 1 <= k <= distinct]
     runs = {k: kmeans(points, k, seed=seed, n_init=n_init) for k in tried}
     scores = {k: silhouette(points, run.labels) for k, run in runs.items()}
     if not scores:
@@ -304,7 +304,7 @@ def spectral(gram: np.ndarray, k: int, *, seed: int = 42, n_init: int = 10) -> n
 def spectral_by_silhouette(gram: np.ndarray, k_max: int, *, seed: int = 42, n_init: int = 10) -> Choice:
     """Return spectral clustering with the k in 2 .. `k_max` of largest mean silhouette. CFL-GP, unknown K."""
     points = principal_coordinates(gram, largest_gap(gram))
-    return kmeans_by_silhouette(points, range(2, k_max + 1), seed=seed, n_init=n_init)
+    return kmeans_by_silhouette(points, range(2, min(k_max, len(points) - 1) + 1), seed=seed, n_init=n_init)
 
 
 def simplex_projection(v: np.ndarray) -> np.ndarray:

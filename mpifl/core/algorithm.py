@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class Needs:
         alone: clients train alone: they download no rows and upload no vectors. Attacks on uploads,
             compression and 16-bit payloads, which would change nothing, are refused.
         client_state: clients keep something between visits.
-        plain_sgd: local training must be SGD without momentum.
+        sgd: local training must be SGD, with `any` momentum or `plain`, without; empty: any optimiser.
         new_optimizer: every training must begin with a new optimiser, because a visit trains on single
             batches, visits differ, or its equations contain the momentum; `local.keep_optimizer` is refused.
         own_gradients: its steps use gradients that it computes itself (`Client.gradient`), which are float32;
@@ -81,7 +81,7 @@ class Needs:
     validation: bool = False
     alone: bool = False
     client_state: bool = False
-    plain_sgd: bool = False
+    sgd: Literal["", "any", "plain"] = ""
     new_optimizer: bool = False
     own_gradients: bool = False
     ignores: Mapping[str, str] = field(default_factory=dict)

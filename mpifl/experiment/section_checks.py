@@ -161,14 +161,16 @@ def check_local(
     """
     remedy = "this method computes gradients of its own, in float32; use float32"
     require(not needs.own_gradients or local.precision == FLOAT32, "local.precision", local.precision, remedy)
-    if needs.plain_sgd:
-        remedy = "this method needs plain SGD without momentum; use "
-        require(local.optimizer == "sgd", "local.optimizer", local.optimizer, f"{remedy}sgd")
+    if needs.sgd:
+        remedy = "this method needs SGD; use sgd"
+        require(local.optimizer == "sgd", "local.optimizer", local.optimizer, remedy)
+    if needs.sgd == "plain":
         given = [("local", local.momentum)]
         given += [(f"{SECTION}.{clients}", c.momentum or 0.0) for clients, c in per_client.items()]
         wrong = next((g for g in given if g[1]), None) if any(way.momentum for way in ways) else None
         if wrong is not None:
-            raise UserError(f"{wrong[0]}.momentum", wrong[1], f"{remedy}0")
+            remedy = "this method needs SGD without momentum; use 0"
+            raise UserError(f"{wrong[0]}.momentum", wrong[1], remedy)
     if local.keep_optimizer:
         remedy = "SGD without momentum has nothing to keep; use local.momentum, or local.optimizer adam"
         require(all(way.remembers for way in ways), "local.keep_optimizer", True, remedy)

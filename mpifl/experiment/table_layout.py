@@ -28,7 +28,8 @@ class TableConfig(Options):
 
     Attributes:
         title: the table or figure of the paper.
-        figures: label -> `{of: a column of metrics.csv (last evaluation) or a number of summary.json,
+        figures: label -> `{of: a column of metrics.csv (last evaluation; `accuracy_mean_max`: the largest
+            mean over all evaluations) or a number of summary.json,
             percent: whether to show hundredths, digits: number of decimals, better: more or less, for ranks,
             deviation: the standard deviation over seeds, sample or population}`.
         published: row -> list of published figures in the order of `figures`, as numbers or as texts that

@@ -150,6 +150,13 @@ def _own(score: Score) -> Columns:
     return row | {f"{name}_{part}_mean": _weighted_mean(values, of, bad) for part, of in found.parts}
 
 
+def _tuned(score: Score) -> Columns:
+    if not score.name.startswith("tuned_size_"):
+        return {}
+    parts = [("", np.ones(len(score.values), bool)), *((f"_{part}", of) for part, of in score.found.parts)]
+    return {f"{score.name}{part}_mean": _weighted_mean(score.values, of) for part, of in parts}
+
+
 def _on_all_samples(score: Score) -> Columns:
     if score.weights is None or score.metric != ACCURACY:
         return {}
@@ -199,6 +206,11 @@ MAIN = Figure(
     _main,
 )
 OF_SCORES = (
+    Figure(
+        "tuned_size_MODULE_mean, tuned_size_MODULE_PART_mean",
+        "how far fine-tuning moves a module of the model (`algorithm.tune_sizes`)",
+        _tuned,
+    ),
     Figure("OWN_mean, OWN_std, OWN_min, OWN_max, OWN_PART_mean", "a metric of your own over clients", _own),
     Figure(
         "accuracy_pooled, accuracy_SET_pooled",

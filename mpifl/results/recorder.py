@@ -294,11 +294,11 @@ class Recorder:
             require(taken is None, "evaluation.metrics", name, remedy)
 
     def record_updates(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append to `updates.csv` how the updates of a round agree with their mean.
+        """Append the figures of the updates of a round to `updates.csv`.
 
         Args:
             step: the round.
-            rows: rows with `client`, `block`, `size`, `cosine` and `distance`.
+            rows: rows with `client`, `block` and figures.
         """
         groups = {} if self.groups is None else {k: {"group": int(g)} for k, g in enumerate(self.groups)}
         self.updates.append(*({"round": step, **row, **groups.get(row["client"], {})} for row in rows))
@@ -429,19 +429,19 @@ class Recorder:
         return {name: value for name, value in found.items() if not np.isnan(value)}
 
     def _update_figures(self) -> dict[str, Any]:
-        """Return the means of `updates.csv` over clients and rounds by block, and distances also by group.
+        """Return the means of `updates.csv` over clients and rounds by block, and by block and group.
 
-        A cosine with an update of 0 does not exist and is left out; NaN if there are no others.
+        A cosine that does not exist is left out; NaN if there are no others.
         """
         if not self.updates.columns:
             return {}
         found: dict[str, dict[str, list[float]]] = {}
         for row in read_rows(self.updates.path):
             figures = found.setdefault(row["block"], {})
-            for name in ("size", "cosine", "distance"):
+            for name in row.keys() - {"round", "client", "block", "group"}:
                 figures.setdefault(name, []).append(float(row[name]))
-            if "group" in row:
-                figures.setdefault(f"distance_group{row['group']}", []).append(float(row["distance"]))
+                if "group" in row:
+                    figures.setdefault(f"{name}_group{row['group']}", []).append(float(row[name]))
         return {"updates": {block: {k: _mean(v) for k, v in sorted(f.items())} for block, f in found.items()}}
 
     def _clusters(self) -> dict[str, list[int]]:

@@ -54,7 +54,7 @@ class ModelProducts:
 
 
 def compare_updates(step: ServerStep, server: Server | None, collected: CollectedUploads) -> None:
-    """Compute how a step's updates agree with their sample-weighted mean; every rank calls.
+    """Compute how a step's updates agree with each other and with their mean; every rank calls.
 
     Raises:
         UserError: clients do not upload whole models, start from several, or have remembered uploads.
@@ -80,28 +80,38 @@ def compare_updates(step: ServerStep, server: Server | None, collected: Collecte
             gram = step.mixer.gram([take(u, part) for u in changes], counts, owners, width(part))
         if gram is None or reports is None:
             continue
-        figures = update_statistics(gram, sample_weights(reports.notes))
-        for k, *values in zip(reports.notes.client.tolist(), *(f.tolist() for f in figures), strict=True):
-            named = dict(zip(("size", "cosine", "distance"), values, strict=True))
-            rows.append({"client": k, "block": block, **named})
+        clients, groups = reports.notes.client, step.config.federation.groups
+        alike = None if groups is None else groups[clients]
+        figures = update_statistics(gram, sample_weights(reports.notes), alike)
+        for k, *values in zip(clients.tolist(), *(f.tolist() for f in figures.values()), strict=True):
+            rows.append({"client": k, "block": block, **dict(zip(figures, values, strict=True))})
     step.updates = rows
 
 
-def update_statistics(gram: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return, for the updates of a round, their sizes, cosines with the mean, and distances to the mean.
+def update_statistics(
+    gram: np.ndarray, share: np.ndarray, groups: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """Return figures of the updates of a round, each an array [m].
 
-    The distance in the last layer is FedCUAU's CUAU_k = ||CU_k - AU||.
+    `size`, `distance` to the mean (in the last layer FedCUAU's CUAU_k = ||CU_k - AU||), `mean_cosine`, the
+    cosine with the mean, and `pair_cosine`, the mean cosine with every other update of the same group. The
+    updates are part of their mean: m independent updates of one size have a `mean_cosine` of 1 / sqrt(m), and
+    a `pair_cosine` of 0. A cosine is nan where one of the two is 0, or nobody else is of the group.
 
     Args:
         gram: inner products of the updates, float64 [m, m].
         share: weight of each update in the mean [m]; sums to 1.
-
-    Returns:
-        Three arrays [m]; a cosine is nan if the update or the mean is 0.
+        groups: true group of each client [m]; None: all are of one.
     """
     squares, along = gram.diagonal(), gram @ share  # |u_k|^2, u_k'ubar
     mean = max(float(share @ along), 0.0)  # |ubar|^2
     size = np.sqrt(np.maximum(squares, 0.0))
-    scale = size * float(np.sqrt(mean))
-    cosine = np.divide(along, scale, out=np.full(len(size), np.nan), where=scale > 0)
-    return size, cosine, np.sqrt(np.maximum(squares - 2 * along + mean, 0.0))
+    others = ~np.eye(len(size), dtype=bool) & (True if groups is None else groups[:, None] == groups)
+    with np.errstate(invalid="ignore", divide="ignore"):  # 0 / 0 is nan
+        pairs = np.where(others, gram / np.outer(size, size), np.nan)
+        return {
+            "size": size,
+            "mean_cosine": np.where(size * mean > 0, along / (size * np.sqrt(mean)), np.nan),
+            "pair_cosine": np.nansum(pairs, 1) / np.isfinite(pairs).sum(1),
+            "distance": np.sqrt(np.maximum(squares - 2 * along + mean, 0.0)),
+        }

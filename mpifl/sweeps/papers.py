@@ -32,8 +32,8 @@ PAPERS = {  # folder -> the paper
 }
 FOLDER = loader.SHIPPED / "papers"
 SAME_KEYS = (*OF_A_MACHINE, "evaluation.at_start")  # do not change figures, like the sections in `SAME`
-EVERY = "evaluation.every"  # changes only figures that are means over the evaluations
-OVER_EVALUATIONS = "_all"  # part of the names of these figures
+EVERY = "evaluation.every"  # changes only figures over all evaluations
+OVER_EVALUATIONS = ("_all", "_mean_max")  # parts of the names of these figures: means, largest values
 SHOWN_LABELS = 4  # most rows that a list names
 
 
@@ -106,8 +106,8 @@ class Sweep:
 
     def deciding(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keys of a configuration that decide the figures of the table: dotted key -> value."""
-        means = any(OVER_EVALUATIONS in figure.of for figure in self.table.columns)
-        same = SAME_KEYS if means else (*SAME_KEYS, EVERY)
+        over_all = any(part in figure.of for figure in self.table.columns for part in OVER_EVALUATIONS)
+        same = SAME_KEYS if over_all else (*SAME_KEYS, EVERY)
         found = flat({name: part for name, part in tree.items() if name not in SAME})
         return {key: value for key, value in found if key not in same}
 

@@ -290,12 +290,16 @@ class Found:
 def result_of(labels: Mapping[str, str], run: Run) -> Result:
     """Return the final figures of a finished run: last row of `metrics.csv`, and `summary.json`.
 
+    Of columns that end in `_mean` also the largest value over all evaluations (`accuracy_mean_max`).
+
     Args:
         labels: labels of the case.
         run: the run.
     """
     values = {k: float(v) for k, v in flat(run.summary) if is_number(v)}
     values |= {name: float(v[-1]) for name, v in run.series.items() if v[-1] == v[-1]}
+    means = {name: v for name, v in run.series.items() if name.endswith("_mean") and not np.isnan(v).all()}
+    values |= {f"{name}_max": float(np.nanmax(v)) for name, v in means.items()}
     stem = f"{run.metric.name}_"  # also give metric_mean etc., for tables over problems of several tasks
     alike = {f"{METRIC}{k.removeprefix(stem)}": v for k, v in values.items() if k.startswith(stem)}
     return Result(labels, alike | values, run.metric.better)

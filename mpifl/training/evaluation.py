@@ -14,7 +14,7 @@ from mpifl.core.client import Client, Trained, WeightedLoss
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.metric import least_finite, warn_of_no_finite
-from mpifl.core.parameters import Layout
+from mpifl.core.parameters import Layout, take
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Vector
 
@@ -157,7 +157,7 @@ def evaluate_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Sp
 
 
 def evaluate_tuned(
-    client: Client, vector: Vector, split: Split, epochs: int, part: str = "all"
+    client: Client, vector: Vector, split: Split, epochs: int, part: str = "all", *, sizes: bool = False
 ) -> dict[str, float]:
     """Fine-tune a model on the training data, then evaluate it.
 
@@ -169,12 +169,16 @@ def evaluate_tuned(
         split: data to evaluate on.
         epochs: passes over the training data.
         part: the part of the vector that is tuned.
+        sizes: whether to measure how far each module of the model moves.
 
     Returns:
-        The metrics and `loss` after tuning (`accuracy`), and those before tuning (`accuracy_initial`).
+        The metrics and `loss` after tuning (`accuracy`), and those before tuning (`accuracy_initial`). With
+        `sizes` also the L2 norm of each module's change (`tuned_size_conv1`).
     """
     moving = None if part == "all" else client.layout.part(part)
     address = key(0, "tune", client.id, client.visit)
     tuned = client.sgd(vector, address, part=moving, epochs=epochs).vector
     before = {f"{name}_initial": value for name, value in client.evaluate(vector, split).items()}
-    return {**client.evaluate(tuned, split), **before}
+    modules = client.layout.module_parts() if sizes else {}
+    moved = {f"tuned_size_{name}": float(take(tuned - vector, p).norm()) for name, p in modules.items()}
+    return {**client.evaluate(tuned, split), **before, **moved}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from numpy.testing import assert_array_equal
-from support import toy
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedavg import FedAvg
@@ -30,6 +30,18 @@ def test_two_evaluations_of_one_model_agree(tmp_path):
     done = toy.run(FedAvgFT(), toy.Tiny(), tmp_path)
     again = done.server_step.evaluate(done.server, done.notes[-1].client)
     assert_array_equal(again["loss"], done.scores["loss"])
+
+
+def test_how_far_tuning_moves_each_module_by_hand():
+    """From (0, 0, 0) to targets (4, 6, 8), rate 0.5, one epoch of one step: body by 2, head by (3, 4): 5."""
+    client = byhand.Quadratic([4.0, 6.0, 8.0])
+    client.layout = byhand.FLAT
+    message = byhand.message(model=[[0.0, 0.0, 0.0]])
+    scores = FedAvgFT(tune_sizes=True).evaluate(message, {}, client, client.data.test)
+    assert {n: s for n, s in scores.items() if "size" in n} == {
+        "tuned_size_body": 2.0,
+        "tuned_size_head": 5.0,
+    }
 
 
 def test_with_mu_it_trains_as_fedprox(tmp_path):

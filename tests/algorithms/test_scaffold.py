@@ -28,6 +28,21 @@ def test_a_visit_of_scaffold():
     assert_close(state["control"], torch.tensor([-2.125]))
 
 
+def test_a_visit_of_scaffold_with_momentum():
+    """Three numbers, targets 4, 0, -2; eta = 0.5, momentum 0.5, x = 0, c = 1, c_k = 0, two steps.
+
+    v = w - target + 1, then v / 2 + w - target + 1. First: gradients -4, 0, 2; v = -3, 1, 3; y = 1.5, -0.5,
+    -1.5. Second: gradients -2.5, -0.5, 0.5; v = -3, 1, 3; y = 3, -1, -3. The first step counts 1.5 times, the
+    second once: c_k+ = 0 - 1 - y / (0.5 * 2.5) = -3.4, -0.2, 1.4, the mean (1.5 g_1 + g_2) / 2.5.
+    """
+    client = byhand.Quadratic([4.0, 0.0, -2.0], lr=0.5, steps=2, momentum=0.5)
+    told = byhand.message(model=[[0.0] * 3], control=[[1.0] * 3])
+    report, state = CATALOGUE["scaffold"]().local_update(told, {}, client, byhand.KEY)
+    assert_close(report.vectors["model"], torch.tensor([3.0, -1.0, -3.0]))
+    assert_close(state["control"], torch.tensor([-3.4, -0.2, 1.4]))
+    assert_close(report.vectors["control"], state["control"])
+
+
 def test_the_server_of_scaffold():
     """2 of 4 clients, eta_g = 0.5: x += 0.5 (dy_1 + dy_2) / 2; c += (dc_1 + dc_2) / 4; all count alike."""
     server = byhand.server(4, model=[[0.0]], control=[[0.0]])

@@ -70,7 +70,7 @@ def test_without_a_cost_the_silhouette_chooses():
     """Three pairs: s_3 is the largest."""
     found, s = streams()
     assert found == max(s, key=s.get) == 3
-    assert set(s) == {2, 3, 4, 5}
+    assert set(s) == {1, 2, 3, 4, 5, 6}
 
 
 def test_a_stream_is_bought_while_it_brings_more_silhouette_than_it_costs():
@@ -91,6 +91,8 @@ def file(tmp_path):
     path.write_text(
         "four = lambda k, s: -abs(k - 4)\n"
         "thrifty = lambda k, s: s / k\n"
+        "one = lambda k, s: -k\n"
+        "all = lambda k, s: k\n"
         "nothing = lambda k, s: float('nan')\n"
         "stumbling = lambda k, s: 1 / 0\n"
     )
@@ -102,6 +104,8 @@ def test_a_function_of_the_users_own_chooses(file):
     assert streams(tradeoff=f"{file}:four")[0] == 4
     values = {k: v / k for k, v in s.items()}
     assert streams(tradeoff=f"{file}:thrifty")[0] == max(values, key=values.get)
+    assert streams(tradeoff=f"{file}:one")[0] == 1, "FedAvg"
+    assert streams(tradeoff=f"{file}:all")[0] == 6, "a stream for each user"
 
 
 @pytest.mark.parametrize(

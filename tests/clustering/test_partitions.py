@@ -213,8 +213,11 @@ def test_silhouette_chooses_the_number_of_blobs():
     assert_array_equal(choice.labels, np.repeat([0, 1, 2], 5))
 
 
-def test_all_numbers_from_two_to_n_minus_one_are_tried_by_default():
-    assert set(G.kmeans_by_silhouette(np.arange(6.0)[:, None]).scores) == {2, 3, 4, 5}
+def test_all_numbers_from_one_to_n_are_tried_by_default():
+    """One cluster and n have a silhouette of 0."""
+    scores = G.kmeans_by_silhouette(np.arange(6.0)[:, None]).scores
+    assert set(scores) == {1, 2, 3, 4, 5, 6}
+    assert (scores[1], scores[6]) == (0.0, 0.0)
 
 
 def test_the_smallest_of_equally_good_numbers_is_chosen(monkeypatch):
@@ -224,7 +227,7 @@ def test_the_smallest_of_equally_good_numbers_is_chosen(monkeypatch):
 
 def test_identical_rows_form_one_cluster():
     choice = G.kmeans_by_silhouette(np.full((5, 3), 0.2))
-    assert (choice.k, choice.scores) == (1, {})
+    assert (choice.k, choice.scores) == (1, {1: 0.0})
     assert_allclose(choice.centres, np.full((1, 3), 0.2))
 
 
@@ -297,9 +300,12 @@ def test_spectral_clustering_may_answer_the_largest_number_allowed():
     assert G.spectral_by_silhouette(profiles @ profiles.T, k_max=4).k == 4
 
 
-def test_one_cluster_fewer_than_points_can_be_chosen():
+def test_as_many_clusters_as_points_can_be_chosen_and_are_the_points():
     points = np.array([[0.0], [0.01], [10.0], [20.0]])
-    assert G.kmeans_by_silhouette(points, worth=lambda k, s: float(k)).k == 3
+    choice = G.kmeans_by_silhouette(points, worth=lambda k, s: float(k))
+    assert choice.k == 4
+    assert_array_equal(choice.labels, np.arange(4))
+    assert_allclose(choice.centres, points)
 
 
 def test_pacfl_merges_at_the_threshold_itself():

@@ -200,10 +200,10 @@ OPTIONS = {
     ),
     "another optimiser than it may be": (
         ["--algorithm", "scaffold", "--local.optimizer", "adam"],
-        ["local.optimizer = 'adam': this method needs plain SGD"],
+        ["local.optimizer = 'adam': this method needs SGD; use sgd"],
     ),
     "momentum where it may not be": (
-        ["--algorithm", "scaffold", "--local.momentum", "0.9"],
+        ["--algorithm", "apfl", "--local.momentum", "0.9"],
         ["local.momentum = 0.9"],
     ),
     "images too small": (["--model", "lenet5"], ["model.name = 'lenet5'", "pixels"]),
@@ -420,7 +420,7 @@ def test_options_are_refused_in_one_line(case, refused):
 WITHOUT_DATA = {
     "updates": ("--policy every_arrival --output.updates true", "output.updates = True"),
     "stack": ("--policy every_arrival --system.stack 2", "system.stack = 2"),
-    "momentum": ("--algorithm scaffold --local.momentum 0.9", "local.momentum = 0.9"),
+    "momentum": ("--algorithm apfl --local.momentum 0.9", "local.momentum = 0.9"),
     "newcomers": ("--algorithm ucfl --newcomers.share 0.4", "newcomers = 0.4"),
     "clients": ("--output.clients none --evaluation.matrices [parameters]", "output.clients = 'none'"),
 }

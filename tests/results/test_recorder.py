@@ -432,7 +432,8 @@ def test_updates_go_on_where_they_were_and_end_as_means(tmp_path):
 
     def rows(size):
         return [
-            {"client": k, "block": "head", "size": size, "cosine": 0.5, "distance": size + k} for k in (1, 4)
+            {"client": k, "block": "head", "size": size, "pair_cosine": 0.5, "distance": size + k}
+            for k in (1, 4)
         ]
 
     recorder = Recorder(tmp_path, toy.Tiny())
@@ -454,8 +455,10 @@ def test_updates_go_on_where_they_were_and_end_as_means(tmp_path):
     ]
     again.close(None, [], [], {}, {})
     found = json.loads((tmp_path / "summary.json").read_text())["updates"]["head"]
-    figures = {"size": 1.5, "cosine": 0.5, "distance": 4.0, "distance_group0": 2.5, "distance_group1": 5.5}
-    assert found == figures
+    figures = {"size": 1.5, "pair_cosine": 0.5, "distance": 4.0}
+    groups = {"distance_group0": 2.5, "distance_group1": 5.5}
+    groups |= {f"{name}_group{g}": figures[name] for name in ("size", "pair_cosine") for g in (0, 1)}
+    assert found == figures | groups
 
 
 def test_updates_have_a_row_for_each_visit_and_block(tmp_path):
@@ -472,11 +475,11 @@ def test_an_update_of_nothing_has_no_cosine_and_counts_in_no_mean_of_them(tmp_pa
     for name, more in (("one", ["--per_client", "{0: {epochs: 0}}"]), ("all", ["--local.epochs", "0"])):
         assert cli.main(["run", str(TINY), *options, "--output.id", name, *more]) == 0
         rows = table(tmp_path / f"tiny-{name}" / "updates.csv")
-        cosines = {r["client"]: float(r["cosine"]) for r in rows if r["block"] == "head"}
+        cosines = {r["client"]: float(r["mean_cosine"]) for r in rows if r["block"] == "head"}
         known = [x for x in cosines.values() if x == x]
         assert [k for k, x in cosines.items() if x != x] == (["0"] if name == "one" else [*cosines])
         means = json.loads((tmp_path / f"tiny-{name}" / "summary.json").read_text())["updates"]["head"]
-        assert means["cosine"] == (pytest.approx(sum(known) / len(known)) if known else None)
+        assert means["mean_cosine"] == (pytest.approx(sum(known) / len(known)) if known else None)
 
 
 @pytest.mark.parametrize("part", ["number", "row", "name", "assign", "memo", "memo name", "memo kind"])

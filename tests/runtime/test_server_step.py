@@ -437,7 +437,12 @@ def test_updates_are_compared_with_their_mean_in_every_module(tmp_path):
             assert_allclose(one["size"], np.linalg.norm(row), rtol=1e-9)
             assert_allclose(one["distance"], np.linalg.norm(row - mean), rtol=1e-7)
             cosine = row @ mean / np.linalg.norm(row) / np.linalg.norm(mean)
-            assert_allclose(one["cosine"], cosine, rtol=1e-9)
+            assert_allclose(one["mean_cosine"], cosine, rtol=1e-9)
+            groups = toy.Tiny().groups[notes.client]
+            beside = (groups == groups[list(notes.client).index(k)]) & (notes.client != k)
+            unit = u / np.linalg.norm(u, axis=1, keepdims=True)
+            pairs = unit[beside] @ row / np.linalg.norm(row)
+            assert_allclose(one["pair_cosine"], pairs.mean() if len(pairs) else np.nan, rtol=1e-9)
 
 
 @dataclass(frozen=True)
@@ -463,8 +468,8 @@ def test_uploads_that_are_changes_are_compared_as_what_they_are(named, tmp_path)
     asked = {"model": toy.mlp(8), "output": OutputConfig(updates=True)}
     plain = toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path / "a", 1, **asked).server_step.updates
     found = toy.run(Changes(named), toy.Tiny(), tmp_path / "b", 1, **asked).server_step.updates
-    one = [(row["size"], row["cosine"], row["distance"]) for row in plain]
-    other = [(row["size"], row["cosine"], row["distance"]) for row in found]
+    one = [(row["size"], row["mean_cosine"], row["distance"]) for row in plain]
+    other = [(row["size"], row["mean_cosine"], row["distance"]) for row in found]
     assert len(one) > 0
     assert_allclose(other, one, rtol=1e-4)
 
@@ -497,10 +502,30 @@ def test_rows_live_with_their_readers_only_where_the_method_says_that_rank_0_nev
 def test_updates_and_their_mean_by_hand():
     """Updates (3, 4), (0, 5), (0, 0) with shares 1/2, 1/4, 1/4: mean (1.5, 3.25), |mean|^2 = 12.8125."""
     u = np.array([[3.0, 4.0], [0.0, 5.0], [0.0, 0.0]])
-    size, cosine, distance = measures.update_statistics(u @ u.T, np.array([0.5, 0.25, 0.25]))
-    assert_allclose(size, [5, 5, 0])
-    assert_allclose(cosine, [17.5 / (5 * np.sqrt(12.8125)), 16.25 / (5 * np.sqrt(12.8125)), np.nan])
-    assert_allclose(distance, np.sqrt([1.5**2 + 0.75**2, 1.5**2 + 1.75**2, 12.8125]))
+    found = measures.update_statistics(u @ u.T, np.array([0.5, 0.25, 0.25]))
+    assert_allclose(found["size"], [5, 5, 0])
+    cosines = [17.5 / (5 * np.sqrt(12.8125)), 16.25 / (5 * np.sqrt(12.8125)), np.nan]
+    assert_allclose(found["mean_cosine"], cosines)
+    assert_allclose(found["distance"], np.sqrt([1.5**2 + 0.75**2, 1.5**2 + 1.75**2, 12.8125]))
+
+
+def test_updates_and_the_others_of_their_group_by_hand():
+    """Group 0: (1, 0), (0, 2), (3, 3): cosines 0, 1/sqrt(2), 1/sqrt(2). Group 1: (1, 0) alone."""
+    u = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0], [1.0, 0.0]])
+    groups, share = np.array([0, 0, 0, 1]), np.full(4, 0.25)
+    half = 0.5**0.5
+    found = measures.update_statistics(u @ u.T, share, groups)["pair_cosine"]
+    assert_allclose(found, [half / 2, half / 2, half, np.nan])
+    found = measures.update_statistics(u @ u.T, share)["pair_cosine"]
+    assert_allclose(found, [(1 + half) / 3, half / 3, 2 * half / 3 + half / 3, (1 + half) / 3])
+
+
+def test_independent_updates_agree_with_their_mean_but_not_with_each_other():
+    """Ten clients, 100,000 numbers each: 1 / sqrt(10) = 0.316 with the mean, 0 in pairs."""
+    u = np.random.default_rng(0).standard_normal((10, 100_000))
+    found = measures.update_statistics(u @ u.T, np.full(10, 0.1))
+    assert_allclose(found["mean_cosine"], 10**-0.5, atol=0.01)
+    assert_allclose(found["pair_cosine"], 0.0, atol=0.01)
 
 
 def test_evaluations_that_remain_include_that_of_the_last_step():

@@ -44,6 +44,7 @@ class Quadratic(Client):
         init: the common initial vector; zeros by default.
         val: target of the validation data (8 samples); by default 100 in each coordinate.
         test: target of the test data (6 samples); by default -100 in each coordinate.
+        momentum: momentum of SGD.
 
     Attributes:
         calls: the calls of `sgd`.
@@ -57,8 +58,10 @@ class Quadratic(Client):
         init: list[float] | None = None,
         val: list[float] | None = None,
         test: list[float] | None = None,
+        momentum: float = 0.0,
     ) -> None:
         self.id, self.visit, self.num_samples, self.calls = 0, 0, 10, []
+        self.momentum = momentum
         self.task = Classification()
         self.target, self.lr, self.steps = torch.tensor(target), lr, steps
         others = val or [100.0] * len(target), test or [-100.0] * len(target)
@@ -78,13 +81,15 @@ class Quadratic(Client):
         """Take `steps` steps an epoch, or one on a given split; only `part` moves."""
         self.calls.append(Call(start.clone(), key, part, changes))
         w, lr, target = start.clone(), changes.get("lr", self.lr), self._target(split)
+        buffer = torch.zeros_like(w)
         steps = changes.get("steps", changes.get("epochs", 1) * (self.steps if split is None else 1))
         for _ in range(steps):
             g = w - target
             g = direction(g, w) if direction else g
-            new = w - lr * (g + changes.get("weight_decay", 0.0) * w)
+            buffer = self.momentum * buffer + g + changes.get("weight_decay", 0.0) * w
+            new = w - lr * buffer
             w = new if part is None else put(w, part, take(new, part))
-        return Trained(w, steps, 0.0, lr)
+        return Trained(w, steps, 0.0, lr, self.momentum)
 
     def batches(self, key, **changes: Any) -> Iterator[Split]:
         """Yield `steps` batches an epoch, or as many as a call asks for; none if `steps` is 0."""

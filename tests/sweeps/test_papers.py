@@ -40,9 +40,20 @@ ENTRIES = {  # paper -> number of a table (T) or figure (F) -> the file that run
         "T8": "table3",
     },
     "flt": {f"T{n}": f"table{n}" for n in (1, 2, 3, 4, 5, 6)},
-    "ucfl": {"T1": "table1-a", "F5": "fig5", "F6": "fig6", "F7": "fig7"},
+    "ucfl": {
+        **dict.fromkeys(("T1", "T2", "F2"), "table1-a"),
+        "F1": DRAWING,
+        **{f"F{n}": f"fig{n}" for n in (3, 4, 5, 7)},
+        "F6": "fig6-a",
+    },
     "ccfl": {"T1": "table1-fashionmnist", "F6": "fig6"},
-    "fedcuau": {"T1": "table1", "T3": "table3", "T4": "table4", "F1": "fig1", "F3": "fig3"},
+    "fedcuau": {
+        **{f"T{n}": f"table{n}" for n in (1, 3, 4)},
+        "T2": SETTINGS,
+        "F1": "fig1",
+        "F2": DRAWING,
+        "F3": "fig3",
+    },
 }
 LARGE = ("resnet18", "resnet50", "efficientnet_b3", "vit_b_16", "convnext_base", "resnet18_cifar")
 CHANNELS = 32

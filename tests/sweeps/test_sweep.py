@@ -1024,9 +1024,9 @@ RULED_OUT = {
         r"output\.updates = True: clients .* leave it out \(in the case algorithm emdcfl\)",
     ),
     "momentum": (
-        "{algorithm: [fedavg, fedprox, scaffold]}",
+        "{algorithm: [fedavg, fedprox, apfl]}",
         ["--local.momentum", "0.9"],
-        r"local\.momentum = 0\.9: this method needs plain SGD .* use 0 \(in the case algorithm scaffold\)",
+        r"local\.momentum = 0\.9: this method needs SGD without .* use 0 \(in the case algorithm apfl\)",
     ),
     "updates of a policy": (
         "{policy: [rounds, every_arrival]}",

@@ -82,7 +82,7 @@ def test_what_cannot_differ_is_refused(rules, message):
     [
         ("fedavg", {"per_client": {"6": LocalChanges(lr=1.0)}}, "per_client = '6': there are 6 clients"),
         (
-            "scaffold",
+            "apfl",
             {"per_client": {"1": LocalChanges(momentum=0.5)}},
             "per_client.1.momentum = 0.5: this method",
         ),
