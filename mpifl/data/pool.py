@@ -96,15 +96,8 @@ class Pool:
     @property
     def info(self) -> DataInfo:
         """Return the description of samples and labels before any operation of a scenario."""
-        return DataInfo(
-            self.shape,
-            self.num_classes,
-            self.kind,
-            self.label_kind,
-            self.vocabulary,
-            self.categories,
-            self.parts,
-        )
+        kinds = self.kind, self.label_kind
+        return DataInfo(self.shape, self.num_classes, *kinds, self.vocabulary, self.categories, self.parts)
 
     @property
     def train(self) -> np.ndarray:
@@ -134,12 +127,8 @@ def images_of(array: np.ndarray, name: str, otherwise: str = "") -> np.ndarray:
         UserError: the array has another shape, type or range.
     """
     array = np.asarray(array)
-    require(
-        array.ndim in (3, 4),
-        name,
-        array.shape,
-        "images of unexpected shape: give [n, H, W], [n, H, W, C] or [n, C, H, W]",
-    )
+    remedy = "images of unexpected shape: give [n, H, W], [n, H, W, C] or [n, C, H, W]"
+    require(array.ndim in (3, 4), name, array.shape, remedy)
     if array.dtype != np.uint8:
         remedy = "images must be uint8, or floats between 0 and 1"
         remedy += f"; {otherwise}" if otherwise else ""
@@ -149,12 +138,8 @@ def images_of(array: np.ndarray, name: str, otherwise: str = "") -> np.ndarray:
     if array.ndim == 3:
         array = array[:, None]
     elif array.shape[1] not in (1, 3):
-        require(
-            array.shape[3] in (1, 3),
-            name,
-            array.shape,
-            "images of unexpected shape: one axis must hold 1 or 3 colour channels",
-        )
+        remedy = "images of unexpected shape: one axis must hold 1 or 3 colour channels"
+        require(array.shape[3] in (1, 3), name, array.shape, remedy)
         array = array.transpose(0, 3, 1, 2)
     return array if array.dtype == np.uint8 else _rounded(array, name, otherwise)
 
@@ -174,15 +159,12 @@ def _rounded(images: np.ndarray, name: str, otherwise: str) -> np.ndarray:
             continue
         lost = float(np.abs(held - pixels[:, channel] / held.dtype.type(255)).max())
         spread = _deviation(held)
-        remedy = (
-            f"channel {channel} would be rounded by up to {lost:.3g}, to 256 steps between 0 and 1, and the "
-            f"deviation between images is {spread:.3g}: scale the images so that what differs fills [0, 1]"
-        )
-        flat = spread <= _noise(held)
+        what = f"channel {channel} would be rounded by up to {lost:.3g}, to 256 steps between 0 and 1"
+        what = f"{what}, and the deviation between images is {spread:.3g}"
+        remedy = f"{what}: scale the images so that what differs fills [0, 1]"
         remedy += f"; {otherwise}" if otherwise else ""
-        require(
-            flat or lost <= DETAIL * spread, name, f"{held.dtype} in [{held.min():g}, {held.max():g}]", remedy
-        )
+        value = f"{held.dtype} in [{held.min():g}, {held.max():g}]"
+        require(spread <= _noise(held) or lost <= DETAIL * spread, name, value, remedy)
     return pixels
 
 
@@ -281,11 +263,9 @@ def _check_columns(pool: Pool, name: str) -> None:
         for column, count in enumerate(pool.categories):
             if count:
                 values = pool.inputs[:, column]
-                whole = bool(
-                    (values == np.floor(values)).all() and values.min() >= 0 and values.max() < count
-                )
+                whole = (values == np.floor(values)) & (values >= 0) & (values < count)
                 remedy = f"categories must be whole numbers from 0 to {count - 1}"
-                require(whole, f"{name}: column {column}", float(values.max()), remedy)
+                require(bool(whole.all()), f"{name}: column {column}", float(values.max()), remedy)
     if pool.parts:
         total = sum(int(np.prod(shape)) for shape in pool.parts)
         remedy = f"numbers of the packed inputs, but samples are of shape {list(pool.shape)}"
@@ -360,9 +340,8 @@ def repeated(pool: Pool) -> str:
     rows = max(1, BLOCK // max(1, int(np.prod(pool.shape))))
     same = np.zeros(len(alike), np.bool_)
     for start in range(0, len(alike), rows):  # equal hashes do not prove it
-        one, two = (
-            np.asarray(pool.inputs[at[start : start + rows]]) for at in (twin, pool.num_train + alike)
-        )
+        both = (at[start : start + rows] for at in (twin, pool.num_train + alike))
+        one, two = (np.asarray(pool.inputs[at]) for at in both)
         same[start : start + rows] = (one == two).reshape(len(one), -1).all(1)
     if not same.any():
         return ""
@@ -375,9 +354,8 @@ def _hashes(inputs: np.ndarray) -> np.ndarray:
     """Return a number for each sample [n, ...], uint64 [n]; equal samples have equal numbers."""
     width = int(np.prod(inputs.shape[1:])) * inputs.dtype.itemsize
     words = -(-width // 8)
-    weights = key(0, "hash of samples").numpy().integers(0, 1 << 63, words, np.uint64) * np.uint64(
-        2
-    ) + np.uint64(1)
+    drawn = key(0, "hash of samples").numpy().integers(0, 1 << 63, words, np.uint64)
+    weights = drawn * np.uint64(2) + np.uint64(1)
     rows = max(1, BLOCK // max(1, words))
     out = np.empty(len(inputs), np.uint64)
     for start in range(0, len(inputs), rows):

@@ -24,6 +24,7 @@ from .transforms import Op
 LONGEST_SIDE = 10_000  # pixels of an image
 ImageSide = Annotated[int, Interval(ge=1, le=LONGEST_SIDE)]
 TEST_SHARE = 0.2  # of a client's samples, if it is tested on samples of its own
+MOST_GROUPS = 1 << 31
 TRIED_GROUPS = 10  # groups on whose samples a user's operations are tried
 CLIENT_BYTES = 50  # approximate memory of a registered client at rank 0 (docs/performance.md)
 
@@ -217,10 +218,9 @@ def check_splits(spec: ScenarioSpec, splits: Mapping[str, Csr], pool: Pool, name
         pool: the samples.
         name: the scenario, for error messages.
     """
-    given = splits.values() if isinstance(splits, Mapping) else ()
     remedy = f"its splits are a {type(splits).__name__}; return a mapping of names to partitions"
     require(isinstance(splits, Mapping), "name", name, remedy)
-    wrong = next((type(csr).__name__ for csr in given if not isinstance(csr, Csr)), None)
+    wrong = next((type(csr).__name__ for csr in splits.values() if not isinstance(csr, Csr)), None)
     remedy = f"a split is a {wrong}; make a Csr of it: from_lists, from_owner (mpifl.data.partition.csr)"
     require(wrong is None, "name", name, remedy)
     known = list(dict.fromkeys([*SPLITS, *spec.split_ops]))
@@ -234,11 +234,10 @@ def check_splits(spec: ScenarioSpec, splits: Mapping[str, Csr], pool: Pool, name
     _check_groups(spec, counts[0], name)
     for split, csr in splits.items():
         index = csr.offsets[[0, -1]] - [0, 1] if csr.index is None else csr.index
-        if csr.offsets[-1]:
-            least, most = int(index.min()), int(index.max())
-            remedy = f"names sample {least if least < 0 else most} in {split}"
-            inside = least >= 0 and most < len(pool.labels)
-            require(inside, "name", name, f"{remedy}: the source has 0 to {len(pool.labels) - 1}")
+        out = index[(index < 0) | (index >= len(pool.labels))] if csr.offsets[-1] else index[:0]
+        first = out[0] if len(out) else 0
+        remedy = f"names sample {first} in {split}: the source has 0 to {len(pool.labels) - 1}"
+        require(not len(out), "name", name, remedy)
 
 
 def _check_rows(csr: Csr, split: str, name: str) -> None:
@@ -253,13 +252,15 @@ def _check_rows(csr: Csr, split: str, name: str) -> None:
         remedy = f"{what} of {split} must be an array of whole numbers, one after the other"
         require(array is None or _whole(array), "name", name, remedy)
     remedy = f"row of {split} must lie between 0 and {len(offsets) - 2}, the last row"
-    inside = row is None or (len(row) > 0 and 0 <= row.min() <= row.max() < len(offsets) - 1)
+    inside = row is None or (len(row) > 0 and _whole(row, len(offsets) - 1))
     require(inside, "name", name, remedy)
 
 
-def _whole(array: object) -> bool:
-    """Return whether something is an array [n] of whole numbers."""
-    return isinstance(array, np.ndarray) and array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+def _whole(array: object, limit: int | None = None) -> bool:
+    """Return whether something is an array [n] of whole numbers, from 0 to below `limit` if there is one."""
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        return False
+    return limit is None or bool(((array >= 0) & (array < limit)).all())
 
 
 def check_spec(spec: ScenarioSpec, pool: Pool, name: str) -> None:
@@ -282,18 +283,16 @@ def check_spec(spec: ScenarioSpec, pool: Pool, name: str) -> None:
     for field_name in ("groups", "blocks"):
         held = getattr(spec, field_name)
         what = f"{field_name} must be an array [clients] of whole numbers from 0"
-        require(held is None or (_whole(held) and not (held < 0).any()), "name", name, what)
+        require(held is None or _whole(held, MOST_GROUPS), "name", name, what)
     for field_name in ("public", "group_test_sets"):
-        for held in getattr(spec, field_name):
-            what = f"{field_name} must hold arrays of samples of the source, 0 to {len(pool.labels) - 1}"
-            inside = _whole(held) and ((held >= 0) & (held < len(pool.labels))).all()
-            require(bool(inside), "name", name, what)
+        what = f"{field_name} must hold arrays of samples of the source, 0 to {len(pool.labels) - 1}"
+        inside = all(_whole(held, len(pool.labels)) for held in getattr(spec, field_name))
+        require(inside, "name", name, what)
     what = f"targets is {spec.targets}, a group without clients; give one that groups holds, or None"
     aimed = spec.targets is None or (spec.groups is not None and spec.targets in spec.groups)
     require(aimed, "name", name, what)
-    size = spec.resize
-    fits = size is None or (is_whole(size) and 0 < size <= LONGEST_SIDE)
-    require(fits, "resize", size, f"give a whole number of pixels, 1 to {LONGEST_SIDE}")
+    fits = spec.resize is None or (is_whole(spec.resize) and 0 < spec.resize <= LONGEST_SIDE)
+    require(fits, "resize", spec.resize, f"give a whole number of pixels, 1 to {LONGEST_SIDE}")
 
 
 def check_ops(spec: ScenarioSpec, pool: Pool, name: str) -> None:
@@ -322,23 +321,20 @@ def _tried(
     except (LookupError, ValueError, TypeError) as error:
         if not is_ours(op):
             raise
-        remedy = (
-            f"{at} fails ({type(error).__name__}: {error}); does it have an entry for each group and label?"
-        )
-        raise UserError("name", name, remedy) from error
+        what = f"{at} fails ({type(error).__name__}: {error})"
+        raise UserError("name", name, f"{what}; does it have an entry for each group and label?") from error
     pair = isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, np.ndarray) for part in made)
     require(pair, "name", name, f"{at} returns no pair of arrays; return (x, y)")
     for what, given, found in (("samples", x, made[0]), ("labels", y, made[1])):
         remedy = f"{at} returns {found.dtype} {what} for {given.dtype} ones; keep the type"
         require(found.dtype.kind == given.dtype.kind, "name", name, remedy)
-    remedy = (
-        f"{at} returns {len(made[0])} samples and {len(made[1])} labels for {len(y)}; return one for each"
-    )
-    require(len(made[0]) == len(made[1]) == len(y), "name", name, remedy)
+    what = f"{at} returns {len(made[0])} samples and {len(made[1])} labels for {len(y)}"
+    same = len(made[0]) == len(made[1]) == len(y)
+    require(same, "name", name, f"{what}; return one for each")
     if pool.label_kind == CLASSES:
-        low, high = int(made[1].min()), int(made[1].max())
-        remedy = f"{at} returns labels from {low} to {high}; classes are 0 to {pool.num_classes - 1}"
-        require(low >= 0 and high < pool.num_classes, "name", name, remedy)
+        what = f"{at} returns labels from {made[1].min()} to {made[1].max()}"
+        inside = _whole(made[1], pool.num_classes)
+        require(inside, "name", name, f"{what}; classes are 0 to {pool.num_classes - 1}")
     same = all(np.array_equal(one, other) for one, other in zip(made, again, strict=True))
     remedy = f"{at} returns other numbers when it is called again; they must depend on its arguments alone"
     require(same, "name", name, remedy)
@@ -358,8 +354,8 @@ def check_drift(spec: ScenarioSpec, drift: Partition, pool: Pool, name: str) -> 
     require(isinstance(drift, Partition), "name", name, remedy)
     sizes = getattr(drift, "sizes", None)
     remedy = f"its drift needs `sizes`, an array of whole numbers [clients, {len(SPLITS)}]"
-    table = isinstance(sizes, np.ndarray) and sizes.ndim == 2 and np.issubdtype(sizes.dtype, np.integer)
-    require(table and drift.sizes.size > 0 and drift.sizes.shape[1] == len(SPLITS), "name", name, remedy)
+    table = isinstance(sizes, np.ndarray) and _whole(sizes.ravel()) and sizes.size > 0
+    require(table and drift.sizes.shape[1:] == (len(SPLITS),), "name", name, remedy)
     count = len(drift.sizes)
     _check_groups(spec, count, name)
     for k in range(0, count, max(1, count - 1)):
@@ -379,11 +375,9 @@ def _drawn(drift: Partition, k: int, split: str, visit: int, pool: Pool, name: s
     if isinstance(one.index, slice):
         return len(range(*one.index.indices(len(pool.labels))))
     remedy = f"{at} must give whole numbers from 0 to {len(pool.labels) - 1}, an array or a slice"
-    inside = _whole(one.index) and ((one.index >= 0) & (one.index < len(pool.labels))).all()
-    require(bool(inside), "name", name, remedy)
+    require(_whole(one.index, len(pool.labels)), "name", name, remedy)
     remedy = f"{at} returns other samples when it is called again; draw from the key that compose gets"
-    same = isinstance(other.index, np.ndarray) and np.array_equal(one.index, other.index)
-    require(same, "name", name, remedy)
+    require(np.array_equal(one.index, np.asarray(other.index)), "name", name, remedy)
     return len(one.index)
 
 
@@ -458,12 +452,8 @@ def check_test_share(test: str | None, share: float) -> None:
 def check_groups(num_clients: int, num_groups: int) -> None:
     """Refuse groups that do not divide the clients."""
     check_memory("clients", num_clients, CLIENT_BYTES)
-    require(
-        num_clients > 0 and num_clients % num_groups == 0,
-        "clients",
-        num_clients,
-        f"must be a multiple of the {num_groups} groups, so that all groups are of one size",
-    )
+    remedy = f"must be a multiple of the {num_groups} groups, so that all groups are of one size"
+    require(num_clients > 0 and num_clients % num_groups == 0, "clients", num_clients, remedy)
 
 
 def grouped(num_clients: int, num_groups: int) -> np.ndarray:

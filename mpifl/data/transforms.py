@@ -101,9 +101,8 @@ class Patch(Op):
 
     def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Patch `x` [n, 3, H, W]."""
-        colours = np.array([[c or (0, 0, 0) for c in row] for row in self.tables], np.uint8)[
-            group, y
-        ]  # [n, 3]
+        table = np.array([[c or (0, 0, 0) for c in row] for row in self.tables], np.uint8)
+        colours = table[group, y]  # [n, 3]
         has = np.array([[c is not None for c in row] for row in self.tables], bool)[group, y]
         out = x.copy()
         out[has, :, : self.size, : self.size] = colours[has][:, :, None, None]

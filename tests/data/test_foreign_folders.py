@@ -224,12 +224,12 @@ FOLDERS = {
     "a class called train": Case(pictures({"car": 5, "train": 5}), check=sizes(8, 2, "car", "train")),
     "a class in test only": Case(
         pictures({**parts(train=4, test=2), "test/fox": 2}),
-        said=("1 of 3 classes have no training picture: fox",),
+        said=("1 of 3 classes have no training sample: fox",),
         check=sizes(8, 6, "cat", "dog", "fox"),
     ),
     "a class in training only": Case(
         pictures({**parts(train=4, test=2), "train/fox": 2}),
-        said=("1 of 3 classes have no test picture: fox",),
+        said=("1 of 3 classes have no test sample: fox",),
     ),
     "an empty class": Case(pictures({**CATS_AND_DOGS, "fox": 0}), r"\['fox'\]: no pictures in the folder"),
     "a share beside a test part": Case(

@@ -597,7 +597,7 @@ KEYS = {
         "target = y = inf: is not finite, in row 9",
     ),
     "the target among the features": ({}, {"features": ("a", "y")}, "features = 'y': is the target"),
-    "a feature twice": ({}, {"features": ("a", "a")}, "features = 'a': stands there twice"),
+    "a feature twice": ({}, {"features": ("a", "a")}, "features = 'a': is there twice"),
     "categories without such a column": ({}, {"categories": ("q",)}, "categories = 'q': is no column"),
     "categories that are no features": ({}, {"categories": ("b",), "features": ("a",)}, "'b': is no column"),
     "a part in capitals": ({"part": ["Train"] * 30 + ["TEST "] * 10}, {"part": "part"}, ()),

@@ -190,7 +190,7 @@ def test_groups_with_copies_all_divide_the_whole_source(cache):
         (({"name": "rotated"},), r"groups\[0\].name = 'rotated': unknown name"),
         (({}, {"alpha": 1}), r"groups\[1\].alpha = 1: unknown key"),
         (({"name": "dirichlet", "alpha": "x"},), r"groups\[0\].alpha = 'x': must be of type float"),
-        (({"noise": -1},), r"groups\[0\].noise = -1: a standard deviation"),
+        (({"noise": -1},), r"groups\[0\].noise = -1: must be 0 or more"),
         (({"validation": 0.1},), r"groups\[0\].validation = 0.1: unknown key"),
         (({"clients": 2.5},), r"groups\[0\].clients = 2.5: must be of type int"),
     ],

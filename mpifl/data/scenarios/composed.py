@@ -70,14 +70,11 @@ class Composed(Scenario):
         names = different_permutations(pool, permuted, key, "permutations", classes)
         per_angle = self.permutations * self.subsets
         ops: list[Op] = []
+        every = range(self._num_groups)
         if any(angle % 360 for angle in self.angles):
-            ops.append(Rotate(tuple(self.angles[g // per_angle] for g in range(self._num_groups))))
+            ops.append(Rotate(tuple(self.angles[g // per_angle] for g in every)))
         if self.permutations > 1:
-            ops.append(
-                PermuteLabels(
-                    tuple(names[g // self.subsets % self.permutations] for g in range(self._num_groups))
-                )
-            )
+            ops.append(PermuteLabels(tuple(names[g // self.subsets % self.permutations] for g in every)))
         facts = {"labels": names, "classes": classes.tolist()}
         blocks = grouped(self.clients, self._num_groups)
         turn = same_angle(self.angles, 0.0, pool.shape)
@@ -96,15 +93,11 @@ class Composed(Scenario):
     def _name(self, group: int, turns: tuple[str, ...], classes: np.ndarray) -> str:
         """Return what distinguishes a true group, in words."""
         permutation, subset = group // self.subsets % self.permutations, group % self.subsets
-        return ", ".join(
-            text
-            for text, shown in (
-                (turns[group // (self.permutations * self.subsets)], len(self.angles) > 1),
-                (f"permutation {permutation} of the labels", self.permutations > 1),
-                (f"classes {', '.join(map(str, sorted(classes[subset])))}", self.subsets > 1),
-            )
-            if shown
-        )
+        turn = turns[group // (self.permutations * self.subsets)]
+        words = [turn] if len(self.angles) > 1 else []
+        words += [f"permutation {permutation} of the labels"] if self.permutations > 1 else []
+        words += [f"classes {', '.join(map(str, sorted(classes[subset])))}"] if self.subsets > 1 else []
+        return ", ".join(words)
 
     def _splits(self, pool: Pool, classes: np.ndarray, key: Key) -> dict[str, Csr]:
         copies = self._num_groups // self.subsets if self.copies else 1  # subsets share no sample

@@ -68,16 +68,10 @@ class Ccfl(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.smallest <= self.largest, "smallest", self.smallest, f"lies in 1..largest ({self.largest})"
-        )
-        ordered = self.main_low <= self.main_high
-        require(
-            ordered,
-            "main_low",
-            self.main_low,
-            f"a share in [0, main_high], main_high = {self.main_high} at most 1",
-        )
+        remedy = f"lies in 1..largest ({self.largest})"
+        require(self.smallest <= self.largest, "smallest", self.smallest, remedy)
+        remedy = f"a share in [0, main_high], main_high = {self.main_high} at most 1"
+        require(self.main_low <= self.main_high, "main_low", self.main_low, remedy)
         few = f"every one of the {self.clusters} clusters needs a client"
         require(self.clients >= self.clusters, "clients", self.clients, few)
 
@@ -86,24 +80,22 @@ class Ccfl(Scenario):
         few = f"more than the {pool.num_train} training images; use fewer"
         require(self.largest <= pool.num_train, "largest", self.largest, few)
         order = key.of("public").numpy().permutation(pool.test)
-        few = (
-            f"{self.test_images} test images beside them are more than the {len(order)} there are; use fewer"
-        )
-        require(self.public + self.test_images <= len(order), "public", self.public, few)
+        few = f"{self.test_images} test images beside them are more than the {len(order)} there are"
+        enough = self.public + self.test_images <= len(order)
+        require(enough, "public", self.public, f"{few}; use fewer")
         groups = np.arange(self.clients) * self.clusters // self.clients  # in blocks
         angles = tuple(i * 360.0 / self.clusters for i in range(self.clusters))
         few = f"angles {360.0 / self.clusters:.2g} degrees apart leave all pixels where they are; use fewer"
         different = len(np.unique(same_angle(angles, 0.0, pool.shape)))
         require(different == self.clusters, "clusters", self.clusters, few)
+        public, exam = order[: self.public], order[self.public :][: self.exam]
         return ScenarioSpec(
             groups=groups,
             names=tuple(f"{angle:g} degrees" for angle in angles),
             ops=(Rotate(angles),),
             drift=MixturePartition(self, groups, pool.num_train, np.sort(order[self.public :]), key),
-            public=(np.sort(order[: self.public]),) * self.clusters if self.public else (),
-            group_test_sets=(np.sort(order[self.public :][: self.exam]),) * self.clusters
-            if self.exam
-            else (),
+            public=(np.sort(public),) * self.clusters if self.public else (),
+            group_test_sets=(np.sort(exam),) * self.clusters if self.exam else (),
         )
 
 
@@ -113,13 +105,8 @@ class MixturePartition(Partition):
     def __init__(
         self, options: Ccfl, groups: np.ndarray, num_train: int, tested: np.ndarray, key: Key
     ) -> None:
-        self.options, self.groups, self.num_train, self.tested, self.key = (
-            options,
-            groups,
-            num_train,
-            tested,
-            key,
-        )
+        self.options, self.groups, self.key = options, groups, key
+        self.num_train, self.tested = num_train, tested
         self.static = options.static
         total = self._totals(0)
         held = self._held(total)
@@ -225,13 +212,9 @@ class Population(Scenario):
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the draws."""
-        for name, count, stock in (
-            ("samples", self.samples, pool.train),
-            ("test_images", self.test_images, pool.test),
-        ):
-            require(
-                count <= len(stock), name, count, f"more than the {len(stock)} images there are; use fewer"
-            )
+        for name, stock in (("samples", pool.train), ("test_images", pool.test)):
+            count, remedy = getattr(self, name), f"more than the {len(stock)} images there are; use fewer"
+            require(count <= len(stock), name, count, remedy)
         return ScenarioSpec(drift=SampledPartition(self, pool, key))
 
 
@@ -242,10 +225,9 @@ class SampledPartition(Partition):
 
     def __init__(self, options: Population, pool: Pool, key: Key) -> None:
         self.options, self.key = options, key
-        self._stock = {
-            "train": _by_class(np.asarray(pool.labels[: pool.num_train]), 0, pool.num_classes),
-            "test": _by_class(np.asarray(pool.labels[pool.num_train :]), pool.num_train, pool.num_classes),
-        }
+        labels, every = np.asarray(pool.labels), range(pool.num_classes)
+        parts = {"train": pool.train, "test": pool.test}
+        self._stock = {name: [part[labels[part] == c] for c in every] for name, part in parts.items()}
         self._held = min(int(np.ceil(round(options.validation * options.samples, 9))), options.samples - 1)
         row = np.array([options.samples - self._held, self._held, options.test_images])
         self.sizes = np.broadcast_to(row, (options.clients, 3))
@@ -257,13 +239,9 @@ class SampledPartition(Partition):
         total = self.options.test_images if part == "test" else self.options.samples
         rng = self.key.of(part, k).numpy()
         left = np.array([len(members) for members in stock])
-        counts = _fit(rng, self._mixture(k, left), total, left)
-        index = np.concatenate(
-            [
-                members[rng.choice(len(members), n, replace=False)]
-                for members, n in zip(stock, counts, strict=True)
-            ]
-        )
+        counts = take_by_mixture(self._mixture(k, left)[None], np.array([total]), left, rng)[0]
+        drawn = zip(stock, counts, strict=True)
+        index = np.concatenate([members[rng.choice(len(members), n, replace=False)] for members, n in drawn])
         mixed = rng.permutation(index)
         if part == "test":
             return SampleIndex(mixed, 0)
@@ -278,12 +256,3 @@ class SampledPartition(Partition):
         if self.options.alpha is None:
             return np.asarray(left / left.sum())
         return dirichlet(self.key.of("classes", k).numpy(), self.options.alpha, (len(left),))
-
-
-def _fit(rng: np.random.Generator, mixture: np.ndarray, total: int, stock: np.ndarray) -> np.ndarray:
-    """Return how many of `total` draws fall to each class, int64 [L], at most its stock."""
-    return np.asarray(take_by_mixture(mixture[None], np.array([total]), stock, rng)[0])
-
-
-def _by_class(labels: np.ndarray, start: int, num_classes: int) -> list[np.ndarray]:
-    return [start + np.flatnonzero(labels == c) for c in range(num_classes)]

@@ -49,11 +49,8 @@ class FedCuau(Scenario):
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         size = self.clients // len(self.alphas)
-        for name, count, part in (
-            ("samples", self.samples, pool.train),
-            ("test_images", self.test_images, pool.test),
-        ):
-            have = len(part) // len(self.alphas)
+        for name, part in (("samples", pool.train), ("test_images", pool.test)):
+            count, have = getattr(self, name), len(part) // len(self.alphas)
             remedy = f"{size} clients share the {have} samples of a group; use at most {have // size}"
             require(count * size <= have, name, count, remedy)
         different = list(dict.fromkeys(self.alphas))
@@ -64,23 +61,19 @@ class FedCuau(Scenario):
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         groups = len(self.alphas)
-        shares = [
-            key.of("share", i).numpy().permutation(part) for i, part in enumerate((pool.train, pool.test))
-        ]
-        pairs = [
-            self._group(pool, [np.array_split(s, groups)[g] for s in shares], g, key) for g in range(groups)
-        ]
+        parts = enumerate((pool.train, pool.test))
+        shares = [np.array_split(key.of("share", i).numpy().permutation(part), groups) for i, part in parts]
+        pairs = [self._group(pool, shares[0][g], shares[1][g], g, key) for g in range(groups)]
         whole, test = stack([train for train, _ in pairs]), stack([test for _, test in pairs])
         return train_val_test(whole, test, self.validation)
 
-    def _group(self, pool: Pool, parts: list[np.ndarray], group: int, key: Key) -> tuple[Csr, Csr]:
-        """Return (train, test) of one group, whose own samples are `parts`."""
-        train, test = parts
-        size = self.clients // len(self.alphas)
+    def _group(
+        self, pool: Pool, train: np.ndarray, test: np.ndarray, group: int, key: Key
+    ) -> tuple[Csr, Csr]:
+        """Return (train, test) of the clients of one group, whose own samples these are."""
+        size, alpha = self.clients // len(self.alphas), self.alphas[group]
         rng = key.of("group", group).numpy()
-        owner, mixtures = owners_by_client(
-            pool.labels[train], np.full(size, self.samples), self.alphas[group], rng
-        )
+        owner, mixtures = owners_by_client(pool.labels[train], np.full(size, self.samples), alpha, rng)
         labels = np.asarray(pool.labels[test])
         classes = np.unique(pool.labels[train])
         stock = np.array([np.count_nonzero(labels == c) for c in classes])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-from annotated_types import MinLen
+from annotated_types import Interval, MinLen
 
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.federation import CLASSES, IMAGES
-from mpifl.core.options import ShareBelowOne
+from mpifl.core.options import FiniteNonNegative, Options, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists
 from mpifl.data.pool import Pool
@@ -38,8 +40,20 @@ KINDS: dict[str, type[PartitionedScenario]] = {
     "label_quantity": LabelQuantity,
     "quantile": Quantile,
 }
+Made = TypeVar("Made", bound=Options)
 OF_ALL = ("validation", "test", "test_share", "groups")  # keys of a partition that a group cannot set
-CHANGES: dict[str, Any] = {"angle": 0.0, "permute_labels": False, "noise": 0.0}  # key -> value for no change
+
+
+@dataclass(frozen=True)
+class Change(Options):
+    """What is done to the samples of a group, see `Mixed`."""
+
+    angle: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] = 0.0
+    permute_labels: bool = False
+    noise: FiniteNonNegative = 0.0
+
+
+CHANGES = tuple(f.name for f in fields(Change))
 
 
 @dataclass(frozen=True)
@@ -77,46 +91,40 @@ class Mixed(Scenario):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_test_share(self.test, self.test_share)
-        for g in range(len(self.groups)):
-            self._partition(g)
-            self._changes(g)
+        assert len(self._partitions) == len(self._changes)  # which are checked when they are made
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partitions and changes."""
-        inner, changes = self._partitions, [self._changes(g) for g in range(len(self.groups))]
-        for g, partition in enumerate(inner):
+        inner, changes = self._partitions, self._changes
+        for g, (partition, change) in enumerate(zip(inner, changes, strict=True)):
             remedy = f"it divides the samples by class, but labels of this source are {pool.label_kind}"
-            fits = pool.label_kind == CLASSES or not (partition.by_class or changes[g]["permute_labels"])
+            fits = pool.label_kind == CLASSES or not (partition.by_class or change.permute_labels)
             require(fits, f"groups[{g}].name", self.groups[g].get("name", "iid"), remedy)
-            fits = pool.kind == IMAGES or not changes[g]["angle"]
             remedy = f"samples of this source are {pool.kind}, which cannot be rotated"
-            require(fits, f"groups[{g}].angle", changes[g]["angle"], remedy)
-        check_clients(max(p.clients for p in inner) if self.copies else self._clients, pool.num_train)
+            require(pool.kind == IMAGES or not change.angle, f"groups[{g}].angle", change.angle, remedy)
+        clients = [partition.clients for partition in inner]
+        check_clients(max(clients) if self.copies else sum(clients), pool.num_train)
         ops = self._ops(pool, changes, key)
-        blocks = np.repeat(np.arange(len(inner)), [partition.clients for partition in inner])
-        group_of, first = self._truth(pool, changes)
+        blocks = np.repeat(np.arange(len(inner)), clients)
+        group_of, first = self._truth(pool, inner, changes)
         return ScenarioSpec(
             lambda: self._splits(pool, key),
             group_of[blocks],
             blocks,
             ops=ops,
             materialize=bool(ops),
-            names=tuple(self._name(g) for g in first),
+            names=tuple(self._name(g, changes[g]) for g in first),
         )
 
-    def _truth(self, pool: Pool, changes: list[dict[str, Any]]) -> tuple[np.ndarray, list[int]]:
+    def _truth(
+        self, pool: Pool, inner: list[PartitionedScenario], changes: list[Change]
+    ) -> tuple[np.ndarray, list[int]]:
         """Return the ground-truth group of each group, int64, and the first group in each of these."""
-        angles = tuple(float(change["angle"]) for change in changes)
+        angles = tuple(change.angle for change in changes)
         turn = same_angle(angles, 0.0, pool.shape if pool.kind == IMAGES else ())
-        kinds = [
-            (
-                replace(p, clients=1) if isinstance(p, Iid) and not self.copies else p,
-                turn[g],
-                g if changes[g]["permute_labels"] else None,
-                changes[g]["noise"],
-            )
-            for g, p in enumerate(self._partitions)
-        ]
+        plain = [replace(p, clients=1) if isinstance(p, Iid) and not self.copies else p for p in inner]
+        own = [g if change.permute_labels else None for g, change in enumerate(changes)]
+        kinds = list(zip(plain, turn.tolist(), own, (change.noise for change in changes), strict=True))
         first = [kinds.index(kind) for kind in kinds]
         known = sorted(set(first))
         return np.array([known.index(g) for g in first]), known
@@ -126,8 +134,10 @@ class Mixed(Scenario):
         return [self._partition(g) for g in range(len(self.groups))]
 
     @property
-    def _clients(self) -> int:
-        return sum(partition.clients for partition in self._partitions)
+    def _changes(self) -> list[Change]:
+        """What is done to the samples of each group."""
+        given = ({key: group[key] for key in CHANGES if key in group} for group in self.groups)
+        return [_made(Change, changes, g) for g, changes in enumerate(given)]
 
     def _partition(self, g: int) -> PartitionedScenario:
         """Return the partition of group `g`."""
@@ -135,49 +145,30 @@ class Mixed(Scenario):
         name = given.pop("name", "iid")
         if name not in KINDS:
             raise UserError(f"groups[{g}].name", name, f"unknown name; {nearest(str(name), list(KINDS))}")
-        known = {f.name: f.default for f in fields(KINDS[name]) if f.name not in OF_ALL}
+        known = [f.name for f in fields(KINDS[name]) if f.name not in OF_ALL]
         for key, value in given.items():
-            below = f"groups[{g}].{key}"
-            names = [*known, *CHANGES]
-            require(key in known, below, value, f"unknown key; {nearest(str(key), names)}")
-            _check_type(below, value, known[key])
-        of_all: dict[str, Any] = {
-            "validation": self.validation,
-            "test": self.test,
-            "test_share": self.test_share,
-        }
-        try:
-            return KINDS[name](**of_all, **given)
-        except UserError as error:
-            raise error.under(f"groups[{g}]") from None
+            remedy = f"unknown key; {nearest(str(key), [*known, *CHANGES])}"
+            require(key in known, f"groups[{g}].{key}", value, remedy)
+        of_all = {"validation": self.validation, "test": self.test, "test_share": self.test_share}
+        return _made(KINDS[name], {**of_all, **given}, g)
 
-    def _changes(self, g: int) -> dict[str, Any]:
-        """Return the operations on the samples of group `g`."""
-        found = {key: self.groups[g].get(key, plain) for key, plain in CHANGES.items()}
-        for key, value in found.items():
-            _check_type(f"groups[{g}].{key}", value, CHANGES[key])
-        noise = found["noise"]
-        require(noise >= 0, f"groups[{g}].noise", noise, "a standard deviation, not negative")
-        return found
-
-    def _ops(self, pool: Pool, changes: list[dict[str, Any]], key: Key) -> tuple[Op, ...]:
+    def _ops(self, pool: Pool, changes: list[Change], key: Key) -> tuple[Op, ...]:
         ops: list[Op] = []
-        if any(change["angle"] % 360 for change in changes):
-            ops.append(Rotate(tuple(float(change["angle"]) for change in changes)))
-        if any(change["permute_labels"] for change in changes):
-            permuted = [change["permute_labels"] for change in changes]
+        if any(change.angle % 360 for change in changes):
+            ops.append(Rotate(tuple(change.angle for change in changes)))
+        permuted = [change.permute_labels for change in changes]
+        if any(permuted):
             ops.append(PermuteLabels(different_permutations(pool, permuted, key, "groups")))
-        if any(change["noise"] for change in changes):
-            ops.append(noise_of(pool, tuple(float(change["noise"]) for change in changes), key))
+        if any(change.noise for change in changes):
+            ops.append(noise_of(pool, tuple(change.noise for change in changes), key))
         return tuple(ops)
 
-    def _name(self, g: int) -> str:
+    def _name(self, g: int, change: Change) -> str:
         words = [str(self.groups[g].get("name", "iid"))]
         words += [f"{k} {v}" for k, v in self.groups[g].items() if k not in ("name", "clients", *CHANGES)]
-        change = self._changes(g)
-        words += [f"{change['angle']:g} degrees"] if change["angle"] else []
-        words += ["labels permuted"] if change["permute_labels"] else []
-        words += [f"noise {change['noise']:g}"] if change["noise"] else []
+        words += [f"{change.angle:g} degrees"] if change.angle else []
+        words += ["labels permuted"] if change.permute_labels else []
+        words += [f"noise {change.noise:g}"] if change.noise else []
         return ", ".join(words)
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
@@ -213,13 +204,9 @@ class Mixed(Scenario):
         return np.split(key.numpy().permutation(samples), ends[:-1])
 
 
-def _check_type(key: str, value: Any, like: Any) -> None:
-    """Refuse a value whose type differs from that of the default `like`."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    good = {
-        bool: isinstance(value, bool),
-        int: number and isinstance(value, int),
-        float: number and np.isfinite(value),
-        str: isinstance(value, str),
-    }.get(type(like), True)
-    require(bool(good), key, value, f"must be of type {type(like).__name__}")
+def _made(cls: type[Made], options: Mapping[str, Any], g: int) -> Made:
+    """Return an object of the options of group `g`."""
+    try:
+        return cls(**options)
+    except UserError as error:
+        raise error.under(f"groups[{g}]") from None

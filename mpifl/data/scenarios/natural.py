@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import require
 from mpifl.core.options import PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out, train_val_test
@@ -55,12 +55,12 @@ class Natural(Scenario):
         client_of = np.full(len(counts), -1)
         client_of[chosen] = np.arange(wanted)
         own = client_of[origin]  # [n], -1 for writers who are not clients
-        if self.test == "origin" and not (own[pool.num_train :] >= 0).any():
-            raise UserError("test", self.test, "no client wrote anything in the test part; use own or all")
+        tested = np.bincount(own[pool.num_train :] + 1, minlength=wanted + 1)[1:]
+        remedy = "no client wrote anything in the test part; use own or all"
+        require(self.test != "origin" or bool(tested.any()), "test", self.test, remedy)
         names = [pool.origin_names[i] for i in chosen] if pool.origin_names else chosen.tolist()
         groups = np.array(pool.origin_groups, np.int64)[chosen] if pool.origin_groups else None
         said = self._left_out(counts, np.bincount(origin[pool.num_train :], minlength=len(counts)))
-        tested = np.bincount(own[pool.num_train :] + 1, minlength=wanted + 1)[1:]
         if self.test == "origin" and not tested.all():
             said.append(f"{int((tested == 0).sum())} of {wanted} clients have no test samples of their own")
         return ScenarioSpec(
@@ -142,12 +142,8 @@ class Pacs(Scenario):
         counts = np.bincount(origin) // self.per_client
         for domain, count in enumerate(counts):
             name = pool.origin_names[domain] if pool.origin_names else domain
-            require(
-                count > 0,
-                "per_client",
-                self.per_client,
-                f"domain {name} has fewer images; use a smaller number",
-            )
+            remedy = f"domain {name} has fewer images; use a smaller number"
+            require(count > 0, "per_client", self.per_client, remedy)
         groups = np.repeat(np.arange(len(counts)), counts)
         names = tuple(pool.origin_names)
         return ScenarioSpec(
@@ -167,10 +163,6 @@ class Pacs(Scenario):
 
 def origin_of(pool: Pool) -> np.ndarray:
     """Return the origin of each sample; raise `UserError` for a source without origins."""
-    if pool.origin is None:
-        raise UserError(
-            "name",
-            "natural",
-            "the source does not say whose its samples are; femnist, qmnist, leaf and tables with client do",
-        )
+    remedy = "the source does not say whose its samples are; femnist, qmnist, leaf and tables with client do"
+    require(pool.origin is not None, "name", "natural", remedy)
     return np.asarray(pool.origin)

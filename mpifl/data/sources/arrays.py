@@ -240,7 +240,7 @@ def pool_of(
     n = len(train[0])
     told = lines_on_columns(x, columns, y, width) if columns and x.dtype.kind == "f" and x.ndim == 2 else []
     if is_class and not tokens:
-        told += _lines_on_classes(train[1], None if test is None else test[1], width, class_names, name)
+        told += lines_on_classes(train[1], None if test is None else test[1], width, class_names, name)
     told += lines_on_names(origin_names, name, "clients") + lines_on_names(class_names, name, "classes")
     if test is None:
         order, n = with_test(y, test_share)
@@ -248,7 +248,7 @@ def pool_of(
     return Pool(x, y, n, width, origin, origin_names, class_names, vocabulary, remarks=tuple(told))
 
 
-def _lines_on_classes(
+def lines_on_classes(
     train: np.ndarray, test: np.ndarray | None, width: int, names: Sequence[str], key: str
 ) -> list[str]:
     """Return lines for the user on classes that occur in one part alone, or in none, and on a single class.

@@ -107,9 +107,8 @@ class Source(Options, ABC):
         Raises:
             UserError: this source cannot be downloaded.
         """
-        raise UserError(
-            "data.source.name", self.name, "cannot be downloaded; put its files below data.root by hand"
-        )
+        remedy = "cannot be downloaded; put its files below data.root by hand"
+        raise UserError("data.source.name", self.name, remedy)
 
 
 def part_of(name: str) -> str:
@@ -153,9 +152,8 @@ def roles_of(names: Iterable[str], validation: str, where: str) -> tuple[dict[st
         return {**roles, name: TEST}, (f"{where}: {name} is the test part, as there is no other",)
     if validation == TRAIN:
         return {**roles, name: TRAIN}, ()
-    return roles, (
-        f"{where}: {name} is left out; data.source.validation: train adds it to the training part",
-    )
+    remark = f"{where}: {name} is left out; data.source.validation: train adds it to the training part"
+    return roles, (remark,)
 
 
 def place_of(path: str, root: Path) -> Path:

@@ -38,12 +38,9 @@ def read_batch(path: Path, label_key: str, num_classes: int) -> Part:
         with path.open("rb") as file:
             batch = _Arrays(file, encoding="latin1").load()
         data, labels = batch["data"], np.asarray(batch[label_key])
-        require(
-            isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.nbytes <= path.stat().st_size,
-            str(path),
-            type(data).__name__,
-            "not the pixels of a CIFAR batch, uint8 [n, 3072]; fetch it again with `mpifl prepare`",
-        )
+        good = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.nbytes <= path.stat().st_size
+        remedy = "not the pixels of a CIFAR batch, uint8 [n, 3072]; fetch it again with `mpifl prepare`"
+        require(good, str(path), type(data).__name__, remedy)
         return path, data.reshape(-1, 3, 32, 32), labels_of(labels, f"{path}: {label_key}", num_classes)
 
 
@@ -126,14 +123,11 @@ class Cifar20(Cifar10):
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read both; CIFAR-100's classes are numbered from 10."""
-        parts = [read_batch(path, self.label_key, self.num_classes) for path in super().files(root)]
-        more = self.further.load(root, scratch)
-        paths = self.further.files(root)
-        train, test = (
-            (path, more.images[part], more.labels[part] + self.num_classes)
-            for path, part in zip(paths, (more.train, more.test), strict=True)
-        )
-        return joined([*parts[:-1], train], [parts[-1], test], 2 * self.num_classes)
+        ours, more, first = Cifar10().load(root, scratch), self.further.load(root, scratch), self.num_classes
+        parts = [(pool, getattr(pool, part)) for part in ("train", "test") for pool in (ours, more)]
+        images = np.concatenate([pool.images[part] for pool, part in parts])
+        labels = [pool.labels[part] + (first if pool is more else 0) for pool, part in parts]
+        return Pool(images, np.concatenate(labels), ours.num_train + more.num_train, 2 * first)
 
     def download(self, root: Path) -> None:
         """Fetch both through torchvision."""

@@ -15,12 +15,10 @@ from mpifl.core.errors import UserError, require
 if TYPE_CHECKING:
     import pandas as pd
 
-MARKS = frozenset(
-    (
-        *("", ".", "-", "--", "?", "??", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "null", "none", "nil"),
-        *("missing", "\\n", "#div/0!", "#value!", "#ref!", "#num!", "#name?", "#null!"),
-    )
-)  # what stands for a missing value, in lower case
+MARKS = {
+    *("", ".", "-", "--", "?", "??", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "null", "none", "nil"),
+    *("missing", "\\n", "#div/0!", "#value!", "#ref!", "#num!", "#name?", "#null!"),
+}  # what stands for a missing value, in lower case
 NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 ALMOST = re.compile(
     r"[<>=~$€£\s-]*[-+]?\d[\d.,'\s]*(?:[eE][-+]?\d+)?\s*(?:[%°$€£]\w*|[^\W\d_]{1,6}(?:/\w+)?)?"
@@ -42,13 +40,11 @@ def is_missing(value: object) -> bool:
 
 def missing_in(column: pd.Series) -> np.ndarray:
     """Return where a column lacks a value, bool [n]: a gap, or a text of `MARKS`."""
-    gaps: list[bool] = column.isna().tolist()
+    gaps: np.ndarray = column.isna().to_numpy(bool)
     if column.dtype.kind in "biufcmM":
-        return np.array(gaps, bool)
-    return np.array(
-        [gap or (isinstance(v, str) and is_missing(v)) for gap, v in zip(gaps, column.tolist(), strict=True)],
-        bool,
-    )
+        return gaps
+    marked = [isinstance(value, str) and is_missing(value) for value in column.tolist()]
+    return np.asarray(gaps | np.array(marked, bool))
 
 
 def index_of(files: Sequence[tuple[Path | str, int]]) -> pd.Index[Any]:

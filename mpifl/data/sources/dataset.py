@@ -61,9 +61,8 @@ class Dataset(Source):
     def __post_init__(self) -> None:
         super().__post_init__()
         where, _, what = self.path.rpartition(":")
-        require(
-            bool(where and what), "path", self.path, 'name a class: "package.module:Name" or "file.py:Name"'
-        )
+        remedy = 'name a class: "package.module:Name" or "file.py:Name"'
+        require(bool(where and what), "path", self.path, remedy)
 
     def files(self, root: Path) -> list[Path]:
         """Return the file that defines the data set, its imports, and the files in `reads`."""
@@ -102,21 +101,15 @@ class Dataset(Source):
             takes: Mapping[str, Any] = inspect.signature(factory).parameters
         except (TypeError, ValueError):  # a built-in class without a signature
             takes = {}
-        parts: list[tuple[np.ndarray, np.ndarray]] = []
-        made: list[Any] = []
-        names: tuple[str, ...] = ()
-        for train in (True, False)[: 1 + ("train" in takes)]:
-            items = self._made(factory, takes, str(root), train)
-            made.append(items)
-            parts.append(self._read(items, test=not train))
-            names = names or _names(items)
-        test = parts[1] if len(parts) == 2 else None
-        key = "data.source.path"
-        largest = int(max(y.max() for _, y in parts)) if parts[0][1].ndim == 1 and len(parts[0][1]) else 0
-        names = names if parts[0][1].ndim > 1 or len(names) > largest else ()
-        width = parts[0][1].shape[1] if parts[0][1].ndim > 1 else len(names)
-        names = names if len(names) == width else ()
-        pool = pool_of(parts[0], test, key, names, self.vocabulary, self.test_share)
+        halves = (True, False) if "train" in takes else (True,)
+        made = [self._made(factory, takes, str(root), train) for train in halves]
+        parts = [self._read(items, part) for items, part in zip(made, ("training", "test"), strict=False)]
+        names = next(filter(None, map(_names, made)), ())
+        classes = parts[0][1].ndim == 1
+        largest = int(max(y.max() for _, y in parts)) if classes and len(parts[0][1]) else 0
+        fits = len(names) > largest if classes else len(names) == parts[0][1].shape[1]
+        test, key = parts[1] if len(parts) == 2 else None, "data.source.path"
+        pool = pool_of(parts[0], test, key, names if fits else (), self.vocabulary, self.test_share)
         drawn = self._drawn(made)  # after all have been read: a second look may draw, too
         return replace(pool, remarks=(*pool.remarks, *drawn))
 
@@ -138,11 +131,10 @@ class Dataset(Source):
             remedy = f"cannot be made from {', '.join(given) or 'nothing'} ({in_one_line(error)})"
             raise UserError("data.source.path", self.path, remedy) from error
 
-    def _read(self, items: Any, test: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples and labels of all items."""
+    def _read(self, items: Any, part: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the samples and labels of all items of a part."""
         try:
             count = len(items)
-            part = "test" if test else "training"
             require(count > 0, "data.source.path", self.path, f"has no items in its {part} part; give some")
             pairs = [items[i] for i in range(count)]
             colour = any(mode_of(image) not in ("", *GREY) for image, _ in pairs)

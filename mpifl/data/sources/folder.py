@@ -17,7 +17,7 @@ from mpifl.core.progress import each
 from mpifl.core.rng import key
 from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool, stratified
-from mpifl.data.sources.arrays import TEST_SHARE, refuse_unused_share
+from mpifl.data.sources.arrays import TEST_SHARE, lines_on_classes, refuse_unused_share
 from mpifl.data.sources.base import TEST, TRAIN, VALIDATION, Source, part_of, roles_of
 from mpifl.data.sources.pictures import decoded
 
@@ -166,7 +166,8 @@ class Folder(Source):
         labels = np.array([classes.index(folder.name) for _, folder in found], np.int64)
         train, test = self._parts(labels, np.array([roles.get(f.part, "") for _, f in found]))
         if roles:
-            remarks = (*remarks, *_one_sided(labels, train, test, classes))
+            told = lines_on_classes(labels[train], labels[test], len(classes), classes, str(top))
+            remarks = (*remarks, *told)
         order = np.concatenate([train, test])
         images = cache.allocate(scratch, "images", (len(found), 3, self.side, self.side))
         for target, i in enumerate(each(order.tolist(), "decoding pictures", "pictures")):
@@ -238,19 +239,6 @@ def _of_part(path: Path, top: Path, domains: bool) -> ClassFolder:
     require(len(parts) == 1, str(path), parts, "lies in folders of two parts: move it into one")
     domain = next(name for name in above if name not in parts) if domains else ""
     return ClassFolder(path, parts[0], domain)
-
-
-def _one_sided(
-    labels: np.ndarray, train: np.ndarray, test: np.ndarray, classes: Sequence[str]
-) -> tuple[str, ...]:
-    """Return lines about classes that one part alone has."""
-    lines = []
-    for part, here, there in (("training", train, test), ("test", test, train)):
-        bare = np.setdiff1d(labels[there], labels[here])
-        if len(bare) and len(here):
-            names = ", ".join(classes[i] for i in bare[:3]) + (", ..." if len(bare) > 3 else "")
-            lines.append(f"{len(bare)} of {len(classes)} classes have no {part} picture: {names}")
-    return tuple(lines)
 
 
 def _of_system(path: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import require
 from mpifl.data.pool import Pool, images_of, labels_of
 from mpifl.data.sources.base import Part, Source, Statistics, broken, check_unpacked, fetch, joined, reading
 
@@ -155,16 +155,14 @@ class QMnist(Mnist):
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read MNIST, then column 2 of QMNIST's labels, which lists MNIST's images first and in order."""
         pool, paths = super().load(root, scratch), self.files(root)[4:]
-        rows = [read_idx(path) for path in paths]
-        counts = (pool.num_train, len(pool.labels) - pool.num_train)
-        for path, row, count in zip(paths, rows, counts, strict=True):
-            if row.ndim != 2 or row.shape[1] < 3 or len(row) < count:
-                raise UserError(
-                    str(path), row.shape, f"needs at least {count} rows of 8 integers: QMNIST's label file"
-                )
-        table = np.concatenate([row[:count] for row, count in zip(rows, counts, strict=True)])
-        if not np.array_equal(table[:, 0], pool.labels):
-            raise UserError(
-                str(paths[0]), "labels", "differ from MNIST's: the two sets of files do not belong together"
-            )
-        return Pool(pool.images, pool.labels, pool.num_train, 10, table[:, 2].astype(np.int64))
+        counts, rows = (pool.num_train, len(pool.labels) - pool.num_train), []
+        for path, count in zip(paths, counts, strict=True):
+            row = read_idx(path)
+            good = row.ndim == 2 and row.shape[1] > 2 and len(row) >= count
+            remedy = f"needs at least {count} rows of 8 integers: QMNIST's label file"
+            require(good, str(path), row.shape, remedy)
+            rows.append(row[:count])
+        table = np.concatenate(rows)
+        remedy = "differ from MNIST's: the two sets of files do not belong together"
+        require(np.array_equal(table[:, 0], pool.labels), str(paths[0]), "labels", remedy)
+        return replace(pool, origin=table[:, 2].astype(np.int64))

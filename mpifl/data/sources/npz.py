@@ -82,23 +82,18 @@ class Npz(Source):
             raise lacks(self.path, path, name)
         for name in sorted(arrays.keys() - wanted):
             raise UserError(str(path), name, "stands alone: images, labels and origins belong together")
-        read = [
-            (
-                inputs_of(arrays[f"x_{part}"], f"{path}: x_{part}", self.inputs, AS_FEATURES),
-                any_labels_of(arrays[f"y_{part}"], f"{path}: y_{part}", self.labels),
-            )
-            for part in parts
-        ]
-        for part, (x, y) in zip(parts, read, strict=True):
+        read: list[tuple[np.ndarray, np.ndarray]] = []
+        for part in parts:
+            x = inputs_of(arrays[f"x_{part}"], f"{path}: x_{part}", self.inputs, AS_FEATURES)
+            y = any_labels_of(arrays[f"y_{part}"], f"{path}: y_{part}", self.labels)
             sizes = (len(x), len(y), len(arrays.get(f"origin_{part}", y)))
             remedy = f"samples, labels and origins of {part} differ in number"
             require(len(set(sizes)) == 1, str(path), sizes, remedy)
-        held = [arrays[f"origin_{part}"] for part in parts] if "origin" in kinds else []
-        origin = np.concatenate(held) if held else None
-        test = read[1] if len(parts) == 2 else None
-        name = f"{path}: y_train"
-        key = f"{path}: x_train"
-        return pool_of(read[0], test, name, names, self.vocabulary, self.test_share, origin, (), key)
+            read.append((x, y))
+        origin = np.concatenate([arrays[f"origin_{part}"] for part in parts]) if "origin" in kinds else None
+        test, key = read[1] if len(read) == 2 else None, f"{path}: x_train"
+        share, vocabulary = self.test_share, self.vocabulary
+        return pool_of(read[0], test, f"{path}: y_train", names, vocabulary, share, origin, (), key)
 
 
 @dataclass(frozen=True)
@@ -135,7 +130,7 @@ class MedMnist(Source):
         if self.validation == "train" and "val_images" in arrays and "val_labels" in arrays:
             for kind in ("images", "labels"):
                 arrays[f"train_{kind}"] = np.concatenate([arrays[f"{p}_{kind}"] for p in parts[:2]])
-        (train, test) = (
+        train, test = (
             (self._inputs(arrays[f"{part}_images"], path), any_labels_of(arrays[f"{part}_labels"], str(path)))
             for part in parts[::2]
         )
@@ -145,10 +140,9 @@ class MedMnist(Source):
 
     @staticmethod
     def _inputs(array: np.ndarray, path: Path) -> np.ndarray:
-        volume = array.ndim == 4 and array.shape[-1] not in (1, 3)
-        if not volume:
-            return inputs_of(array, str(path))
-        return inputs_of((array / 255.0).astype(np.float32)[:, None], str(path), FEATURES)
+        if array.ndim == 4 and array.shape[-1] not in (1, 3):  # volumes
+            return inputs_of((array / 255.0).astype(np.float32)[:, None], str(path), FEATURES)
+        return inputs_of(array, str(path))
 
 
 def lacks(named: str, path: Path, name: str) -> UserError:
@@ -163,11 +157,8 @@ def lacks(named: str, path: Path, name: str) -> UserError:
         there = [entry.removesuffix(".npy") for entry in archive.namelist()]
     more = ", ..." if len(there) > SHOWN else ""
     found = f"{path} holds {', '.join(there[:SHOWN]) or 'none'}{more}"
-    found += (
-        "; it is a sparse matrix of SciPy: write X.toarray()"
-        if {"format", "shape", "data"} <= {*there}
-        else ""
-    )
+    sparse = {"format", "shape", "data"} <= {*there}
+    found += "; it is a sparse matrix of SciPy: write X.toarray()" if sparse else ""
     return UserError("data.source.path", named, f"lacks the array {name}; {found}")
 
 

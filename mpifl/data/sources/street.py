@@ -90,8 +90,5 @@ class Usps(Source):
             grey = values.reshape(-1, 1, 16, 16)
             inside = bool((np.abs(grey) <= 1 + 1e-6).all())  # false for NaN
             require(inside, str(path), "pixels", "must lie between -1 and 1; fetch it again")
-        return (
-            path,
-            ((grey + 1) / 2 * 255).astype(np.uint8),
-            labels_of(labels, f"{path}: labels, less one", 10),
-        )
+        pixels = ((grey + 1) / 2 * 255).astype(np.uint8)
+        return path, pixels, labels_of(labels, f"{path}: labels, less one", 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 from annotated_types import MaxLen, MinLen
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import require
 from mpifl.core.options import ShareBelowOne
 from mpifl.data.pool import Pool
 from mpifl.data.sources.arrays import TEST_SHARE, as_float32, numbered, pool_of, refuse_not_finite, with_test
@@ -128,9 +129,8 @@ class Table(Source):
             roles = column.map(lambda value: part_of(str(value)))
             wrong = np.flatnonzero(~roles.isin((TRAIN, TEST)).to_numpy())
             where = f"{row_of(column, int(wrong[0]))} holds {column.iloc[wrong[0]]!r}" if len(wrong) else ""
-            require(
-                not len(wrong), "data.source.part", self.part, f"{where}: its values must be train and test"
-            )
+            remedy = f"{where}: its values must be train and test"
+            require(not len(wrong), "data.source.part", self.part, remedy)
             first = roles == TRAIN
             remedy = "names no row of the test part: leave it out, and test_share sets one aside"
             require(not first.all(), "data.source.part", self.part, remedy)
@@ -142,56 +142,38 @@ class Table(Source):
 
     def _pool(self, frame: pd.DataFrame, count: int | None) -> Pool:
         """Return the pool; the first `count` rows are the training part, None where a share is set aside."""
-        require(
-            len(frame) > 0 and count != 0, "data.source.path", self.path, "has no training row: give some"
-        )
-        roles = {*self.target, self.client, self.group, self.part}
-        names = list(self.features) or [c for c in frame.columns if c not in roles]
-        require(len(names) > 0, "data.source.features", [], "no column is left for the samples: name some")
-        for name in names if not self.features else ():
-            remedy = "a column without a name, such as the row numbers that pandas writes unless index=False"
-            require(not INDEX.fullmatch(str(name)), "data.source.features", name, f"{remedy}: name features")
-        twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-        require(twice is None, "data.source.features", twice, "stands there twice: name it once")
-        both = next((name for name in names if name in self.target), None)
-        require(both is None, "data.source.features", both, "is the target: leave it out of features")
-        other = next((name for name in self.categories if name not in names), None)
-        remedy = f"is no column of the samples, which are {', '.join(map(str, names[:20]))}: leave it out"
-        require(other is None, "data.source.categories", other, remedy)
+        good = len(frame) > 0 and count != 0
+        require(good, "data.source.path", self.path, "has no training row: give some")
+        names = self._names(frame)
         told: list[str] = []
         if self.missing == "drop":
-            frame, count, told = self._complete(
-                frame, [*names, *(role for role in roles if role is not None)], count
-            )
+            frame, count, told = self._complete(frame, names, count)
         y, classes = self._labels(frame)
-        train_rows = np.arange(count) if count is not None else None
-        if train_rows is None:
+        if count is None:
             order, size = with_test(y, self.test_share)
             train_rows = order[:size]
+        else:
+            train_rows = np.arange(count)
         x, kinds = np.empty((len(frame), len(names)), np.float32), []  # column by column: no copy in float64
         for j, name in enumerate(names):
             x[:, j], values, filled = self._feature(frame, name, train_rows)
             kinds.append(len(values))
+            key = f"data.source.features = {name}"
             told += lines_on_column(name, x[:, j], len(values), y, len(classes))
-            told += lines_on_names(values, f"data.source.features = {name}", "categories")
+            told += lines_on_names(values, key, "categories")
             new = len(values) - len(np.unique(x[:count, j])) if values and count is not None else 0
-            if new:
-                told.append(
-                    f"data.source.features = {name}: {new} of {len(values)} categories have no training row"
-                )
-            told += (
-                [f"data.source.features = {name}: {filled} missing values are filled in"] if filled else []
-            )
+            told += [f"{key}: {new} of {len(values)} categories have no training row"] if new else []
+            told += [f"{key}: {filled} missing values are filled in"] if filled else []
         origin: np.ndarray | None = None
-        origin_names: tuple[str, ...] = ()
+        clients: tuple[str, ...] = ()
         if self.client is not None:
-            origin, origin_names = self._numbered(frame, self.client, "client")
+            origin, clients = self._numbered(frame, self.client, "client")
         train, test = (x[:count], y[:count]), None if count is None else (x[count:], y[count:])
         share, key = self.test_share, f"data.source.target = {', '.join(self.target)}"
-        pool = replace(pool_of(train, test, key, classes, 0, share, origin), origin_names=origin_names)
-        told += lines_on_names(origin_names, f"data.source.client = {self.client}", "clients")
+        pool = replace(pool_of(train, test, key, classes, 0, share, origin), origin_names=clients)
+        told += lines_on_names(clients, f"data.source.client = {self.client}", "clients")
         if self.group is not None and origin is not None:
-            groups, names_of_groups = self._groups(frame, origin, len(origin_names))
+            groups, names_of_groups = self._groups(frame, self.group, origin, clients)
             pool = replace(pool, origin_groups=groups)
             told += lines_on_names(names_of_groups, f"data.source.group = {self.group}", "groups")
         if y.dtype.kind == "f" and self.standardise_target:
@@ -203,6 +185,23 @@ class Table(Source):
         told += [line for line in pool.remarks if line not in told]
         remarks = (*(self._guessed(frame, len(classes)) if y.ndim == 1 else ()), *told)
         return replace(pool, categories=tuple(kinds) if any(kinds) else (), remarks=remarks)
+
+    def _names(self, frame: pd.DataFrame) -> list[str]:
+        """Return the columns of the samples."""
+        roles = {*self.target, self.client, self.group, self.part}
+        names = list(self.features) or [c for c in frame.columns if c not in roles]
+        require(len(names) > 0, "data.source.features", [], "no column is left for the samples: name some")
+        none = f"is no column of the samples, which are {', '.join(map(str, names[:20]))}: leave it out"
+        unnamed = "a column without a name, such as the row numbers that pandas writes unless index=False"
+        without = [name for name in names if INDEX.fullmatch(str(name)) and not self.features]
+        for key, wrong, remedy in (
+            ("features", without, f"{unnamed}: name features"),
+            ("features", [n for i, n in enumerate(names) if n in names[:i]], "is there twice: name it once"),
+            ("features", [n for n in names if n in self.target], "is the target: leave it out of features"),
+            ("categories", [n for n in self.categories if n not in names], none),
+        ):
+            require(not wrong, f"data.source.{key}", wrong[0] if wrong else None, remedy)
+        return names
 
     def _guessed(self, frame: pd.DataFrame, classes: int) -> tuple[str, ...]:
         """Return a line for the user if whole numbers or names of rows were taken for classes."""
@@ -222,16 +221,15 @@ class Table(Source):
     ) -> tuple[pd.DataFrame, int | None, list[str]]:
         """Return the rows that lack no value, how many of them are training rows, and lines for the user."""
         lacks = np.zeros(len(frame), bool)
-        for name in dict.fromkeys(names):
+        used = [*names, *self.target, self.client, self.group, self.part]
+        for name in dict.fromkeys(name for name in used if name is not None):
             column = self._there(frame, name, "features")
             lacks |= column.isna().to_numpy(bool) if name in self.categories else missing_in(column)
-        left = count if count is None else int((~lacks[:count]).sum())
         good = bool((~lacks[:count]).any())
         require(good, "data.source.missing", "drop", "every training row lacks a value: use mean")
-        lines = (
-            [f"{int(lacks.sum())} of {len(frame)} rows lack a value and are left out"] if lacks.any() else []
-        )
-        return frame[~lacks], left, [f"data.source.missing: {line}" for line in lines]
+        says = f"data.source.missing: {int(lacks.sum())} of {len(frame)} rows lack a value and are left out"
+        left = None if count is None else int((~lacks[:count]).sum())
+        return frame[~lacks], left, [says] if lacks.any() else []
 
     def _feature(
         self, frame: pd.DataFrame, name: str, train: np.ndarray
@@ -239,9 +237,8 @@ class Table(Source):
         """Return a column as numbers [n], its categories, if any, and how many values are filled in."""
         column, coded = self._there(frame, name, "features"), name in self.categories
         key = "data.source.features"
-        values = (
-            None if coded else numbers_in(column, key, name, self.decimal, (MARK, "name it in categories"))
-        )
+        other = (MARK, "name it in categories")
+        values = None if coded else numbers_in(column, key, name, self.decimal, other)
         gaps = column.isna().to_numpy(bool) if coded else missing_in(column)
         fill = self.missing == "mean" and bool(gaps.any())
         known = train[~gaps[train]]
@@ -275,38 +272,30 @@ class Table(Source):
             return numbered((only.astype(np.int64) if whole else only).tolist())
         texts = f"holds texts: use labels: classes, or leave {', '.join(self.target)} out"
         require(real, "data.source.target", ", ".join(self.target), texts)
-        values = [column.to_numpy(np.float64) for column in columns]
+        y = np.stack([column.to_numpy(np.float64) for column in columns], axis=1)
         if kind == "numbers":
-            pairs = zip(values, self.target, strict=True)
-            numbers = [self._finite(frame, v, name) for v, name in pairs]
+            for values, name in zip(y.T, self.target, strict=True):
+                refuse_not_finite(values, f"data.source.target = {name}", frame[name])
+            numbers = [as_float32(v, "data.source.target", n) for v, n in zip(y.T, self.target, strict=True)]
             return np.stack(numbers, axis=1), self.target
-        y = np.stack(values, axis=1)
         good = bool(np.isin(y, (0, 1)).all()) and len(self.target) > 1
         require(good, "data.source.labels", kind, "needs two columns or more that hold 0 and 1 alone")
         return y.astype(np.uint8), self.target
-
-    def _finite(self, frame: pd.DataFrame, values: np.ndarray, name: str) -> np.ndarray:
-        """Return a column to predict as float32 [n]; refuse infinity."""
-        refuse_not_finite(values, f"data.source.target = {name}", frame[name])
-        return as_float32(values, "data.source.target", name)
 
     def _numbered(self, frame: pd.DataFrame, name: str, role: str) -> tuple[np.ndarray, tuple[str, ...]]:
         return numbered(self._column(frame, name, role).tolist())
 
     def _groups(
-        self, frame: pd.DataFrame, origin: np.ndarray, count: int
+        self, frame: pd.DataFrame, name: str, origin: np.ndarray, clients: Sequence[str]
     ) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return the group of each client, and the names of the groups."""
-        assert self.group is not None
-        group, names = self._numbered(frame, self.group, "group")
-        of = np.full(count, -1)
+        group, names = self._numbered(frame, name, "group")
+        of = np.full(len(clients), -1)
         of[origin] = group
-        wrong = np.flatnonzero(of[origin] != group)
-        if len(wrong):
-            who = self._column(frame, str(self.client), "client").iloc[int(wrong[0])]
-            raise UserError(
-                "data.source.group", self.group, f"client {who} is in several groups: give it one"
-            )
+        wrong = origin[of[origin] != group]
+        who = clients[wrong[0]] if len(wrong) else ""
+        remedy = f"client {who} is in several groups: give it one"
+        require(not len(wrong), "data.source.group", name, remedy)
         return tuple(of.tolist()), names
 
     def _target(self, frame: pd.DataFrame, name: str) -> pd.Series:
@@ -337,11 +326,8 @@ class Table(Source):
     def _read(self, *parts: list[Path]) -> list[pd.DataFrame]:
         """Return the rows of the files of each part; their index says where each is from (`index_of`)."""
         frames = [[self._file(path) for path in part] for part in parts]
-        held = [
-            (path, frame)
-            for pair in zip(parts, frames, strict=True)
-            for path, frame in zip(*pair, strict=True)
-        ]
+        paths = [path for part in parts for path in part]
+        held = list(zip(paths, (frame for part in frames for frame in part), strict=True))
         index, end = index_of([(path, len(frame)) for path, frame in held]), 0
         first, columns = held[0][0], list(held[0][1].columns)
         for path, frame in held:

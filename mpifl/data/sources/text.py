@@ -60,14 +60,8 @@ class Text(Source):
         order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])
         rows, origin = rows[order], origin[order]
         after = rows[:, 1:] if self.predict == "every" else rows[:, -1].astype(np.int64)
-        return Pool(
-            np.ascontiguousarray(rows[:, :-1]),
-            np.ascontiguousarray(after),
-            int((~test).sum()),
-            len(ALPHABET),
-            origin,
-            vocabulary=len(ALPHABET),
-        )
+        before, after, size = np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(after), len(ALPHABET)
+        return Pool(before, after, int((~test).sum()), size, origin, vocabulary=size)
 
     def _documents(self, root: Path) -> list[str]:
         if not self.path:
