@@ -22,7 +22,7 @@ from mpifl.algorithms.local import Local
 from mpifl.comm.single import Single
 from mpifl.core.parameters import Layout
 from mpifl.core.types import ProblemInfo
-from mpifl.driver.run import estimated, figures
+from mpifl.driver.figures import estimated, figures
 from mpifl.experiment import loader
 from mpifl.experiment.build import build
 from mpifl.experiment.schema import EvaluationConfig, Seeds

@@ -1,0 +1,167 @@
+"""Figures of a step that are not computed from the clients' scores: columns of `metrics.csv`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpifl.core.capabilities import ServerEvaluation, uses
+from mpifl.core.metric import with_figures
+from mpifl.experiment.context import RunContext
+from mpifl.protection.accountant import Accountant
+from mpifl.results.columns import with_diverged
+from mpifl.results.metrics import client_distances, mixture_kl
+from mpifl.results.recorder import RunningFigures
+from mpifl.runtime.engine import Engine, Record
+from mpifl.runtime.server_step import ServerStep
+
+
+def columns(
+    context: RunContext, record: Record, server_step: ServerStep, engine: Engine, running: RunningFigures
+) -> dict[str, float]:
+    """Return the columns of an evaluation that are not computed from the clients' scores; on rank 0.
+
+    Args:
+        context: context of the run.
+        record: record of a step with scores.
+        server_step: the server step, after the step.
+        engine: counts the uploads of each client.
+        running: running figures of the run; the clusters' scores are added.
+    """
+    return with_figures(
+        record.train,
+        figures(context, record, server_step.visits, running),
+        distances(context, record, server_step),
+        privacy_spent(context.accountant, engine.num_uploads, record.step),
+        server_step.config.filters.figures(),
+    )
+
+
+def figures(
+    context: RunContext, record: Record, visits: np.ndarray, running: RunningFigures
+) -> dict[str, float]:
+    """Compute the figures of only some methods, add them to the running figures, and return the columns.
+
+    On rank 0. The columns are:
+    `mixture_kl`: mean over the evaluated clients of KL(true || estimated mixture) of the last upload from
+    which the client's mixture was estimated; `mixture_kl_uploads`: mean over all such uploads of all clients
+    so far.
+    `accuracy_cluster`: mean over the groups of row k's accuracy on group k's own test set, for methods in
+    which each row belongs to one of the server's own sets; `accuracy_cluster_std` is the standard deviation
+    over the groups.
+    `accuracy_cluster_all` and `accuracy_cluster_all_std`: the same for each row's mean over all evaluations.
+    The names of the cluster columns begin with the name of the task's metric, here `accuracy`.
+
+    Args:
+        context: context of the run.
+        record: record of a step with scores.
+        visits: number of visits of each client so far [N].
+        running: running figures of the run; the clusters' scores are added.
+    """
+    out = running.mixture(record.evaluated_clients.tolist())
+    out |= before_training(context, record, visits)
+    if scores := cluster_scores(context, record):
+        out |= running.of_clusters(record.step, scores, context.config.task.metric.name)
+    return out
+
+
+def estimated(context: RunContext, record: Record) -> Iterator[tuple[int, float]]:
+    """Yield the client and KL(true || estimated mixture) of each upload of a step, in nats; on rank 0.
+
+    The true mixture is that of the data on which the upload was trained. An upload that the step did not take
+    gives no estimate.
+
+    Args:
+        context: context of the run.
+        record: record of the step.
+    """
+    u = context.config.algorithm.mixtures(record.server)  # [N, K]
+    if u is None:
+        return
+    for k, visit in record.accepted:
+        truth = context.federation.mixture(k, visit)
+        if truth is not None and truth.shape == u[k].shape:
+            yield k, mixture_kl(truth, u[k])
+
+
+def before_training(context: RunContext, record: Record, visits: np.ndarray) -> dict[str, float]:
+    """Return `accuracy_before` and `accuracy_before_std` of asynchronous runs in which nobody downloads.
+
+    These are mean and standard deviation over the clients that have trained and have a score, which are
+    evaluated with their own models (Local). Other methods report these figures themselves.
+
+    Args:
+        context: context of the run.
+        record: record of a step with scores.
+        visits: number of visits of each client so far [N].
+    """
+    alone = not context.config.policy.synchronous and not context.config.algorithm.reads(record.server, 0)
+    if record.scores is None or not alone:
+        return {}
+    metric, scored = context.config.task.metric.name, context.config.task.scored
+    scores = with_diverged(record.scores, scored)[metric]
+    before = scores[(visits[record.evaluated_clients] > 0) & ~np.isnan(scores)]
+    if not before.size:
+        return {}
+    with np.errstate(invalid="ignore"):  # in a run that diverges
+        return {f"{metric}_before": float(before.mean()), f"{metric}_before_std": float(before.std())}
+
+
+def cluster_scores(context: RunContext, record: Record) -> list[float]:
+    """Return the score of each row k on group k's own test set; empty if rows and groups do not match."""
+    evaluates = uses(context.config.algorithm, ServerEvaluation)
+    group_test_sets = context.federation.group_test_sets() if evaluates else ()
+    rows = record.server.tables.get("model", ())
+    if not group_test_sets or len(rows) != len(group_test_sets):
+        return []
+    name, evaluate = context.config.task.metric.name, context.problem.public[0].evaluate
+    return [evaluate(w, split)[name] for w, split in zip(rows, group_test_sets, strict=True)]
+
+
+def distances(context: RunContext, record: Record, server_step: ServerStep) -> dict[str, float]:
+    """Return the columns of `evaluation.distances`; on rank 0.
+
+    Args:
+        context: context of the run.
+        record: record of a step with scores.
+        server_step: has the products of the models that clients uploaded in the step, if they were measured.
+    """
+    products = server_step.client_products
+    if products is None or not context.config.evaluation.distances:
+        return {}
+    clients, groups = products.clients, context.federation.groups
+    labels = server_step.hooks.labels(record.server)[clients]
+    groups = None if groups is None else groups[clients]
+    kinds = ("client_distance", products.parameters), ("head_distance", products.head)
+    return {k: v for name, x in kinds for k, v in client_distances(x, labels, groups, name).items()}
+
+
+def privacy_spent(accountant: Accountant, uploads: np.ndarray, step: int) -> dict[str, float]:
+    """Return epsilon so far as a column of `metrics.csv`; on rank 0.
+
+    Args:
+        accountant: accountant of the run.
+        uploads: number of uploads of each client so far [N].
+        step: number of rounds so far.
+
+    Returns:
+        `epsilon` (under local privacy, that of the client with most uploads); nothing without privacy.
+    """
+    if not accountant.counts:
+        return {}
+    times = uploads if accountant.per_client else step
+    return {"epsilon": accountant.epsilon(times)}
+
+
+def privacy_of_clients(
+    accountant: Accountant, uploads: np.ndarray, clients: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return epsilon of some clients, as a column of `clients.csv`, under local privacy.
+
+    Args:
+        accountant: accountant of the run.
+        uploads: number of uploads of each client so far [N].
+        clients: the clients [n].
+    """
+    return {"epsilon": accountant.of_clients(uploads[clients], clients)} if accountant.per_client else {}

@@ -1,0 +1,249 @@
+"""The last files of a run folder: `summary.json`, `environment.json`, models, matrices and traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from math import isfinite
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from mpifl.comm.mpi_startup import cuda_aware
+from mpifl.comm.transport import RankLost
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.errors import CodeFailed, UserError
+from mpifl.core.federation import DataInfo
+from mpifl.core.files import safetensors_file, write_json
+from mpifl.core.metric import ACCURACY, METRICS
+from mpifl.core.types import Server
+from mpifl.experiment import loader
+from mpifl.experiment.client_matrices import compare_clients
+from mpifl.experiment.context import RunContext
+from mpifl.experiment.placement import Place, place
+from mpifl.forecast.traffic import compared
+from mpifl.models.pretrained import uploads_none
+from mpifl.results import run_folder as folders
+from mpifl.results.recorder import Recorder, digest
+from mpifl.runtime.engine import Engine, regroup
+from mpifl.runtime.server_step import ServerStep
+from mpifl.supervision.signals import Watchdog
+
+from .figures import privacy_spent
+
+
+def finish(
+    context: RunContext,
+    server_step: ServerStep,
+    engine: Engine,
+    recorder: Recorder | None,
+    server: Server | None,
+    start: float,
+    origin: Mapping[str, Any],
+    watchdog: Callable[[], Watchdog],
+) -> UserError | CodeFailed | None:
+    """Collect the results from all ranks and write the last files of the run folder; every rank calls.
+
+    Args:
+        context: context of the run.
+        server_step: the server step, after the last step.
+        engine: the engine that ran the steps.
+        recorder: recorder of the run folder, on rank 0.
+        server: the server after the last step, on rank 0.
+        start: start of the run by `perf_counter`, minus the seconds before the checkpoint of a resumed run.
+        origin: entries of `summary.json` about what decides the run's numbers, on rank 0.
+        watchdog: returns a watchdog for work that all ranks do together.
+
+    Returns:
+        Why a matrix of `evaluation.matrices`, or `client_models.safetensors`, is missing, on every rank; None
+        if none is.
+    """
+    asynchronous = {} if server is None else engine.summary()
+    found, fault = compare_clients(context, server_step)
+    try:
+        own = client_models(context, server_step, server)
+    except (UserError, CodeFailed) as error:  # on every rank
+        own, fault = None, fault or error
+    with watchdog():
+        tables, places, traffic = collect(context, server_step, server)
+    if recorder is None or server is None or places is None or traffic is None:
+        return fault
+    folder, layout = recorder.folder, _layout(context, server_step, places)
+    write_json(folder / "environment.json", folders.environment(layout))
+    whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
+    sha = digest(whole, server.assign, server.algorithm_state)
+    summary = {
+        **_summary(context, server_step, recorder.last, sha, origin),
+        "federation_bytes_expected": compared(context, server_step.ledger),
+        "mpi_bytes": sum(row["bytes"] for row in traffic),
+        "peak_bytes": [rank["peak_bytes"] for rank in places],
+        "wall_seconds": round(perf_counter() - start, 3),
+        **_of_some_runs(context, server_step, engine, server),
+        **({"asynchronous": asynchronous} if asynchronous else {}),
+    }
+    if own is not None:
+        clients = torch.from_numpy(context.evaluated_clients)
+        with safetensors_file(folder / "client_models.safetensors") as file:
+            save_file({"clients": clients, "models": own}, file)
+    if found:
+        np.savez(folder / "matrices.npz", **found)  # type: ignore[arg-type]
+    if server_step.dropped:
+        folders.write_csv(folder / "dropped.csv", map(vars, server_step.dropped))
+    if uploads_none(summary):
+        whole.pop("model", None)  # nobody trained it
+    files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
+    recorder.write_traffic(server_step.ledger.moved.columns(), server_step.ledger.per_client())
+    recorder.close(
+        files if context.config.output.model else None,
+        ledger=server_step.ledger.rows(),
+        mpi_traffic=traffic,
+        algorithm_state=server.algorithm_state,
+        summary=summary,
+        layout=context.problem.layout,
+    )
+    return fault
+
+
+def client_models(context: RunContext, server_step: ServerStep, server: Server | None) -> torch.Tensor | None:
+    """Return the models of the evaluated clients [n, d] on rank 0; None without `output.client_models`.
+
+    Every rank calls. The models are gathered again if a rank is lost.
+    """
+    while context.config.output.client_models:
+        try:
+            models = server_step.client_models(server, context.evaluated_clients)
+            context.transport.barrier()  # if a rank is lost before this, all ranks repeat the gather
+            return models
+        except RankLost:
+            regroup(server_step)
+    return None
+
+
+def uses_rows(context: RunContext, server_step: ServerStep, server: Server) -> bool:
+    """Return whether each evaluated client is evaluated with its unchanged row of the table `model`."""
+    if type(context.config.algorithm).model_of is not Algorithm.model_of or "model" not in server.tables:
+        return False
+    whole = server.tables["model"].shape[1] == context.problem.layout.size
+    serves = server_step.serves(server, context.evaluated_clients)
+    return whole and all(
+        not isinstance(reads.get("model"), np.ndarray) and reads.get("model") == (int(server.assign[k]),)
+        for k, reads in serves.items()
+    )
+
+
+class Collected(NamedTuple):
+    """Data collected from all ranks, on rank 0; None elsewhere.
+
+    Attributes:
+        tables: name -> table of the server.
+        places: places of all ranks.
+        traffic: traffic of each rank, as rows of `mpi_traffic.csv`.
+    """
+
+    tables: dict[str, torch.Tensor | None]
+    places: list[Place] | None
+    traffic: list[dict[str, Any]] | None
+
+
+def collect(context: RunContext, server_step: ServerStep, server: Server | None) -> Collected:
+    """Collect data from all ranks; every rank calls. Repeated if a rank is lost."""
+    transport = context.transport
+    while True:
+        try:
+            names = transport.bcast(sorted(server.tables) if server is not None else None, "end")
+            tables = {name: server_step.tables.whole(name) for name in names}
+            places = transport.gather(place(transport, str(context.learner.device)), "end")
+            traffic = transport.gather_traffic()
+            transport.barrier()
+            transport.traffic.clear()  # each of several runs in a process counts only its own traffic
+            return Collected(tables, places, traffic)
+        except RankLost:
+            regroup(server_step)
+
+
+def _layout(context: RunContext, server_step: ServerStep, places: Sequence[Place]) -> dict[str, Any]:
+    """Return the part of `environment.json` about the ranks."""
+    transport, costs = context.transport, server_step.mixer.costs
+    return {
+        "ranks": transport.size,
+        "threads_per_rank": torch.get_num_threads(),
+        "mpi": transport.library,
+        "mpi_cuda_aware": cuda_aware() if transport.size > 1 else None,
+        "mpi_memory": context.decisions.mpi_memory,
+        "mpi_costs": None if costs is None else costs.tree(),
+        "processes": places,
+    }
+
+
+def _data_facts(info: DataInfo) -> dict[str, Any]:
+    """Return the facts about the data, beside shape and number of classes, needed to rebuild a model."""
+    return {} if info == DataInfo(info.shape, info.num_classes) else {"data_info": asdict(info)}
+
+
+def _summary(
+    context: RunContext,
+    server_step: ServerStep,
+    last: Mapping[str, float | int],
+    sha: str,
+    origin: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the final figures of a run."""
+    tree = loader.to_tree(context.config)
+    metric = context.config.task.metric
+    shown = {} if metric == ACCURACY else {"metric": asdict(metric)}
+    clients = server_step.config.clients
+    directions = dict(zip(clients.metric_names, clients.metric_directions, strict=True))
+    directions |= {m.name: m.better for m in context.config.task.scored if m.name not in METRICS}
+    figures = [*(f"{metric.name}_{what}" for what in ("mean", "worst", "std")), "ari"]
+    figures += ["num_clusters", "num_unplaced"]
+    return {
+        "format": folders.FORMAT,
+        "name": context.config.name,
+        "algorithm": tree["algorithm"]["name"],
+        "rounds": context.config.rounds,
+        "seed": tree["seed"],
+        "ranks": context.transport.size,
+        "clients": context.problem.num_clients,
+        "model_parameters": context.problem.layout.size,
+        **({"whole_model_bytes": context.duration.model_bytes} if context.decisions.base else {}),
+        **({"drop_single": True} if context.learner.drop_single else {}),
+        "input_shape": list(context.federation.shape),
+        "num_classes": context.federation.num_classes,
+        **({"class_names": list(names)} if (names := context.federation.class_names) else {}),
+        "digest": sha,
+        **origin,
+        "data": dict(context.federation.content),
+        **{name: last[name] for name in figures},
+        **shown,
+        **_data_facts(context.federation.info),
+        **({"samples_change": True} if context.federation.changes else {}),
+        **{f"{name}_mean": last[f"{name}_mean"] for name in clients.metric_names},
+        **({"directions": directions} if directions else {}),
+        "federation_bytes_up": server_step.ledger.total("up"),
+        "federation_bytes_down": server_step.ledger.total("down"),
+    }
+
+
+def _of_some_runs(
+    context: RunContext, server_step: ServerStep, engine: Engine, server: Server
+) -> dict[str, Any]:
+    """Return the figures of `summary.json` that only some runs have, and which models the clients use."""
+    out: dict[str, Any] = {}
+    if spent := privacy_spent(context.accountant, engine.num_uploads, server.version):
+        spent |= server_step.config.filters.told()
+        finite = {name: value if isfinite(value) else None for name, value in spent.items()}
+        accountant = context.accountant
+        about = {"delta": accountant.delta, "neighbours": accountant.neighbours}
+        used = accountant.spent(engine.num_uploads if accountant.per_client else server.version)
+        out["privacy"] = {**finite, **about, "spent": [one.tree() for one in used]}
+    whose = "several" if context.config.algorithm.needs.several_models else "own"
+    out["client_models"] = "rows" if uses_rows(context, server_step, server) else whose
+    if server_step.dropped:
+        out["visits_dropped"] = len(server_step.dropped)
+    if context.transport.lost:
+        out["ranks_lost"] = context.transport.lost
+        out["mpi_bytes_complete"] = False  # the traffic of lost ranks is unknown
+    return out
