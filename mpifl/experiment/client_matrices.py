@@ -13,6 +13,7 @@ import torch
 from mpifl.algorithms.pacfl import PACFL
 from mpifl.clustering.distances import cosine_matrix, squared_distances
 from mpifl.comm.transport import RankLost, Transport, on_all
+from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import CodeFailed, UserError, code_failed, require
 from mpifl.core.federation import CLASSES
 from mpifl.core.parameters import take
@@ -22,7 +23,6 @@ from mpifl.runtime.server_step import ServerStep
 from mpifl.training.client import LocalClient
 
 from .context import RunContext
-from .schema import Config
 
 Matrices = dict[str, np.ndarray]  # name -> [N, N]
 Made = TypeVar("Made")
@@ -38,7 +38,7 @@ def check_matrices(context: RunContext) -> None:
     """
     matrices, info = context.config.evaluation.matrices, context.federation.info
     if "angles" in matrices:
-        needs, leave = pacfl_of(context.config).needs, "leave angles out"
+        needs, leave = pacfl_of(context.config.algorithm).needs, "leave angles out"
         remedy = (
             f"angles compare the samples of each class, but labels of this source are {info.labels}; {leave}"
         )
@@ -122,7 +122,7 @@ def angles(context: RunContext, server_step: ServerStep) -> Matrices:
     def compared() -> Matrices:
         everyone = {k: basis for part in parts or () for k, basis in part.items()}
         bases = np.stack([everyone[k] for k in range(context.problem.num_clients)])
-        method = pacfl_of(context.config)
+        method = pacfl_of(context.config.algorithm)
         kinds = {"angles": method, "smallest_angles": replace(method, angle="smallest")}
         return {name: way.angles(bases) for name, way in kinds.items()}
 
@@ -131,13 +131,13 @@ def angles(context: RunContext, server_step: ServerStep) -> Matrices:
 
 def basis_of(context: RunContext, k: int) -> np.ndarray:
     """Return PACFL's signature [D, columns] of client k's data."""
-    found = pacfl_of(context.config).fingerprint(_client(context, k), {}, key(0)).notes["basis"]
+    found = pacfl_of(context.config.algorithm).fingerprint(_client(context, k), {}, key(0)).notes["basis"]
     return np.asarray(found)
 
 
-def pacfl_of(config: Config) -> PACFL:
+def pacfl_of(algorithm: Algorithm) -> PACFL:
     """Return the method that compares clients' data: the run's if it is PACFL, else PACFL's defaults."""
-    return config.algorithm if isinstance(config.algorithm, PACFL) else PACFL()
+    return algorithm if isinstance(algorithm, PACFL) else PACFL()
 
 
 PARTS: dict[str, Callable[[RunContext, int], object]] = {"gradients": gradient_of, "angles": basis_of}

@@ -20,18 +20,17 @@ from mpifl import cli
 from mpifl.aggregation import client_store as store
 from mpifl.comm.mpi_startup import starting
 from mpifl.data import prepared_cache as cache
-from mpifl.driver import run as running
+from mpifl.driver import last_files
 from mpifl.experiment import build as experiment
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.results import recorder
-from mpifl.results import run_folder as folder
 from mpifl.runtime.worker import Worker
 from mpifl.training.client import LocalClients
 
 SERVER_MOMENTS = {  # where rank 0 comes by: (owner, name) of the calls
     "data": [(cache, "save"), (cache, "_publish"), (experiment, "open_federation")],
     "checkpoint": [(checkpoint, "force_to_disk"), (checkpoint, "prune")],
-    "end": [(recorder, "write_csv"), (folder, "write_json"), (running, "collect")],
+    "end": [(recorder, "write_csv"), (last_files, "write_json"), (last_files, "collect")],
 }
 HERE = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
 
