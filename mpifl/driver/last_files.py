@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from math import isfinite
 from time import perf_counter
@@ -30,7 +31,6 @@ from mpifl.results import run_folder as folders
 from mpifl.results.recorder import Recorder, digest
 from mpifl.runtime.engine import Engine, regroup
 from mpifl.runtime.server_step import ServerStep
-from mpifl.supervision.signals import Watchdog
 
 from .figures import privacy_spent
 
@@ -43,7 +43,7 @@ def finish(
     server: Server | None,
     start: float,
     origin: Mapping[str, Any],
-    watchdog: Callable[[], Watchdog],
+    guard: Callable[[], AbstractContextManager[None]],
 ) -> UserError | CodeFailed | None:
     """Collect the results from all ranks and write the last files of the run folder; every rank calls.
 
@@ -55,7 +55,7 @@ def finish(
         server: the server after the last step, on rank 0.
         start: start of the run by `perf_counter`, minus the seconds before the checkpoint of a resumed run.
         origin: entries of `summary.json` about what decides the run's numbers, on rank 0.
-        watchdog: returns a watchdog for work that all ranks do together.
+        guard: returns a watchdog for work that all ranks do together.
 
     Returns:
         Why a matrix of `evaluation.matrices`, or `client_models.safetensors`, is missing, on every rank; None
@@ -67,7 +67,7 @@ def finish(
         own = client_models(context, server_step, server)
     except (UserError, CodeFailed) as error:  # on every rank
         own, fault = None, fault or error
-    with watchdog():
+    with guard():
         tables, places, traffic = collect(context, server_step, server)
     if recorder is None or server is None or places is None or traffic is None:
         return fault

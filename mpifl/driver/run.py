@@ -38,7 +38,7 @@ from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ServerStep
 from mpifl.supervision.logging import rank_log, warn_once
 from mpifl.supervision.progress import Progress, ProgressFile
-from mpifl.supervision.signals import Signals, Watchdog
+from mpifl.supervision.signals import Signals, watchdog
 from mpifl.training.batched import stackable
 
 from .checkpoints import Checkpoints, locked
@@ -143,7 +143,7 @@ def train(
     token = on_server(transport, lambda: f"{checkpoints.run_id}-{secrets.token_hex(4)}")
     store = ClientStore(token, config.system.scratch, checkpoints.clients)
     log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
-    watchdog = partial(Watchdog, config.system.watchdog_s, lambda: transport.last_call, log)
+    guard = partial(watchdog, config.system.watchdog_s, lambda: transport.last_call, log)
     with closing(store), rank_log(log, transport.is_server):
         counter = VisitCounter(store.folder, transport.rank, transport.size)
         server_step = build_server_step(context, store, counter)
@@ -152,7 +152,7 @@ def train(
         arrived = ignore if recorder is None else recorder.arrived
         engine = build_engine(context, server_step, arrived, checkpoints)
         with progress_file(context, folder, saved, counter) as file:
-            with watchdog():
+            with guard():
                 see: Callable[[Record], None] = ignore  # workers record no steps
                 if recorder is not None:
                     see = observer(context, server_step, engine, recorder, progress, observed, file)
@@ -161,7 +161,7 @@ def train(
                 terms = checkpoints.about
                 origin = {"settings": loader.settings(config), "identity": terms.get("surroundings", {})}
                 origin |= {"files": terms["files"]} if terms.get("files") else {}
-                return finish(context, server_step, engine, recorder, server, start, origin, watchdog)
+                return finish(context, server_step, engine, recorder, server, start, origin, guard)
 
 
 def open_recorder(context: RunContext, folder: Path) -> Recorder:

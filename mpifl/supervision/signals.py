@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, MethodType, TracebackType
 from typing import Any
@@ -110,8 +110,9 @@ class Signals:
         return asked
 
 
-class Watchdog:
-    """Ends a process that makes no progress, from a thread, as a context manager.
+@contextmanager
+def watchdog(seconds: float, alive: Callable[[], float], log: Path, grace: float = 5.0) -> Iterator[None]:
+    """End a process that makes no progress within the block, from a thread.
 
     It first writes the stacks of all threads to the log of the rank, then ends the process with exit code 1.
 
@@ -121,39 +122,36 @@ class Watchdog:
         log: log file of this rank.
         grace: seconds between writing the stacks and ending the process, so that all ranks can write theirs.
     """
+    over = threading.Event()
+    if seconds > 0:
+        given = (seconds, alive, log, grace, over)
+        threading.Thread(target=_watch, args=given, daemon=True, name="watchdog").start()
+    try:
+        yield
+    finally:
+        over.set()
 
-    def __init__(self, seconds: float, alive: Callable[[], float], log: Path, grace: float = 5.0) -> None:
-        self.seconds, self.alive, self.log, self.grace = seconds, alive, log, grace
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
 
-    def __enter__(self) -> Watchdog:
-        if self.seconds > 0:
-            self._thread.start()
-        return self
+def _watch(
+    seconds: float, alive: Callable[[], float], log: Path, grace: float, over: threading.Event
+) -> None:
+    last = time.monotonic()
+    while not over.wait(min(1.0, seconds / 4)):
+        now = time.monotonic()
+        if now - last > seconds / 2:  # this process was stopped, or the machine slept
+            seconds += now - last
+        last = now
+        if now - alive() > seconds:
+            _end_process(f"no progress for {seconds:.0f} s", log, grace, over)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._over.set()
 
-    def _watch(self) -> None:
-        last = time.monotonic()
-        while not self._over.wait(min(1.0, self.seconds / 4)):
-            now = time.monotonic()
-            if now - last > self.seconds / 2:  # this process was stopped, or the machine slept
-                self.seconds += now - last
-            last = now
-            if now - self.alive() > self.seconds:
-                self._end_process()
-
-    def _end_process(self) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("a") as file:
-            print(f"{time.strftime('%F %T')} no progress for {self.seconds:.0f} s", file=file, flush=True)
-            faulthandler.dump_traceback(file, all_threads=True)
-        if self._over.wait(self.grace):
-            return
-        text = f"no progress for {self.seconds:.0f} s; the stacks of all ranks are in {self.log.parent}"
-        print(f"mpifl: {text}", file=sys.stderr, flush=True)
-        os._exit(1)
+def _end_process(why: str, log: Path, grace: float, over: threading.Event) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+        print(f"{time.strftime('%F %T')} {why}", file=file, flush=True)
+        faulthandler.dump_traceback(file, all_threads=True)
+    if over.wait(grace):
+        return
+    text = f"{why}; the stacks of all ranks are in {log.parent}"
+    print(f"mpifl: {text}", file=sys.stderr, flush=True)
+    os._exit(1)

@@ -10,14 +10,14 @@ from support import toy
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from mpifl.supervision.signals import Watchdog
+from mpifl.supervision.signals import watchdog
 
 grace = float(sys.argv[3])
 start = time.monotonic()
 alive = time.monotonic if sys.argv[2] == "alive" else lambda: start
 
 def waits_for_ever():
-    with Watchdog(0.3, alive, Path(sys.argv[1]), grace=grace):
+    with watchdog(0.3, alive, Path(sys.argv[1]), grace=grace):
         time.sleep(60.0 if sys.argv[2] == "stuck" else 1.5)
 
 waits_for_ever()
