@@ -25,7 +25,7 @@ from annotated_types import MinLen
 
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Needs, Plan, ServerEvaluation
-from mpifl.core.mixing import blend
+from mpifl.core.mixing import blend, updated
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveShare
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
@@ -79,13 +79,9 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Pre-train a model on each D_k; all clients start at their mean."""
         w = pretrained(problem, self.pretrain_epochs, key)  # [K, d]
-        K, n = len(w), problem.num_clients
-        algorithm_state = {
-            "u": np.full((n, K), 1 / K),
-            "changed": np.zeros(K),
-            "history": np.zeros((0, 3, K)),
-        }
-        return Server({"model": w}, np.zeros(n, np.int64), algorithm_state)
+        K = len(w)
+        u, history = np.full((problem.num_clients, K), 1 / K), np.zeros((0, 3, K))
+        return problem.server(w, algorithm_state={"u": u, "changed": np.zeros(K), "history": history})
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download sum_k u_k w_k, the answer to the last upload."""
@@ -93,12 +89,7 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train with a proximal term towards the received model."""
-        ref = message["model"][0]
-        start = ref[: client.layout.num_parameters]
-        w = client.sgd(ref, key, direction=lambda g, w: g + self.rho * (w - start))
-        name = client.task.metric.name
-        metrics = {"train_loss": w.loss, f"{name}_before": client.evaluate(w.vector)[name]}
-        return client.report(model=w.vector, metrics=metrics), {}
+        return trained_near(client, message["model"][0], self.rho, key), {}
 
     def inspect(self, vectors: Mapping[str, Vector], public: Sequence[Client]) -> Mapping[str, Any]:
         """Return l_k = F(w_m; D_k)."""
@@ -138,12 +129,9 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
         if self.adjust_from and t >= self.adjust_from:
             usual = np.nanpercentile(history[..., known], 70, axis=0)  # [3, known]
             alpha[known] = np.where((scores[:, known] > usual).any(0), 0.0, alpha[known])
-        all_u, changed = (
-            server.algorithm_state["u"].copy(),
-            np.where(alpha > 0, t, server.algorithm_state["changed"]),
-        )
-        all_u[m] = u
-        algorithm_state = {**server.algorithm_state, "u": all_u, "changed": changed, "history": history}
+        all_u = updated(server.algorithm_state["u"], m, u)
+        changed = np.where(alpha > 0, t, server.algorithm_state["changed"])
+        algorithm_state = {"u": all_u, "changed": changed, "history": history}
         return Plan([blend(alpha[:, None])], assign=all_u.argmax(1), algorithm_state=algorithm_state)
 
     def mixtures(self, server: Server) -> np.ndarray:
@@ -179,6 +167,16 @@ def pretrained(problem: ProblemInfo, epochs: int, key: Key) -> torch.Tensor:
     return torch.stack(
         [d.sgd(start, key.of("pretrain", k), epochs=epochs).vector for k, d in enumerate(problem.public)]
     )
+
+
+def trained_near(
+    client: Client, ref: Vector, rho: float, key: Key, notes: Mapping[str, Any] | None = None
+) -> Report:
+    """Return the report of a visit with a proximal term towards `ref` [d], from which it starts."""
+    start, name = ref[: client.layout.num_parameters], client.task.metric.name
+    w = client.sgd(ref, key, direction=lambda g, v: g + rho * (v - start))
+    metrics = {"train_loss": w.loss, f"{name}_before": client.evaluate(w.vector)[name]}
+    return client.report(notes, metrics, model=w.vector)
 
 
 def lateness(lag: np.ndarray, a: float, b: float) -> np.ndarray:

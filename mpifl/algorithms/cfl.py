@@ -91,9 +91,8 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
         layout, leaf = problem.layout, np.full((1, 2), -1)
         whole = layout.size + (counter_weight(layout) is not None)
         width = whole if self.variant == "emdcfl" else layout.num_parameters
-        tables = {"model": problem.init(0)[None], "update": torch.zeros(1, width)}
         state = {"children": leaf, "cached": leaf, "cached_norm": np.zeros(1)}
-        return Server(tables, np.zeros(problem.num_clients, np.int64), state)
+        return problem.server(algorithm_state=state, update=torch.zeros(1, width))
 
     def plain_visit(self) -> PlainVisit:
         """Report dw; the comparisons use the same vector."""

@@ -30,7 +30,7 @@ import torch
 from annotated_types import Ge
 
 from mpifl.clustering.partitions import match_labels, spectral, spectral_by_silhouette
-from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Needs, Plan, Trained
+from mpifl.core.method import Algorithm, Client, ComparedUploads, Downloads, Key, Needs, Plan, Trained
 from mpifl.core.mixing import by_cluster, rows
 from mpifl.core.options import NonNegativeInt, NumModelsOrZero, PositiveInt
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
@@ -63,6 +63,7 @@ class CFLGP(ComparedUploads, Algorithm):
 
     paper = "kim2024clustered"
     gram = "profile"
+    downloads = Downloads(serves="own")
     traffic_depends_on = (
         "who is in cluster 0, whose model the others download as well when clusters are formed"
     )
@@ -96,9 +97,7 @@ class CFLGP(ComparedUploads, Algorithm):
         """Start with everyone in cluster 0."""
         K, sought = self._k(problem.num_clients), not self.num_clusters
         alike = self.starts == "alike" if self.starts else sought or self.variant == "emdcfl"
-        first = problem.init(0)[None].expand(K, -1)
-        models = first if alike else torch.stack([problem.init(j) for j in range(K)])
-        return Server({"model": models}, np.zeros(problem.num_clients, np.int64))
+        return problem.server(problem.alike(K) if alike else K)
 
     def _clusters(self, t: int) -> bool:
         """Return whether round `t` (from 0) clusters."""
@@ -113,10 +112,6 @@ class CFLGP(ComparedUploads, Algorithm):
         own = int(server.assign[k])
         also = (0,) if own and self.variant == "paper" and self._clusters(server.version) else ()
         return {"model": (own, *also)}
-
-    def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the own cluster's model."""
-        return {"model": (int(server.assign[k]),)}
 
     def _train(self, client: Client, w: Vector, key: Key) -> Trained:
         """Take one mini-batch step, or train a whole visit."""

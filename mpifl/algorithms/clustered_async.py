@@ -12,40 +12,25 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisit, PlainVisits, Plan, ProblemInfo, Server
+from mpifl.core.method import Key, Notes, Plan, ProblemInfo, Server
 from mpifl.core.mixing import in_turn
-from mpifl.core.options import NonNegativeFloat, PositiveShare
 
-from .fedasync import weight_of
+from .fedasync import BlendedUploads
 
 
 @dataclass(frozen=True)
-class ClusteredAsync(PlainVisits, Algorithm):
+class ClusteredAsync(BlendedUploads):
     """One row per cluster of an earlier run.
 
     Attributes:
         clusters: a run folder, or a CSV file with the columns client and cluster; empty: one cluster.
-        alpha: mixing rate of a fresh upload.
-        staleness: staleness function: `constant`, `polynomial` or `hinge`.
-        a: decay of the polynomial (x + 1)^-a and of the hinge 1 / (a (x - b) + 1); x is the staleness.
-        b: largest staleness at which the hinge is 1.
-        rho: weight of the proximal term.
     """
 
     clusters: str = ""
-    alpha: PositiveShare = 0.6
-    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
-    a: NonNegativeFloat = 0.5
-    b: NonNegativeFloat = 4.0
-    rho: NonNegativeFloat = 0.005
-
-    paper = "xie2020asynchronous"
-    needs = Needs(weighs_staleness=True)
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` unless there is one label for each client."""
@@ -54,22 +39,16 @@ class ClusteredAsync(PlainVisits, Algorithm):
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clusters from the common model."""
         labels = read_labels(self.clusters, problem.num_clients)
-        rows = problem.init(0).repeat(int(labels.max()) + 1, 1)
-        return Server({"model": rows}, labels)
+        return problem.server(problem.alike(int(labels.max()) + 1), labels)
 
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
         """Return true for all clients: the earlier run clustered them."""
         return np.ones_like(visited)
 
-    def plain_visit(self) -> PlainVisit:
-        """Train with a proximal term towards the cluster's model."""
-        return PlainVisit(mu=self.rho or None)
-
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Blend each upload into its cluster, one after the other."""
-        alpha = self.alpha * weight_of(self.staleness, notes.staleness, self.a, self.b)  # [m]
         own = np.arange(len(server.tables["model"]))[:, None] == server.assign[notes.client]  # [K, m]
-        return Plan([in_turn(alpha * own, order=notes.arrival)])
+        return Plan([in_turn(self.rates(notes.staleness) * own, order=notes.arrival)])
 
 
 def read_labels(place: str, num_clients: int) -> np.ndarray:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.core.client import proximal
-from mpifl.core.method import Algorithm, Client, Key, Needs, Plan, RowUpdates
+from mpifl.core.method import Algorithm, Client, Downloads, Key, Needs, Plan, RowUpdates
 from mpifl.core.mixing import average
 from mpifl.core.options import NonNegativeFloat
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector
+from mpifl.core.types import Message, Notes, Report, Server, State
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,7 @@ class Ditto(RowUpdates, Algorithm):
 
     paper = "li2021ditto"
     needs = Needs(client_state=True, averages=True)
-
-    def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the client's own model."""
-        return {}
+    downloads = Downloads(serves="none")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train w for the server, then v near the w received."""
@@ -49,7 +46,3 @@ class Ditto(RowUpdates, Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average the trained w."""
         return Plan([average(notes, None if self.weighted else np.ones(len(notes)))])
-
-    def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return v, or the common initial model before the first visit."""
-        return state.get("model", client.init)

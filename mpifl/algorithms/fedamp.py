@@ -19,10 +19,10 @@ import numpy as np
 
 from mpifl.clustering.distances import cosine_matrix, squared_distances
 from mpifl.core.client import proximal
-from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Needs, Plan
+from mpifl.core.method import Algorithm, Client, ComparedUploads, Downloads, Key, Needs, Plan
 from mpifl.core.mixing import own_rows
 from mpifl.core.options import NonNegativeFloat, PositiveFloat, UnitInterval
-from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
+from mpifl.core.types import Message, Notes, ProblemInfo, Report, Server, State
 
 EXPONENT = 700  # exp(-x) is 0 for somewhat larger x
 
@@ -48,6 +48,7 @@ class FedAMP(ComparedUploads, Algorithm):
     paper = "huang2021personalized"
     gram = "model"
     needs = Needs(client_state=True, row_per_client=True)
+    downloads = Downloads(serves="none")
 
     def ignored_options(self) -> Mapping[str, str]:
         """`self_weight` belongs to variant `heur`."""
@@ -55,13 +56,7 @@ class FedAMP(ComparedUploads, Algorithm):
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clients alike."""
-        return Server(
-            {"model": problem.init(0).repeat(problem.num_clients, 1)}, np.arange(problem.num_clients)
-        )
-
-    def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the client's own model."""
-        return {}
+        return problem.server(problem.alike(problem.num_clients), np.arange(problem.num_clients))
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train with a proximal term towards u_i."""
@@ -88,7 +83,3 @@ class FedAMP(ComparedUploads, Algorithm):
         if self.variant == "heur" and len(xi) > 1:
             xi *= (1.0 - self.self_weight) / xi.sum(1, keepdims=True)
         return np.asarray(xi + np.diag(1.0 - xi.sum(1)))
-
-    def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return w_i, or the common initial model before the first visit."""
-        return state.get("model", client.init)

@@ -9,6 +9,7 @@ arrive at once, the order is drawn at random for each round.
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,8 +21,8 @@ from mpifl.core.options import NonNegativeFloat, PositiveShare
 
 
 @dataclass(frozen=True)
-class FedAsync(PlainVisits, Algorithm):
-    """One model, changed at every arrival.
+class BlendedUploads(PlainVisits, Algorithm, ABC):
+    """Uploads are blended into rows, the less the staler they are.
 
     Attributes:
         alpha: mixing rate of a fresh upload.
@@ -44,16 +45,20 @@ class FedAsync(PlainVisits, Algorithm):
         """Train with a proximal term towards the downloaded model."""
         return PlainVisit(mu=self.rho or None)
 
+    def rates(self, lag: np.ndarray) -> np.ndarray:
+        """Return alpha_t = alpha s(lag) [m]."""
+        s = np.ones(len(lag))
+        if self.staleness == "polynomial":
+            s = (lag + 1.0) ** -self.a
+        if self.staleness == "hinge":
+            s = np.where(lag <= self.b, 1.0, 1 / (self.a * np.maximum(lag - self.b, 0) + 1))
+        return self.alpha * s
+
+
+@dataclass(frozen=True)
+class FedAsync(BlendedUploads):
+    """One model, changed at every arrival."""
+
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Blend each upload in, one after the other."""
-        alpha = self.alpha * weight_of(self.staleness, notes.staleness, self.a, self.b)  # [m]
-        return Plan([in_turn(alpha, order=notes.arrival)])
-
-
-def weight_of(staleness: str, lag: np.ndarray, a: float, b: float) -> np.ndarray:
-    """Return s(lag) [m]."""
-    if staleness == "polynomial":
-        return (lag + 1.0) ** -a
-    if staleness == "hinge":
-        return np.where(lag <= b, 1.0, 1 / (a * np.maximum(lag - b, 0) + 1))
-    return np.ones(len(lag))
+        return Plan([in_turn(self.rates(notes.staleness), order=notes.arrival)])

@@ -7,13 +7,12 @@ client k, or the initial model w^0 for a client that never took part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from mpifl.core.method import Algorithm, Key, Needs, PlainVisits, Plan, RememberedUploads
-from mpifl.core.mixing import Mixing
+from mpifl.core.mixing import Mixing, updated
 from mpifl.core.types import Notes, ProblemInfo, Server
 
 
@@ -26,15 +25,11 @@ class FedAvgMemory(PlainVisits, RememberedUploads, Algorithm):
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from w^0, which row 1 keeps."""
-        server = super().setup(problem, fingerprints, key)
-        w0 = server.tables["model"]
-        tables = {"model": torch.cat([w0, w0])}
-        return replace(server, tables=tables, algorithm_state={"num_samples": problem.num_samples})
+        return problem.server(problem.alike(2), algorithm_state={"num_samples": problem.num_samples})
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Return w <- (sum_k n_k wbar_k + sum_j n_j w^0) / sum n, j over clients that never took part."""
-        n = server.algorithm_state["num_samples"].copy()
-        n[notes.client] = notes.num_samples  # data may change from visit to visit
+        n = updated(server.algorithm_state["num_samples"], notes.client, notes.num_samples)
         unseen = n.sum() - n[notes.client].sum()
         weights = np.stack([n[notes.client] / n.sum(), np.zeros(len(notes))])  # [2, m]
         keep = np.array([[0.0, unseen / n.sum()], [0.0, 1.0]])  # [2, 2]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisits, Plan, ProblemInfo, RowUpdates, Server
@@ -35,9 +34,7 @@ class FedAvgM(PlainVisits, RowUpdates, Algorithm):
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with v = 0."""
         v = torch.zeros(1, problem.layout.num_parameters)
-        return Server(
-            {"model": problem.init(0)[None], "momentum": v}, np.zeros(problem.num_clients, np.int64)
-        )
+        return problem.server(momentum=v)
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average by samples."""

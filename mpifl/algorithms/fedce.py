@@ -18,10 +18,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from mpifl.core.method import Algorithm, Client, Key, Needs, Plan
-from mpifl.core.mixing import rows
+from mpifl.core.method import Algorithm, Client, Downloads, Key, Needs, Plan
+from mpifl.core.mixing import rows, updated
 from mpifl.core.options import NonNegativeFloat, NumModels
-from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
+from mpifl.core.types import Message, Notes, ProblemInfo, Report, Server, State, Vector
 from mpifl.training.evaluation import component_losses
 
 VAL_BATCH = 64  # samples
@@ -43,24 +43,12 @@ class FedCE(Algorithm):
 
     paper = "cai2023fedce"
     needs = Needs(min_cohort=2, validation=True, different_starts=True)
+    downloads = Downloads(reads="all", serves="own", serves_unseen="all")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models and h = 0."""
-        models = torch.stack([problem.init(i) for i in range(self.num_clusters)])
         h = np.zeros((problem.num_clients, self.num_clusters))
-        return Server({"model": models}, np.zeros(problem.num_clients, np.int64), {"association": h})
-
-    def reads(self, server: Server, k: int) -> Reads:
-        """Download all models."""
-        return {"model": tuple(range(self.num_clusters))}
-
-    def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the model chosen last."""
-        return {"model": (int(server.assign[k]),)}
-
-    def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Evaluate with the best of all models."""
-        return self.reads(server, k)
+        return problem.server(self.num_clusters, algorithm_state={"association": h})
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return the served model, or the best of several."""
@@ -82,9 +70,9 @@ class FedCE(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """w_i <- sum_c softmax_c(h[c, i]) w_c."""
-        h, assign = server.algorithm_state["association"].copy(), server.assign.copy()  # [N, K], [N]
+        h = server.algorithm_state["association"].copy()  # [N, K]
         np.add.at(h, notes.client, notes["association"])  # a client may occur twice
-        assign[notes.client] = notes["best"]
+        assign = updated(server.assign, notes.client, notes["best"])
         ours = h[notes.client].T  # [K, m]
         a = np.exp(ours - ours.max(1, keepdims=True))
         return Plan([rows(a)], assign=assign, algorithm_state={"association": h})

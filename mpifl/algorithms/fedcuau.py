@@ -75,8 +75,7 @@ class FedCUAU(OneShotStatistics, Algorithm):
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` for more clusters than clients, or a model without the block `over` needs."""
-        remedy = f"there are only {problem.num_clients} clients; use fewer clusters"
-        require(self.num_clusters <= problem.num_clients, "num_clusters", self.num_clusters, remedy)
+        super().check(problem)
         remedy = "the model names no block below its head; use a model that does, or over fedavg"
         require(bool(self._block(problem.layout)), "over", self.over, remedy)
 

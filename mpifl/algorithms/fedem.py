@@ -10,72 +10,89 @@ evaluated with the last component alone, as trained by that client.
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Needs, Plan
-from mpifl.core.mixing import Mixing, componentwise, sample_weights
+from mpifl.core.method import Algorithm, Client, Downloads, Key, Needs, Plan
+from mpifl.core.mixing import Mixing, componentwise, sample_weights, updated
 from mpifl.core.options import NumModels
-from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State
+from mpifl.core.types import Message, Notes, ProblemInfo, Report, Server, State
 from mpifl.training.evaluation import component_losses, evaluate_mixture, responsibilities, train_components
 
 
 @dataclass(frozen=True)
-class FedEM(Algorithm):
+class MixtureOfModels(Algorithm, ABC):
     """K rows, all read and all trained by everyone.
 
     Attributes:
-        num_components: K, number of components.
-        variant: `paper` (evaluate the mixture) or `emdcfl` (evaluate the last component as the client trained
+        variant: `paper` (evaluate the mixture) or `emdcfl` (evaluate the last model as the client trained
             it).
     """
 
-    num_components: NumModels = 3
     variant: Literal["paper", "emdcfl"] = "paper"
 
-    paper = "marfoq2021federated"
     needs = Needs(
         client_state=True, averages=True, sample_losses=True, different_starts=True, several_models=True
     )
+    downloads = Downloads(reads="all")
 
-    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Start from K independent models: equal ones would stay equal."""
-        models = torch.stack([problem.init(j) for j in range(self.num_components)])
-        return Server({"model": models}, np.zeros(problem.num_clients, np.int64))
+    def corrected(self, scores: torch.Tensor, message: Message, client: Client) -> torch.Tensor:
+        """Return the logarithms of q before they are normalised [K, n], from log pi_k - l(theta_k; s)."""
+        return scores
 
-    def reads(self, server: Server, k: int) -> Reads:
-        """Download all components."""
-        return {"model": tuple(range(self.num_components))}
+    def further_uploads(self, q: torch.Tensor, message: Message, client: Client) -> dict[str, Any]:
+        """Return what a client uploads beside its models. Default: nothing."""
+        return {}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """E step, M step for pi, M step for every component by weighted training."""
-        q, pi = self._expect(message, state, client)
+        q, pi = self.expect(message, state, client)
+        uploads = self.further_uploads(q, message, client)
         theta, loss = train_components(client, message["model"], q, key)
         largest, told = {"component": int(pi.argmax())}, {"train_loss": loss}
-        report = client.report(largest, told, unsent=("component",), model=theta)
+        report = client.report(largest, told, unsent=("component",), model=theta, **uploads)
         return report, {"pi": pi} | ({"last": theta[-1]} if self.variant == "emdcfl" else {})
 
-    def _expect(self, message: Message, state: State, client: Client) -> tuple[torch.Tensor, torch.Tensor]:
+    def expect(self, message: Message, state: State, client: Client) -> tuple[torch.Tensor, torch.Tensor]:
         """Return q [K, n] and the new pi [K]."""
-        pi = state.get("pi", torch.full((self.num_components,), 1 / self.num_components))
         losses = component_losses(client, message["model"])  # [K, n]
-        q = responsibilities(pi.to(losses).log()[:, None] - losses)  # eq. 10
+        K = len(losses)
+        pi = state.get("pi", torch.full((K,), 1 / K))
+        scores = pi.to(losses).log()[:, None] - losses
+        q = responsibilities(self.corrected(scores, message, client))  # eq. 10
         return q, q.mean(1).cpu()  # eq. 11
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """theta_k <- sum_i n_i theta_ik / n; `assign` only records each client's largest component."""
-        n = np.tile(sample_weights(notes), (self.num_components, 1))  # [K, m]
-        assign = server.assign.copy()
-        assign[notes.client] = notes["component"]
+        n = np.tile(sample_weights(notes), (len(server.tables["model"]), 1))  # [K, m]
+        assign = updated(server.assign, notes.client, notes["component"])
         return Plan([Mixing(componentwise(n))], assign=assign)
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
         """Evaluate sum_k pi_k softmax(theta_k(x))."""
         if self.variant == "emdcfl":
             return client.evaluate(state.get("last", message["model"][-1]), split)
-        pi = state["pi"] if "pi" in state else self._expect(message, state, client)[1]
+        pi = state["pi"] if "pi" in state else self.expect(message, state, client)[1]
         return evaluate_mixture(client, message["model"], pi, split)
+
+
+@dataclass(frozen=True)
+class FedEM(MixtureOfModels):
+    """K rows, all read and all trained by everyone.
+
+    Attributes:
+        num_components: K, number of components.
+    """
+
+    num_components: NumModels = 3
+
+    paper = "marfoq2021federated"
+
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
+        """Start from K independent models: equal ones would stay equal."""
+        return problem.server(self.num_components)

@@ -65,10 +65,9 @@ class FedFomo(Algorithm):
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clients alike, with zero affinities; random draws are addressed by `seed` and version."""
-        num_clients = problem.num_clients
-        algorithm_state = {"affinity": np.zeros((num_clients, num_clients)), "seed": np.array(key.seed)}
-        models = problem.init(0)[None].expand(num_clients, -1)
-        return Server({"model": models}, np.arange(num_clients), algorithm_state)
+        N = problem.num_clients
+        algorithm_state = {"affinity": np.zeros((N, N)), "seed": np.array(key.seed)}
+        return problem.server(problem.alike(N), np.arange(N), algorithm_state)
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the chosen models of others; in round 2 of variant `ucfl`, the average of all."""
@@ -128,7 +127,7 @@ class FedFomo(Algorithm):
         address = key(int(server.algorithm_state["seed"]), server.version)
         chosen = choose(P, self.num_models, epsilon, address)
         mixing = own_rows(np.eye(len(notes)), notes, len(server.assign))
-        algorithm_state = {**server.algorithm_state, "affinity": P, "chosen": chosen}
+        algorithm_state = {"affinity": P, "chosen": chosen}
         if self.variant == "ucfl" and not server.version:
             n = np.bincount(notes.client, notes.num_samples, len(P))
             algorithm_state["shares"] = n / n.sum()

@@ -29,13 +29,8 @@ class FedNova(Algorithm):
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Store the number of parameters, after which the buffers begin."""
-        algorithm_state = {
-            "num_parameters": np.array(problem.layout.num_parameters),
-            "tau_eff": np.array(0.0),
-        }
-        return Server(
-            {"model": problem.init(0)[None]}, np.zeros(problem.num_clients, np.int64), algorithm_state
-        )
+        p = np.array(problem.layout.num_parameters)
+        return problem.server(algorithm_state={"num_parameters": p, "tau_eff": np.array(0.0)})
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Report d_i followed by the change of the buffers, and ||a_i||_1."""
@@ -49,8 +44,7 @@ class FedNova(Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Move x by sum p_i d_i and store tau_eff for `server_update`."""
         p = sample_weights(notes)
-        algorithm_state = {**server.algorithm_state, "tau_eff": np.array(float(p @ notes["accumulation"]))}
-        return Plan([add(p)], algorithm_state=algorithm_state)
+        return Plan([add(p)], algorithm_state={"tau_eff": np.array(float(p @ notes["accumulation"]))})
 
     def server_update(self, old: Server, new: Server) -> Server:
         """x <- x + tau_eff sum p_i d_i."""

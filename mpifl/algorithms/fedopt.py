@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisits, Plan, ProblemInfo, RowUpdates, Server
@@ -46,8 +45,7 @@ class AdaptiveServer(PlainVisits, RowUpdates, Algorithm, ABC):
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with m = 0 and v = tau^2."""
         m = torch.zeros(1, problem.layout.num_parameters)
-        tables = {"model": problem.init(0)[None], "first": m, "second": torch.full_like(m, self.tau**2)}
-        return Server(tables, np.zeros(problem.num_clients, np.int64))
+        return problem.server(first=m, second=torch.full_like(m, self.tau**2))
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average by samples."""

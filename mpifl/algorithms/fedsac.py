@@ -16,27 +16,26 @@ pulls towards the received model, with lam 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from annotated_types import Interval
 
 from mpifl.clustering.partitions import simplex_projection
-from mpifl.clustering.server_plans import dissimilarity, graph_plan, own_models
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Needs, Plan
+from mpifl.core.method import Client, Trained
 from mpifl.core.mixing import sample_weights
 from mpifl.core.options import NonNegativeFloat
-from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
-from mpifl.training.corrections import aligned_vectors, train_aligned
+from mpifl.core.types import Notes
+
+from .pfedgraph import CollaborationGraph
 
 ROUNDING = 1e-6  # of features in float32
 
 
 @dataclass(frozen=True)
-class FedSaC(ComparedUploads, Algorithm):
+class FedSaC(CollaborationGraph):
     """N rows, one for each client, which reads its own.
 
     Attributes:
@@ -53,48 +52,26 @@ class FedSaC(ComparedUploads, Algorithm):
     lambda2: NonNegativeFloat = 1.4
     num_directions: Annotated[int, Interval(ge=1, le=1000)] = 3
     lam: NonNegativeFloat | None = None
-    variant: Literal["paper", "repo", "emdcfl"] = "paper"
 
     paper = "yan2024balancing"
-    needs = Needs(row_per_client=True)
-    gram = "delta"
 
-    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Start all clients alike, with zero directions."""
-        return own_models(problem, directions=self.variant != "emdcfl")
+    def pull(self) -> float:
+        """Return lam."""
+        return self.lam if self.lam is not None else 1.0 if self.variant == "emdcfl" else 0.01
 
-    def reads(self, server: Server, k: int) -> Reads:
-        """Download the own mixture and the direction to train towards."""
-        return {name: (k,) for name in server.tables}
-
-    def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the client's own mixture."""
-        return {"model": (k,)}
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train towards the direction, then send the principal directions of the features."""
-        lam = self.lam if self.lam is not None else 1.0 if self.variant == "emdcfl" else 0.01
-        trained, vectors = train_aligned(client, message, lam, self.variant, key)
+    def notes_of(self, trained: Trained, client: Client) -> dict[str, np.ndarray]:
+        """Return the principal directions of the features."""
         x, emdcfl = client.data.train.x, self.variant == "emdcfl"
         features = client.embed(trained.vector, x, train_mode=emdcfl).cpu().double().numpy()
         features = features.reshape(-1, features.shape[-1])  # of sequences: a row for each position
         width = features.shape[1]
         remedy = f"embeddings have {width} numbers; use {width} or fewer"
         require(self.num_directions <= width, "algorithm.num_directions", self.num_directions, remedy)
-        notes = {"basis": principal_directions(features, self.num_directions)}
-        metrics = {"train_loss": trained.loss}
-        return client.report(notes, metrics, unsent=("delta", "direction"), based_on=None, **vectors), {}
+        return {"basis": principal_directions(features, self.num_directions)}
 
-    def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
-        """Return update and direction of the model as it arrives."""
-        return aligned_vectors(report, arrived["model"])
-
-    def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """w_i <- sum_j x_ij w_j, and v_i likewise, over the clients that take part."""
-        d = dissimilarity(notes["gram"], None if self.variant == "emdcfl" else -0.9)
-        c = overlap(notes["basis"])
-        X = graph(c, d, sample_weights(notes), self.lambda1, self.lambda2)
-        return graph_plan(server, notes, X)
+    def graph(self, d: np.ndarray, notes: Notes) -> np.ndarray:
+        """Return the graph that rewards similar updates and complementary features."""
+        return graph(overlap(notes["basis"]), d, sample_weights(notes), self.lambda1, self.lambda2)
 
 
 def graph(c: np.ndarray, d: np.ndarray, p: np.ndarray, lambda1: float, lambda2: float) -> np.ndarray:

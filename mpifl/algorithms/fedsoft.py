@@ -22,11 +22,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from mpifl.core.method import Algorithm, Client, Key, Needs, Plan, PlannedRun
+from mpifl.core.method import Algorithm, Client, Downloads, Key, Needs, Plan, PlannedRun
 from mpifl.core.mixing import rows
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, NumModels, PositiveInt, PositiveShare
 from mpifl.core.rng import key
-from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
+from mpifl.core.types import Message, Notes, ProblemInfo, Report, Server, State, Vector
 from mpifl.training.evaluation import component_losses, counts_of_best
 
 VAL_BATCH = 64  # samples; variant emdcfl
@@ -54,6 +54,7 @@ class FedSoft(Algorithm):
     variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "ruan2022fedsoft"
+    downloads = Downloads(reads="all")
 
     def ignored_options(self) -> Mapping[str, str]:
         """Variant `emdcfl` has neither a proximal term nor a share for zero counts."""
@@ -80,16 +81,10 @@ class FedSoft(Algorithm):
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent centres; random draws are addressed by `seed` and version."""
-        centres = torch.stack([problem.init(s) for s in range(self.num_clusters)])
-        algorithm_state = {
-            "counts": np.zeros((problem.num_clients, self.num_clusters)),
-            "seed": np.array(key.seed),
-        }
-        return Server({"model": centres}, np.zeros(problem.num_clients, np.int64), algorithm_state)
-
-    def reads(self, server: Server, k: int) -> Reads:
-        """Download all centres."""
-        return {"model": tuple(range(self.num_clusters))}
+        counts = np.zeros((problem.num_clients, self.num_clusters))
+        return problem.server(
+            self.num_clusters, algorithm_state={"counts": counts, "seed": np.array(key.seed)}
+        )
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Count samples when due, then train near the centres."""
@@ -136,8 +131,8 @@ class FedSoft(Algorithm):
             v = selection(
                 v, min(self.selected, len(notes)), key(int(server.algorithm_state["seed"]), server.version)
             )
-        algorithm_state = {**server.algorithm_state, "counts": counts}
-        return Plan([rows(v)], assign=counts.argmax(1).astype(np.int64), algorithm_state=algorithm_state)
+        assign = counts.argmax(1).astype(np.int64)
+        return Plan([rows(v)], assign=assign, algorithm_state={"counts": counts})
 
     def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
         """Subtract counts that are not sent: those of known clients in rounds without a count."""

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mpifl.core.method import Algorithm, Client, Key, Needs, Plan, ServerEvaluation
-from mpifl.core.mixing import blend
+from mpifl.core.method import Algorithm, Client, Downloads, Key, Needs, Plan, ServerEvaluation
+from mpifl.core.mixing import blend, updated
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveShare, UnitInterval
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State
 from mpifl.training.evaluation import component_losses, counts_of_best
 
-from .ccfl import CCFL, lateness, pretrained
+from .ccfl import CCFL, lateness, pretrained, trained_near
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,14 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
 
     paper = CCFL.paper
     needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True, classes=True)
+    downloads = Downloads(reads="all")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Pre-train a model on each D_k."""
         w = pretrained(problem, self.pretrain_epochs, key)  # [K, d]
-        K, n = len(w), problem.num_clients
-        algorithm_state = {"mu": np.full((n, K), 1 / K), "changed": np.zeros(K)}
-        return Server({"model": w}, np.zeros(n, np.int64), algorithm_state)
-
-    def reads(self, server: Server, k: int) -> Reads:
-        """Download all K models."""
-        return {"model": tuple(range(len(server.tables["model"])))}
+        K = len(w)
+        mu = np.full((problem.num_clients, K), 1 / K)
+        return problem.server(w, algorithm_state={"mu": mu, "changed": np.zeros(K)})
 
     def serves(self, server: Server, k: int) -> Reads:
         """Evaluate with sum_k mu_k w_k, with the client's last mu."""
@@ -74,12 +71,7 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
         losses = component_losses(client, w)  # [K, n]
         mu = counts_of_best(losses) / losses.shape[1]
         mu = torch.where(mu == 0, self.sigma, mu)
-        ref = (mu.to(w) @ w).to(w)
-        start = ref[: client.layout.num_parameters]
-        trained = client.sgd(ref, key, direction=lambda g, v: g + self.rho * (v - start))
-        name = client.task.metric.name
-        metrics = {"train_loss": trained.loss, f"{name}_before": client.evaluate(trained.vector)[name]}
-        return client.report({"mu": mu.numpy()}, metrics, model=trained.vector), {}
+        return trained_near(client, (mu.to(w) @ w).to(w), self.rho, key, {"mu": mu.numpy()}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Move every cluster by its share."""
@@ -87,8 +79,7 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
         tau = server.version - int(notes.staleness[0])
         changed = server.algorithm_state["changed"]
         alpha = self.alpha0 * mu * lateness(changed - tau, self.a, self.b)  # [K]
-        all_mu = server.algorithm_state["mu"].copy()
-        all_mu[m] = mu
+        all_mu = updated(server.algorithm_state["mu"], m, mu)
         algorithm_state = {"mu": all_mu, "changed": np.where(alpha > 0, server.version + 1, changed)}
         return Plan([blend(alpha[:, None])], assign=all_mu.argmax(1), algorithm_state=algorithm_state)
 

@@ -44,7 +44,7 @@ from mpifl.core.method import (
     RememberedUploads,
 )
 from mpifl.core.metric import least
-from mpifl.core.mixing import Mixing, by_cluster, rows
+from mpifl.core.mixing import Mixing, by_cluster, rows, updated
 from mpifl.core.options import NonNegativeFloat, NumModels
 from mpifl.core.parameters import Layout
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
@@ -97,13 +97,12 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         if self._counts(problem.layout):
             centres = torch.nn.functional.pad(centres, (0, 1))
         drawn = key.numpy().integers(self.num_clusters, size=problem.num_clients)
-        assign = np.zeros(problem.num_clients, np.int64) if self.variant == "flt" else drawn
-        if self.variant == "flt":
-            centres = torch.cat([centres, centres])
+        if self.variant != "flt":
+            return problem.server(centres, drawn)
         if not self.initial_models:
-            return Server({"model": centres}, assign)
+            return problem.server(torch.cat([centres, centres]))
         state = {"num_samples": problem.num_samples, "moved": np.zeros(self.num_clusters)}
-        return Server({"model": torch.cat([centres, problem.init(0)[None]])}, assign, state)
+        return problem.server(torch.cat([centres, centres, problem.alike(1)]), algorithm_state=state)
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
         """Evaluate with the best-fitting of all centres; under `initial_models` with the assigned one."""
@@ -142,11 +141,10 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         """Take the E and the M step."""
         if self.initial_models:
             return self._with_everyone(server, notes)
-        assign, K = server.assign.copy(), self.num_clusters
-        assign[notes.client] = k = self._nearest(server, notes)  # [m]
+        K, k = self.num_clusters, self._nearest(server, notes)  # k [m]
+        assign = updated(server.assign, notes.client, k)
         if self.variant == "flexcfl":
-            assign = server.assign.copy()
-            assign[notes.client[notes.fresh]] = k[notes.fresh]
+            assign = updated(server.assign, notes.client[notes.fresh], k[notes.fresh])
             return Plan([by_cluster(k, K, notes.fresh.astype(float))], assign=assign)
         if self.variant == "emdcfl":
             return Plan([by_cluster(k, K, notes.num_samples)], assign=assign)

@@ -46,7 +46,7 @@ from mpifl.core.method import (
     declared,
 )
 from mpifl.core.metric import least
-from mpifl.core.mixing import Mixing, by_cluster
+from mpifl.core.mixing import Mixing, by_cluster, updated
 from mpifl.core.options import NonNegativeFloat, NumModels, PositiveInt
 from mpifl.core.types import Message, Notes, ProblemInfo, Report, Server, State, Vector
 from mpifl.training.evaluation import change_on_arrival, counter_weight, state_change
@@ -131,9 +131,8 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
         """Return m groups without members, and the initial model, which everyone reads."""
         N, m, weight = problem.num_clients, self.num_groups, counter_weight(problem.layout)
         width = problem.layout.size + (weight is not None)
-        tables = {"model": problem.init(0)[None].expand(m + 1, -1), "direction": torch.zeros(m, width)}
         state = {"known": np.zeros(N, bool), "batches": np.zeros(m), "counter": np.array(weight or 0.0)}
-        return Server(tables, np.full(N, m), state)
+        return problem.server(problem.alike(m + 1), np.full(N, m), state, direction=torch.zeros(m, width))
 
     def _groups(self, gram: np.ndarray) -> np.ndarray:
         """Return the group [n] of each update, from their products."""
@@ -194,11 +193,11 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
             return self._first(server, notes) if server.version == 0 else self._later(server, notes)
         if self.migration is None:
             return clustered_plan(server, notes)
-        known, stays = server.algorithm_state["known"].copy(), notes["shifted"] == 0
-        known[notes.client] = stays
+        stays = notes["shifted"] == 0
         labels = np.where(stays, server.assign[notes.client], -1)
         mixing = by_cluster(labels, len(server.tables["model"]), notes.num_samples)
-        return Plan([mixing], algorithm_state={**server.algorithm_state, "known": known})
+        known = updated(server.algorithm_state["known"], notes.client, stays)
+        return Plan([mixing], algorithm_state={"known": known})
 
     def _first(self, server: Server, notes: Notes) -> Plan:
         """Group the step's clients by their updates; w_j is the mean of their models, g_j of their dw."""
@@ -232,14 +231,14 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
 
         A group's batch counter is averaged like its model: over uploads of group `trained`, by `weights`.
         """
-        assign, state = server.assign.copy(), dict(server.algorithm_state)
-        known, batches = state["known"].copy(), state["batches"].copy()
-        assign[notes.client], known[notes.client] = labels, True
+        batches = server.algorithm_state["batches"].copy()
         for j in np.unique(trained[trained >= 0]):
             some = trained == j
             seen = np.average(notes["steps"][some], weights=weights[some])
             batches[j] = int(batches[j] + seen + 1e-9)  # an integer there: means are truncated
-        return Plan(mixings, assign=assign, algorithm_state={**state, "known": known, "batches": batches})
+        known = updated(server.algorithm_state["known"], notes.client, True)
+        assign = updated(server.assign, notes.client, labels)
+        return Plan(mixings, assign=assign, algorithm_state={"known": known, "batches": batches})
 
     def server_update(self, old: Server, new: Server) -> Server:
         """Take the inter-group step; under `emdcfl` from round 2."""

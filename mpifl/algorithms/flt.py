@@ -24,7 +24,7 @@ changes 3 to 4 % of the links without fine-tuning and 4 to 7 % with it, all insi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -35,38 +35,29 @@ from annotated_types import Interval
 from torch import nn
 
 from mpifl.clustering.distances import closest_pair, matching_distance, pairwise
-from mpifl.clustering.server_plans import (
-    centroids_of_all,
-    check_case,
-    client_centroids,
-    linked_clients,
-    regrouped,
-    related_plan,
-    related_server,
-)
+from mpifl.clustering.server_plans import client_centroids
 from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVisits, Plan, RememberedUploads
-from mpifl.core.options import NonNegativeInt, NumModelsOrZero, PositiveFloat, PositiveInt
+from mpifl.core.method import Client, Key, Needs
+from mpifl.core.options import NonNegativeInt, PositiveFloat, PositiveInt
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
+
+from .related_clients import RelatedClients
 
 ROUNDING = 1e-5  # of pixels that were resized
 DISTANCES = {"matching": matching_distance, "closest": closest_pair}
 
 
 @dataclass(frozen=True)
-class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
+class FLT(RelatedClients):
     """One row per set of related clients, and the initial model.
 
     Attributes:
         gamma: distance on the plane below which two clients are related.
         centroids: k, centroids of a client; 0: its number of classes.
         distance: distance of two clients' sets of centroids: `matching` (of least cost) or `closest` (pair).
-        case: `full` (average over related clients) or `ward` (FedAvg in `num_clusters` Ward clusters; 0
-            chooses their number).
-        all_clients: average absent clients, too, by their last model or the initial one.
         autoencoder: `flt_ae` (grey, 28 x 28) or `flt_ae_cifar` (colour).
         code: e, width of a code.
         pretrain_epochs: epochs of pre-training of the autoencoder at the server.
@@ -77,9 +68,6 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
     gamma: PositiveFloat = 1.0
     centroids: Annotated[int, Interval(ge=0, le=1000)] = 5
     distance: Literal["matching", "closest"] = "matching"
-    case: Literal["full", "ward"] = "full"
-    num_clusters: NumModelsOrZero = 0
-    all_clients: bool = True
     autoencoder: Literal["flt_ae", "flt_ae_cifar"] = "flt_ae"
     code: PositiveInt = 128
     pretrain_epochs: NonNegativeInt = 25
@@ -92,7 +80,6 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_case(self.case, self.num_clusters)
         remedy = "needs outputs in [0, 1], and those of flt_ae_cifar are any numbers; use mse, or flt_ae"
         require(self.loss == "mse" or self.autoencoder == "flt_ae", "loss", self.loss, remedy)
 
@@ -150,41 +137,18 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         return client.report({"centroids": client_centroids(codes, k, self.centroids or classes)})
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Link the initial clients."""
+        """Link the initial clients, whose centroids fit the plane."""
         assert fingerprints is not None
-        centroids = centroids_of_all(fingerprints, problem.num_clients)
         found = np.isfinite(fingerprints["centroids"][:, :, 0]).sum()
         joined = len(fingerprints.client) < problem.num_clients
         self._check_points(int(found), joined, "algorithm.centroids")
-        server = related_server(
-            problem, fingerprints.client, self._linked(centroids, fingerprints.client, np.zeros(0, np.int64))
-        )
-        kept = {"centroids": centroids, "founders": fingerprints.client}
-        return replace(server, algorithm_state={**server.algorithm_state, **kept})
+        server = super().setup(problem, fingerprints, key)
+        founders = {"founders": fingerprints.client}
+        return replace(server, algorithm_state={**server.algorithm_state, **founders})
 
-    def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
-        """Link new clients with all known clients."""
-        centroids = server.algorithm_state["centroids"].copy()
-        centroids[fingerprints.client] = fingerprints["centroids"]
-        known = server.algorithm_state["known"].copy()
-        known[fingerprints.client] = True
-        later = np.setdiff1d(np.flatnonzero(known), server.algorithm_state["founders"])
-        linked = self._linked(centroids, server.algorithm_state["founders"], later)
-        everyone = np.concatenate([server.algorithm_state["founders"], later])
-        return regrouped(server, everyone, linked, centroids=centroids)
-
-    def _linked(self, centroids: np.ndarray, initial_clients: np.ndarray, later: np.ndarray) -> np.ndarray:
-        """Return which clients are averaged together [n, n], initial clients first, from centroids [N, k, e].
-
-        A~ = 1[A < gamma], A measured on the plane fitted to the initial clients.
-        """
-        clouds = [c[~np.isnan(c[:, 0])] for c in centroids[np.concatenate([initial_clients, later])]]
-        points, start = np.concatenate(clouds), sum(len(c) for c in clouds[: len(initial_clients)])
+    def related(self, centroids: Sequence[np.ndarray], num_initial: int) -> np.ndarray:
+        """Return A < gamma, A measured on the plane fitted to the initial clients."""
+        points, start = np.concatenate(centroids), sum(len(c) for c in centroids[:num_initial])
         plane = umap_plane(points[:start], points[start:])
-        Z = np.split(plane, np.cumsum([len(c) for c in clouds])[:-1])
-        A = pairwise(Z, DISTANCES[self.distance])
-        return linked_clients((self.gamma > A) | np.eye(len(A), dtype=bool), self.case, self.num_clusters)
-
-    def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Average over related clients."""
-        return related_plan(server, notes, self.all_clients)
+        Z = np.split(plane, np.cumsum([len(c) for c in centroids])[:-1])
+        return self.gamma > pairwise(Z, DISTANCES[self.distance])

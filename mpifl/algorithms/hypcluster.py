@@ -10,13 +10,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
-from mpifl.core.method import Algorithm, Client, Key, Needs, PlainVisit, PlainVisits, Plan, RowUpdates
-from mpifl.core.mixing import by_cluster
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Downloads,
+    Key,
+    Needs,
+    PlainVisit,
+    PlainVisits,
+    Plan,
+    RowUpdates,
+)
+from mpifl.core.mixing import by_cluster, updated
 from mpifl.core.options import NumModels
-from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Server, State, Vector
+from mpifl.core.types import Message, Notes, ProblemInfo, Server, State, Vector
 from mpifl.training.evaluation import fitting_model
 
 
@@ -33,23 +40,11 @@ class HypCluster(PlainVisits, RowUpdates, Algorithm):
     trained = "cluster"
     paper = "mansour2020three"
     needs = Needs(averages=True, different_starts=True)
+    downloads = Downloads(reads="all", serves="own", serves_unseen="all")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models."""
-        models = torch.stack([problem.init(j) for j in range(self.num_clusters)])
-        return Server({"model": models}, np.zeros(problem.num_clients, np.int64))
-
-    def reads(self, server: Server, k: int) -> Reads:
-        """Download all hypotheses."""
-        return {"model": tuple(range(self.num_clusters))}
-
-    def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the hypothesis chosen last."""
-        return {"model": (int(server.assign[k]),)}
-
-    def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Evaluate with the best-fitting of all hypotheses."""
-        return self.reads(server, k)
+        return problem.server(self.num_clusters)
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return the served hypothesis, or the best-fitting of several."""
@@ -61,6 +56,6 @@ class HypCluster(PlainVisits, RowUpdates, Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each hypothesis by samples; one that nobody chose stays as it is."""
-        k, assign = notes["cluster"].astype(int), server.assign.copy()
-        assign[notes.client] = k
+        k = notes["cluster"].astype(int)
+        assign = updated(server.assign, notes.client, k)
         return Plan([by_cluster(k, self.num_clusters, notes.num_samples)], assign=assign)

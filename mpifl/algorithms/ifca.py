@@ -28,6 +28,7 @@ from mpifl.core.method import (
     Algorithm,
     Capability,
     Client,
+    Downloads,
     Key,
     Needs,
     OneShotStatistics,
@@ -37,7 +38,7 @@ from mpifl.core.method import (
     RowUpdates,
     declared,
 )
-from mpifl.core.mixing import add, by_cluster
+from mpifl.core.mixing import add, by_cluster, updated
 from mpifl.core.options import NonNegativeInt, NumModels, UnitInterval
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
@@ -78,6 +79,7 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
 
     paper = "ghosh2020efficient"
     trained = "cluster"
+    downloads = Downloads(reads="all", serves_unseen="all")
 
     def ignored_options(self) -> Mapping[str, str]:
         """`least` belongs to `restarts`."""
@@ -151,18 +153,10 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         body, head = take(models[:1], layout.part("body")), take(models, layout.part("head"))
         return Server({"body": body, "head": head}, assign)
 
-    def reads(self, server: Server, k: int) -> Reads:
-        """Download all K models."""
-        return {name: tuple(range(len(rows))) for name, rows in server.tables.items()}
-
     def serves(self, server: Server, k: int) -> Reads:
         """Evaluate with the model chosen last."""
         own = (int(server.assign[k]),)
         return {name: (0,) if name == "body" else own for name in server.tables}
-
-    def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Evaluate with the best-fitting of all models."""
-        return self.reads(server, k)
 
     def _models(self, message: Message, client: Client) -> list[Vector]:
         """Return the models that were downloaded, in order."""
@@ -202,8 +196,6 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         k = notes["cluster"].astype(int)  # [m]
         by_samples = self.variant == "emdcfl" if self.weighted is None else self.weighted
         weights = notes.num_samples if by_samples else np.ones(len(notes))
-        assign = server.assign.copy()
-        assign[notes.client] = k
         mixings = []
         for name, rows in server.tables.items():
             row = k if name != "body" else np.zeros(len(notes), np.int64)
@@ -212,4 +204,4 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
                 members = (np.arange(len(rows))[:, None] == row) * weights
                 one = add(members / weights.sum(), into=name, of=name)
             mixings.append(one)
-        return Plan(mixings, assign=assign)
+        return Plan(mixings, assign=updated(server.assign, notes.client, k))

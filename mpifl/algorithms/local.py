@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.core.method import Algorithm, Client, Key, Needs, Plan
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector
+from mpifl.core.method import Algorithm, Client, Downloads, Key, Needs, Plan
+from mpifl.core.types import Message, Notes, Report, Server, State
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,7 @@ class Local(Algorithm):
 
     paper = "mcmahan2017communication"
     needs = Needs(client_state=True, alone=True)
-
-    def reads(self, server: Server, k: int) -> Reads:
-        """Download nothing: all clients know the initial model from the seed."""
-        return {}
+    downloads = Downloads(reads="none", serves="none")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train on from the client's own model."""
@@ -33,10 +30,6 @@ class Local(Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Mix nothing."""
         return Plan([])
-
-    def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return the client's own model."""
-        return state.get("model", client.init)
 
     def labels(self, server: Server) -> np.ndarray:
         """Return a cluster of its own for every client."""

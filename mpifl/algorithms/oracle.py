@@ -31,8 +31,7 @@ class Oracle(PlainVisits, RememberedUploads, Algorithm):
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from one model; store the true groups."""
         assert problem.groups is not None
-        start = np.zeros(problem.num_clients, np.int64)
-        return Server({"model": problem.init(0)[None]}, start, {"groups": problem.groups})
+        return problem.server(algorithm_state={"groups": problem.groups})
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average per true group."""

@@ -16,55 +16,39 @@ clients) another order changes 36 to 39 % of the links, since many distances are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from annotated_types import Interval
 
 from mpifl.clustering.distances import matching_distance, pairwise
-from mpifl.clustering.server_plans import (
-    centroids_of_all,
-    check_case,
-    client_centroids,
-    linked_clients,
-    regrouped,
-    related_plan,
-    related_server,
-)
-from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVisits, Plan, RememberedUploads
-from mpifl.core.options import NumModelsOrZero, PositiveFloat, PositiveInt
-from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
+from mpifl.clustering.server_plans import client_centroids
+from mpifl.core.method import Client, Key, Needs
+from mpifl.core.options import PositiveFloat, PositiveInt
+from mpifl.core.types import ProblemInfo, Report, Vector
+
+from .related_clients import RelatedClients
 
 
 @dataclass(frozen=True)
-class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
+class PCAKMHC(RelatedClients):
     """One row per set of related clients, and the initial model.
 
     Attributes:
         threshold: matching distance below which two clients are related.
         components: e, number of principal components; at most the number of pixels.
         centroids: k, centroids of a client.
-        case: `full` (average over related clients) or `ward` (FedAvg in `num_clusters` Ward clusters; 0
-            chooses their number).
-        all_clients: average absent clients, too, by their last model or the initial one.
     """
 
     threshold: PositiveFloat = 1.2
     components: PositiveInt = 128
     centroids: Annotated[int, Interval(ge=1, le=1000)] = 5
-    case: Literal["full", "ward"] = "full"
-    num_clusters: NumModelsOrZero = 0
-    all_clients: bool = True
 
     paper = "dennis2021heterogeneity"
     needs = Needs(averages=True, inputs=("images", "features"))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_case(self.case, self.num_clusters)
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send nothing: a client needs its own images only."""
@@ -78,29 +62,9 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
         scores = _scores(rows, e)[: len(x)]
         return client.report({"centroids": client_centroids(scores, self.centroids, self.centroids)})
 
-    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Link the initial clients."""
-        assert fingerprints is not None
-        centroids = centroids_of_all(fingerprints, problem.num_clients)
-        server = related_server(problem, fingerprints.client, self._linked(centroids[fingerprints.client]))
-        return replace(server, algorithm_state={**server.algorithm_state, "centroids": centroids})
-
-    def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
-        """Link new clients with all known clients."""
-        centroids = server.algorithm_state["centroids"].copy()
-        centroids[fingerprints.client] = fingerprints["centroids"]
-        everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), fingerprints.client)
-        return regrouped(server, everyone, self._linked(centroids[everyone]), centroids=centroids)
-
-    def _linked(self, centroids: np.ndarray) -> np.ndarray:
-        """Return which clients are averaged together [n, n], from centroids [n, k, e]."""
-        A = pairwise([c[~np.isnan(c[:, 0])] for c in centroids], matching_distance)
-        related = (self.threshold > A) | np.eye(len(A), dtype=bool)
-        return linked_clients(related, self.case, self.num_clusters)
-
-    def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Average over related clients."""
-        return related_plan(server, notes, self.all_clients)
+    def related(self, centroids: Sequence[np.ndarray], num_initial: int) -> np.ndarray:
+        """Return A < threshold, A the matching distances of the centroids."""
+        return self.threshold > pairwise(centroids, matching_distance)
 
 
 def _scores(x: np.ndarray, e: int) -> np.ndarray:

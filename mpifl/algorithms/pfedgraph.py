@@ -15,6 +15,7 @@ uniform averaging); cosines are not clipped; v_i is the direction of the receive
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +24,7 @@ import numpy as np
 
 from mpifl.clustering.partitions import simplex_projection
 from mpifl.clustering.server_plans import dissimilarity, graph_plan, own_models
-from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Needs, Plan
+from mpifl.core.method import Algorithm, Client, ComparedUploads, Downloads, Key, Needs, Plan, Trained
 from mpifl.core.mixing import sample_weights
 from mpifl.core.options import NonNegativeFloat, PositiveFloat
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
@@ -31,7 +32,53 @@ from mpifl.training.corrections import aligned_vectors, train_aligned
 
 
 @dataclass(frozen=True)
-class PFedGraph(ComparedUploads, Algorithm):
+class CollaborationGraph(ComparedUploads, Algorithm, ABC):
+    """N rows, one for each client, which reads its own; table `direction` has the v_i."""
+
+    variant: Literal["paper", "repo", "emdcfl"] = "paper"
+
+    needs = Needs(row_per_client=True)
+    downloads = Downloads(serves="own")
+    gram = "delta"
+
+    @abstractmethod
+    def pull(self) -> float:
+        """Return lam, the weight of the cosine term in local training."""
+
+    @abstractmethod
+    def graph(self, d: np.ndarray, notes: Notes) -> np.ndarray:
+        """Return the graph X [m, m] from the dissimilarities of the updates d [m, m]."""
+
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
+        """Start all clients alike, with zero directions."""
+        return own_models(problem, directions=self.variant != "emdcfl")
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download the own mixture and the direction to train towards."""
+        return {name: (k,) for name in server.tables}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train towards v_i; the server computes the compared update from the upload."""
+        trained, vectors = train_aligned(client, message, self.pull(), self.variant, key)
+        notes, metrics = self.notes_of(trained, client), {"train_loss": trained.loss}
+        return client.report(notes, metrics, unsent=("delta", "direction"), based_on=None, **vectors), {}
+
+    def notes_of(self, trained: Trained, client: Client) -> dict[str, np.ndarray]:
+        """Return the notes of a visit. Default: none."""
+        return {}
+
+    def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
+        """Return update and direction of the model as it arrives."""
+        return aligned_vectors(report, arrived["model"])
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """w_i <- sum_j x_ij w_j, and v_i likewise, over the clients that take part."""
+        d = dissimilarity(notes["gram"], None if self.variant == "emdcfl" else -0.9)
+        return graph_plan(server, notes, self.graph(d, notes))
+
+
+@dataclass(frozen=True)
+class PFedGraph(CollaborationGraph):
     """N rows, one for each client, which reads its own.
 
     Attributes:
@@ -44,38 +91,16 @@ class PFedGraph(ComparedUploads, Algorithm):
 
     alpha: PositiveFloat = 0.8
     lam: NonNegativeFloat = 0.01
-    variant: Literal["paper", "repo", "emdcfl"] = "paper"
 
     paper = "ye2023personalized"
-    needs = Needs(row_per_client=True)
-    gram = "delta"
 
-    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Start all clients alike, with zero directions."""
-        return own_models(problem, directions=self.variant != "emdcfl")
+    def pull(self) -> float:
+        """Return lam."""
+        return self.lam
 
-    def reads(self, server: Server, k: int) -> Reads:
-        """Download the own mixture and the direction to train towards."""
-        return {name: (k,) for name in server.tables}
-
-    def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the client's own mixture."""
-        return {"model": (k,)}
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train towards v_i; the server computes the compared update from the upload."""
-        trained, vectors = train_aligned(client, message, self.lam, self.variant, key)
-        metrics = {"train_loss": trained.loss}
-        return client.report({}, metrics, unsent=("delta", "direction"), based_on=None, **vectors), {}
-
-    def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
-        """Return update and direction of the model as it arrives."""
-        return aligned_vectors(report, arrived["model"])
-
-    def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """w_i <- sum_j x_ij w_j, and v_i likewise, over the clients that take part."""
-        d = dissimilarity(notes["gram"], None if self.variant == "emdcfl" else -0.9)
-        return graph_plan(server, notes, graph(d, sample_weights(notes), self.alpha))
+    def graph(self, d: np.ndarray, notes: Notes) -> np.ndarray:
+        """Return the graph that stays near the clients' shares of samples."""
+        return graph(d, sample_weights(notes), self.alpha)
 
 
 def graph(d: np.ndarray, p: np.ndarray, alpha: float) -> np.ndarray:

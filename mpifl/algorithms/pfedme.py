@@ -26,10 +26,10 @@ from typing import Any, Literal
 import torch
 
 from mpifl.core.client import proximal
-from mpifl.core.method import Algorithm, Client, Direction, Key, Needs, Plan
+from mpifl.core.method import Algorithm, Client, Direction, Downloads, Key, Needs, Plan
 from mpifl.core.mixing import blend, sample_weights
 from mpifl.core.options import NonNegativeFloat, PositiveFloat, PositiveInt
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector
+from mpifl.core.types import Message, Notes, Report, Server, State, Vector
 from mpifl.training.evaluation import mean_loss
 
 IGNORED = {  # keys of `local` -> keys of the method
@@ -120,10 +120,7 @@ class PFedMe(Algorithm):
 
     paper = "dinh2020personalized"
     needs = Needs(client_state=True, new_optimizer=True, ignores=IGNORED, averages=True)
-
-    def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the client's own theta."""
-        return {}
+    downloads = Downloads(serves="none")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Alternate theta and w_i over R mini-batches."""
@@ -189,7 +186,3 @@ class PFedMe(Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """w <- (1 - beta) w + beta sum n_i w_i / n."""
         return Plan([blend(self.beta * sample_weights(notes))])
-
-    def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return theta, or the common initial model before the first visit."""
-        return state.get("model", client.init)

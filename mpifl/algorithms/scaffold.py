@@ -18,10 +18,10 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from mpifl.core.method import Algorithm, Client, Key, Needs, Plan
+from mpifl.core.method import Algorithm, Client, Downloads, Key, Needs, Plan
 from mpifl.core.mixing import add
 from mpifl.core.options import PositiveFloat
-from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State
+from mpifl.core.types import Message, Notes, ProblemInfo, Report, Server, State
 
 from .fednova import accumulation
 
@@ -39,19 +39,12 @@ class SCAFFOLD(Algorithm):
     paper = "karimireddy2020scaffold"
     changes = MappingProxyType({"model": "model"})
     needs = Needs(client_state=True, sgd="any", new_optimizer=True, averages=True, every_upload=True)
+    downloads = Downloads(reads="all", serves="own")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with c = 0."""
         c = torch.zeros(1, problem.layout.num_parameters)
-        return Server({"model": problem.init(0)[None], "control": c}, np.zeros(problem.num_clients, np.int64))
-
-    def reads(self, server: Server, k: int) -> Reads:
-        """Download x and c."""
-        return {"model": (0,), "control": (0,)}
-
-    def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with x."""
-        return {"model": (0,)}
+        return problem.server(control=c)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train along g - c_k + c; then c_k+ = c_k - c + (x - y) / (a eta)."""

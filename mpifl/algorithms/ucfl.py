@@ -33,9 +33,20 @@ from mpifl.clustering.partitions import kmeans, kmeans_by_silhouette
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Split
 from mpifl.core.imports import load_object
-from mpifl.core.method import Algorithm, Client, Key, Needs, OneShotStatistics, PlainVisit, PlainVisits, Plan
-from mpifl.core.mixing import own_rows, rows
-from mpifl.core.options import NonNegativeFloat, PositiveFloat, Remedy
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Downloads,
+    Key,
+    Needs,
+    OneShotStatistics,
+    PlainVisit,
+    PlainVisits,
+    Plan,
+    chosen_rows,
+)
+from mpifl.core.mixing import componentwise, own_rows, rows
+from mpifl.core.options import AtMostClients, NonNegativeFloat, PositiveFloat, Remedy
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 KMEANS_SEED = 1  # the repository's
@@ -56,7 +67,9 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
             `package.module:name`.
     """
 
-    streams: Annotated[int, Ge(-1), Remedy("use 0 (one per user), a number, or -1 (silhouette)")] = 0
+    streams: Annotated[
+        int, Ge(-1), AtMostClients(), Remedy("use 0 (one per user), a number, or -1 (silhouette)")
+    ] = 0
     kernel: Literal["paper", "geo"] = "paper"
     noise_batch: PositiveFloat = 100.0
     parallel: bool = False
@@ -66,6 +79,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
     paper = "mestoukirdi2023user"
     statistics_gram = "gradient"
     needs = Needs(min_cohort=2, row_per_client=True)
+    downloads = Downloads(serves="own")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,8 +96,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` for more streams than users, or a `tradeoff` that does not work."""
-        remedy = f"there are only {problem.num_clients} clients; use fewer streams"
-        require(self.streams <= problem.num_clients, "streams", self.streams, remedy)
+        super().check(problem)
         self.worth(2, 0.5)
 
     def worth(self, k: int, s: float) -> float:
@@ -146,8 +159,8 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
             algorithm_state["silhouette"] = np.array(sorted(choice.scores.items()))  # rows (k, s_k)
         elif 0 < self.streams < problem.num_clients:
             assign, algorithm_state["weights"] = kmeans(W, self.streams, seed=KMEANS_SEED)
-        table = problem.init(0)[None].expand(len(mixtures(algorithm_state)), -1)
-        return Server({"model": table}, np.asarray(assign, np.int64), algorithm_state)
+        models = problem.alike(len(mixtures(algorithm_state)))
+        return problem.server(models, np.asarray(assign, np.int64), algorithm_state)
 
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
         """Return true for all clients: they sent statistics before training."""
@@ -155,12 +168,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the own mixture, or all streams."""
-        num_streams = len(mixtures(server.algorithm_state))
-        return {"model": tuple(range(num_streams))} if self.parallel else self.serves(server, k)
-
-    def serves(self, server: Server, k: int) -> Reads:
-        """Evaluate with the client's own mixture."""
-        return {"model": (int(server.assign[k]),)}
+        return chosen_rows("all" if self.parallel else "own", server, k)
 
     def plain_visit(self) -> PlainVisit | None:
         """Train the one model that was downloaded."""
@@ -179,10 +187,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
         W, k = mixtures(server.algorithm_state), notes.client  # [K, N], [m]
         if len(W) == len(server.assign) and not self.parallel:
             return Plan([own_rows(W[np.ix_(k, k)], notes, len(W))])
-        W = W[:, k]  # [K, m]
-        if self.parallel:  # row s mixes component s of each upload: [K, m, C]
-            W = (W[:, :, None] * np.eye(len(W))[:, None, :]).reshape(len(W), -1)
-        return Plan([rows(W)])
+        return Plan([rows(componentwise(W[:, k]) if self.parallel else W[:, k])])
 
 
 def mixtures(algorithm_state: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -17,8 +17,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mpifl.core.errors import require
-from mpifl.core.mixing import Mixing, Plan, by_cluster, carry, own_rows
+from mpifl.core.mixing import Mixing, Plan, by_cluster, carry, own_rows, updated
 from mpifl.core.types import Notes, ProblemInfo, Server
 
 from .distances import cosine_matrix, euclidean_matrix
@@ -33,7 +32,7 @@ def clustered_server(problem: ProblemInfo, clients: np.ndarray, labels: np.ndarr
     assign = np.full(problem.num_clients, num_rows)
     assign[clients] = labels
     algorithm_state = {"known": np.isin(np.arange(problem.num_clients), clients)}
-    return Server({"model": problem.init(0)[None].expand(num_rows + 1, -1)}, assign, algorithm_state)
+    return problem.server(problem.alike(num_rows + 1), assign, algorithm_state)
 
 
 def clustered_plan(server: Server, notes: Notes) -> Plan:
@@ -57,12 +56,9 @@ def joined(server: Server, clients: np.ndarray, labels: np.ndarray, **algorithm_
     keep[num_old:, num_old] = 1.0
     assign = np.where(server.assign == num_old, num_rows, server.assign)
     assign[clients] = labels
-    known = server.algorithm_state["known"].copy()
-    known[clients] = True
+    known = updated(server.algorithm_state["known"], clients, True)
     mixings = [carry(keep)] if num_rows > num_old else []
-    return Plan(
-        mixings, assign=assign, algorithm_state={**server.algorithm_state, "known": known, **algorithm_state}
-    )
+    return Plan(mixings, assign=assign, algorithm_state={"known": known, **algorithm_state})
 
 
 def pulled(
@@ -124,12 +120,6 @@ def centroids_of_all(fingerprints: Notes, num_clients: int) -> np.ndarray:
     return centroids
 
 
-def check_case(case: str, num_clusters: int) -> None:
-    """Raise `UserError` for a number of clusters that a case of `linked_clients` ignores."""
-    remedy = "has no effect under case full; use case ward, or 0"
-    require(case == "ward" or not num_clusters, "num_clusters", num_clusters, remedy)
-
-
 def linked_clients(related: np.ndarray, case: str, num_clusters: int = 0) -> np.ndarray:
     """Return who is averaged with whom, bool [n, n].
 
@@ -161,9 +151,7 @@ def related_server(problem: ProblemInfo, clients: np.ndarray, linked: np.ndarray
     known = np.isin(np.arange(problem.num_clients), clients)
     assign = _rows(everyone, known)
     algorithm_state = {"linked": everyone, "known": known, "num_samples": problem.num_samples}
-    return Server(
-        {"model": problem.init(0)[None].expand(_last(assign, known) + 1, -1)}, assign, algorithm_state
-    )
+    return problem.server(problem.alike(_last(assign, known) + 1), assign, algorithm_state)
 
 
 def _rows(linked: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -189,8 +177,7 @@ def related_plan(server: Server, notes: Notes, all_clients: bool) -> Plan:
             only those that take part count.
     """
     known, last = server.algorithm_state["known"], len(server.tables["model"]) - 1
-    num_samples = server.algorithm_state["num_samples"].copy()
-    num_samples[notes.client] = notes.num_samples  # data may change from visit to visit
+    num_samples = updated(server.algorithm_state["num_samples"], notes.client, notes.num_samples)
     first = [np.flatnonzero(known & (server.assign == k))[0] for k in range(last)]
     shares = server.algorithm_state["linked"][first] * num_samples.astype(np.float64)  # [K, N]
     weights = shares[:, notes.client] * (notes.fresh | all_clients)  # [K, m]
@@ -200,9 +187,7 @@ def related_plan(server: Server, notes: Notes, all_clients: bool) -> Plan:
     keep[:last, :last] *= (total == 0)[:, None]
     keep[:last, last] = absent / np.where(total > 0, total, 1.0)
     weights = np.vstack([weights / np.where(total > 0, total, 1.0)[:, None], np.zeros(len(notes))])
-    return Plan(
-        [Mixing(weights, keep=keep)], algorithm_state={**server.algorithm_state, "num_samples": num_samples}
-    )
+    return Plan([Mixing(weights, keep=keep)], algorithm_state={"num_samples": num_samples})
 
 
 def regrouped(server: Server, clients: np.ndarray, linked: np.ndarray, **algorithm_state: np.ndarray) -> Plan:
@@ -229,9 +214,7 @@ def regrouped(server: Server, clients: np.ndarray, linked: np.ndarray, **algorit
         parents = [*members[old[members]], *np.flatnonzero(old & (everyone[members[0]] > 0))]
         keep[k, server.assign[parents[0]] if parents else num_old - 1] = 1.0
     return Plan(
-        [carry(keep)],
-        assign=assign,
-        algorithm_state={**server.algorithm_state, "linked": everyone, "known": known, **algorithm_state},
+        [carry(keep)], assign=assign, algorithm_state={"linked": everyone, "known": known, **algorithm_state}
     )
 
 
@@ -262,8 +245,8 @@ def neighbourhood_plan(server: Server, notes: Notes, linked: np.ndarray) -> Plan
     everyone[np.ix_(notes.client, notes.client)] = linked
     labels = num_rows + np.arange(num_clients)
     labels[notes.client] = ids
-    algorithm_state = {**server.algorithm_state, "linked": everyone, "labels": labels}
-    return Plan([Mixing(weights, keep=keep)], assign=assign, algorithm_state=algorithm_state)
+    state: dict[str, np.ndarray] = {"linked": everyone, "labels": labels}
+    return Plan([Mixing(weights, keep=keep)], assign=assign, algorithm_state=state)
 
 
 def neighbourhood_labels(server: Server) -> np.ndarray:
@@ -278,11 +261,10 @@ def own_models(problem: ProblemInfo, directions: bool) -> Server:
         problem: sizes, and the initial model.
         directions: add table `direction`, zeros, for the mixtures of the models' directions.
     """
-    num_clients = problem.num_clients
-    tables = {"model": problem.init(0)[None].expand(num_clients, -1)}
+    N, tables = problem.num_clients, dict[str, torch.Tensor]()
     if directions:
-        tables["direction"] = torch.zeros(num_clients, problem.layout.num_parameters)
-    return Server(tables, np.arange(num_clients), {"graph": np.eye(num_clients)})
+        tables["direction"] = torch.zeros(N, problem.layout.num_parameters)
+    return problem.server(problem.alike(N), np.arange(N), {"graph": np.eye(N)}, **tables)
 
 
 def dissimilarity(gram: np.ndarray, clip: float | None = -0.9) -> np.ndarray:

@@ -27,6 +27,8 @@ from .parameters import Layout, VectorParts
 from .rng import Key
 from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
+RowChoice = Literal["own", "all", "none"]
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -105,6 +107,31 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Downloads:
+    """Which rows a client downloads; methods whose choice differs override the hooks of the same names.
+
+    Each is `own` (the row of `model` that the client is assigned to), `all` (all rows of all tables) or
+    `none`.
+
+    Attributes:
+        reads: the rows it trains.
+        serves: the rows it is evaluated with; None: the same. `none`: its own model, `state["model"]`.
+        serves_unseen: the rows it is evaluated with before its first visit; None: the same.
+    """
+
+    reads: RowChoice = "own"
+    serves: RowChoice | None = None
+    serves_unseen: RowChoice | None = None
+
+
+def chosen_rows(choice: RowChoice, server: Server, k: int) -> Reads:
+    """Return the rows of a choice for client `k`."""
+    if choice == "all":
+        return {name: tuple(range(len(rows))) for name, rows in server.tables.items()}
+    return {"model": (int(server.assign[k]),)} if choice == "own" else {}
+
+
+@dataclass(frozen=True)
 class PlannedRun:
     """A run in rounds before it begins, for methods that forecast their traffic (`Algorithm.extra_bytes`).
 
@@ -143,11 +170,13 @@ class Algorithm(Options, ABC):
 
     Attributes:
         paper: its source, a key of `algorithms/papers.bib` or a BibTeX entry; empty for none.
+        downloads: the rows that clients download.
         statistics: names of uploads that are named like a table but are not parameters of a model. They are
             neither attacked nor compressed, and are still averaged under distance-based robust rules.
     """
 
     paper: ClassVar[str] = ""
+    downloads: ClassVar[Downloads] = Downloads()
     statistics: ClassVar[tuple[str, ...]] = ()
 
     @cached_property
@@ -194,11 +223,11 @@ class Algorithm(Options, ABC):
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Return the first server; runs once, on rank 0. Default: one model, used by all."""
-        return Server({"model": problem.init(0)[None]}, np.zeros(problem.num_clients, np.int64))
+        return problem.server()
 
     def reads(self, server: Server, k: int) -> Reads:
-        """Return the rows client `k` downloads to train. Default: its assigned model."""
-        return {"model": (int(server.assign[k]),)}
+        """Return the rows client `k` downloads to train. Default: those of `downloads`."""
+        return chosen_rows(self.downloads.reads, server, k)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train at the client: take its download and its state, return a report and its next state.
@@ -234,7 +263,13 @@ class Algorithm(Options, ABC):
         return new
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return the vector [d] with which a client is evaluated. Default: its first row of `model`."""
+        """Return the vector [d] with which a client is evaluated.
+
+        Default: its first row of `model`; if clients are served no rows, the model in their state, or the
+        initial one before the first visit.
+        """
+        if self.downloads.serves == "none":
+            return state.get("model", client.init)
         return message["model"][0]
 
     # -- before a run
@@ -272,15 +307,18 @@ class Algorithm(Options, ABC):
     # -- evaluation
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Return the rows that client `k` is evaluated with. Default: what it downloads."""
-        return self.reads(server, k)
+        """Return the rows that client `k` is evaluated with. Default: those of `downloads`."""
+        choice = self.downloads.serves
+        return self.reads(server, k) if choice is None else chosen_rows(choice, server, k)
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Return the rows that client `k` is evaluated with before its first visit. Default: `serves`.
+        """Return the rows that client `k` is evaluated with before its first visit.
 
-        A method whose clients choose their row at a visit serves all rows here; `model_of` then chooses.
+        Default: those of `downloads`. A method whose clients choose their row at a visit serves all rows
+        here; `model_of` then chooses.
         """
-        return self.serves(server, k)
+        choice = self.downloads.serves_unseen
+        return self.serves(server, k) if choice is None else chosen_rows(choice, server, k)
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
         """Return the scores of a client on `split`. Default: accuracy and loss of `model_of`."""
@@ -335,6 +373,6 @@ def apply_plan(server: Server, plan: Plan, tables: Mapping[str, torch.Tensor]) -
     return Server(
         tables=tables,
         assign=server.assign if plan.assign is None else plan.assign,
-        algorithm_state=server.algorithm_state if plan.algorithm_state is None else plan.algorithm_state,
+        algorithm_state={**server.algorithm_state, **(plan.algorithm_state or {})},
         version=server.version + 1,
     )

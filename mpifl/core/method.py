@@ -1,6 +1,6 @@
 """Arguments and results of the hooks of a method, and the capabilities. Builders of mixings: `mixing.py`."""
 
-from .algorithm import Algorithm, Needs, PlannedRun
+from .algorithm import Algorithm, Downloads, Needs, PlannedRun, chosen_rows
 from .capabilities import (
     Capability,
     ComparedUploads,
@@ -26,6 +26,7 @@ __all__ = [
     "Client",
     "ComparedUploads",
     "Direction",
+    "Downloads",
     "Key",
     "Look",
     "Loss",
@@ -50,5 +51,6 @@ __all__ = [
     "State",
     "Trained",
     "Vector",
+    "chosen_rows",
     "declared",
 ]

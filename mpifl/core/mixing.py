@@ -91,12 +91,19 @@ class Plan:
     Attributes:
         mixings: applied in order.
         assign: int64 [N], replaces the assignment; None: unchanged.
-        algorithm_state: replaces the method's state; None: unchanged.
+        algorithm_state: the entries of the method's state that change; None: none.
     """
 
     mixings: Sequence[Mixing]
     assign: np.ndarray | None = None
     algorithm_state: Mapping[str, np.ndarray] | None = None
+
+
+def updated(values: np.ndarray, at: np.ndarray | int, new: np.ndarray | bool) -> np.ndarray:
+    """Return a copy of `values` whose entries `at` are `new`."""
+    copy = values.copy()
+    copy[at] = new
+    return copy
 
 
 def sample_weights(notes: Notes) -> np.ndarray:

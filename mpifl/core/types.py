@@ -212,3 +212,27 @@ class ProblemInfo:
     init: Callable[[int], torch.Tensor]
     groups: np.ndarray | None = None
     public: Sequence[Any] = ()
+
+    def server(
+        self,
+        models: int | torch.Tensor = 1,
+        assign: np.ndarray | None = None,
+        algorithm_state: Mapping[str, np.ndarray] | None = None,
+        **tables: torch.Tensor,
+    ) -> Server:
+        """Return a first server.
+
+        Args:
+            models: the rows of table `model` [K, d]; a number: so many independent initial vectors.
+            assign: the row each client uses, int64 [N]; None: row 0.
+            algorithm_state: small arrays of the method.
+            **tables: further tables.
+        """
+        if isinstance(models, int):
+            models = torch.stack([self.init(j) for j in range(models)])
+        assign = np.zeros(self.num_clients, np.int64) if assign is None else assign
+        return Server({"model": models, **tables}, assign, algorithm_state or {})
+
+    def alike(self, num_rows: int) -> torch.Tensor:
+        """Return so many equal rows [K, d], the common initial vector."""
+        return self.init(0)[None].expand(num_rows, -1)

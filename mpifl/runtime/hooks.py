@@ -82,7 +82,8 @@ class ServerHooks:
         check_capabilities(algorithm)
         self.algorithm, self.problem, self.seed, self.kept = algorithm, problem, seed, kept
         self.parts = vector_parts(algorithm, problem.layout)
-        self._reads_own_row = type(algorithm).reads is Algorithm.reads
+        default = type(algorithm).reads is Algorithm.reads
+        self._reads_own_row = default and algorithm.downloads.reads == "own"
 
     def _call(self, hook: str, **place: int) -> ServerCall:
         return ServerCall(self.algorithm, hook, self.kept, **place)

@@ -98,7 +98,7 @@ def test_a_method_keeps_the_contract(case, untrained, tmp_path):
     assert not broken, "\n".join(broken)
 
 
-MEASURED = {"pi", "omega", "counts", "samples", "last"}  # what clients keep of measuring received models
+MEASURED = {"pi", "counts", "samples", "last"}  # what clients keep of measuring received models
 KEEPING = [
     name
     for name, method in CATALOGUE.items()

@@ -24,7 +24,7 @@ def test_the_e_and_m_step_by_hand():
     """
     client = byhand.Told([[0.0, math.log(3)], [math.log(3), 0.0]])
     state = {"pi": torch.tensor([0.75, 0.25])}
-    q, pi = FedEM(num_components=2)._expect(byhand.message(model=[[0.0], [1.0]]), state, client)
+    q, pi = FedEM(num_components=2).expect(byhand.message(model=[[0.0], [1.0]]), state, client)
     assert_close(q, torch.tensor([[0.9, 0.5], [0.1, 0.5]]))
     assert_close(pi, torch.tensor([0.7, 0.3]))
 

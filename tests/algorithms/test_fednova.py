@@ -26,7 +26,7 @@ def test_a_step_by_hand():
     d = np.array([[2.0, -4.0], [0.5, 0.0]])
     mixed = byhand.server(
         1,
-        plan.algorithm_state,
+        {**old.algorithm_state, **plan.algorithm_state},
         model=(old.tables["model"].numpy() + sample_weights(notes) @ d).astype(np.float32),
     )
     assert_allclose(FedNova().server_update(old, mixed).tables["model"], [[4.0625, 7.0]])

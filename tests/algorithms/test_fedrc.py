@@ -31,7 +31,7 @@ def test_the_label_correction_by_hand():
     """
     client = Labelled([[1.0, 1.0], [1.0, 1.0]])
     message = byhand.message(model=[[0.0], [1.0]], labels=[[3.0, 1.0], [2.0, 2.0]])
-    q, omega = FedRC(num_clusters=2)._expect(message, {}, client)
+    q, omega = FedRC(num_clusters=2).expect(message, {}, client)
     assert_close(q, torch.tensor([[2 / 5, 2 / 3], [3 / 5, 1 / 3]]))
     assert_close(omega, torch.tensor([8 / 15, 7 / 15]))
 
@@ -42,13 +42,13 @@ def test_a_report_carries_the_label_sums(tmp_path):
     message = byhand.message(model=[[0.0], [1.0]], labels=[[3.0, 1.0], [2.0, 2.0]])
     report, state = FedRC(num_clusters=2).local_update(message, {}, client, byhand.KEY)
     assert_close(report.vectors["labels"], torch.tensor([[2 / 5, 2 / 3], [3 / 5, 1 / 3]]))
-    assert_close(state["omega"], torch.tensor([8 / 15, 7 / 15]))
+    assert_close(state["pi"], torch.tensor([8 / 15, 7 / 15]))
 
 
 def test_label_sums_are_pooled_without_weights():
     """Sums already count samples: each report enters alike, whatever its n."""
     server = byhand.server(2, model=[[0.0], [0.0]], labels=[[1.0], [1.0]])
-    plan = FedRC(num_clusters=2).aggregate(server, byhand.notes([1, 3], cluster=[0, 1]))
+    plan = FedRC(num_clusters=2).aggregate(server, byhand.notes([1, 3], component=[0, 1]))
     models, labels = plan.mixings
     assert_allclose(models.weights, [[0.25, 0, 0.75, 0], [0, 0.25, 0, 0.75]])
     assert_allclose(labels.weights, [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +17,7 @@ from mpifl.algorithms.pca_km_hc import PCAKMHC
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.clustering.server_plans import linked_clients, related_plan, related_server
 from mpifl.clustering.umap_projection import umap_plane
+from mpifl.core.algorithm import apply_plan
 from mpifl.core.client import Trained
 from mpifl.core.errors import UserError
 from mpifl.core.federation import ClientData, Split
@@ -213,7 +214,7 @@ def test_newcomers_of_flt_are_placed_on_the_plane_of_the_founders(planes):
     first = method.assign_new_clients(server, byhand.notes([1], client=[4], centroids=[[[42.0]]]))
     assert_array_equal(first.assign, [3, 0, 3, 1, 1, 2])
     assert_array_equal(first.mixings[0].keep, np.eye(4))
-    server = replace(server, assign=first.assign, algorithm_state=first.algorithm_state)
+    server = apply_plan(server, first, server.tables)
     plan = method.assign_new_clients(
         server, byhand.notes([1, 1], client=[0, 2], centroids=[[[5.0]], [[90.0]]])
     )

@@ -84,7 +84,7 @@ def test_mixtures_of_models_find_the_shares_of_a_client_on_its_training_data(nam
     option = "num_components" if name == "fedem" else "num_clusters"
     scores = CATALOGUE[name](**{option: 2}).evaluate(told, {}, client, split)
     assert_allclose(scores["loss"], -math.log(0.7), rtol=1e-6)
-    own = CATALOGUE[name](**{option: 2}).evaluate(told, {"pi": EVEN, "omega": EVEN}, client, split)
+    own = CATALOGUE[name](**{option: 2}).evaluate(told, {"pi": EVEN}, client, split)
     assert_allclose(own["loss"], -math.log(0.5), rtol=1e-6)
 
 

@@ -38,8 +38,7 @@ def links(method: str, orders: int) -> tuple[np.ndarray, np.ndarray]:
             p = np.random.default_rng([order, k]).permutation(len(train)) if order else np.arange(len(train))
             client.__dict__["data"] = replace(client.data, train=Split(train.x[p], train.y[p]))
             centroids.append(algorithm.fingerprint(client, shown, key(0, k)).notes["centroids"])
-        later = (np.arange(n), np.zeros(0, np.int64)) if "flt" in method else ()
-        found.append(algorithm._linked(np.stack(centroids), *later))
+        found.append(algorithm._linked(np.stack(centroids), np.arange(n)))
     return np.array(found, bool), context.federation.groups
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from support import byhand, toy
 
 from mpifl.algorithms.ifca import IFCA
 from mpifl.clustering.server_plans import related_plan, related_server
-from mpifl.core.algorithm import Algorithm
+from mpifl.core.algorithm import Algorithm, apply_plan
 from mpifl.core.capabilities import RememberedUploads
 from mpifl.core.federation import ClientData
 from mpifl.core.mixing import Plan, average
@@ -142,6 +142,6 @@ def test_linked_clients_weigh_with_the_samples_of_their_last_visit():
     (mixing,) = plan.mixings
     assert_allclose(mixing.weights[0], [0.3, 0.5])
     assert_allclose(mixing.keep[0], [0, 0.2])
-    server = replace(server, algorithm_state=plan.algorithm_state)
+    server = apply_plan(server, plan, server.tables)
     (mixing,) = related_plan(server, byhand.notes([4], client=[1]), all_clients=True).mixings
     assert_allclose(mixing.weights[0], [4 / 13])
