@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mpifl.core.client import Client
     from mpifl.core.errors import UserError
     from mpifl.core.mixing import (
-        Mixing,
-        Plan,
         add,
         average,
         blend,
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
         rows,
         sample_weights,
     )
+    from mpifl.core.plan import Mixing, Plan
     from mpifl.experiment.loader import load as load_config
     from mpifl.experiment.schema import Config
     from mpifl.results.reader import Run, load

@@ -26,7 +26,8 @@ from mpifl.core.capabilities import RememberedUploads, SecondLook
 from mpifl.core.client import Client
 from mpifl.core.errors import UserError
 from mpifl.core.federation import ClientData, Split
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
+from mpifl.core.plan import Plan
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Message, Notes, Report, Server, State, Vector
 from mpifl.experiment.schema import EvaluationConfig

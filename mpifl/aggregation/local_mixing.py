@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mpifl.core.devices import to_main_memory
-from mpifl.core.mixing import Mixing
+from mpifl.core.plan import Mixing
 
 from .exact_sum import exact_sum, finish, kept_rows, spacings
 from .mixer import check_uploads, column_blocks, parts_of

@@ -16,8 +16,8 @@ import torch
 
 from mpifl.comm.transport import Mismatch, Transport, check_block
 from mpifl.core.devices import to_main_memory
-from mpifl.core.mixing import Mixing, RankMasks
 from mpifl.core.parameters import Part, take
+from mpifl.core.plan import Mixing, RankMasks
 
 from .collective_choice import BLOCK, GATHER, REDUCE, SCATTER, CostModel, choose, far_ranks
 from .exact_sum import exact_sum, finish, float32_sum, kept_rows, spacings

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from mpifl.core.client import ClientStates
-from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.parameters import VectorParts
+from mpifl.core.plan import Mixing, Plan
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Notes, Reads, Report, Server
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mpifl.core.mixing import Mixing, Plan, by_cluster, carry, own_rows, updated
+from mpifl.core.mixing import by_cluster, carry, own_rows, updated
+from mpifl.core.plan import Mixing, Plan
 from mpifl.core.types import Notes, ProblemInfo, Server
 
 from .distances import cosine_matrix, euclidean_matrix

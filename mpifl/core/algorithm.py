@@ -22,8 +22,8 @@ from .capabilities import Capability, NewClients, PlainVisit, PlainVisits, decla
 from .client import Client
 from .errors import MethodError, Missing, require
 from .federation import Split
-from .mixing import Plan
 from .parameters import Layout, VectorParts
+from .plan import Plan
 from .rng import Key
 from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 

@@ -32,7 +32,7 @@ import torch
 from .client import Client, Peer, proximal
 from .errors import Missing
 from .metric import least_finite
-from .mixing import Plan
+from .plan import Plan
 from .rng import Key
 from .types import Notes, ProblemInfo, Report, Server, Vector
 

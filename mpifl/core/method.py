@@ -16,7 +16,7 @@ from .capabilities import (
     declared,
 )
 from .client import Client, Direction, Loss, Peer, Trained
-from .mixing import Plan
+from .plan import Plan
 from .rng import Key
 from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpifl.aggregation.update_filter import UpdateFilter, UpdateFilters
 from mpifl.core.algorithm import vector_parts
-from mpifl.core.mixing import statistics_of
+from mpifl.core.plan import statistics_of
 from mpifl.core.rng import key
 from mpifl.protection.attacks import AttackedUploads, UploadAttack
 from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy

@@ -37,8 +37,8 @@ from mpifl.core.capabilities import (
     uses,
 )
 from mpifl.core.client import Trained, TrainedVisits
-from mpifl.core.mixing import Plan
 from mpifl.core.parameters import Layout
+from mpifl.core.plan import Plan
 from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
 from mpifl.core.types import Server

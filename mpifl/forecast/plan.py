@@ -20,8 +20,8 @@ from mpifl.comm.single import Single
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.capabilities import OneShotStatistics, SecondLook, ServerEvaluation, uses
 from mpifl.core.errors import name_of, require
-from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.parameters import Part
+from mpifl.core.plan import Mixing, Plan
 from mpifl.core.process import available_cores
 from mpifl.core.progress import doing
 from mpifl.core.types import Message, Server

@@ -20,7 +20,7 @@ from mpifl.aggregation.collective_choice import choose
 from mpifl.aggregation.collective_costs import Costs, Given, between, tree_levels
 from mpifl.comm.task_pool import depth
 from mpifl.core.capabilities import NewClients, OneShotStatistics, RememberedUploads, SecondLook, uses
-from mpifl.core.mixing import Plan
+from mpifl.core.plan import Plan
 from mpifl.experiment.context import RunContext
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.scheduler import Scheduler

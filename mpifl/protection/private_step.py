@@ -13,7 +13,7 @@ from mpifl.aggregation.update_filter import FilteredVisit, PlannedStep, UpdateFi
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import RowUpdates, upload_named
 from mpifl.core.errors import MethodError
-from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.plan import Mixing, Plan
 from mpifl.core.rng import Key
 from mpifl.core.types import Notes, Reads, Report, Server
 

@@ -24,8 +24,8 @@ from mpifl.aggregation.mixer import Mixer, check_uploads, gather_order, parts_of
 from mpifl.comm.transport import Transport
 from mpifl.core.devices import to_main_memory
 from mpifl.core.errors import MethodError
-from mpifl.core.mixing import Mixing, statistics_of, weights_of
 from mpifl.core.parameters import Part, VectorParts
+from mpifl.core.plan import Mixing, statistics_of, weights_of
 
 from .robust_rules import CoordinateRule, DistanceRule, Rule, total
 

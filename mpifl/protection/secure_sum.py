@@ -35,8 +35,8 @@ from mpifl.aggregation import exact_sum
 from mpifl.aggregation.update_filter import PlannedStep, UpdateFilter
 from mpifl.core import devices
 from mpifl.core.errors import MethodError, UserError, catalogue
-from mpifl.core.mixing import Mixing, Plan, with_statistics_apart
 from mpifl.core.options import Options, PositiveShare, ShareBelowOne
+from mpifl.core.plan import Mixing, Plan, with_statistics_apart
 from mpifl.core.rng import Key
 from mpifl.core.types import Report
 

@@ -27,8 +27,8 @@ from mpifl.comm.transport import RankLost
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import message_on
 from mpifl.core.metric import with_figures
-from mpifl.core.mixing import Plan
 from mpifl.core.parameters import Layout, Part, take
+from mpifl.core.plan import Plan
 from mpifl.core.progress import ROUND, Stage, doing
 from mpifl.core.rng import Key
 from mpifl.core.timing import now

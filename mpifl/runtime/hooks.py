@@ -34,8 +34,8 @@ from mpifl.core.client import Client, Peer
 from mpifl.core.devices import CPU
 from mpifl.core.errors import MethodError, NotFinite
 from mpifl.core.federation import Split
-from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.parameters import VectorParts, width
+from mpifl.core.plan import Mixing, Plan
 from mpifl.core.rng import Key
 from mpifl.core.task import SUMS
 from mpifl.core.types import CohortReads, Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector

@@ -32,8 +32,8 @@ from mpifl.core.capabilities import (
     uses,
 )
 from mpifl.core.errors import MethodError
-from mpifl.core.mixing import Plan, statistics_of, with_statistics_apart
 from mpifl.core.parameters import Part, take, width
+from mpifl.core.plan import Plan, statistics_of, with_statistics_apart
 from mpifl.core.progress import doing
 from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch

@@ -37,8 +37,8 @@ from mpifl.core.devices import (
     upload_budget,
 )
 from mpifl.core.errors import MethodError, UserError
-from mpifl.core.mixing import statistics_of
 from mpifl.core.parameters import take
+from mpifl.core.plan import statistics_of
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector

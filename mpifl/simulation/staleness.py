@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.plan import Mixing, Plan
 
 
 def step_sizes(lag: np.ndarray, rate: float, staleness_a: float) -> np.ndarray:

@@ -15,7 +15,7 @@ from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables
 from mpifl.comm.transport import Transport
 from mpifl.core.errors import require
-from mpifl.core.mixing import Mixing
+from mpifl.core.plan import Mixing
 
 GRID = (  # K rows, m uploads, d numbers: few rows of many uploads, many rows of few
     *((1, 8, 20_000), (1, 32, 20_000), (4, 4, 20_000), (4, 64, 20_000), (16, 8, 20_000)),

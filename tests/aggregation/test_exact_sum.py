@@ -16,7 +16,7 @@ from mpifl.aggregation import exact_sum as exact
 from mpifl.aggregation.exact_sum import exact_sum, finish, float32_sum, kept_rows, spacings
 from mpifl.aggregation.local_mixing import mix_exact
 from mpifl.core.devices import CPU, to_main_memory
-from mpifl.core.mixing import Mixing
+from mpifl.core.plan import Mixing
 from mpifl.kernels import bindings
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -13,7 +13,7 @@ from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables
 from mpifl.comm.single import Single
 from mpifl.comm.transport import Mismatch
-from mpifl.core.mixing import Mixing
+from mpifl.core.plan import Mixing
 from mpifl.protection.robust_mixer import RobustMixer
 from mpifl.protection.robust_rules import Median
 

@@ -9,8 +9,8 @@ import torch
 from numpy.testing import assert_array_equal
 
 from mpifl.aggregation.update_filter import FilteredVisit, PlannedStep, UpdateFilter, UpdateFilters
-from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.parameters import Layout, VectorParts
+from mpifl.core.plan import Mixing, Plan
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server
 

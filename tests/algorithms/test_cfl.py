@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import apply_plan
-from mpifl.core.mixing import Plan
 from mpifl.core.parameters import Layout
+from mpifl.core.plan import Plan
 from mpifl.core.types import Server
 
 UPDATES = np.array([[1.0, 0.0], [-1.0, 0.1], [1.0, 0.1], [-1.0, -0.2]])

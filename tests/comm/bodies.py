@@ -29,8 +29,8 @@ from mpifl.comm import link_test as pairs
 from mpifl.comm.mpi import Mpi
 from mpifl.comm.single import Single
 from mpifl.comm.transport import Mismatch, Transport, divided
-from mpifl.core.mixing import Mixing
 from mpifl.core.parameters import take
+from mpifl.core.plan import Mixing
 from mpifl.core.rng import key
 from mpifl.protection.robust_mixer import RobustMixer
 from mpifl.protection.robust_rules import GeometricMedian, Median, MultiKrum, NormBound, Rule, TrimmedMean

@@ -14,8 +14,6 @@ from mpifl.aggregation.tables import Tables
 from mpifl.comm.single import Single
 from mpifl.core.algorithm import apply_plan
 from mpifl.core.mixing import (
-    Mixing,
-    Plan,
     add,
     average,
     blend,
@@ -23,14 +21,12 @@ from mpifl.core.mixing import (
     carry,
     componentwise,
     in_turn,
-    mixing_of_statistics,
     own_rows,
     rows,
     sample_weights,
-    statistics_of,
-    with_statistics_apart,
 )
 from mpifl.core.parameters import Layout, VectorParts
+from mpifl.core.plan import Mixing, Plan, mixing_of_statistics, statistics_of, with_statistics_apart
 from mpifl.core.types import Notes, Server
 
 

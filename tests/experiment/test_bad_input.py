@@ -544,7 +544,7 @@ from dataclasses import dataclass
 import numpy as np
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.mixing import Plan
+from mpifl.core.plan import Plan
 
 number = 3
 

@@ -20,7 +20,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.client import Trained
 from mpifl.core.errors import UserError
 from mpifl.core.federation import Split
-from mpifl.core.mixing import Plan
+from mpifl.core.plan import Plan
 from mpifl.core.rng import key
 from mpifl.experiment.schema import CheckpointConfig, EvaluationConfig, OutputConfig, SystemConfig
 from mpifl.forecast import measured_times

@@ -15,7 +15,8 @@ from mpifl.algorithms.ifca import IFCA
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import RowUpdates
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
+from mpifl.core.plan import Plan
 from mpifl.forecast.traffic import TrafficForecast, compared, forecast
 from mpifl.protection.privacy import CentralPrivacy
 from mpifl.protection.secure_sum import MaskedSums, SecureConfig

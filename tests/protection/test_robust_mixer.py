@@ -14,8 +14,9 @@ from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables
 from mpifl.comm.single import Single
 from mpifl.core.errors import MethodError
-from mpifl.core.mixing import Mixing, add, average, by_cluster, carry, with_statistics_apart
+from mpifl.core.mixing import add, average, by_cluster, carry
 from mpifl.core.parameters import Layout, VectorParts
+from mpifl.core.plan import Mixing, with_statistics_apart
 from mpifl.core.types import Notes
 from mpifl.protection import robust_mixer
 from mpifl.protection.robust_mixer import RobustMixer, busiest_bytes, columns_of_ranks

@@ -16,7 +16,8 @@ from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm.single import Single
 from mpifl.core.errors import MethodError, UserError
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
+from mpifl.core.plan import Plan
 from mpifl.core.rng import key
 from mpifl.experiment.schema import EvaluationConfig, OutputConfig, Seeds, SystemConfig
 from mpifl.models import MODELS

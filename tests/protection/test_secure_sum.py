@@ -9,7 +9,7 @@ from numpy.testing import assert_array_equal
 
 from mpifl.aggregation.exact_sum import exact_sum, spacings
 from mpifl.core.errors import UserError
-from mpifl.core.mixing import Mixing
+from mpifl.core.plan import Mixing
 from mpifl.core.rng import key
 from mpifl.protection import secure_sum
 from mpifl.protection.secure_sum import (

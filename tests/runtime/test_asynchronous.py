@@ -21,7 +21,7 @@ from torch.testing import assert_close
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import UserError
-from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.plan import Mixing, Plan
 from mpifl.core.rng import key
 from mpifl.experiment.schema import EvaluationConfig
 from mpifl.simulation.availability import Availability

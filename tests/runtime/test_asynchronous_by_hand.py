@@ -12,7 +12,7 @@ from support import toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.plan import Mixing, Plan
 from mpifl.runtime.asynchronous import AsyncStats, largest_weight, rows_read
 from mpifl.simulation.delays import Uniform
 from mpifl.simulation.policies import Buffer, EveryArrival

@@ -29,18 +29,8 @@ from mpifl.core.capabilities import (
 )
 from mpifl.core.client import Client, Direction
 from mpifl.core.errors import CodeFailed, MethodError, NotFinite, UserError
-from mpifl.core.mixing import (
-    Mixing,
-    Plan,
-    add,
-    average,
-    blend,
-    by_cluster,
-    carry,
-    in_turn,
-    rows,
-    sample_weights,
-)
+from mpifl.core.mixing import add, average, blend, by_cluster, carry, in_turn, rows, sample_weights
+from mpifl.core.plan import Mixing, Plan
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server
 from mpifl.experiment.schema import EvaluationConfig

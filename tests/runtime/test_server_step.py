@@ -16,8 +16,9 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import ComparedUploads, RememberedUploads
 from mpifl.core.errors import MethodError, NotFinite, UserError
-from mpifl.core.mixing import Plan, add, average
+from mpifl.core.mixing import add, average
 from mpifl.core.parameters import take
+from mpifl.core.plan import Plan
 from mpifl.core.rng import key
 from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
 from mpifl.runtime import measures, server_step

@@ -20,7 +20,8 @@ from mpifl.algorithms.oracle import Oracle
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.client import Client
 from mpifl.core.federation import Split
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
+from mpifl.core.plan import Plan
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.experiment.schema import EvaluationConfig

@@ -16,8 +16,9 @@ from mpifl.clustering.server_plans import related_plan, related_server
 from mpifl.core.algorithm import Algorithm, apply_plan
 from mpifl.core.capabilities import RememberedUploads
 from mpifl.core.federation import ClientData
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
 from mpifl.core.parameters import Layout
+from mpifl.core.plan import Plan
 from mpifl.core.types import ProblemInfo
 from mpifl.simulation.policies import Buffer
 from mpifl.training.client import LocalClient

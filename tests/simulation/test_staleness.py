@@ -11,7 +11,8 @@ from numpy.testing import assert_allclose
 from support import toy
 
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.mixing import Mixing, Plan, add, average, blend
+from mpifl.core.mixing import add, average, blend
+from mpifl.core.plan import Mixing, Plan
 from mpifl.core.types import Notes, Server
 from mpifl.simulation.policies import POLICIES, Barrier, EveryArrival
 from mpifl.simulation.staleness import damp, step_sizes

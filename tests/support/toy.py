@@ -28,8 +28,8 @@ from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import CAPABILITIES
 from mpifl.core.client import Client, Peer
 from mpifl.core.federation import ClientData, Federation, Split
-from mpifl.core.mixing import Plan
 from mpifl.core.parameters import Layout
+from mpifl.core.plan import Plan
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Notes, Server
 from mpifl.experiment import build

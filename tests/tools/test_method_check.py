@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.core.method import Algorithm
-from mpifl.core.mixing import Plan, average
+from mpifl.core.mixing import average
+from mpifl.core.plan import Plan
 
 COUNTER = itertools.count()
 
