@@ -178,7 +178,7 @@ def test_only_the_doors_lie_at_the_root():
 
 def test_the_walk_sees_relative_imports():
     assert "mpifl.aggregation.collective_choice.choose" in imported("aggregation/mixer.py")
-    assert "mpifl.core.mixing.Mixing" in imported("aggregation/mixer.py")
+    assert "mpifl.core.plan.Mixing" in imported("aggregation/mixer.py")
 
 
 def test_mpi_is_imported_under_comm_only():
