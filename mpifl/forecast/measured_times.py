@@ -494,45 +494,38 @@ def _evaluated(
 
 def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) -> MeasuredTimes:
     """Measure rounds with a few clients."""
-    sizes, algorithm = trained_samples(context), context.config.algorithm
-    m = context.decisions.num_sampled
-    chosen = _evenly(sizes, min(VISITS, m))
-    few = chosen[:: max(1, len(chosen) // 2)]
-    cohorts = [chosen, chosen, chosen, few]
-    if uses(algorithm, RememberedUploads) and m < context.problem.num_clients:
-        others = np.setdiff1d(np.arange(len(sizes)), chosen)[: len(chosen)]
-        cohorts[2] = others if len(others) else chosen
+    sizes, algorithm, m = trained_samples(context), context.config.algorithm, context.decisions.num_sampled
+    remembers, looks = uses(algorithm, RememberedUploads), uses(algorithm, SecondLook)
+    chosen = others = _evenly(sizes, min(VISITS, m))
+    few, c = chosen[:: max(1, len(chosen) // 2)], len(chosen)
+    if remembers and m < len(sizes):
+        others = np.setdiff1d(np.arange(len(sizes)), chosen)[:c]
     evaluated = _evaluated_clients(context, chosen)
-    schedule = EvaluationSchedule(evaluated, 1)
-    engine = SynchronousEngine(step, _Cohorts(cohorts), len(cohorts), schedule)
-    observer, clock, start = _Observer(context, step, folder), perf_counter(), process_time()
-    began = step.meter()
-    engine.run(observer, _saved(server, step, virtual=0.0))
+    observer, schedule = _Observer(context, step, folder), EvaluationSchedule(evaluated, 1)
+
+    def run(*cohorts: np.ndarray) -> None:
+        engine = SynchronousEngine(step, _Cohorts(cohorts), len(cohorts), schedule)
+        engine.run(observer, _saved(server, step, virtual=0.0))
+
+    clock, start, began = perf_counter(), process_time(), step.meter()
+    run(chosen, chosen, others, few)
     cold, warm, last, least = step.parts
-    if not (uses(algorithm, SecondLook) or uses(algorithm, RememberedUploads)):
+    if not (looks or remembers):
         repeats = min(MOST_REPEATS, int((ENOUGH_S - step.meter() + began) / max(warm.whole, 1e-9)))
         if repeats > 0:
-            both = [chosen, few] * repeats
-            more = SynchronousEngine(step, _Cohorts(both), len(both), schedule)
-            more.run(observer, _saved(server, step, virtual=0.0))
+            run(*[chosen, few] * repeats)
     busy = (perf_counter() - clock) / max(process_time() - start, 1e-9)
-    c = len(chosen)
-    look, once = 0.0, True
+    look, once, remembered = 0.0, True, 0.0
     n, per_visit = sizes[chosen], [cold.visits, warm.visits]
-    if uses(algorithm, SecondLook):
+    if looks:
         looked = [max(0.0, sum(p.visits) - p.work) for p in (cold, warm)]
         once, look = looked[1] < 0.5 * looked[0], looked[0] / c**2
         shares = [p.work / max(sum(p.visits), 1e-9) for p in (cold, warm)]
         per_visit = [[s * share for s in p.visits] for p, share in zip((cold, warm), shares, strict=True)]
-    again = [] if len(last.visits) != c or uses(algorithm, SecondLook) else [last.visits]
-    again += [part.visits for part in step.parts[4::2]]
-    if not np.array_equal(cohorts[2], chosen):
-        everyone = np.union1d(cohorts[1], cohorts[2])
-        old = ~np.isin(everyone, cohorts[2])
+    again = [p.visits for p in (last, *step.parts[4::2]) if len(p.visits) == c and not looks]
+    if others is not chosen:
+        again, old = [], ~np.isin(np.union1d(chosen, others), others)
         remembered = float(np.mean(np.array(last.visits)[old])) if len(last.visits) == len(old) else 0.0
-        again = []
-    else:
-        remembered = 0.0
     repeated, repeated_few = (warm, last, *step.parts[4::2]), (least, *step.parts[5::2])
     of_all, of_few = (
         max(0.0, min(p.whole - sum(p.visits) - p.advance for p in parts))
@@ -546,7 +539,7 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
         for parts, count in ((repeated, c), (repeated_few, len(few)))
     )
     mix, mix_once = max(0.0, of_all) / c, 0.0
-    if len(few) < c and not uses(algorithm, RememberedUploads) and 0 < of_few < of_all:
+    if len(few) < c and not remembers and 0 < of_few < of_all:
         mix = (of_all - of_few) / (c - len(few))
         mix_once = max(0.0, of_all - c * mix)
     return MeasuredTimes(
