@@ -305,14 +305,12 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
 @cache  # describes the code that this process has loaded: a run asks before its first round
 def commit() -> str | None:
     """Return the commit of the checkout mpifl runs from, with `+` if files differ; None if there is none."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+
     try:
-        head = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
-        )
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5
-        )
-        return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+        return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
     except (OSError, subprocess.SubprocessError):
         return None
