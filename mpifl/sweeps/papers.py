@@ -7,7 +7,6 @@ example fewer rounds); `tests/campaigns/record_papers.py` writes it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpifl.core.textfiles import flat, json_file
+from mpifl.core.textfiles import json_file
 from mpifl.experiment import loader
 from mpifl.experiment.table_layout import SEED, TableConfig
-from mpifl.results.identity import OF_A_MACHINE, SAME
 
-from .cases import Case, case_of, cases, combinations, table_of
+from .cases import Case, cases, combinations, table_of
 from .table import Result, largest_difference, lines
 
 PAPERS = {  # folder -> the paper
@@ -31,9 +29,6 @@ PAPERS = {  # folder -> the paper
     "fedcuau": "FedCUAU: Clustered Federated Learning Using Weight Divergence",
 }
 FOLDER = loader.SHIPPED / "papers"
-SAME_KEYS = (*OF_A_MACHINE, "evaluation.at_start")  # do not change figures, like the sections in `SAME`
-EVERY = "evaluation.every"  # changes only figures over all evaluations
-OVER_EVALUATIONS = ("_all", "_mean_max")  # parts of the names of these figures: means, largest values
 SHOWN_LABELS = 4  # most rows that a list names
 
 
@@ -91,50 +86,11 @@ class Sweep:
             return []
         return self.latest(json_file(self.measured_file, "RUN")["cases"])
 
-    @cached_property
-    def recorded(self) -> list[tuple[Case, dict[str, Any]]]:
-        """The cases that ran, each with its record."""
-        kept = {json.dumps(one["labels"]): one for one in self.measured}
-        found = ((labels, values, kept.get(json.dumps(labels))) for labels, values in self.combinations)
-        return [(case_of(self.tree, labels, values), one) for labels, values, one in found if one is not None]
-
     def latest(self, kept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the last record of each case, in the order of the cases; unknown cases are left out."""
         by_case = {json.dumps(one["labels"]): one for one in kept}
         order = [json.dumps(labels) for labels in self.labels]
         return [by_case[labels] for labels in order if labels in by_case]
-
-    def deciding(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys of a configuration that decide the figures of the table: dotted key -> value."""
-        over_all = any(part in figure.of for figure in self.table.columns for part in OVER_EVALUATIONS)
-        same = SAME_KEYS if over_all else (*SAME_KEYS, EVERY)
-        found = flat({name: part for name, part in tree.items() if name not in SAME})
-        return {key: value for key, value in found if key not in same}
-
-    def settings(self, case: Case, changed: Mapping[str, Any]) -> str:
-        """Return a short digest of a case's settings.
-
-        Only settings that are not defaults are included, so that keys added later do not change it.
-
-        Args:
-            case: a case of the file.
-            changed: keys in which the run differs; they are left out.
-        """
-        found = self.deciding(loader.non_default(case.config))
-        kept = {key: value for key, value in found.items() if key not in changed}
-        return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:10]
-
-    @cached_property
-    def outdated(self) -> list[str]:
-        """Titles of the cases whose settings in the file have changed since they were recorded."""
-        known = [(case, one) for case, one in self.recorded if "settings" in one]
-        return [case.title for case, one in known if one["settings"] != self.settings(case, one["changed"])]
-
-    @property
-    def outdated_text(self) -> str:
-        """A text about the outdated cases; empty if there are none."""
-        count = len(self.outdated)
-        return f"{count} under other settings than the file's now: {few(self.outdated)}" if count else ""
 
     @property
     def results(self) -> list[Result]:
@@ -165,7 +121,6 @@ class Sweep:
             return f"not run: {self.table.blocked}" if self.table.blocked else "not run"
         text = f"{len(self.measured)} of {len(self.labels)} cases"
         text += f", {self.changes}" if self.changes else ""
-        text += f", {self.outdated_text}" if self.outdated else ""
         found = largest_difference(lines(self.table, self.results), self.table)
         return text if found is None else f"{text}; largest difference {found[0]:+.2f} ({found[1]})"
 

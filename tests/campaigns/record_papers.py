@@ -10,6 +10,7 @@ file. The pages in `docs/reproductions` are written from these files.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import shlex
@@ -24,13 +25,13 @@ from mpifl.analysis.seed_groups import origins_of
 from mpifl.core.devices import CPU
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
-from mpifl.core.textfiles import json_file, yaml_of
+from mpifl.core.textfiles import flat, json_file, yaml_of
 from mpifl.experiment import loader
 from mpifl.experiment.table_layout import SAMPLE, SEED
-from mpifl.results.identity import describe_inputs
+from mpifl.results.identity import OF_A_MACHINE, SAME, describe_inputs
 from mpifl.results.reader import load
 from mpifl.sweeps import papers
-from mpifl.sweeps.cases import Case, cases
+from mpifl.sweeps.cases import Case, case_of, cases
 from mpifl.sweeps.papers import Sweep, few, row_title, sweeps
 from mpifl.sweeps.results import check_case, is_complete, result_of, started_with
 from mpifl.sweeps.table import markdown
@@ -38,6 +39,9 @@ from mpifl.sweeps.table import markdown
 PAGES = Path(__file__).parents[2] / "docs" / "reproductions"
 NOT_RECORDED = "not recorded"  # hardware of cases that earlier versions recorded
 MOST_LEFT_OUT = 30  # most rows that a page names as not run
+SAME_KEYS = (*OF_A_MACHINE, "evaluation.at_start")  # do not change figures, like the sections in `SAME`
+EVERY = "evaluation.every"  # changes only figures over all evaluations
+OVER_EVALUATIONS = ("_all", "_mean_max")  # parts of the names of these figures: means, largest values
 PLAIN = re.compile(r"[\w./-]+")  # texts that need no quotes in YAML
 
 
@@ -106,13 +110,49 @@ def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
             "labels": dict(case.labels),
             "values": {name: _kept(values[name]) for name in names if name in values},
             "changed": changed,
-            "settings": sweep.settings(case, changed),
+            "settings": _settings(sweep, case, changed),
             "date": f"{ended:%Y-%m-%d}",
             "commit": commit[:10] + "+" * commit.endswith("+"),
             **_hardware(run.summary.get("identity", {})),
             "digest": run.summary["digest"][:16],
             "seconds": round(run.summary["wall_seconds"]),
         }
+
+
+def _recorded(sweep: Sweep) -> list[tuple[Case, dict[str, Any]]]:
+    """Return the cases that ran, each with its record."""
+    kept = {json.dumps(one["labels"]): one for one in sweep.measured}
+    found = ((labels, values, kept.get(json.dumps(labels))) for labels, values in sweep.combinations)
+    return [(case_of(sweep.tree, labels, values), one) for labels, values, one in found if one is not None]
+
+
+def _deciding(sweep: Sweep, tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a configuration that decide the figures of the table: dotted key -> value."""
+    over_all = any(part in figure.of for figure in sweep.table.columns for part in OVER_EVALUATIONS)
+    same = SAME_KEYS if over_all else (*SAME_KEYS, EVERY)
+    found = flat({name: part for name, part in tree.items() if name not in SAME})
+    return {key: value for key, value in found if key not in same}
+
+
+def _settings(sweep: Sweep, case: Case, changed: Mapping[str, Any]) -> str:
+    """Return a short digest of a case's settings.
+
+    Only settings that are not defaults are included, so that keys added later do not change it.
+
+    Args:
+        sweep: the sweep.
+        case: a case of the file.
+        changed: keys in which the run differs; they are left out.
+    """
+    found = _deciding(sweep, loader.non_default(case.config))
+    kept = {key: value for key, value in found.items() if key not in changed}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def outdated(sweep: Sweep) -> list[str]:
+    """Return the titles of the cases whose settings in the file have changed since they were recorded."""
+    known = [(case, one) for case, one in _recorded(sweep) if "settings" in one]
+    return [case.title for case, one in known if one["settings"] != _settings(sweep, case, one["changed"])]
 
 
 def _hardware(identity: Mapping[str, Any]) -> dict[str, str]:
@@ -134,7 +174,7 @@ def _kept(value: float) -> float:
 
 def _changed(sweep: Sweep, case: Case, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys in which a run differs from its case: dotted key -> the run's value."""
-    ours, theirs = (sweep.deciding(tree) for tree in (_tree_of(case), config))
+    ours, theirs = (_deciding(sweep, tree) for tree in (_tree_of(case), config))
     return {
         key: theirs.get(key)
         for key in dict.fromkeys([*ours, *theirs])
@@ -224,10 +264,11 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
     dates, commits = (sorted({one[key] for one in ran}) for key in ("date", "commit"))
     seeds = sorted({one["labels"].get(SEED, "0") for one in ran})
     options = "".join(f" --{key} {_word(value)}" for key, value in _common_changes(sweep).items())
+    old = outdated(sweep)
     facts = [
         f"{len(ran)} of {len(sweep.labels)} cases",
         f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
-        *([sweep.outdated_text] if sweep.outdated else []),
+        *([f"{len(old)} under other settings than the file's now: {few(old)}"] if old else []),
         f"{_hours(sweep):.1f} hours of wall time in all",
         f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}",
         *_kinds_of_hardware(ran),
@@ -287,7 +328,7 @@ def _common_changes(sweep: Sweep) -> dict[str, Any]:
 
 def _left_out(sweep: Sweep) -> str:
     """The rows of which no case ran; empty if there are none."""
-    ran = {row_title(case.labels) for case, _ in sweep.recorded}
+    ran = {row_title(case.labels) for case, _ in _recorded(sweep)}
     return few((row for labels in sweep.labels if (row := row_title(labels)) not in ran), MOST_LEFT_OUT)
 
 
@@ -300,8 +341,8 @@ def _hours(sweep: Sweep) -> float:
 def _trained(sweep: Sweep) -> dict[str, dict[str, Any]]:
     """The settings that decide the figures of each case that ran -> its record."""
     out = {}
-    for case, one in sweep.recorded:
-        found = {**sweep.deciding(loader.non_default(case.config)), **one["changed"]}
+    for case, one in _recorded(sweep):
+        found = {**_deciding(sweep, loader.non_default(case.config)), **one["changed"]}
         out[json.dumps(found, sort_keys=True, default=str)] = one
     return out
 
