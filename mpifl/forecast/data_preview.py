@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from mpifl.analysis.data_sheet import Sheet, Strip, draw
+from mpifl.core.errors import first_of
 from mpifl.core.federation import CLASSES, IMAGES, MULTI_HOT, NUMBERS, Split
 from mpifl.data import PoolFederation, histogram, label_distance, open_federation
 from mpifl.data.transforms import ToTensor
@@ -18,6 +19,7 @@ from mpifl.experiment.schema import Config
 MAX_COUNTED, MAX_SHOWN, MAX_STRIPS = 2000, 500, 10
 PER_STRIP, MAX_LABEL_COLUMNS = 10, 12  # images, columns with headings
 LOOKED_AT = 8  # clients searched for images
+MAX_NAMED = 20  # classes
 
 
 def look(config: Config, sheet: Path, say: Callable[[str], None]) -> str:
@@ -99,10 +101,9 @@ def _name_of(names: Sequence[str], number: int) -> str:
     return names[number] if number < len(names) else ""
 
 
-def named_classes(names: Sequence[str], most: int = 20) -> str:
+def named_classes(names: Sequence[str]) -> str:
     """Return numbers and names of classes in a line: `0 cat, 1 dog`."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(f"{c} {name}" for c, name in enumerate(names[:most])) + more
+    return first_of([f"{c} {name}" for c, name in enumerate(names)], MAX_NAMED)
 
 
 def _remarks(federation: PoolFederation, clients: np.ndarray) -> list[str]:
