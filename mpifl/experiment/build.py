@@ -52,9 +52,9 @@ from mpifl.runtime.server_step import Measure, ServerStep
 from mpifl.runtime.step_config import StepConfig, StepEvaluation, Sums
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.runtime.virtual_rounds import VirtualRounds
+from mpifl.simulation.durations import visit_duration
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts, Policy, RoundsPolicy
 from mpifl.simulation.sampling import cohort_size, newcomers
-from mpifl.simulation.visit_times import visit_duration
 from mpifl.supervision.logging import warn_once
 from mpifl.training.batched import draws, sample_weights, stackable
 from mpifl.training.client import LocalClients, public_clients

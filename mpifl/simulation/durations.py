@@ -12,7 +12,8 @@ from math import inf
 from mpifl.core.rng import Key
 from mpifl.traffic.ledger import Moved, Moves
 
-from .availability import Presence
+from .availability import Availability, Presence
+from .client_devices import Alike, Devices, Fleet
 from .delays import Delay
 from .network import LinkRates, Network
 
@@ -137,3 +138,39 @@ class VisitDuration:
                 arrival = self.presence.end(m.client, begin, arrival - begin)
             last = max(last, arrival)
         return last
+
+
+def visit_duration(
+    delay: Delay,
+    network: Network,
+    availability: Availability,
+    key: Key,
+    num_clients: int,
+    model_bytes: int = 0,
+    devices: Devices | None = None,
+    fleet: Fleet | None = None,
+) -> VisitDuration:
+    """Return how long visits last by the sections `delay`, `network`, `availability` and `devices`.
+
+    Args:
+        delay: computing times, unless the network defines them.
+        network: the links.
+        availability: when clients are available.
+        key: random key of the system seed.
+        num_clients: N, to check files.
+        model_bytes: bytes of the whole model in float32.
+        devices: the clients' devices; None: all are alike.
+        fleet: the device of each client, if already drawn; None draws it.
+
+    Raises:
+        UserError: a file does not fit the clients.
+    """
+    computing, devices = network.computing or delay, devices or Alike()
+    computing.check(num_clients)
+    network.check(num_clients)
+    fleet = devices.fleet(num_clients, key.of("devices")) if fleet is None else fleet
+    presence = Presence(availability, key.of("presence"), devices.availability(availability, fleet))
+    computing, network = devices.delay(computing, fleet), devices.network(network, fleet)
+    return VisitDuration(
+        computing, key.of("delay"), network, key.of("network"), presence, model_bytes, fleet.names
+    )

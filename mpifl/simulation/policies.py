@@ -32,7 +32,7 @@ from mpifl.core.options import (
 from mpifl.core.rng import Key
 
 from .availability import LEAST_S
-from .clock import Clock, ClockConfig, PlannedClock, VirtualClock, VirtualTime, WallClock
+from .clock import Clock, ClockConfig, ClockMaker, PlannedClock, VirtualClock, VirtualTime, WallClock
 from .durations import VisitDuration
 from .round_rules import FirstArrivals, RoundRule, ShortenedVisits
 from .staleness import step_sizes
@@ -199,9 +199,6 @@ class OverSelection(RoundsPolicy):
     late: Literal["stopped", "sent"] = "stopped"
     traffic_depends_on = "who is back in time"
     leaves_out = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
 
     @property
     def rule(self) -> RoundRule:
@@ -370,9 +367,14 @@ class AsynchronousPolicy(Policy):
         require(not network.shared, "network.cast", network.cast, remedy)
         self.concurrency(num_clients, given.num_sampled)  # checks its numbers
         duration = self.upload_interval(given.duration, given.federation)
-        clock = given.clock.open(self, duration, num_clients, given.key)
+        clock = given.clock.open(self.clock_maker, duration, num_clients, given.key)
         clock.check_length(given.rounds, self.waits_for(given.num_sampled))
         return clock
+
+    @property
+    def clock_maker(self) -> ClockMaker:
+        """What makes the clock. Default: the policy."""
+        return self
 
     def waits_for(self, num_sampled: int) -> int:
         """Return how many uploads a step waits for, also if clients fail or are away. Default: 0, unknown.
@@ -651,13 +653,10 @@ class ClientDecides(OneUploadPolicy):
         """Return the trigger's interval."""
         return self.uploads.interval(duration, federation)
 
-    def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
-        """Return the trigger's clock."""
-        return self.uploads.virtual_clock(duration, num_clients, key)
-
-    def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
-        """Return the trigger's clock."""
-        return self.uploads.wall_clock(duration, scale)
+    @property
+    def clock_maker(self) -> ClockMaker:
+        """The trigger."""
+        return self.uploads
 
 
 @dataclass(frozen=True)

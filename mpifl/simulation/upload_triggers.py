@@ -124,9 +124,9 @@ class PoissonRates(UploadTrigger):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        remedy = f"use 0 (equal rates) to {MOST_SIGMA:g}"
+        remedy = "has no effect beside file; leave one of them out"
         for name in ("mean_s", "sigma"):
-            given, remedy = getattr(self, name), "has no effect beside file; leave one of them out"
+            given = getattr(self, name)
             require(not self.file or given == getattr(PoissonRates, name), name, given, remedy)
 
     def mean(self, client: int, key: Key) -> float:

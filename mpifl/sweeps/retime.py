@@ -22,8 +22,7 @@ from mpifl.experiment.schema import Config
 from mpifl.experiment.section_checks import check_sections
 from mpifl.results import run_folder as folders
 from mpifl.results.reader import Run, load
-from mpifl.simulation.durations import VisitDuration
-from mpifl.simulation.visit_times import visit_duration
+from mpifl.simulation.durations import VisitDuration, visit_duration
 from mpifl.traffic.ledger import Moved
 from mpifl.training.per_client import local_configs, names_devices
 

@@ -53,9 +53,9 @@ from mpifl.forecast.traffic import check_uploads, forecast, without_training
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import WallClock, WallTime
 from mpifl.simulation.delays import DELAYS, Constant
+from mpifl.simulation.durations import visit_duration
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import POLICIES
-from mpifl.simulation.visit_times import visit_duration
 from mpifl.simulation.visits import Visit
 from mpifl.training.backend import Backend, Request
 

@@ -24,8 +24,8 @@ from mpifl.experiment.section_checks import check_sections
 from mpifl.simulation.availability import Availability, Presence
 from mpifl.simulation.client_devices import Classes, DeviceClass, Measured, exact_counts
 from mpifl.simulation.delays import Constant, Exponential
+from mpifl.simulation.durations import visit_duration
 from mpifl.simulation.network import LinkRates, Links
-from mpifl.simulation.visit_times import visit_duration
 from mpifl.sweeps.retime import retime
 
 PHONES = Path(__file__).parents[2] / "mpifl" / "configs" / "devices" / "phones.csv"

@@ -13,8 +13,8 @@ from mpifl.core.rng import key
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import DrawnClock, VirtualClock, WallClock
 from mpifl.simulation.delays import Constant
+from mpifl.simulation.durations import visit_duration
 from mpifl.simulation.network import Links
-from mpifl.simulation.visit_times import visit_duration
 from mpifl.simulation.visits import Visit
 
 

@@ -11,11 +11,11 @@ from mpifl.simulation.availability import Availability, Presence
 from mpifl.simulation.clock import VirtualClock
 from mpifl.simulation.delays import Constant
 from mpifl.simulation.dispatcher import Dispatcher
+from mpifl.simulation.durations import visit_duration
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import AsynchronousPolicy, Buffer, ClientDecides, EveryArrival, Waves
 from mpifl.simulation.sampling import Sampler
 from mpifl.simulation.upload_triggers import WhenDone
-from mpifl.simulation.visit_times import visit_duration
 
 
 def dispatcher_of(

@@ -12,6 +12,7 @@ from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.delays import Constant
+from mpifl.simulation.durations import visit_duration
 from mpifl.simulation.network import (
     NETWORKS,
     TIERS,
@@ -23,7 +24,6 @@ from mpifl.simulation.network import (
     WirelessFast,
     WirelessSlow,
 )
-from mpifl.simulation.visit_times import visit_duration
 from mpifl.traffic.ledger import Moved
 
 MODEL = 400  # bytes
