@@ -281,7 +281,7 @@ def fits() -> Callable[[object], bool]:
 def test_every_shipped_configuration_fits_the_schema(fits):
     assert len(CONFIGS) > 100
     for path in CONFIGS:
-        assert fits(yaml_file(path, "CONFIG")), path
+        assert fits(yaml_file(path, "CONFIG", typed=True)), path
 
 
 def test_a_resolved_configuration_fits_the_schema(fits):

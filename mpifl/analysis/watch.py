@@ -389,7 +389,7 @@ def _tail(path: Path) -> list[str]:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        found = yaml_file(path, "RUN")
+        found = yaml_file(path, "RUN", typed=True)
     except UserError:
         return {}
     return found if isinstance(found, dict) else {}

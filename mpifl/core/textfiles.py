@@ -1,8 +1,8 @@
 """Text files of users and of other programs, read with limits: YAML, JSON and CSV.
 
-A file that cannot be read raises `UserError`. YAML is read strictly: no key occurs twice in a mapping; dates,
-base 60 and leading zeros are strings, not numbers (YAML 1.1 reads `010` as 8 and `12:30` as 750); aliases
-cannot multiply the size of a file. Numbers can remember how they were written, for keys that hold text.
+A file that cannot be read raises `UserError`. YAML is read strictly: no key occurs twice in a mapping, and
+aliases cannot multiply the size of a file. Its scalars are texts as they are written, except null; the types
+of options say what becomes of them (`core.options.converted`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ MAX_BYTES = 1 << 20  # of a configuration or of the value of an option; the larg
 MAX_NAME_BYTES = 100  # of a part of a folder name; file systems allow 255 for the whole name
 MAX_DEPTH, MAX_NODES = 32, 100_000  # of a YAML tree; a node counts each time that an alias repeats it
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # in JSON, escaped or as it is
-MERGE, INT, FLOAT = (f"tag:yaml.org,2002:{kind}" for kind in ("merge", "int", "float"))
-TAGS = (
-    MERGE,
-    *(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")),
-)
+MERGE, NULL, STR, *_OTHERS = TAGS = [
+    f"tag:yaml.org,2002:{kind}" for kind in ("merge", "null", "str", "bool", "int", "float", "seq", "map")
+]
 FAULTS = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
@@ -139,79 +137,29 @@ class _Loader(_BASE):  # type: ignore[misc, valid-type]
         return dict(super().construct_mapping(node, deep))
 
 
-_DROPPED = ("tag:yaml.org,2002:timestamp", INT, FLOAT)
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in forms if tag not in _DROPPED]
-    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    INT, re.compile(r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)$"), [*"-+0123456789"]
-)
-_Loader.add_implicit_resolver(
-    FLOAT,
-    re.compile(
-        r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?|\.(?:inf|Inf|INF))$|\.(?:nan|NaN|NAN)$"
-    ),
-    [*"-+0123456789."],
-)
+class _TextLoader(_Loader):
+    """A loader whose scalars are texts, except null."""
 
 
-class WrittenInt(int):
-    """An integer of a YAML text that Python would write differently, such as `1_000`.
+class _TextDumper(yaml.SafeDumper):  # type: ignore[misc]
+    """A dumper for files that `_TextLoader` reads: quotes no number, and no word except null."""
 
-    Attributes:
-        text: the number as it was written.
-    """
-
-    text: str
-
-
-class WrittenFloat(float):
-    """A float of a YAML text that Python would write differently, such as `1.10`.
-
-    Attributes:
-        text: the number as it was written.
-    """
-
-    text: str
+    def represent_scalar(self, tag: str, value: str, style: str | None = None) -> yaml.ScalarNode:
+        """Return the node of a scalar: null, or a text."""
+        node: yaml.ScalarNode = super().represent_scalar(tag if tag == NULL else STR, value, style)
+        return node
 
 
-def spelling(number: float) -> str:
-    """Return a number as it was written, if it remembers that, otherwise as Python writes it."""
-    return number.text if isinstance(number, (WrittenInt, WrittenFloat)) else str(number)
+for _kind in (_TextLoader, _TextDumper):
+    _kind.yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in forms if tag in (MERGE, NULL)]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
-def plain(tree: Any) -> Any:
-    """Return a tree whose numbers no longer remember how they were written."""
-    if isinstance(tree, dict):
-        return {plain(name): plain(value) for name, value in tree.items()}
-    if isinstance(tree, list):
-        return [plain(value) for value in tree]
-    if isinstance(tree, WrittenInt):
-        return int(tree)
-    return float(tree) if isinstance(tree, WrittenFloat) else tree
-
-
-class _WrittenLoader(_Loader):
-    """A loader whose numbers remember how they were written."""
-
-    def construct_number(self, node: yaml.ScalarNode) -> float:
-        """Return the value of a node; a `WrittenInt` or `WrittenFloat` if Python writes it differently."""
-        whole = node.tag == INT
-        number: float = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
-        if str(number) == node.value:
-            return number
-        found = WrittenInt(number) if whole else WrittenFloat(number)
-        found.text = str(node.value)
-        return found
-
-
-for _tag in (INT, FLOAT):
-    _WrittenLoader.add_constructor(_tag, _WrittenLoader.construct_number)
-for _kind, _tag in ((WrittenInt, INT), (WrittenFloat, FLOAT)):  # files keep the spelling
-    yaml.SafeDumper.add_representer(
-        _kind, lambda dumper, number, tag=_tag: dumper.represent_scalar(tag, number.text)
-    )
+def yaml_text(tree: Any) -> str:
+    """Return a tree of texts as YAML, which `yaml_of` reads."""
+    return str(yaml.dump(tree, Dumper=_TextDumper, sort_keys=False))
 
 
 def _check_depth(text: str) -> None:
@@ -261,14 +209,14 @@ def _below(node: yaml.Node) -> Iterator[yaml.Node]:
             yield value
 
 
-def yaml_of(text: str, key: str, value: str, written: bool = False) -> Any:
+def yaml_of(text: str, key: str, value: str, typed: bool = False) -> Any:
     """Return the value of a YAML text.
 
     Args:
         text: YAML.
         key: configuration key or argument that holds it, for messages.
         value: what messages show in place of the text.
-        written: whether numbers remember how they were written (`spelling`).
+        typed: whether numbers and truths are such, instead of texts, as in a file that a program wrote.
 
     Raises:
         UserError: it is not YAML; names line and column.
@@ -276,7 +224,7 @@ def yaml_of(text: str, key: str, value: str, written: bool = False) -> Any:
     require(len(text) <= MAX_BYTES, key, value, f"has {len(text)} characters, more than {MAX_BYTES}")
     try:
         _check_depth(text)
-        return yaml.load(text, _WrittenLoader if written else _Loader)
+        return yaml.load(text, _Loader if typed else _TextLoader)
     except FAULTS as error:
         raise UserError(key, value, f"is not YAML{_place(error)}: {_problem(error)}") from error
 
@@ -292,9 +240,9 @@ def _problem(error: Exception) -> str:
     return str(getattr(error, "problem", None) or error)
 
 
-def yaml_file(path: Path, key: str, written: bool = False) -> Any:
+def yaml_file(path: Path, key: str, typed: bool = False) -> Any:
     """Return the value of a YAML file; arguments and errors are those of `text_of` and `yaml_of`."""
-    return yaml_of(text_of(path, key, MAX_BYTES), key, str(path), written)
+    return yaml_of(text_of(path, key, MAX_BYTES), key, str(path), typed)
 
 
 # -- JSON and CSV --------------------------------------------------------------------------------------------

@@ -2,32 +2,29 @@
 
 Command-line options override the file, the file overrides its `base`, and the base overrides the defaults.
 The key `name` of a section selects its class from the section's catalogue, or is `file.py:Class` or
-`package.module:Class`; the other keys are the fields of that class. Types are checked strictly. If a key
-holds text and the value is a number, it is kept as it was written.
+`package.module:Class`; the other keys are the fields of that class. Values are texts, which the types of the
+fields turn into numbers, truths or words.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import os
-import types
 from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
-from mpifl.core.options import check_values
-from mpifl.core.textfiles import MAX_DEPTH, is_file, plain, spelling, yaml_file, yaml_of
-from mpifl.core.units import quantity, unit_of
+from mpifl.core.options import check_values, converted, types_of
+from mpifl.core.textfiles import MAX_DEPTH, is_file, yaml_file, yaml_of
+from mpifl.core.units import unit_of
 from mpifl.models import ModelOptions
 from mpifl.results.identity import deciding
 
@@ -46,8 +43,7 @@ FILES = {  # keys that name files which decide numbers -> the file inside a fold
     "start.run": "model.safetensors",
 }
 MAX_BASES = 32  # length of a chain of bases
-MAX_INTEGER = 2**63 - 1
-NULLS = ("", "~", "null", "Null", "NULL")  # in YAML
+NULLS = ("~", "null", "Null", "NULL")  # in YAML
 
 Section = TypeVar("Section")
 
@@ -130,7 +126,7 @@ def read(name: str, above: tuple[Path, ...] = (), given: str | None = None) -> d
     path = find(name, f"{_shown(above[-1])}: base" if above else "CONFIG", given)
     require(path.resolve() not in above, "base", str(path), "is its own base; use another or none")
     require(len(above) <= MAX_BASES, "base", str(path), f"has more than {MAX_BASES} above it; join some")
-    tree = yaml_file(path, "CONFIG", written=True) or {}
+    tree = yaml_file(path, "CONFIG") or {}
     require(isinstance(tree, dict), "CONFIG", str(path), "must hold a mapping of keys to values")
     base = tree.pop("base", None)
     if not base:
@@ -155,7 +151,7 @@ def _base(path: Path, name: str) -> str:
 def overrides(words: Sequence[str]) -> dict[str, Any]:
     """Return the tree of `--key.path value` or `--key.path=value` options.
 
-    Values are parsed as YAML. For keys that hold text they are kept as written, unless `null` or quoted.
+    A value that begins with `[`, `{` or a quote is YAML, and so is null; any other stands as it is written.
 
     Raises:
         UserError: a word is no option, an option has no value or too many parts, or a value is not YAML.
@@ -169,29 +165,15 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
         text, *words = words
         keys = option[2:].split(".")
         require(len(keys) <= MAX_DEPTH, "option", option, f"has more than {MAX_DEPTH} parts")
-        value = _of_option(tuple(keys), option, text)
-        tree = merged(tree, nested(keys, value))
+        tree = merged(tree, nested(keys, _value_of(option, text.strip())))
     return tree
 
 
-def _of_option(keys: tuple[str, ...], option: str, text: str) -> Any:
+def _value_of(option: str, text: str) -> Any:
     """Return the value of an option."""
-    bare = text.strip()
-    quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\""
-    as_it_stands = not text or (_holds_text(keys) and bare not in NULLS and not quoted)
-    return bare if as_it_stands else yaml_of(text, option, text, written=True)
-
-
-@cache
-def _holds_text(keys: tuple[str, ...]) -> bool:
-    """Return whether a path of keys holds text; False inside a section whose class depends on its `name`."""
-    hint: Any = Config
-    for name in keys:
-        known = dataclasses.is_dataclass(hint) and (hint, name) not in CHOICES
-        if not known or name not in keys_of(hint):
-            return False
-        hint = plain_types(hint)[name]
-    return hint in (str, str | None) or get_origin(hint) is Literal
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    is_yaml = quoted or text in NULLS or text.startswith(("[", "{"))
+    return yaml_of(text, option, text) if is_yaml else text
 
 
 def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
@@ -210,9 +192,8 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     out = {name: value for name, value in under.items() if not (given and name in EXCLUSIVE)}
     for name, value in over.items():
         old = out.get(name)
-        if isinstance(value, dict):
-            old = {"name": old} if isinstance(old, str) else old
-            old = dict.fromkeys(keys_of(Seeds), old) if name == "seed" and isinstance(old, int) else old
+        if isinstance(value, dict) and isinstance(old, (str, int)):
+            old = dict.fromkeys(keys_of(Seeds), old) if name == "seed" else {"name": old}
         elif isinstance(value, str) and isinstance(old, dict) and value == old.get("name"):
             value = {"name": value}
         if (
@@ -274,16 +255,12 @@ def keys_of(cls: type) -> list[str]:
 def _keys_named(name: str, cls: type, path: str) -> Iterator[str]:
     """Yield the dotted keys that end with a name, those of what can be chosen in a section last."""
     for key in sorted(keys_of(cls), key=lambda key: (cls, key) in CHOICES):
-        below, hint = _below(path, key), plain_types(cls)[key]
+        below, hint = _below(path, key), types_of(cls)[key]
         if key == name and path:
             yield below
         for section in CHOICES[cls, key].values() if (cls, key) in CHOICES else [hint]:
             if isinstance(section, type) and dataclasses.is_dataclass(section):
                 yield from _keys_named(name, section, below)
-
-
-plain_types = cache(get_type_hints)
-"""Class -> the types of its fields, without bounds (`core.options.types_of` has them)."""
 
 
 def _below(path: str, name: object) -> str:
@@ -294,11 +271,10 @@ def _value(cls: type, name: str, value: Any, path: str) -> Any:
     """Return `value` converted for field `name` of `cls`."""
     if (cls, name) in CHOICES:
         return chosen(CHOICES[cls, name], _named(cls, name, value), path)
-    hint = plain_types(cls)[name]
+    hint = types_of(cls)[name]
     if hint is Seeds and not isinstance(value, Mapping):
-        seed = converted(int, value, path)
-        return Seeds(seed, seed, seed, seed)
-    return converted(hint, without_unit(cls, name, value, path), path)
+        value = dict.fromkeys(keys_of(Seeds), converted(int, value, path))
+    return converted(hint, value, path, unit_of(cls, name), from_tree)
 
 
 def _named(cls: type, name: str, value: Any) -> Any:
@@ -310,37 +286,6 @@ def _named(cls: type, name: str, value: Any) -> Any:
     field = next(f for f in dataclasses.fields(cls) if f.name == name)
     plain = field.default_factory() if field.default_factory is not dataclasses.MISSING else None
     return {"name": name_of(plain), **value} if name_of(plain) in CHOICES[cls, name] else value
-
-
-def without_unit(cls: type, name: str, value: Any, path: str) -> Any:
-    """Return a value with texts that have a unit (`20ms`) converted to numbers in the unit of the field.
-
-    Args:
-        cls: the dataclass.
-        name: name of its field.
-        value: the value as written; a list is converted item by item.
-        path: dotted path of the key, for messages.
-
-    Raises:
-        UserError: a unit is unknown or has another dimension, or a fraction is given for a whole number.
-    """
-    unit = unit_of(cls, name)
-    if unit is None or not unit.dimension or plain_types(cls)[name] is str:
-        return value
-    if isinstance(value, (list, tuple)):
-        return [without_unit(cls, name, one, path) for one in value]
-    if not isinstance(value, str):
-        return value
-    number = quantity(value, unit, path)
-    if float not in _kinds(plain_types(cls)[name]):
-        require(number.is_integer(), path, value, f"must be a whole number of {unit.name}")
-        return int(number)
-    return number
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    """Return a type as a tuple, or the types inside a union or a tuple."""
-    return tuple(kind for arg in get_args(hint) for kind in _kinds(arg)) or (hint,)
 
 
 def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
@@ -391,58 +336,6 @@ def _check_kind(cls: type, kind: type, key: str, name: str) -> None:
     some = ", ".join(f"`{name}`" for name in lacking[:3]) + ", ..." * (len(lacking) > 3)
     place = "mpifl" if kind is Algorithm else kind.__module__
     require(not lacking, key, name, f"is not a subclass of {place}.{kind.__name__}, and has no {some}")
-
-
-def converted(hint: Any, value: Any, path: str) -> Any:
-    """Return `value` converted to type `hint`.
-
-    Raises:
-        UserError: it has another type (`true` is no number), is not finite, too large, or not printable.
-    """
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        return converted(next(a for a in args if a is not type(None)), value, path)
-    if dataclasses.is_dataclass(hint):
-        return from_tree(hint, value, path)  # type: ignore[arg-type]
-    if origin is tuple:
-        require(isinstance(value, (list, tuple)), path, value, "must be a list")
-        kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-        require(len(kinds) == len(value), path, value, f"must be a list of {len(kinds)} values")
-        return tuple(converted(k, v, path) for k, v in zip(kinds, value, strict=True))
-    if origin is Literal:  # `check_values` checks the choices
-        hint, origin = str, None
-    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        return _number(value, path)
-    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return spelling(value)
-    if origin is dict and args and dataclasses.is_dataclass(args[1]):
-        require(isinstance(value, Mapping), path, value, "must be a mapping from names to sections")
-        return {str(key): from_tree(args[1], one, _below(path, key)) for key, one in value.items()}  # type: ignore[arg-type]
-    kind = origin or hint
-    wrong = isinstance(kind, type) and not isinstance(value, kind)
-    wrong = wrong or (hint is int and isinstance(value, bool))
-    remedy = f"must be of type {getattr(hint, '__name__', hint)}"
-    remedy += "; in YAML, quote it" if hint is str and isinstance(value, bool) else ""
-    require(not wrong, path, value, remedy)
-    if isinstance(value, int):
-        require(abs(value) <= MAX_INTEGER, path, value, f"is too large; use at most {MAX_INTEGER}")
-    if isinstance(value, str):
-        require(value.isprintable(), path, value, "holds characters that cannot be printed; leave them out")
-    return plain(value)
-
-
-def _number(value: float | str, path: str) -> float:
-    """Return a finite number."""
-    try:
-        number = float(value)
-    except ValueError as error:
-        raise UserError(path, value, "must be of type float") from error
-    except OverflowError:  # an integer of hundreds of digits
-        number = math.inf
-    require(math.isfinite(number), path, value, "must be a finite number")
-    return number
 
 
 # -- from objects to trees -----------------------------------------------------------------------------------

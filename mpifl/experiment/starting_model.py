@@ -184,7 +184,7 @@ def _tree(folder: str, name: str) -> Mapping[str, Any]:
     file = Path(folder).expanduser() / name
     if not file.exists():
         return {}
-    tree = json_file(file, KEY) if file.suffix == ".json" else yaml_file(file, KEY)
+    tree = json_file(file, KEY) if file.suffix == ".json" else yaml_file(file, KEY, typed=True)
     remedy = f"its {name} holds no mapping; use the folder of a finished run"
     require(isinstance(tree, dict), KEY, folder, remedy)
     return dict(tree)

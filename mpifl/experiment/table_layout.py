@@ -33,8 +33,8 @@ class TableConfig(Options):
             percent: whether to show hundredths, digits: number of decimals, better: more or less, for ranks,
             deviation: the standard deviation over seeds, sample or population}`.
         published: row -> list of published figures in the order of `figures`, as numbers or as texts that
-            begin with the number. Use null, or a shorter list, where the paper prints none. If there are
-            groups of columns, the rows are below the label of their group.
+            begin with the number, shown as they are written. Use null, or a shorter list, where the paper
+            prints none. If there are groups of columns, the rows are below the label of their group.
         spread: meaning of the paper's "+-".
         interval: 95 % confidence interval of the mean over seeds, shown instead of the standard deviation: t,
             bootstrap or percentile; empty shows the deviation.
@@ -49,7 +49,7 @@ class TableConfig(Options):
 
     title: Annotated[str, MinLen(1)]
     figures: Annotated[dict[str, Any], MinLen(1)]
-    published: dict[str, Any] = field(default_factory=dict)
+    published: dict[str, object] = field(default_factory=dict)
     spread: str = ""
     interval: Literal["", "t", "bootstrap", "percentile"] = ""
     ranks: bool = False

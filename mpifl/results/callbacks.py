@@ -15,12 +15,14 @@ the label of a run. If a callback raises an exception, the run saves its state a
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpifl.core import torch_state
 from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond
 from mpifl.core.imports import load_object
+from mpifl.core.options import untyped
 from mpifl.supervision.logging import warn
 
 from .trackers import TRACKERS
@@ -151,9 +153,9 @@ def made(entries: Sequence[Any], given: Sequence[Any] = ()) -> Callbacks:
 
 def _make(name: str, found: Any, options: Mapping[str, Any]) -> Any:
     try:
-        return found(**options)
+        return found(**_as_asked(found, options))
     except UserError as error:
-        raise error.under(KEY) from error
+        raise error.under(f"{KEY}.{name}") from error
     except Exception as error:
         raise CodeFailed(
             f"callback {name}: {type(error).__name__}: {error}", trace_beyond(error, __file__)
@@ -185,11 +187,17 @@ def _found(entry: Any) -> tuple[str, Any, dict[str, Any]]:
         try:
             inspect.signature(found).bind(**options)
         except TypeError as error:
-            raise UserError(KEY, entry, f"{error}; its options: {_options(found)}") from error
+            asked = ", ".join(inspect.signature(found).parameters) or "none"
+            raise UserError(KEY, entry, f"{error}; its options: {asked}") from error
         except ValueError:  # a class without a signature
             pass
     return name, found, options
 
 
-def _options(found: Any) -> str:
-    return ", ".join(inspect.signature(found).parameters) or "none"
+def _as_asked(found: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as what they look like, or as texts where a class or function asks for a text."""
+    try:
+        asked = {p.name: str(p.annotation) for p in inspect.signature(found).parameters.values()}
+    except ValueError:  # a class without a signature
+        asked = {}
+    return {k: v if re.search(r"\bstr\b", asked.get(k, "")) else untyped(v) for k, v in options.items()}

@@ -402,7 +402,7 @@ def load(folder: str | Path) -> Run:
         remedy = f"{state}: it has no summary.json; {wait}resume it, {others}"
         raise UserError("RUN", str(folder), remedy)
     summary = json_file(path / "summary.json", "RUN")
-    config = yaml_file(path / "config.yaml", "RUN")
+    config = yaml_file(path / "config.yaml", "RUN", typed=True)
     require(isinstance(summary, dict) and isinstance(config, dict), "RUN", str(folder), "is not a run folder")
     check_format(summary.get("format"), path)
     run = Run(path, config, summary)

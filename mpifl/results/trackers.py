@@ -17,10 +17,11 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import sleep, time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mpifl.core.errors import require
 from mpifl.core.files import try_lock, write_atomically
+from mpifl.core.options import Options
 from mpifl.core.textfiles import flat
 
 from .reader import read_rows
@@ -37,7 +38,6 @@ STOPPED = "mpifl.stopped"  # tag of a run that did not reach its end
 FORBIDDEN = re.compile(r"[^\w\-. /]")  # by MLflow in names of parameters and metrics
 TRIES = 40  # to read MLflow's runs while other processes write theirs
 NOTE = re.compile(r"(-?\d+) (\d+)")  # last step; number of the run
-MODES = ("offline", "online", "disabled")
 
 
 class Logged:
@@ -84,7 +84,7 @@ class Logged:
         return f"{info.id}-{self._number}" if self._number else info.id
 
 
-class Tracker:
+class Tracker(Options):
     """A callback whose library is an optional dependency of mpifl.
 
     Attributes:
@@ -186,15 +186,12 @@ class WandB(Tracker):
     package: ClassVar[str] = "wandb"
 
     project: str = "mpifl"
-    mode: str = "offline"
+    mode: Literal["offline", "online", "disabled"] = "offline"
     entity: str | None = None
     group: str | None = None
     folder: str | None = None
     _run: Any = field(default=None, init=False, repr=False)
     _logged: Any = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        require(self.mode in MODES, "wandb.mode", self.mode, f"use one of {', '.join(MODES)}")
 
     def on_start(self, info: RunInfo) -> None:
         """Start a wandb run under the run's own id, or continue it."""
@@ -209,7 +206,7 @@ class WandB(Tracker):
             id=self._logged.id,
             notes=f"continues {self._logged.before} from step {info.step}" if self._logged.before else None,
             resume="allow",
-            mode=self.mode,  # type: ignore[arg-type]  # checked above
+            mode=self.mode,
             dir=self.folder or str(info.folder),
             config=thawed(info.config),
             reinit="create_new",

@@ -21,7 +21,7 @@ from typing import Any
 
 from mpifl.core.case_names import folder_name, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError, nearest, require
-from mpifl.core.textfiles import MAX_NAME_BYTES, plain
+from mpifl.core.textfiles import MAX_NAME_BYTES
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config, OutputConfig
 from mpifl.experiment.section_checks import check_sections
@@ -184,7 +184,7 @@ def with_configurations(tree: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(values, (dict, list)):
         return dict(tree)
     names = values.values() if isinstance(values, dict) else values
-    return {**tree, CONFIGURATIONS: {str(name): plain(loader.read(str(name))) for name in names}}
+    return {**tree, CONFIGURATIONS: {str(name): loader.read(str(name)) for name in names}}
 
 
 def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: M
             one = loader.merged(one, part)
         elif key == "configuration":
             known = tree.get(CONFIGURATIONS, {}).get(str(value))
-            file = plain(loader.read(str(value))) if known is None else known  # saved as JSON
+            file = loader.read(str(value)) if known is None else known  # saved as JSON
             _check_algorithm(tree, file, str(value))
             one = loader.merged(file, one)
         else:

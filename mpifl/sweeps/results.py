@@ -13,7 +13,6 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from mpifl.analysis.figures import Curve, draw_sweep
 from mpifl.analysis.seed_groups import matched
@@ -22,7 +21,7 @@ from mpifl.core.case_names import label_of
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
 from mpifl.core.files import write_atomically, write_json
 from mpifl.core.imports import code_of
-from mpifl.core.textfiles import flat, json_file, json_mapping, yaml_file
+from mpifl.core.textfiles import flat, json_file, json_mapping, yaml_file, yaml_text
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 from mpifl.experiment.table_layout import METRIC, TableConfig
@@ -69,7 +68,7 @@ def started_with(folder: Path, key: str = "RUN") -> dict[str, Any]:
         UserError: there is no such file, or it holds no mapping.
     """
     require((folder / SWEEP_FILE).is_file(), key, str(folder), f"is not a sweep: it has no {SWEEP_FILE}")
-    tree = yaml_file(folder / SWEEP_FILE, key, written=True)
+    tree = yaml_file(folder / SWEEP_FILE, key)
     require(isinstance(tree, dict), key, str(folder), f"has a {SWEEP_FILE} that holds no mapping")
     file = folder / CONFIGURATIONS_FILE
     known = json_file(file, key) if file.is_file() else None
@@ -82,7 +81,7 @@ def keep(tree: Mapping[str, Any], folder: Path) -> None:
     if CONFIGURATIONS in tree:
         write_json(folder / CONFIGURATIONS_FILE, tree[CONFIGURATIONS])
     own = {name: value for name, value in tree.items() if name != CONFIGURATIONS}
-    write_atomically(folder / SWEEP_FILE, yaml.safe_dump(own, sort_keys=False))
+    write_atomically(folder / SWEEP_FILE, yaml_text(own))
 
 
 def titles(folder: Path) -> dict[str, str]:
@@ -145,7 +144,7 @@ def check_case(case: Case, parent: Path) -> None:
     remedy = "move it away, and the sweep runs the case again"
     folders.check_format(json_mapping(folder / "run.json").get("format"), folder, remedy)
     summary = json_mapping(folder / "summary.json")
-    was = loader.from_tree(Config, yaml_file(folder / "config.yaml", "RUN", written=True))
+    was = loader.from_tree(Config, yaml_file(folder / "config.yaml", "RUN"))
     require_same(was, case.config, f"the run in {folder}", remedy)
     more = isinstance(rounds := summary.get("rounds"), int) and rounds > case.config.rounds
     require(not more, "rounds", case.config.rounds, f"the run in {folder} went on to {rounds}; {remedy}")

@@ -299,7 +299,9 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
 
 def _word(value: Any) -> str:
     """Return a value quoted for a shell's command line, where options are read as YAML."""
-    plain = isinstance(value, str) and PLAIN.fullmatch(value) and yaml_of(value, "", value) == value
+    plain = (
+        isinstance(value, str) and PLAIN.fullmatch(value) and yaml_of(value, "", value, typed=True) == value
+    )
     return shlex.quote(value if plain else json.dumps(value))
 
 

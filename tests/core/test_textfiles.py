@@ -1,26 +1,15 @@
-"""Texts of users and of other programs: every string of JSON can be written, numbers of YAML are spelt."""
+"""Texts of users and of other programs: every string of JSON can be written, scalars of YAML are texts."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import pickle
 
 import pytest
-import yaml
 
 from mpifl.core.errors import UserError
-from mpifl.core.textfiles import (
-    RepeatedKey,
-    is_file,
-    json_file,
-    json_mapping,
-    json_of,
-    plain,
-    spelling,
-    yaml_of,
-)
+from mpifl.core.textfiles import RepeatedKey, is_file, json_file, json_mapping, json_of, yaml_of, yaml_text
 
 LONE = {  # texts in which a string holds half of a pair of surrogates
     "high": r'{"a": ["\ud800"]}',
@@ -75,20 +64,20 @@ def test_a_key_that_stands_twice_in_an_object_of_json_is_refused(tmp_path, text)
     assert json_of('[{"a": 1, "b": {"a": 2}}, {"a": 3}]') == [{"a": 1, "b": {"a": 2}}, {"a": 3}]
 
 
-def test_numbers_that_remember_how_they_were_written_are_numbers_all_the_same():
-    """Also on other ranks, in JSON and in YAML; `plain` makes ordinary ones of them."""
-    text = "- 1.10\n- 0x10\n- 1_000: -.50\n- 7\n- 0.5\n"
-    tree, usual = yaml_of(text, "k", text, written=True), yaml_of(text, "k", text)
-    assert tree == usual == [1.1, 16, {1000: -0.5}, 7, 0.5]
-    assert json.dumps(tree) == json.dumps(usual)
-    again = yaml_of(yaml.safe_dump(tree), "k", text, written=True)
-    for same in (tree, pickle.loads(pickle.dumps(tree)), again):
-        (key, value), *_ = same[2].items()
-        spelt = [spelling(one) for one in (same[0], same[1], key, value, *same[3:])]
-        assert spelt == ["1.10", "0x10", "1_000", "-.50", "7", "0.5"]
-    (key, value), *_ = plain(tree)[2].items()
-    assert [type(one) for one in (*plain(tree)[:2], key, value)] == [float, int, int, float]
-    assert plain(tree) == usual
+def test_scalars_of_yaml_are_texts_as_they_are_written_except_null():
+    """Keys, too; what `yaml_text` writes of texts, and of values of Python, gives the same texts again."""
+    text = "- 1.10\n- {1_000: 0x10, on: no, 3: 2024-05-01, d: 12:30}\n- [~, null, '', 'null', '1', .inf]\n-\n"
+    tree = yaml_of(text, "k", text)
+    assert tree == [
+        "1.10",
+        {"1_000": "0x10", "on": "no", "3": "2024-05-01", "d": "12:30"},
+        [None, None, "", "null", "1", ".inf"],
+        None,
+    ]
+    assert yaml_of(yaml_text(tree), "k", text) == tree
+    assert yaml_text({"a": ["1.10", "null", None]}) == "a:\n- 1.10\n- 'null'\n- null\n"
+    assert yaml_of(yaml_text({"a": (1, 0.5, True)}), "k", text) == {"a": ["1", "0.5", "true"]}
+    assert yaml_of("[1.10, on, '1']", "k", text, typed=True) == [1.1, True, "1"]
 
 
 def test_a_file_in_a_closed_folder_is_not_called_missing(monkeypatch):

@@ -7,7 +7,7 @@ cluster's classes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -44,7 +44,7 @@ class SharedClasses(Scenario):
     clients: PositiveInt = 100
     images: int | None = None
     validation: ShareBelowOne = 0.0
-    order: Sequence[int] | None = None
+    order: tuple[int, ...] | None = None
     drawn: bool = False
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
