@@ -14,6 +14,7 @@ import os
 from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,13 +23,13 @@ import yaml
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
-from mpifl.core.options import check_values, converted, types_of
+from mpifl.core.options import Options, check_values, converted, defaults_of, types_of
 from mpifl.core.textfiles import MAX_DEPTH, is_file, yaml_file, yaml_of
 from mpifl.core.units import unit_of
 from mpifl.models import ModelOptions
 from mpifl.results.identity import deciding
 
-from .schema import CHOICES, Config, Seeds
+from .schema import CHOICES, Config, Seeds, walk
 from .section_checks import check_sections
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in over.items():
         old = out.get(name)
         if isinstance(value, dict) and isinstance(old, (str, int)):
-            old = dict.fromkeys(keys_of(Seeds), old) if name == "seed" else {"name": old}
+            old = dict.fromkeys(types_of(Seeds), old) if name == "seed" else {"name": old}
         elif isinstance(value, str) and isinstance(old, dict) and value == old.get("name"):
             value = {"name": value}
         if (
@@ -221,25 +222,17 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
     Raises:
         UserError: a key is unknown or missing, or a value has another type or is refused by the class.
     """
-    known = keys_of(cls)
+    known = types_of(cls)
     require(isinstance(tree, Mapping), path or "CONFIG", tree, f"must be a section with {', '.join(known)}")
-    for name in tree:
+    for name, value in tree.items():
         if name not in known:
-            fixed: str = getattr(cls, "tested_on", "") if name == "test_share" else ""  # of scenarios
-            leaf, below = name, tree[name]
-            while isinstance(below, Mapping) and below:
-                leaf, below = next(iter(below.items()))
-            elsewhere = [] if path else list(dict.fromkeys(_keys_named(str(leaf), Config, "")))
-            meant = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else nearest(str(name), known)
-            unknown = f"unknown key; {meant}"
-            raise UserError(_below(path, name), tree[name], fixed or unknown)
+            raise UserError(_below(path, name), value, f"unknown key; {_meant(cls, name, value, path)}")
     values = {name: _value(cls, name, value, _below(path, name)) for name, value in tree.items()}
-    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
-        required = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if required and f.name not in values:
-            names = ", ".join(CHOICES.get((cls, f.name), ()))
+    for name in known:
+        if name not in values and name not in defaults_of(cls):
+            names = ", ".join(CHOICES.get((cls, name), ()))
             remedy = f"name one of {names}" if names else f"{cls.__name__} has no default for it"
-            raise UserError(_below(path, f.name), None, f"is missing; {remedy}")
+            raise UserError(_below(path, name), None, f"is missing; {remedy}")
     try:
         check_values(cls, values)  # a user's class need not call the `__post_init__` of `Options`
         return cls(**values)
@@ -247,20 +240,15 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
         raise error.under(path) from None
 
 
-def keys_of(cls: type) -> list[str]:
-    """Return the keys of a section: the fields of its dataclass."""
-    return [f.name for f in dataclasses.fields(cls) if f.init]
-
-
-def _keys_named(name: str, cls: type, path: str) -> Iterator[str]:
-    """Yield the dotted keys that end with a name, those of what can be chosen in a section last."""
-    for key in sorted(keys_of(cls), key=lambda key: (cls, key) in CHOICES):
-        below, hint = _below(path, key), types_of(cls)[key]
-        if key == name and path:
-            yield below
-        for section in CHOICES[cls, key].values() if (cls, key) in CHOICES else [hint]:
-            if isinstance(section, type) and dataclasses.is_dataclass(section):
-                yield from _keys_named(name, section, below)
+def _meant(cls: type, name: str, value: Any, path: str) -> str:
+    """Return what to do about an unknown key: outside of sections, name the keys that end with it."""
+    if issubclass(cls, Options) and (why := cls.why_absent(name)):
+        return why
+    while isinstance(value, Mapping) and value:
+        name, value = next(iter(value.items()))
+    ends = [] if path else [(bool(of), key) for key, *_, of in walk() if key.endswith(f".{name}")]
+    elsewhere = list(dict.fromkeys(key for _, key in sorted(ends, key=itemgetter(0))))
+    return f"did you mean {' or '.join(elsewhere)}?" if elsewhere else nearest(str(name), [*types_of(cls)])
 
 
 def _below(path: str, name: object) -> str:
@@ -273,7 +261,7 @@ def _value(cls: type, name: str, value: Any, path: str) -> Any:
         return chosen(CHOICES[cls, name], _named(cls, name, value), path)
     hint = types_of(cls)[name]
     if hint is Seeds and not isinstance(value, Mapping):
-        value = dict.fromkeys(keys_of(Seeds), converted(int, value, path))
+        value = dict.fromkeys(types_of(Seeds), converted(int, value, path))
     return converted(hint, value, path, unit_of(cls, name), from_tree)
 
 
@@ -283,9 +271,8 @@ def _named(cls: type, name: str, value: Any) -> Any:
         return {"name": value}
     if not isinstance(value, Mapping) or "name" in value:
         return value
-    field = next(f for f in dataclasses.fields(cls) if f.name == name)
-    plain = field.default_factory() if field.default_factory is not dataclasses.MISSING else None
-    return {"name": name_of(plain), **value} if name_of(plain) in CHOICES[cls, name] else value
+    usual = name_of(defaults_of(cls).get(name))
+    return {"name": usual, **value} if usual in CHOICES[cls, name] else value
 
 
 def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
@@ -315,8 +302,8 @@ def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
         cls = catalogue[name]
     else:
         raise UserError(f"{path}.name", name, f"unknown name; {nearest(name, list(catalogue))}")
-    for option in rest if not keys_of(cls) else ():
-        others = [other for other, of in catalogue.items() if option in keys_of(of)]
+    for option in rest if not types_of(cls) else ():
+        others = [other for other, of in catalogue.items() if option in types_of(of)]
         have = f", or use one that has it: {', '.join(others)}" if others else ""
         remedy = f"unknown key; {name} has no options: leave it out{have}"
         raise UserError(_below(path, option), rest[option], remedy)
@@ -353,7 +340,7 @@ def to_tree(value: Any, owner: type | None = None, name: str = "") -> Any:
         return {key: to_tree(one) for key, one in value.items()}
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return list(value) if isinstance(value, tuple) else value
-    tree = {f: to_tree(getattr(value, f), type(value), f) for f in keys_of(type(value))}
+    tree = {f: to_tree(getattr(value, f), type(value), f) for f in types_of(type(value))}
     return {"name": name_of(value), **tree} if owner and (owner, name) in CHOICES else tree
 
 
@@ -368,18 +355,17 @@ def non_default(section: Any, owner: type | None = None, name: str = "") -> dict
         name: key of the section there.
     """
     out, whole = dict[str, Any](), to_tree(section, owner, name)
-    for field in (f for f in dataclasses.fields(section) if f.init):
-        value, of = getattr(section, field.name), (type(section), field.name)
-        make = field.default_factory
-        default = field.default if make is dataclasses.MISSING else make()
-        if to_tree(default, *of) == whole[field.name]:
+    usual = defaults_of(type(section))
+    for key in types_of(type(section)):
+        value, of = getattr(section, key), (type(section), key)
+        if key in usual and to_tree(usual[key], *of) == whole[key]:
             continue
         if dataclasses.is_dataclass(value):
-            out[field.name] = non_default(value, *of)
+            out[key] = non_default(value, *of)
         elif isinstance(value, dict) and all(map(dataclasses.is_dataclass, value.values())):
-            out[field.name] = {key: non_default(one) for key, one in value.items()}
+            out[key] = {label: non_default(one) for label, one in value.items()}
         else:
-            out[field.name] = whole[field.name]
+            out[key] = whole[key]
     return {"name": whole["name"], **out} if owner is not None and (owner, name) in CHOICES else out
 
 

@@ -24,15 +24,15 @@ from annotated_types import MinLen
 
 from mpifl.algorithms.registry import CATALOGUE, citation
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
-from mpifl.core.options import choices_of, is_union, type_text, types_of, without_bounds
+from mpifl.core.options import choices_of, defaults_of, is_union, type_text, types_of, without_bounds
 from mpifl.core.units import Unit, unit_of
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.models import MODELS
 
-from .loader import SHIPPED, keys_of, to_tree
-from .schema import CHOICES, Config
+from .loader import SHIPPED, to_tree
+from .schema import CHOICES, Config, sections_of, walk
 
 RUN = "run"  # name of the keys outside sections in `mpifl show`
 
@@ -89,48 +89,28 @@ class Key:
 @cache
 def keys() -> tuple[Key, ...]:
     """Return all keys: sections before their keys, components in the order of their catalogues."""
-    return tuple(_keys(Config, "", ""))
+    return tuple(_key(*place) for place in walk())
 
 
-def _keys(cls: type, above: str, of: str) -> Iterator[Key]:
-    """Yield the keys of a dataclass and those of its sections."""
-    hints, texts = types_of(cls), meanings(cls)
-    for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
-        path, meaning = f"{above}.{field.name}".lstrip("."), texts.get(field.name, "")
-        catalogue, section = CHOICES.get((cls, field.name)), _section_of(hints[field.name])
-        if catalogue is not None:
-            default = _default(field)
-            name = "" if default is None else {c: n for n, c in catalogue.items()}.get(type(default), "")
-            yield Key(path, "section with a name", name, meaning, tuple(catalogue), of=of, is_section=True)
-            for name, choice in catalogue.items():
-                yield from _keys(choice, path, name)
-        elif section is not None:
-            yield Key(path, "section", "", meaning, of=of, is_section=True)
-            yield from _keys(section, path, of)
-        else:
-            hint, default = hints[field.name], _default(field)
-            unit = _unit(cls, field.name, hint)
-            text = "" if default is dataclasses.MISSING else _yaml(default)
-            written = (unit.name, unit.examples) if unit is not None else ("", "")
-            yield Key(path, type_text(hint), text, meaning, choices_of(hint), *written, of)
+def _key(path: str, cls: type, name: str, of: str) -> Key:
+    """Return what is known about a key, see `walk`."""
+    hint, meaning, choices = types_of(cls)[name], meanings(cls).get(name, ""), CHOICES.get((cls, name))
+    default = defaults_of(cls).get(name, dataclasses.MISSING)
+    if choices is not None:
+        known = default is not dataclasses.MISSING and name_of(default) in choices
+        usual = name_of(default) if known else ""
+        return Key(path, "section with a name", usual, meaning, tuple(choices), of=of, is_section=True)
+    if sections_of(cls, name):
+        return Key(path, "section", "", meaning, of=of, is_section=True)
+    unit = _unit(cls, name, hint)
+    text = "" if default is dataclasses.MISSING else _yaml(default)
+    written = (unit.name, unit.examples) if unit is not None else ("", "")
+    return Key(path, type_text(hint), text, meaning, choices_of(hint), *written, of)
 
 
 def _unit(cls: type, name: str, hint: Any) -> Unit | None:
     """Return the unit of a key; None if its values are no numbers or have no unit."""
     return unit_of(cls, name) if _NUMBERS.search(type_text(hint)) else None
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
-def _section_of(hint: Any) -> type | None:
-    """Return the dataclass of a section; None if the key is no section."""
-    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
 
 
 def _yaml(value: Any) -> str:
@@ -332,9 +312,9 @@ def describe(name: str, cls: type) -> str:
     if "Attributes:" not in text and (inherited := meanings(cls)):
         lines += ["Attributes:", *(f"    {name}: {said}" for name, said in inherited.items()), ""]
     lines += ["Fields and defaults:"]
-    defaults = {f.name: _default(f) for f in dataclasses.fields(cls)}
+    defaults = defaults_of(cls)
     for name, hint in types_of(cls).items():
-        default = "required" if defaults[name] is dataclasses.MISSING else repr(defaults[name])
+        default = repr(defaults[name]) if name in defaults else "required"
         lines.append(f"  {name}: {', '.join(choices_of(hint)) or type_text(hint)} = {default}")
     if is_method:
         lines += ["", citation(cls)]
@@ -374,17 +354,15 @@ def _object(cls: type, definitions: dict[str, Schema]) -> Schema:
 
 
 def _properties(cls: type, definitions: dict[str, Schema]) -> dict[str, Schema]:
-    hints, texts = types_of(cls), meanings(cls)
-    out = {}
-    for name in keys_of(cls):
-        catalogue, section = CHOICES.get((cls, name)), _section_of(hints[name])
-        if catalogue is not None:
-            schema = _choice(name, catalogue, definitions)
+    texts, out = meanings(cls), {}
+    for name, hint in types_of(cls).items():
+        if (cls, name) in CHOICES:
+            schema = _choice(name, CHOICES[cls, name], definitions)
         else:
-            unit = _unit(cls, name, hints[name])
+            unit = _unit(cls, name, hint)
             number = "quantity" if unit is not None and unit.dimension else "number"
-            value = _value(hints[name], number)
-            schema = value if section is None else _object(section, definitions)
+            section = sections_of(cls, name).get("")
+            schema = _object(section, definitions) if section else _value(hint, number)
         about = re.split("[.;:] | [(]", texts.get(name, ""))[0]
         out[name] = {**schema, "description": about} if about else schema
     return out

@@ -7,8 +7,8 @@ the classes that this object can have. The docstring of a class describes each o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval, MinLen
@@ -25,6 +25,7 @@ from mpifl.core.options import (
     PositiveShare,
     Remedy,
     ShareBelowOne,
+    types_of,
 )
 from mpifl.core.task import Task
 from mpifl.core.textfiles import check_name
@@ -396,3 +397,35 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (DataConfig, "public"): SOURCES,
     (DataConfig, "scenario"): SCENARIOS,
 }
+
+
+def sections_of(cls: type, name: str) -> Mapping[str, type]:
+    """Return the classes whose fields are the keys below a key; none for a plain value.
+
+    Args:
+        cls: the class that has the key.
+        name: the key.
+
+    Returns:
+        Name in the catalogue of the key -> class; the name is empty for a section without a choice.
+    """
+    hint = types_of(cls)[name]
+    return CHOICES.get((cls, name)) or ({"": hint} if is_dataclass(hint) else {})
+
+
+def walk(cls: type = Config, above: str = "", of: str = "") -> Iterator[tuple[str, type, str, str]]:
+    """Yield all keys: sections before their keys, choices in the order of their catalogues.
+
+    Args:
+        cls: the class whose keys are yielded, and all keys below them.
+        above: dotted path of its section.
+        of: name of the choice that has its keys; empty if every configuration has them.
+
+    Yields:
+        Dotted path, class and key, and the choice that has it as for `of`.
+    """
+    for name in types_of(cls):
+        path = f"{above}.{name}".lstrip(".")
+        yield path, cls, name, of
+        for choice, section in sections_of(cls, name).items():
+            yield from walk(section, path, choice or of)
