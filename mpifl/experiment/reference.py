@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from math import isfinite
 from pathlib import Path
@@ -326,16 +326,17 @@ def describe(name: str, cls: type) -> str:
 
 Schema = dict[str, Any]
 CLASS_PATH = {"type": "string", "pattern": ":"}  # file.py:Class or package.module:Class
-NUMBERS: dict[str, Schema] = {
+SCALARS: dict[str, Schema] = {
     "number": {"type": ["number", "string"], "pattern": "^[-+0-9.eE]+$"},  # YAML 1.1 reads 1e-3 as a word
     "quantity": {"type": ["number", "string"], "pattern": "^[-+0-9._eE]+ *[A-Za-z/]*$"},  # with a unit
+    "text": {"type": ["string", "number", "boolean"]},  # 7 and no are texts where a text is asked
 }
 LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 
 
 def json_schema() -> str:
     """Return the JSON Schema of a configuration file; all keys are optional, because a base may set them."""
-    definitions = dict(NUMBERS)
+    definitions = dict(SCALARS)
     tree = _object(Config, definitions)
     tree["properties"]["base"] = {"type": "string", "description": "a file that this one is laid over"}
     tree["properties"]["seed"] = {"anyOf": [{"type": "integer"}, tree["properties"]["seed"]]}
@@ -361,8 +362,7 @@ def _properties(cls: type, definitions: dict[str, Schema]) -> dict[str, Schema]:
         else:
             unit = _unit(cls, name, hint)
             number = "quantity" if unit is not None and unit.dimension else "number"
-            section = sections_of(cls, name).get("")
-            schema = _object(section, definitions) if section else _value(hint, number)
+            schema = _value(hint, definitions, number)
         about = re.split("[.;:] | [(]", texts.get(name, ""))[0]
         out[name] = {**schema, "description": about} if about else schema
     return out
@@ -396,17 +396,23 @@ def _named(word: str) -> Schema:
     return {"properties": {"name": {"const": word}}, "required": ["name"]}
 
 
-def _value(hint: Any, number: str = "number") -> Schema:
-    """Return the schema of a plain value.
+def _value(hint: Any, definitions: dict[str, Schema], number: str = "number") -> Schema:
+    """Return the schema of a value.
 
     Args:
         hint: its type.
-        number: the key of `NUMBERS` that says how its numbers may be written.
+        definitions: schemas of the sections inside it are added to these.
+        number: the key of `SCALARS` that says how its numbers may be written.
     """
     hint, bounds = without_bounds(hint)
     origin, args = get_origin(hint), get_args(hint)
+    inside = partial(_value, definitions=definitions, number=number)
     if is_union(hint):
-        return {"anyOf": [{"type": "null"} if a is type(None) else _value(a, number) for a in args]}
+        return _or_null(inside(next(arg for arg in args if arg is not type(None))))
+    if dataclasses.is_dataclass(hint):
+        return _object(hint, definitions)  # type: ignore[arg-type]
+    if origin is dict:
+        return {"type": "object", "additionalProperties": inside(args[1])}
     if hint is float or (hint is int and number == "quantity"):
         return {**_ref(number), **_limits(bounds)}
     if origin is Literal:
@@ -414,11 +420,20 @@ def _value(hint: Any, number: str = "number") -> Schema:
     if origin is tuple:
         size = {} if args[-1] is Ellipsis else {"minItems": len(args), "maxItems": len(args)}
         least = {"minItems": 1} if MinLen(1) in bounds else {}
-        return {"type": "array", "items": _value(args[0], number), **size, **least}
+        return {"type": "array", "items": inside(args[0]), **size, **least}
     simple = {int: "integer", bool: "boolean", dict: "object"}
     if hint is str:
-        return {"type": ["string", "number"]}
+        return _ref("text")
     return {"type": simple[hint], **_limits(bounds)} if hint in simple else {}
+
+
+def _or_null(schema: Schema) -> Schema:
+    """Return a schema that allows null as well; a schema without words or types allows it already."""
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
+    if "$ref" in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    return {**schema, "type": [schema["type"], "null"]} if "type" in schema else schema
 
 
 def _limits(bounds: Sequence[Any]) -> Schema:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import MinLen
+from annotated_types import Interval, MinLen
 
 from mpifl.core.case_names import labels_of
 from mpifl.core.errors import UserError, nearest, require
@@ -14,7 +14,6 @@ from mpifl.core.metric import SPREADS
 from mpifl.core.options import Options
 
 ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table
-FIGURE_KEYS = ["of", "percent", "digits", "better", "deviation"]
 MORE, LESS = "more", "less"
 METRIC = "metric_"  # prefix of figures that stand for the metric of each case, whatever it is
 SAMPLE = "sample"
@@ -23,15 +22,47 @@ MAX_DIGITS = 15  # decimals of a figure
 
 
 @dataclass(frozen=True)
+class Figure(Options):
+    """A column of the table of a sweep.
+
+    Attributes:
+        of: a column of `metrics.csv` at the last evaluation (`accuracy_mean_max`: the largest mean over all
+            evaluations), or a number of `summary.json` (dotted).
+        percent: whether to show hundredths.
+        digits: number of decimals.
+        better: `more` or `less`, for ranks; for `metric_mean` and similar figures, the metric decides.
+        deviation: standard deviation over seeds, `sample` or `population`.
+    """
+
+    of: str
+    percent: bool = False
+    digits: Annotated[int, Interval(ge=0, le=MAX_DIGITS)] = 2
+    better: Literal["more", "less"] = "more"
+    deviation: Literal["sample", "population"] = "sample"
+
+    def direction(self, own: Collection[int]) -> int:
+        """Return 1 if higher figures are better, -1 if lower ones are, 0 if the rows' metrics disagree.
+
+        Args:
+            own: directions of the rows' metrics, which decide for `metric_mean` and similar figures.
+        """
+        told = {*own} - {0}
+        if not told or not self.of.startswith(METRIC) or any(word in self.of for word in SPREADS):
+            return 1 if self.better == MORE else -1
+        return told.pop() if len(told) == 1 else 0
+
+    def scaled(self, value: float) -> float:
+        """Return a value in the unit of the table."""
+        return 100 * value if self.percent else value
+
+
+@dataclass(frozen=True)
 class TableConfig(Options):
     """The layout of a sweep's results, beside the figures that a paper prints.
 
     Attributes:
         title: the table or figure of the paper.
-        figures: label -> `{of: a column of metrics.csv (last evaluation; `accuracy_mean_max`: the largest
-            mean over all evaluations) or a number of summary.json,
-            percent: whether to show hundredths, digits: number of decimals, better: more or less, for ranks,
-            deviation: the standard deviation over seeds, sample or population}`.
+        figures: label -> the figure: `{of: accuracy_mean, percent: true}`.
         published: row -> list of published figures in the order of `figures`, as numbers or as texts that
             begin with the number, shown as they are written. Use null, or a shorter list, where the paper
             prints none. If there are groups of columns, the rows are below the label of their group.
@@ -48,7 +79,7 @@ class TableConfig(Options):
     """
 
     title: Annotated[str, MinLen(1)]
-    figures: Annotated[dict[str, Any], MinLen(1)]
+    figures: Annotated[dict[str, Figure], MinLen(1)]
     published: dict[str, object] = field(default_factory=dict)
     spread: str = ""
     interval: Literal["", "t", "bootstrap", "percentile"] = ""
@@ -57,39 +88,6 @@ class TableConfig(Options):
     notes: str = ""
     differences: str = ""
     findings: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for label, given in self.figures.items():
-            path = f"figures.{label}"
-            fits = isinstance(given, dict) and isinstance(given.get("of"), str)
-            require(fits, path, given, "use a mapping such as {of: accuracy_mean, percent: true}")
-            for key in given:
-                if key not in FIGURE_KEYS:
-                    raise UserError(f"{path}.{key}", given[key], f"unknown key; {nearest(key, FIGURE_KEYS)}")
-            percent, digits = given.get("percent", False), given.get("digits", 0)
-            require(isinstance(percent, bool), f"{path}.percent", percent, "use true or false")
-            fits = isinstance(digits, int) and not isinstance(digits, bool) and 0 <= digits <= MAX_DIGITS
-            require(fits, f"{path}.digits", digits, f"use a number of decimals, 0 to {MAX_DIGITS}")
-            better = given.get("better", MORE)
-            require(better in (MORE, LESS), f"{path}.better", better, f"use {MORE} or {LESS}")
-            kind = given.get("deviation", SAMPLE)
-            require(kind in DEVIATIONS, f"{path}.deviation", kind, f"use {' or '.join(DEVIATIONS)}")
-
-    @property
-    def columns(self) -> list[Figure]:
-        """The figures, in order."""
-        return [
-            Figure(
-                label,
-                given["of"],
-                given.get("percent", False),
-                given.get("digits", 2),
-                given.get("better", MORE),
-                given.get("deviation", SAMPLE),
-            )
-            for label, given in self.figures.items()
-        ]
 
     def check(self, vary: Mapping[str, Any]) -> None:
         """Check the published numbers against the labels of a sweep.
@@ -121,42 +119,6 @@ class TableConfig(Options):
         given = {str(label): values for label, values in rows.items()}.get(row, [])
         texts = ["" if value is None else str(value) for value in given]
         return texts + [""] * (len(self.figures) - len(texts))
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A column of the table.
-
-    Attributes:
-        label: the label in the paper.
-        of: column of `metrics.csv` at the last evaluation, or a number of `summary.json` (dotted).
-        percent: whether to show hundredths.
-        digits: number of decimals.
-        better: `more` or `less`, for ranks; for `metric_mean` and similar figures, the metric decides.
-        deviation: standard deviation over seeds, `sample` or `population`.
-    """
-
-    label: str
-    of: str
-    percent: bool
-    digits: int
-    better: str
-    deviation: str
-
-    def direction(self, own: Collection[int]) -> int:
-        """Return 1 if higher figures are better, -1 if lower ones are, 0 if the rows' metrics disagree.
-
-        Args:
-            own: directions of the rows' metrics, which decide for `metric_mean` and similar figures.
-        """
-        told = {*own} - {0}
-        if not told or not self.of.startswith(METRIC) or any(word in self.of for word in SPREADS):
-            return 1 if self.better == MORE else -1
-        return told.pop() if len(told) == 1 else 0
-
-    def scaled(self, value: float) -> float:
-        """Return a value in the unit of the table."""
-        return 100 * value if self.percent else value
 
 
 def down(keys: Mapping[str, Any] | Sequence[str]) -> str:

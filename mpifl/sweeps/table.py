@@ -157,7 +157,7 @@ def _line(table: TableConfig, group: str, labels: tuple[str, ...], results: Sequ
     row = results[0].labels.get(down(results[0].labels), "")
     texts = table.text_of(group, row) if alone or ROWS not in keys else [""] * len(table.figures)
     cells = []
-    for figure, published in zip(table.columns, texts, strict=True):
+    for figure, published in zip(table.figures.values(), texts, strict=True):
         values = [result.values.get(figure.of) for result in results]
         shown = tuple(figure.scaled(v) for v in values if v is not None)
         cells.append(
@@ -169,9 +169,9 @@ def _line(table: TableConfig, group: str, labels: tuple[str, ...], results: Sequ
 def largest_difference(found: Sequence[Line], table: TableConfig) -> tuple[float, str] | None:
     """Return the largest difference to a published number and its place; None if there is none."""
     places = [
-        (cell.difference, " ".join(filter(None, (line.group, *line.labels, figure.label))))
+        (cell.difference, " ".join(filter(None, (line.group, *line.labels, label))))
         for line in found
-        for cell, figure in zip(line.cells, table.columns, strict=True)
+        for cell, label in zip(line.cells, table.figures, strict=True)
         if cell.difference is not None
     ]
     return max(places, key=lambda place: abs(place[0]), default=None)
@@ -202,20 +202,20 @@ def markdown(
             "no ranks: they need three rows and two groups of columns in which all rows have the figure\n"
         )
     known = sorted({name for result in results for name in result.values})
-    for figure in table.columns:
+    for label, figure in table.figures.items():
         if results and figure.of not in known:
             near = get_close_matches(figure.of, known, n=1, cutoff=0.8) if hints else []
             meant = f"; did you mean {near[0]!r}?" if near else ""
-            out.append(f"{figure.label}: no case has {figure.of}{meant}\n")
+            out.append(f"{label}: no case has {figure.of}{meant}\n")
     return "\n".join(out)
 
 
 def _of_group(table: TableConfig, found: Sequence[Line]) -> Table:
     """Return the rows of one group of columns."""
-    printed = [any(line.cells[i].published for line in found) for i in range(len(table.columns))]
+    printed = [any(line.cells[i].published for line in found) for i in range(len(table.figures))]
     header = [""] * len(found[0].labels)
-    for figure, has in zip(table.columns, printed, strict=True):
-        header += [f"{figure.label}, published", f"{figure.label}, here"] if has else [figure.label]
+    for label, has in zip(table.figures, printed, strict=True):
+        header += [f"{label}, published", f"{label}, here"] if has else [label]
     rows = []
     for line in found:
         row = [*line.labels]
@@ -236,7 +236,7 @@ def _ranks(table: TableConfig, found: Sequence[Line]) -> Table | None:
     rows = list(dict.fromkeys(line.labels for line in found))
     texts, notes = [[" ".join(row)] for row in rows], []
     header = [""]
-    for i, figure in enumerate(table.columns):
+    for i, (label, figure) in enumerate(table.figures.items()):
         means = {(line.group, line.labels): line.cells[i].mean for line in found}
         groups = list(dict.fromkeys(line.group for line in found))
         own = [{line.better for line in found if line.group == group} for group in groups]
@@ -249,11 +249,11 @@ def _ranks(table: TableConfig, found: Sequence[Line]) -> Table | None:
         better = MORE if (directions > 0).all() else LESS
         said = f"{better} is better" if len({*directions}) == 1 else "as the metric of each says"
         ranking = rank(scores * directions[:, None], True)
-        header.append(figure.label)
+        header.append(label)
         for text, average in zip(texts, ranking.average, strict=True):
             text.append(f"{average:.3g}")
         notes.append(
-            f"{figure.label}: {len(scores)} groups, {said}; Friedman p = {ranking.p:.2g}; "
+            f"{label}: {len(scores)} groups, {said}; Friedman p = {ranking.p:.2g}; "
             f"averages that differ by less than {ranking.critical_difference:.3g} are not distinguishable"
         )
     return Table.of(header, texts, notes) if len(header) > 1 else None

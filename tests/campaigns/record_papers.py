@@ -96,7 +96,7 @@ def _check_inputs(folder: Path) -> None:
 
 def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the record of each finished case."""
-    names = dict.fromkeys(figure.of for figure in sweep.table.columns)
+    names = dict.fromkeys(figure.of for figure in sweep.table.figures.values())
     for case in sweep.cases:
         done = folder / f"{case.config.name}-{case.slug}"
         if not (done / "summary.json").is_file():
@@ -128,7 +128,7 @@ def _recorded(sweep: Sweep) -> list[tuple[Case, dict[str, Any]]]:
 
 def _deciding(sweep: Sweep, tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a configuration that decide the figures of the table: dotted key -> value."""
-    over_all = any(part in figure.of for figure in sweep.table.columns for part in OVER_EVALUATIONS)
+    over_all = any(part in figure.of for figure in sweep.table.figures.values() for part in OVER_EVALUATIONS)
     same = SAME_KEYS if over_all else (*SAME_KEYS, EVERY)
     found = flat({name: part for name, part in tree.items() if name not in SAME})
     return {key: value for key, value in found if key not in same}
@@ -282,7 +282,7 @@ def _section(sweep: Sweep, others: Sequence[str]) -> str:
         markdown(table, sweep.results, hints=False),
     ]
     if table.spread:
-        whole = [figure.label for figure in table.columns if figure.deviation != SAMPLE]
+        whole = [label for label, figure in table.figures.items() if figure.deviation != SAMPLE]
         more = f"; population standard deviation of {', '.join(whole)}" if whole else ""
         here = f"sample standard deviation over the seeds{more}"
         parts.append(f'Published "+-": {table.spread}. Here: {here}.\n')
