@@ -101,7 +101,9 @@ class TableConfig(Options):
         """
         groups = labels_of(vary[COLUMNS]) if COLUMNS in vary else [""]
         lines = labels_of(vary.get(down(vary), []))
-        tables = self.published if COLUMNS in vary else {"": self.published} if self.published else {}
+        tables: Mapping[str, Any] = (
+            self.published if COLUMNS in vary else {"": self.published} if self.published else {}
+        )
         for group, rows in tables.items():
             path = f"published.{group}".rstrip(".")
             if group not in groups:
@@ -115,7 +117,7 @@ class TableConfig(Options):
 
     def text_of(self, group: str, row: str) -> list[str]:
         """Return the published figures of a row as the paper prints them; empty texts for missing ones."""
-        rows = self.published.get(group, {}) if group else self.published
+        rows: Any = self.published.get(group, {}) if group else self.published
         given = {str(label): values for label, values in rows.items()}.get(row, [])
         texts = ["" if value is None else str(value) for value in given]
         return texts + [""] * (len(self.figures) - len(texts))

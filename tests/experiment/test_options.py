@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -185,3 +186,26 @@ class Plain:
 def test_the_options_of_a_plain_dataclass_are_checked_in_files():
     with pytest.raises(UserError, match=r"model\.size = 0: must be 1 or more"):
         from_tree(Plain, {"size": 0}, "model")
+
+
+OTHER_SUBJECT = {  # they share words with an option, and have another meaning
+    ("PFedMe", "OPTIMIZERS"),
+    *(("Regression", name) for name in ("METRICS", "metrics", "known")),
+}
+
+
+def test_the_words_of_an_option_are_the_keys_of_the_dictionary_they_choose_from():
+    """A dictionary or tuple beside the class that has two of the words has all of them and no other."""
+    compared = set()
+    for cls in {base for one, _ in EVERY for base in one.__mro__ if dataclasses.is_dataclass(base)}:
+        places = {**vars(sys.modules[cls.__module__]), **vars(cls)}
+        places.pop("__builtins__", None)
+        for option, words in ((name, {*choices_of(hint)}) for name, hint in types_of(cls).items()):
+            for name, known in places.items():
+                if isinstance(known, (Mapping, tuple)) and all(isinstance(key, str) for key in known):
+                    common = words.intersection(known)
+                    if len(common) > 1 and (cls.__name__, name) not in OTHER_SUBJECT:
+                        assert {*known} == words, f"{cls.__name__}.{option} and {name}"
+                        compared.add((cls.__name__, option, name))
+    assert len(compared) > 15
+    assert {("FLT", "distance", "DISTANCES"), ("Regression", "criterion", "CRITERIA")} <= compared
