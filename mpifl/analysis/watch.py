@@ -387,9 +387,9 @@ def _tail(path: Path) -> list[str]:
         return []
 
 
-def _yaml(path: Path) -> dict[str, Any]:
+def _yaml(path: Path, typed: bool = True) -> dict[str, Any]:
     try:
-        found = yaml_file(path, "RUN", typed=True)
+        found = yaml_file(path, "RUN", typed)
     except UserError:
         return {}
     return found if isinstance(found, dict) else {}
@@ -435,7 +435,7 @@ def plain_titles(folder: Path) -> dict[str, str] | None:
         The titles; None if names depend on more than the varied values. In that case
         `sweeps.results.titles` returns them.
     """
-    tree = _yaml(folder / "sweep.yaml")
+    tree = _yaml(folder / "sweep.yaml", typed=False)
     name, vary = tree.get("name"), tree.get("vary")
     if not isinstance(name, str) or not isinstance(vary, dict) or not vary or READ_WHOLE & vary.keys():
         return None

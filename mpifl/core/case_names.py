@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .options import untyped
+
 LOCKS = ".locks"  # in a sweep's folder: a file for each case and each training that some process runs
 
 
 def label_of(value: Any) -> str:
-    """Return the label of a value: the name of a section, a file name without its folder."""
+    """Return the label of a value: a number as Python writes it, the name of a section or of a file."""
     name = value.get("name", value) if isinstance(value, dict) else value
-    return str(name).rpartition("/")[2]
+    return str(untyped(name)).rpartition("/")[2]
 
 
 def labels_of(values: Any) -> list[str]:

@@ -248,9 +248,9 @@ def _scalar(kind: type, value: Any, key: str, unit: Unit | None) -> Any:
         require(kind is float or found.is_integer(), key, value, f"must be a whole number of {unit.name}")
         found = kind(found)
     if kind is float:
-        require(math.isfinite(found), key, found, "must be a finite number")
+        require(math.isfinite(found), key, value, "must be a finite number")
     elif kind is int:
-        require(abs(found) <= MAX_INTEGER, key, found, f"is too large; use at most {MAX_INTEGER}")
+        require(abs(found) <= MAX_INTEGER, key, value, f"is too large; use at most {MAX_INTEGER}")
     elif kind is str:
         require(found.isprintable(), key, found, "holds characters that cannot be printed; leave them out")
     return found

@@ -222,14 +222,15 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
     Raises:
         UserError: a key is unknown or missing, or a value has another type or is refused by the class.
     """
-    known = types_of(cls)
+    kind: type = cls
+    known, usual = types_of(kind), defaults_of(kind)
     require(isinstance(tree, Mapping), path or "CONFIG", tree, f"must be a section with {', '.join(known)}")
     for name, value in tree.items():
         if name not in known:
             raise UserError(_below(path, name), value, f"unknown key; {_meant(cls, name, value, path)}")
     values = {name: _value(cls, name, value, _below(path, name)) for name, value in tree.items()}
     for name in known:
-        if name not in values and name not in defaults_of(cls):
+        if name not in values and name not in usual:
             names = ", ".join(CHOICES.get((cls, name), ()))
             remedy = f"name one of {names}" if names else f"{cls.__name__} has no default for it"
             raise UserError(_below(path, name), None, f"is missing; {remedy}")
@@ -355,9 +356,10 @@ def non_default(section: Any, owner: type | None = None, name: str = "") -> dict
         name: key of the section there.
     """
     out, whole = dict[str, Any](), to_tree(section, owner, name)
-    usual = defaults_of(type(section))
-    for key in types_of(type(section)):
-        value, of = getattr(section, key), (type(section), key)
+    kind: type = type(section)
+    usual = defaults_of(kind)
+    for key in types_of(kind):
+        value, of = getattr(section, key), (kind, key)
         if key in usual and to_tree(usual[key], *of) == whole[key]:
             continue
         if dataclasses.is_dataclass(value):

@@ -410,7 +410,7 @@ def sections_of(cls: type, name: str) -> Mapping[str, type]:
         Name in the catalogue of the key -> class; the name is empty for a section without a choice.
     """
     hint = types_of(cls)[name]
-    return CHOICES.get((cls, name)) or ({"": hint} if is_dataclass(hint) else {})
+    return CHOICES.get((cls, name)) or ({"": hint} if isinstance(hint, type) and is_dataclass(hint) else {})
 
 
 def walk(cls: type = Config, above: str = "", of: str = "") -> Iterator[tuple[str, type, str, str]]:

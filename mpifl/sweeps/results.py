@@ -21,6 +21,7 @@ from mpifl.core.case_names import label_of
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
 from mpifl.core.files import write_atomically, write_json
 from mpifl.core.imports import code_of
+from mpifl.core.options import untyped
 from mpifl.core.textfiles import flat, json_file, json_mapping, yaml_file, yaml_text
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
@@ -440,7 +441,7 @@ def load_sweep(folder: str | Path) -> Sweep:
     complete = [case for case in complete if case.slug in runs]
     numbers = {
         key: {label_of(value): value for value in values if isinstance(values, list) and is_number(value)}
-        for key, values in tree["vary"].items()
+        for key, values in untyped(tree["vary"]).items()
     }
 
     def labels_of(case: Case) -> str | tuple[str, ...]:
