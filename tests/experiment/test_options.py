@@ -25,6 +25,7 @@ from mpifl.core.options import (
 )
 from mpifl.experiment.loader import from_tree
 from mpifl.experiment.schema import CHOICES, Config
+from mpifl.experiment.table_layout import Figure
 
 
 def sections(cls: type, path: str) -> Iterator[tuple[type, str]]:
@@ -34,9 +35,8 @@ def sections(cls: type, path: str) -> Iterator[tuple[type, str]]:
         at = f"{path}.{name}".lstrip(".")
         for chosen in CHOICES.get((cls, name), {}).values():
             yield from sections(chosen, at)
-        inner = [
-            one for one in (hint, *get_args(hint)) if isinstance(one, type) and dataclasses.is_dataclass(one)
-        ]
+        kinds = (hint, *get_args(without_bounds(hint)[0]))
+        inner = [one for one in kinds if isinstance(one, type) and dataclasses.is_dataclass(one)]
         if (cls, name) not in CHOICES and inner:
             yield from sections(inner[0], at)
 
@@ -85,7 +85,7 @@ WANTED: Mapping[Any, Any] = {
     Any: "mlp",
     str: "x",
     float: 1.0,
-    dict[str, Any]: {"ARI": {"of": "ari"}},
+    dict[str, Figure]: {"ARI": {"of": "ari"}},
 }
 
 
