@@ -10,8 +10,8 @@ from types import FrameType
 
 from mpifl.comm.mpi_startup import launch_info
 from mpifl.core.errors import INTERRUPTED, STOPPED
-from mpifl.core.streams import open_closed, watch_outputs
 from mpifl.supervision.signals import STOP_SIGNALS
+from mpifl.supervision.streams import open_closed, watch_outputs
 
 RUNS = ("run", "resume", "sweep")  # commands that exit with `STOPPED` when they are asked to stop
 PATIENCE = 10.0  # seconds that rank 0, which may be in a long import, gets to print the line first

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import mpifl
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.process import keep_freed
-from mpifl.core.streams import to_null
+from mpifl.supervision.streams import to_null
 
 if TYPE_CHECKING:
     from mpifl.analysis.comparison import Choices

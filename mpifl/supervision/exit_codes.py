@@ -13,7 +13,8 @@ from pathlib import Path
 from mpifl.comm.transport import CannotRecover, RankLost, Transport
 from mpifl.core.errors import INTERRUPTED, STOPPED, CodeFailed, Stopped, UserError
 from mpifl.core.files import is_full
-from mpifl.core.streams import to_null
+
+from .streams import to_null
 
 OK, FAILED, BAD_INPUT = 0, 1, 2
 EXIT_FILE = "MPIFL_EXIT_FILE"  # environment variable with a file; the launch scripts set it

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import sys
-from mpifl.core.streams import open_closed, watch_outputs
+from mpifl.supervision.streams import open_closed, watch_outputs
 open_closed()
 failed = watch_outputs(needed={needed})
 table = open("table.csv", "w")  # would take the number of a closed output
