@@ -142,7 +142,7 @@ JOBS = {"metavar": "COUNT", "help": "cases of a sweep that run at a time, each o
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Resume a run from its last checkpoint, on any number of ranks, or the unfinished cases of a sweep."""
     from mpifl.comm.transport import on_server
-    from mpifl.core.options import untyped
+    from mpifl.core.conversion import untyped
     from mpifl.driver.resumption import refuse_changes, refuse_place
     from mpifl.driver.run import run as run_experiment
     from mpifl.experiment.loader import load_everywhere, merged, overrides, read

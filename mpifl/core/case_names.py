@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .options import untyped
+from .conversion import untyped
 
 LOCKS = ".locks"  # in a sweep's folder: a file for each case and each training that some process runs
 

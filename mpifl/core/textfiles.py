@@ -2,7 +2,7 @@
 
 A file that cannot be read raises `UserError`. YAML is read strictly: no key occurs twice in a mapping, and
 aliases cannot multiply the size of a file. Its scalars are texts as they are written, except null; the types
-of options say what becomes of them (`core.options.converted`).
+of options say what becomes of them (`core.conversion`).
 """
 
 from __future__ import annotations

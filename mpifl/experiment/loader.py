@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from mpifl.core.algorithm import Algorithm
+from mpifl.core.conversion import converted
 from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
-from mpifl.core.options import Options, check_values, converted, defaults_of, types_of
+from mpifl.core.options import Options, check_values, defaults_of, types_of
 from mpifl.core.textfiles import MAX_DEPTH, is_file, yaml_file, yaml_of
 from mpifl.core.units import unit_of
 from mpifl.models import ModelOptions

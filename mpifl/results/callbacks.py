@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpifl.core import torch_state
+from mpifl.core.conversion import untyped
 from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond
 from mpifl.core.imports import load_object
-from mpifl.core.options import untyped
 from mpifl.supervision.logging import warn
 
 from .trackers import TRACKERS

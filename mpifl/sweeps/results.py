@@ -18,10 +18,10 @@ from mpifl.analysis.figures import Curve, draw_sweep
 from mpifl.analysis.seed_groups import matched
 from mpifl.analysis.tables import Table, as_markdown
 from mpifl.core.case_names import label_of
+from mpifl.core.conversion import untyped
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
 from mpifl.core.files import write_atomically, write_json
 from mpifl.core.imports import code_of
-from mpifl.core.options import untyped
 from mpifl.core.textfiles import flat, json_file, json_mapping, yaml_file, yaml_text
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config

@@ -84,7 +84,7 @@ def test_a_field_declares_its_unit_by_its_name_or_by_itself():
     assert found == Mine(0.02, 120.0, (1000, 3), "5min")
     assert unit_of(Mine, "pause") == Unit("minutes", "time", ENDINGS["minutes"].factor)
     assert from_tree(Mine, {"pause": None}).pause is None
-    with pytest.raises(UserError, match="sizes_mb = '1kB': must be a whole number of megabytes"):
+    with pytest.raises(UserError, match="sizes_mb = 1kB: must be a whole number of megabytes"):
         from_tree(Mine, {"sizes_mb": ["1kB"]})
 
 

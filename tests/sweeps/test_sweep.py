@@ -552,10 +552,7 @@ def test_two_processes_train_once_what_gives_several_cases(tmp_path, monkeypatch
         (["--algorithm", "fedprox"], "algorithm.name = 'fedprox': the sweep in FOLDER has 'fedavg'"),
         (["--system.kernels", "false"], "system.kernels = False: the sweep in FOLDER has True"),
         (["--vary.seed", "{0: 0, 1: 7}"], "seed.data = 7: the sweep in FOLDER has 1"),
-        (
-            ["--vary.seed", "[1, 2]"],
-            "vary.seed = ['1', '2']: leaves out 0 of the sweep in FOLDER; name them too",
-        ),
+        (["--vary.seed", "[1, 2]"], "vary.seed = [1, 2]: leaves out 0 of the sweep in FOLDER; name them too"),
         (
             ["--vary", "{seed: [0], local.lr: [0.1]}"],
             "vary = 'seed, local.lr': the sweep in FOLDER varies seed",

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from annotated_types import Ge
 
+from mpifl.core.conversion import converted, untyped
 from mpifl.core.errors import UserError
-from mpifl.core.options import converted, untyped
 from mpifl.core.units import ENDINGS
 
 WRONG = None
