@@ -19,7 +19,8 @@ NO_MEMORY = ("allocate memory", "size calculation overflowed", "overflow when un
 INTERRUPTED = 130  # exit code after Ctrl-C, the same as in a shell
 STOPPED = 75  # exit code of a run that was asked to stop and can go on; EX_TEMPFAIL of sysexits.h
 
-BARE = re.compile(r"[-+]?\.?\d[\w.+-]*|true|false|yes|no|on|off", re.IGNORECASE)  # shown without quotes
+# numbers and truths as they were written, which messages show without quotes
+QUOTED = re.compile(r"(?:^|(?<=[\[{ ]))'([-+]?\.?\d[\w.+-]*|true|false|yes|no|on|off)'(?=$|[],:}])", re.I)
 
 Class = TypeVar("Class", bound=type)
 _names: dict[str, str] = {}  # `module:Class` -> its name in the first registry that has it
@@ -159,24 +160,15 @@ def code_failed(what: str, error: Exception) -> CodeFailed:
     return CodeFailed(text, trace_beyond(error, str(Path(__file__).parents[1])))
 
 
-class _Bare(str):
-    """A number or truth of a configuration as it was written, which messages show without quotes."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def _written(value: Any) -> str:
     try:
-        return repr(_as_given(value))
+        return QUOTED.sub(r"\1", repr(_as_given(value)))
     except (ValueError, RecursionError):  # an integer of thousands of digits; a list in itself
         return f"a {type(value).__name__}"
 
 
 def _as_given(value: Any) -> Any:
     """Return a value as configurations have it: lists, plain numbers, and sections as `_section` does."""
-    if isinstance(value, str):
-        return _Bare(value) if BARE.fullmatch(value) else value
     if isinstance(value, type):
         return _names.get(address(value), value.__name__)
     if is_dataclass(value):

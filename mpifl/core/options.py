@@ -67,29 +67,12 @@ class Options:
         """Raise `UserError` for a value that its type rules out."""
         check_values(type(self), vars(self))
 
-    @classmethod
-    def why_absent(cls, key: str) -> str:
-        """Return what to do without a key that similar sections have; empty for nothing special."""
-        return ""
-
 
 @cache
 def types_of(cls: type) -> dict[str, Any]:
     """Return the keys of a section and their types, with bounds: the fields of its dataclass."""
     hints = get_type_hints(cls, include_extras=True)
-    return {f.name: hints[f.name] for f in _fields(cls)}
-
-
-@cache
-def defaults_of(cls: type) -> dict[str, Any]:
-    """Return the keys of a section that have a default, and this default."""
-    made = {f.name: f.default_factory() for f in _fields(cls) if f.default_factory is not dataclasses.MISSING}
-    plain = {f.name: f.default for f in _fields(cls) if f.default is not dataclasses.MISSING}
-    return made | plain
-
-
-def _fields(cls: type) -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(cls) if f.init]
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
 
 
 def check_values(cls: type, values: Mapping[str, Any]) -> None:

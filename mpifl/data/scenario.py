@@ -412,11 +412,6 @@ class Scenario(Options, ABC):
         """Return an option and its value for a message; `name` and its name if it has no such option."""
         return (key, vars(self)[key]) if key in vars(self) else ("name", name_of(self))
 
-    @classmethod
-    def why_absent(cls, key: str) -> str:
-        """Return why a scenario has no `test_share`."""
-        return cls.tested_on if key == "test_share" else ""
-
     def files(self) -> list[Path]:
         """Return the files that it reads; the partition is prepared again when one of them changes."""
         return []

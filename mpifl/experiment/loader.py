@@ -24,13 +24,13 @@ from mpifl.core.algorithm import Algorithm
 from mpifl.core.conversion import converted
 from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
-from mpifl.core.options import Options, check_values, defaults_of, types_of
+from mpifl.core.options import check_values, types_of
 from mpifl.core.textfiles import MAX_DEPTH, is_file, yaml_file, yaml_of
 from mpifl.core.units import unit_of
 from mpifl.models import ModelOptions
 from mpifl.results.identity import deciding
 
-from .schema import CHOICES, Config, Seeds, walk
+from .schema import CHOICES, Config, Seeds, defaults_of, walk
 from .section_checks import check_sections
 
 if TYPE_CHECKING:
@@ -244,8 +244,10 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
 
 def _meant(cls: type, name: str, value: Any, path: str) -> str:
     """Return what to do about an unknown key: outside of sections, name the keys that end with it."""
-    if issubclass(cls, Options) and (why := cls.why_absent(name)):
-        return why
+    from mpifl.data.scenario import Scenario  # needs PyTorch
+
+    if name == "test_share" and issubclass(cls, Scenario) and cls.tested_on:
+        return cls.tested_on
     while isinstance(value, Mapping) and value:
         name, value = next(iter(value.items()))
     ends = [] if path else [(bool(of), key) for key, *_, of in walk() if key.endswith(f".{name}")]

@@ -26,13 +26,13 @@ from mpifl.algorithms.registry import CATALOGUE, citation
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
-from mpifl.core.options import choices_of, defaults_of, is_union, type_text, types_of, without_bounds
+from mpifl.core.options import choices_of, is_union, type_text, types_of, without_bounds
 from mpifl.core.units import Unit, unit_of
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.models import MODELS
 
 from .loader import SHIPPED, to_tree
-from .schema import CHOICES, Config, sections_of, walk
+from .schema import CHOICES, Config, defaults_of, sections_of, walk
 
 RUN = "run"  # name of the keys outside sections in `mpifl show`
 

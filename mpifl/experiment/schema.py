@@ -8,7 +8,8 @@ the classes that this object can have. The docstring of a class describes each o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval, MinLen
@@ -397,6 +398,14 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (DataConfig, "public"): SOURCES,
     (DataConfig, "scenario"): SCENARIOS,
 }
+
+
+@cache
+def defaults_of(cls: type) -> dict[str, Any]:
+    """Return the keys of a section that have a default, and this default."""
+    keys = {f.name: f for f in fields(cls) if f.init}
+    made = {name: f.default_factory() for name, f in keys.items() if f.default_factory is not MISSING}
+    return made | {name: f.default for name, f in keys.items() if f.default is not MISSING}
 
 
 def sections_of(cls: type, name: str) -> Mapping[str, type]:
