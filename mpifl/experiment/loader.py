@@ -228,7 +228,7 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
     require(isinstance(tree, Mapping), path or "CONFIG", tree, f"must be a section with {', '.join(known)}")
     for name, value in tree.items():
         if name not in known:
-            raise UserError(_below(path, name), value, f"unknown key; {_meant(cls, name, value, path)}")
+            raise UserError(_below(path, name), value, _unknown(cls, name, value, path))
     values = {name: _value(cls, name, value, _below(path, name)) for name, value in tree.items()}
     for name in known:
         if name not in values and name not in usual:
@@ -242,7 +242,7 @@ def from_tree(cls: type[Section], tree: Mapping[str, Any], path: str = "") -> Se
         raise error.under(path) from None
 
 
-def _meant(cls: type, name: str, value: Any, path: str) -> str:
+def _unknown(cls: type, name: str, value: Any, path: str) -> str:
     """Return what to do about an unknown key: outside of sections, name the keys that end with it."""
     from mpifl.data.scenario import Scenario  # needs PyTorch
 
@@ -252,7 +252,8 @@ def _meant(cls: type, name: str, value: Any, path: str) -> str:
         name, value = next(iter(value.items()))
     ends = [] if path else [(bool(of), key) for key, *_, of in walk() if key.endswith(f".{name}")]
     elsewhere = list(dict.fromkeys(key for _, key in sorted(ends, key=itemgetter(0))))
-    return f"did you mean {' or '.join(elsewhere)}?" if elsewhere else nearest(str(name), [*types_of(cls)])
+    meant = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else nearest(str(name), [*types_of(cls)])
+    return f"unknown key; {meant}"
 
 
 def _below(path: str, name: object) -> str:
