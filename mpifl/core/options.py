@@ -165,14 +165,8 @@ def without_bounds(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     if get_origin(hint) is not Annotated:
         return hint, ()
     inner, *metadata = get_args(hint)
-    return inner, tuple(bound for one in metadata for bound in _flat(one))
-
-
-def _flat(bound: Any) -> Iterator[Any]:
-    if isinstance(bound, GroupedMetadata):
-        yield from bound
-    else:
-        yield bound
+    groups = (one if isinstance(one, GroupedMetadata) else (one,) for one in metadata)
+    return inner, tuple(bound for group in groups for bound in group)
 
 
 def is_union(hint: Any) -> bool:
