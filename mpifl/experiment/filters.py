@@ -23,9 +23,11 @@ def build_filters(context: RunContext) -> UpdateFilters:
     parts, attackers = vector_parts(method, context.problem.layout), context.federation.attackers
     if isinstance(config.attack, UploadAttack) and attackers is not None:
         chain.append(AttackedUploads(config.attack, frozenset(attackers.tolist()), parts))
+    where = key(config.seed.training, "privacy")
     if isinstance(config.privacy, (CentralPrivacy, LocalPrivacy)):
-        where = key(config.seed.training, "privacy")
         chain.append(PrivateStep(config.privacy, method, context.decisions.num_sampled, where))
+    elif (own := config.privacy.filter(parts, where)) is not None:
+        chain.append(own)
     if isinstance(config.secure_aggregation, MaskedSums):
         where, fixed = key(config.seed.system, "secure"), isinstance(config.privacy, CentralPrivacy)
         chain.append(SecureRounds(config.secure_aggregation, where, fixed))

@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from annotated_types import Interval
 
+from mpifl.aggregation.update_filter import UpdateFilter
 from mpifl.core.errors import MethodError, catalogue, require
 from mpifl.core.options import NonNegativeFloat, Options, PositiveFloat, UnitInterval
+from mpifl.core.parameters import VectorParts
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report
 
@@ -30,7 +32,16 @@ CLIPPED = "within_clip"  # note of adaptive clipping: 1 if the norm of the updat
 
 @dataclass(frozen=True)
 class Privacy(Options):
-    """No clipping and no noise."""
+    """No clipping and no noise; the base of mechanisms of your own."""
+
+    def filter(self, parts: VectorParts, key: Key) -> UpdateFilter | None:
+        """Return the filter of a mechanism that has no accountant. Default: none.
+
+        Args:
+            parts: what the method's vectors hold.
+            key: address of the server's random draws.
+        """
+        return None
 
     @property
     def clips(self) -> bool:

@@ -26,6 +26,7 @@ from support import toy
 import mpifl
 from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.errors import UserError
 from mpifl.experiment.loader import from_tree, load, read
 from mpifl.experiment.schema import Config
 from mpifl.supervision import progress
@@ -121,6 +122,18 @@ def a_script_and_a_metric(folder: Path, said: str) -> None:
     assert {"top2_mean", "balanced_mean"} <= set(measured.metrics)
 
 
+def a_protection_an_option_and_a_plug_in(folder: Path, said: str) -> None:
+    """Each class of the page changed its run, and is the one that the run names."""
+    trees = {n: folder / "runs" / f"quickstart-{n}" / "config.yaml" for n in ("rounded", "slow", "signs")}
+    rounded, slow, signs = (yaml.safe_load(tree.read_text()) for tree in trees.values())
+    assert rounded["privacy"] == {"name": "rounded.py:Rounded", "step": 0.5}
+    assert slow["algorithm"] == {"name": "fedavg.py:FedAvg", "server_lr": 0.5}
+    assert signs["payload"]["compression"] == {"name": "signs.py:Signs"}
+    assert len({summary_of(tree.parent)["digest"] for tree in trees.values()}) == 3
+    with pytest.raises(UserError, match=r"server_lr = 2.0: must be in \(0, 1\]"):
+        load(str(trees["slow"]), ["--algorithm.server_lr", "2"])
+
+
 def a_first_run(folder: Path, said: str) -> None:
     """Clusters are better than one model, and both runs are in the report."""
     clustered, single = (summary_of(folder / "runs" / f"quickstart-{name}") for name in ("first", "fedavg"))
@@ -176,6 +189,7 @@ LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so af
     "cluster.md": a_cluster,
     "data.md": a_table_a_sheet_and_a_run,
     "devices.md": a_run_on_phones,
+    "extending.md": a_protection_an_option_and_a_plug_in,
     "first-method.md": a_first_method,
     "first-run.md": a_first_run,
     "own-data-and-model.md": own_data_and_model,
