@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -200,7 +201,7 @@ class Trials:
     def _one_by_one(self, first: Run) -> Finding:
         """Run `local_update` itself instead of what `plain_visit` describes."""
         what = "`local_update` itself instead of what `plain_visit` says"
-        with _own_hooks(type(self.config.algorithm), {"plain_visit": lambda method: None}):
+        with patch.object(type(self.config.algorithm), "plain_visit", lambda method: None):
             found = self._run("one-by-one", {})
         if found.summary["digest"] == first.summary["digest"]:
             return Finding(True, f"{what}: the same digest")
@@ -283,25 +284,9 @@ def _changes(method: type[Algorithm]) -> Iterator[set[str]]:
 
         return call
 
-    hooks = {name: watched(name, getattr(method, name)) for name in ARGUMENTS}
-    with _own_hooks(method, hooks):
+    hooks: dict[str, Any] = {name: watched(name, getattr(method, name)) for name in ARGUMENTS}
+    with patch.multiple(method, **hooks):
         yield changed
-
-
-@contextmanager
-def _own_hooks(method: type[Algorithm], hooks: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replace hooks of a class within the block."""
-    own = {name: method.__dict__.get(name) for name in hooks}
-    for name, hook in hooks.items():
-        setattr(method, name, hook)
-    try:
-        yield
-    finally:
-        for name, before in own.items():
-            if before is None:
-                delattr(method, name)
-            else:
-                setattr(method, name, before)
 
 
 def _same(one: Any, other: Any) -> bool:

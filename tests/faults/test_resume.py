@@ -593,7 +593,7 @@ def test_a_full_disk_under_the_figures_ends_the_run_with_one_line(cache, tmp_pat
 
     monkeypatch.setattr(checkpoints.Checkpoints, "write", full)
     monkeypatch.setattr("mpifl.results.recorder.GrowingCsv.append", full)
-    monkeypatch.setattr("mpifl.comm.transport.os._exit", lambda code: None)
+    monkeypatch.setattr("mpifl.comm.single.os._exit", lambda code: None)
     assert start(tmp_path, cache, "client state") == 1
     said = capsys.readouterr().err
     assert "No space left" in said
