@@ -156,7 +156,7 @@ def traffic(groups: Sequence[Group], width: float | None = None) -> Figure | Non
     return figure
 
 
-def _stacked(figure: Figure, names: Sequence[str], parts: Mapping[str, Sequence[float]], title: str) -> None:
+def _stacked(figure: Figure, names: Sequence[str], parts: Mapping[str, Any], title: str) -> None:
     """Draw a bar for each name, stacked of parts: label -> value of each name."""
     axis, start = figure.subplots(), np.zeros(len(names))
     for i, (label, values) in enumerate(parts.items()):
@@ -233,10 +233,16 @@ def _matrix(figure: Figure, axis: Any, group: Group, title: str, colours: str, v
 
 def silhouettes(groups: Sequence[Group], width: float | None = None) -> Figure | None:
     """Draw the mean silhouette against the number of clusters, for algorithms that use it to choose."""
-    kept = [(g, g.runs[0].algorithm_state.get("silhouette")) for g in groups]
-    found = [(g, scores) for g, scores in kept if scores is not None and scores.ndim == 2 and scores.size]
-    lines = [(g.name, scores[:, 0], scores[:, 1]) for g, scores in found]
+    lines = [(g.name, *scores.T) for g in groups if (scores := silhouette_of(g.runs[0])) is not None]
     return _lines(lines, "number of clusters k", "mean silhouette", width)
+
+
+def silhouette_of(run: Run) -> np.ndarray | None:
+    """Return numbers of clusters and their mean silhouettes [., 2]; None unless they were compared."""
+    scores = run.algorithm_state.get("silhouette")
+    if scores is None or scores.ndim != 2 or not scores.size or scores.shape[1] < 2:
+        return None
+    return scores[:, :2]
 
 
 def staleness(groups: Sequence[Group], width: float | None = None) -> Figure | None:
@@ -272,19 +278,26 @@ def _lines(
 
 def timings(groups: Sequence[Group], width: float | None = None) -> Figure | None:
     """Draw the seconds of each phase, for each rank of the first run of each group."""
-    found = [(g, rows) for g in groups if (rows := g.runs[0].rows("timing.csv"))][:MAX_TIMINGS]
+    found = [(g, spent) for g in groups if (spent := phase_seconds(g.runs[0]))][:MAX_TIMINGS]
     if not found:
         return None
-    labels, spent = [], []
-    for group, rows in found:
-        ranks = sorted({int(r["rank"]) for r in rows})
-        for rank in ranks:
-            mine = [r for r in rows if int(r["rank"]) == rank]
-            spent.append([sum(float(r.get(p) or 0) for r in mine) for p in PHASES])
-            labels.append(f"{group.name}, rank {rank}" if len(ranks) > 1 else group.name)
-    figure = new_figure(width or 8.5, (1.4 if width is None else 2.0) + 0.26 * len(labels))
-    _stacked(figure, labels, dict(zip(PHASES, zip(*spent, strict=True), strict=True)), "seconds")
+    bars = {
+        f"{group.name}, rank {rank}" if len(spent) > 1 else group.name: seconds
+        for group, spent in found
+        for rank, seconds in spent.items()
+    }
+    figure = new_figure(width or 8.5, (1.4 if width is None else 2.0) + 0.26 * len(bars))
+    _stacked(figure, [*bars], dict(zip(PHASES, np.stack([*bars.values()]).T, strict=True)), "seconds")
     return figure
+
+
+def phase_seconds(run: Run) -> dict[int, np.ndarray]:
+    """Return the seconds of each phase: rank -> [phases]; empty if the run has no `timing.csv`."""
+    spent: dict[int, np.ndarray] = {}
+    for row in run.rows("timing.csv"):
+        seconds, rank = np.nan_to_num([float(row.get(p) or 0) for p in PHASES]), int(row["rank"])
+        spent[rank] = spent[rank] + seconds if rank in spent else seconds
+    return dict(sorted(spent.items()))
 
 
 def _metric_curves(

@@ -22,13 +22,12 @@ import numpy as np
 from mpifl.core.errors import UserError, first_of, require
 from mpifl.core.metric import ACCURACY, Metric, metric_of_column
 from mpifl.core.textfiles import json_mapping
-from mpifl.core.timing import PHASES
 from mpifl.results import identity
 from mpifl.results.reader import Run
 
 from . import statistics_drawn
 from .comparison import Comparison, column_of
-from .figures import pair_matrices
+from .figures import pair_matrices, phase_seconds, silhouette_of
 from .seed_groups import Group, rounds_title
 
 AXES = {  # column -> title, unit, factor that converts to the unit
@@ -393,7 +392,7 @@ def _seed(run: Run) -> str:
 def _detail(run: Run, name: str, word: str) -> dict[str, Any]:
     rows = run.rows("clusters.csv")
     cluster, truth = (np.array([int(r[c]) for r in rows], int) for c in ("cluster", "group"))
-    history = assignments(run)
+    history, silhouette = assignments(run), silhouette_of(run)
     known = bool(len(truth)) and bool((truth >= 0).all())
     rounds = run.series["round"].tolist()
     over = {n: _rounded(run.series[n]) for n in ("ari", "churn", "num_clusters") if n in run.series}
@@ -410,8 +409,8 @@ def _detail(run: Run, name: str, word: str) -> dict[str, Any]:
         "matrices": _matrices(run, cluster, truth, history),
         "clients": _clients(run),
         "staleness": _staleness(run),
-        "phases": _phases(run),
-        "silhouette": _silhouette(run),
+        "phases": [_rounded(spent) for spent in phase_seconds(run).values()] or None,
+        "silhouette": None if silhouette is None else [_rounded(row) for row in silhouette],
     }
 
 
@@ -616,22 +615,3 @@ def _staleness(run: Run) -> dict[str, Any] | None:
             for k, v in sorted(clients.items())
         ],
     }
-
-
-def _phases(run: Run) -> list[list[float | int | None]] | None:
-    """Return the seconds of each phase [ranks][phases]."""
-    rows = run.rows("timing.csv")
-    spent: dict[int, np.ndarray] = {}
-    for row in rows:
-        seconds = np.array([float(row.get(p) or 0) for p in PHASES])
-        rank = int(row["rank"])
-        spent[rank] = spent.get(rank, np.zeros(len(PHASES))) + np.nan_to_num(seconds)
-    return [_rounded(spent[rank]) for rank in sorted(spent)] or None
-
-
-def _silhouette(run: Run) -> list[list[float | int | None]] | None:
-    """Return the mean silhouette for each number of clusters, for algorithms that choose the number by it."""
-    scores = run.algorithm_state.get("silhouette")
-    if scores is None or scores.ndim != 2 or not scores.size or scores.shape[1] < 2:
-        return None
-    return [_rounded(row[:2]) for row in scores.tolist()]

@@ -20,6 +20,7 @@ from mpifl.analysis.comparison import column_of
 from mpifl.analysis.seed_groups import Group, gather
 from mpifl.analysis.tables import Table
 from mpifl.core.errors import UserError
+from mpifl.core.timing import PHASES
 from mpifl.results import recorder
 from mpifl.results.reader import Run, load
 
@@ -323,7 +324,7 @@ def test_clients_and_phases_by_hand(tmp_path):
     )
     assert found["clients"]["scores"] == {"accuracy": [50, None], "accuracy_finetuned": [75, 25]}
     assert found["clients"]["train"] == [30, 40]
-    wait, train = report_data.PHASES.index("wait"), report_data.PHASES.index("train")
+    wait, train = PHASES.index("wait"), PHASES.index("train")
     assert [(row[wait], row[train], sum(row)) for row in found["phases"]] == [(2, 4.5, 6.5), (0.75, 4, 4.75)]
     with pytest.raises(UserError, match=r"clients\.csv: .* in column accuracy"):
         detail_of(tmp_path, clients="client,cluster,accuracy\n0,1,much\n")
