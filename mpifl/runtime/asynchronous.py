@@ -27,7 +27,7 @@ from mpifl.comm.transport import RankLost
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import message_on
 from mpifl.core.metric import with_figures
-from mpifl.core.parameters import Layout, Part, take
+from mpifl.core.parameters import Layout, Part
 from mpifl.core.plan import Plan
 from mpifl.core.progress import ROUND, Stage, doing
 from mpifl.core.rng import Key
@@ -45,7 +45,7 @@ from .engine import END, Engine, Evaluated, EvaluationSchedule, Record, regroup
 from .hook_errors import Dropped
 from .protocol import ClientTask, GatheredReports, ReportHeader, weighted_mean
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, needs_workers, save
-from .server_step import Aggregator, ServerStep, Uploads, joined_components
+from .server_step import Aggregator, MpiAggregator, ServerStep, Uploads
 from .upload_size import UploadSizes
 
 T = TypeVar("T")
@@ -152,19 +152,16 @@ class LocalAggregator:
     """
 
     def __init__(self, layout: Layout, exact: bool = True, filters: UpdateFilters | None = None) -> None:
-        self.layout, self.exact = layout, exact
-        self._mixer, self._tables = Mixer(Single(), Tables(Single())), Tables(Single())
-        self._rows = filters.mixer(Mixer(Single(), self._tables, exact)) if filters else None
+        self.layout, self.exact, self._tables = layout, exact, Tables(Single())
+        mixer = Mixer(Single(), self._tables, exact)
+        self._replaced = filters.mixer(mixer) if filters else None
+        self._alone = MpiAggregator(mixer, self._replaced)
 
     def gram(
         self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
     ) -> np.ndarray | None:
         """Return the pairwise inner products of an upload or a part of it, float64 [m, m]."""
-        if reports is None:
-            return None
-        x = joined_components(uploads[name], reports.max_abs[name].shape[1])
-        x = x if part is None else [take(u, part) for u in x]
-        return self._mixer.gram(x, (len(x),), np.zeros(len(x), np.int64), len(x[0]))
+        return self._alone.gram(reports, uploads, name, part)
 
     def row_distances(
         self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
@@ -180,9 +177,9 @@ class LocalAggregator:
         assert server is not None
         assert plan is not None
         assert reports is not None
-        if self._rows is not None:
+        if self._replaced is not None:
             self._tables.publish(server.tables)
-            return self._rows.mix(plan.mixings, reports.upload_info, uploads)
+            return self._alone.mix(server, plan, reports, uploads)
         changed: dict[str, torch.Tensor] = {}
         for m in plan.mixings:
             old, of = changed.get(m.into, server.tables[m.into]), uploads.get(m.of, [])
@@ -464,7 +461,8 @@ class AsynchronousEngine(Engine):
             a.row["weight"] = largest_weight(plan, j, len(arrivals))
             a.row["accepted"] = int(bool(plan.mixings) or not a.vectors)
             self.stats.add(a.row["staleness"], bool(a.row["accepted"]))
-        step.count_taken(np.array([a.visit.client for a in arrivals]))
+        for a in arrivals:  # a client may be there twice
+            step.taken[a.visit.client] += 1
         self.on_arrivals(self.rows)
         self.rows = []
         step.ledger.commit()

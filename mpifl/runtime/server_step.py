@@ -152,7 +152,7 @@ class MpiAggregator:
         if wanted is None:
             return None
         owners = reports.owners if reports is not None else None
-        mine, part = joined_components(uploads.get(name, []), wanted[2]), wanted[3]
+        mine, part = _joined(uploads.get(name, []), wanted[2]), wanted[3]
         mine = mine if part is None else [take(u, part) for u in mine]
         return self.mixer.gram(mine, wanted[0], owners, wanted[1])
 
@@ -170,7 +170,7 @@ class MpiAggregator:
         return self.rows.mix(plan.mixings if plan is not None else None, info, uploads)
 
 
-def joined_components(vectors: Sequence[torch.Tensor], components: int) -> Sequence[torch.Tensor]:
+def _joined(vectors: Sequence[torch.Tensor], components: int) -> Sequence[torch.Tensor]:
     """Return one vector for each report: its components, concatenated."""
     if components == 1:
         return vectors
@@ -375,7 +375,7 @@ class ServerStep:
         took_part = result.notes.client[result.notes.fresh]
         self.visits[took_part] += 1
         self.arrived = took_part[~np.isin(took_part, self.config.filters.lost(batch.step, took_part))]
-        self.count_taken(self.arrived)
+        self.taken[self.arrived] += 1
         self.config.filters.commit()
         return result
 
@@ -787,10 +787,6 @@ class ServerStep:
         """Count a visit whose upload has arrived by itself, and book its traffic."""
         self.visits[report.client] += 1
         self.book(step, report)
-
-    def count_taken(self, clients: np.ndarray) -> None:
-        """Count uploads that a step has used; `clients` may contain a client twice."""
-        np.add.at(self.taken, clients, 1)
 
     # -- evaluation ------------------------------------------------------------------------------------------
 
