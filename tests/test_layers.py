@@ -138,7 +138,7 @@ def test_no_two_modules_import_each_other():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
-FILES_OF_A_ROUND, LINES_OF_A_ROUND = 36, 5805  # these may only fall
+FILES_OF_A_ROUND, LINES_OF_A_ROUND = 36, 5796  # these may only fall
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
