@@ -354,7 +354,7 @@ def check_drift(spec: ScenarioSpec, drift: Partition, pool: Pool, name: str) -> 
     require(isinstance(drift, Partition), "name", name, remedy)
     sizes = getattr(drift, "sizes", None)
     remedy = f"its drift needs `sizes`, an array of whole numbers [clients, {len(SPLITS)}]"
-    table = isinstance(sizes, np.ndarray) and _whole(sizes.ravel()) and sizes.size > 0
+    table = isinstance(sizes, np.ndarray) and np.issubdtype(sizes.dtype, np.integer) and sizes.size > 0
     require(table and drift.sizes.shape[1:] == (len(SPLITS),), "name", name, remedy)
     count = len(drift.sizes)
     _check_groups(spec, count, name)
