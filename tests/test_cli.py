@@ -235,7 +235,10 @@ def test_the_help_of_a_run_names_every_section_and_how_to_list_all_keys(said):
     assert set(cli.SECTIONS) == sections
     assert "mpifl list keys" in cli.KEYS
     lines = said("list", "keys").splitlines()
-    assert len(lines) == len(keys)
+    assert {line.partition(":")[0] for line in lines} == {key.path for key in keys}
+    assert len({*lines}) == len(lines) < len(keys), "what is alike in several components is one line"
+    (mean,) = (line for line in lines if line.startswith("data.public.mean:"))
+    assert "(of all sources)" in mean
     assert any(line.startswith("local.lr: float > 0, default 0.01: learning rate") for line in lines)
     assert said("list", "methods") == said("list", "algorithms")
 
@@ -254,7 +257,7 @@ def test_every_key_is_explained():
         ("local.lr", ["local.lr: float > 0, default 0.01", "learning rate"]),
         ("system.device", ["default auto", "Choices: cpu, cuda, auto"]),
         ("delay", ["lognormal", "delay.median_s: float > 0 finite, in seconds, default 1.0"]),
-        ("network.server_bytes_s", ["(of links)", "(of trace)", "in bytes per second"]),
+        ("network.server_bytes_s", ["(of links, tiers, trace)", "in bytes per second"]),
         ("run", ["rounds: int >= 1", "cohort_size: int >= 1 or null, in clients", "policy: section"]),
         ("local", ["Every client trains alone.", "local.epochs"]),
         ("buffer", ["Fields and defaults:", "size"]),
@@ -427,7 +430,7 @@ defer(*cli.DEFERRED)
 from mpifl.experiment import reference
 for kind in reference.kinds():
     print(kind == "papers" or reference.listed(kind))
-for name in reference._components():
+for name in {name for catalogue in reference._catalogues() for name in catalogue}:
     print(reference.shown(name))
 """
     said = without(SLOW, program)

@@ -31,7 +31,6 @@ from mpifl.models import ModelOptions
 from mpifl.results.identity import deciding
 
 from .schema import CHOICES, Config, Seeds, defaults_of, walk
-from .section_checks import check_sections
 
 if TYPE_CHECKING:
     from mpifl.comm.transport import Transport
@@ -75,6 +74,8 @@ def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()
         UserError: a file or a value is invalid; on every rank. Names the key or the file.
     """
     from mpifl.comm.transport import on_server
+
+    from .section_checks import check_sections
 
     def tree() -> dict[str, Any]:
         found = merged(read(name), overrides(options))

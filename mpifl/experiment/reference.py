@@ -32,7 +32,7 @@ from mpifl.data import SCENARIOS, SOURCES
 from mpifl.models import MODELS
 
 from .loader import SHIPPED, to_tree
-from .schema import CHOICES, Config, defaults_of, sections_of, walk
+from .schema import CHOICES, Config, defaults_of, is_in, sections_of, walk
 
 RUN = "run"  # name of the keys outside sections in `mpifl show`
 
@@ -71,7 +71,8 @@ class Key:
         choices: values that it may have; empty if these are not a list.
         unit: unit of a number; empty for none.
         examples: examples of values with other units; empty if there are none.
-        of: name of the component that has the key; empty if every configuration has it.
+        of: name of the component that has the key, or of several (`shared`); empty if every configuration
+            has it.
         is_section: whether it contains other keys.
     """
 
@@ -87,9 +88,13 @@ class Key:
 
 
 @cache
-def keys() -> tuple[Key, ...]:
-    """Return all keys: sections before their keys, components in the order of their catalogues."""
-    return tuple(_key(*place) for place in walk())
+def keys(within: str = "") -> tuple[Key, ...]:
+    """Return keys: sections before their keys, components in the order of their catalogues.
+
+    Args:
+        within: only this key or section, and what contains it or is inside it; empty for all keys.
+    """
+    return tuple(_key(*place) for place in walk(within=within))
 
 
 def _key(path: str, cls: type, name: str, of: str) -> Key:
@@ -106,6 +111,26 @@ def _key(path: str, cls: type, name: str, of: str) -> Key:
     text = "" if default is dataclasses.MISSING else _yaml(default)
     written = (unit.name, unit.examples) if unit is not None else ("", "")
     return Key(path, type_text(hint), text, meaning, choices_of(hint), *written, of)
+
+
+def shared(found: Sequence[Key], sections: Sequence[Key]) -> list[Key]:
+    """Return keys, those that are alike in several components once; `of` then names these components.
+
+    Args:
+        found: the keys.
+        sections: the sections that they are in, and any other keys.
+    """
+    titles = {tuple(c): title for group in LISTED.values() for title, c in group.items()}
+    everyone = {key.path: key.choices for key in sections if key.is_section and key.choices}
+    owners: dict[Key, list[str]] = {}
+    for key in found:
+        owners.setdefault(dataclasses.replace(key, of=""), []).append(key.of)
+    out = []
+    for key, names in owners.items():
+        all_of = [c for path, c in everyone.items() if is_in(key.path, path) and set(names) == {*c}]
+        of = f"all {titles[all_of[0]]}" if all_of else ", ".join(names)
+        out.append(dataclasses.replace(key, of=of))
+    return out
 
 
 def _unit(cls: type, name: str, hint: Any) -> Unit | None:
@@ -163,7 +188,8 @@ def listed(what: str) -> str:
     if what == CONFIGURATIONS:
         return "\n".join(_configurations())
     if what == KEYS:
-        return "\n".join(f"{_head(key)}: {_sentence(key.meaning)}" for key in keys())
+        short = [dataclasses.replace(key, meaning=_sentence(key.meaning)) for key in keys()]
+        return "\n".join(f"{_head(key)}: {key.meaning}" for key in shared(short, short))
     if what not in LISTED:
         raise UserError("list", what, nearest(what, kinds()))
     lines = []
@@ -212,18 +238,21 @@ def shown(name: str) -> str:
         remedy = "is not a component: those are dataclasses, whose fields are their options"
         require(isinstance(cls, type) and dataclasses.is_dataclass(cls), "show", name, remedy)
         return describe(name, cls)
-    everything, components = keys(), _components()
-    pages = [describe(name, cls) for cls in components.get(name, [])]
-    at = [key for key in everything if key.path == name]
+    pages = [describe(name, cls) for cls in _components(name)]
+    found = keys(name)
+    at = [key for key in found if key.path == name]
     if name == RUN:
-        plain = [key for key in everything if "." not in key.path and not key.of]
-        pages.append("\n".join(line for key in plain for line in _lines(key)))
+        first = [_key(name, Config, name, "") for name in types_of(Config)]
+        pages.append("\n".join(line for key in first for line in _lines(key)))
     elif at and not at[0].is_section:
-        pages += ["\n".join(_lines(key)) for key in at]
+        pages += ["\n".join(_lines(key)) for key in shared(at, found)]
     elif at:
-        pages.append(_section_page(at[0], [k for k in everything if k.path.startswith(f"{name}.")]))
+        pages.append(
+            _section_page(at[0], [key for key in found if key.path != name and is_in(key.path, name)])
+        )
     if not pages:
-        raise UserError("show", name, _meant(name, everything, [RUN, *components]))
+        names = [word for catalogue in _catalogues() for word in catalogue]
+        raise UserError("show", name, _meant(name, keys(), [RUN, *dict.fromkeys(names)]))
     return "\n\n".join(pages)
 
 
@@ -245,14 +274,13 @@ def _meant(name: str, everything: Sequence[Key], others: Sequence[str]) -> str:
     return f"did you mean one of {', '.join(found[:FEW])}{more}?"
 
 
-def _components() -> dict[str, list[type]]:
-    """Return name -> all classes with that name, over all catalogues."""
-    out: dict[str, list[type]] = {}
-    for catalogue in (*(c for group in LISTED.values() for c in group.values()), *CHOICES.values()):
-        for name, cls in catalogue.items():
-            if cls not in out.setdefault(name, []):
-                out[name].append(cls)
-    return out
+def _catalogues() -> list[Mapping[str, type]]:
+    return [*(c for group in LISTED.values() for c in group.values()), *CHOICES.values()]
+
+
+def _components(name: str) -> list[type]:
+    """Return all classes of a name, over all catalogues."""
+    return [*dict.fromkeys(catalogue[name] for catalogue in _catalogues() if name in catalogue)]
 
 
 def _section_page(section: Key, below: list[Key]) -> str:

@@ -422,19 +422,29 @@ def sections_of(cls: type, name: str) -> Mapping[str, type]:
     return CHOICES.get((cls, name)) or ({"": hint} if isinstance(hint, type) and is_dataclass(hint) else {})
 
 
-def walk(cls: type = Config, above: str = "", of: str = "") -> Iterator[tuple[str, type, str, str]]:
+def is_in(path: str, section: str) -> bool:
+    """Return whether a dotted path is that of a section, or of a key inside it."""
+    return f"{path}.".startswith(f"{section}.")
+
+
+def walk(
+    cls: type = Config, above: str = "", of: str = "", within: str = ""
+) -> Iterator[tuple[str, type, str, str]]:
     """Yield all keys: sections before their keys, choices in the order of their catalogues.
 
     Args:
         cls: the class whose keys are yielded, and all keys below them.
         above: dotted path of its section.
         of: name of the choice that has its keys; empty if every configuration has them.
+        within: only this key or section, and what contains it or is inside it; empty for all.
 
     Yields:
         Dotted path, class and key, and the choice that has it as for `of`.
     """
     for name in types_of(cls):
         path = f"{above}.{name}".lstrip(".")
+        if within and not (is_in(path, within) or is_in(within, path)):
+            continue
         yield path, cls, name, of
         for choice, section in sections_of(cls, name).items():
-            yield from walk(section, path, choice or of)
+            yield from walk(section, path, choice or of, within)
