@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,7 @@ from mpifl.core.devices import CPU, split_on
 from mpifl.core.errors import Missing, require
 from mpifl.core.federation import ClientData, Federation, LazyClient, Split, StoredSamples
 from mpifl.core.optimizer_memory import OptimizerMemory
-from mpifl.core.parameters import Layout, Part
+from mpifl.core.parameters import Part
 from mpifl.core.progress import Stage, doing
 from mpifl.core.rng import Key
 from mpifl.core.task import Task
@@ -100,17 +101,9 @@ class LocalClient(Client):
         learner = self._learner.auxiliary
         if learner is None:
             raise Missing("no network beside the model", "name one: define auxiliary()")
-        twin = type(self)(
-            self.id,
-            self._federation,
-            learner,
-            self._config,
-            self.visit,
-            self.step,
-            self._results_on,
-            work=self._work,
-        )
-        twin.__dict__["data"] = self.data
+        twin = copy(self)
+        twin.data, twin._learner, twin.layout, twin.task = self.data, learner, learner.layout, learner.task
+        twin.init, twin._optimizers, twin._metrics = learner.init.to(self._results_on), None, ()
         return twin
 
     def load_optimizer(self, memory: State) -> None:
@@ -287,11 +280,10 @@ def public_clients(
     return tuple(ServerClient(g, sets, learner, config, home=CPU) for g in range(sets.num_clients))
 
 
-@dataclass(frozen=True)
 class LocalClients(ClientHost):
     """The clients of a rank: the data of all clients, one learner, the options of local training.
 
-    Attributes:
+    Args:
         federation: the clients' data.
         learner: trains and evaluates on this rank's device.
         local: options of local training.
@@ -299,31 +291,20 @@ class LocalClients(ClientHost):
         metrics: metrics to evaluate in addition to the task's metrics and loss.
     """
 
-    federation: Federation
-    learner: Learner
-    local: LocalConfig
-    differing: Mapping[int, LocalConfig] = field(default_factory=dict)
-    metrics: Sequence[OwnMetric] = ()
-
-    @property
-    def keeps_optimizer(self) -> bool:  # type: ignore[override]  # attributes of ClientHost
-        """Whether clients keep their optimisers between visits."""
-        return self.local.keep_optimizer
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        """Device on which clients train."""
-        return self.learner.device
-
-    @property
-    def task(self) -> Task:  # type: ignore[override]
-        """The task that models are trained for."""
-        return self.learner.task
-
-    @property
-    def layout(self) -> Layout:  # type: ignore[override]
-        """The layout of the model's flat vector."""
-        return self.learner.layout
+    def __init__(
+        self,
+        federation: Federation,
+        learner: Learner,
+        local: LocalConfig,
+        differing: Mapping[int, LocalConfig] | None = None,
+        metrics: Sequence[OwnMetric] = (),
+    ) -> None:
+        self.federation, self.learner, self.local = federation, learner, local
+        self.differing, self.metrics = differing or {}, metrics
+        self.device, self.task, self.layout = learner.device, learner.task, learner.layout
+        self.keeps_optimizer = local.keep_optimizer
+        self.metric_names = tuple(metric.name for metric in metrics)
+        self.metric_directions = tuple(metric.better for metric in metrics)
 
     def num_steps(self, k: int, visit: int) -> tuple[int, int]:
         """Return the numbers of mini-batches in a client's visit and in one pass over its training data."""
@@ -340,16 +321,6 @@ class LocalClients(ClientHost):
         return LocalClient(
             k, self.federation, self.learner, local, visit, step, work=work, metrics=self.metrics
         )
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The names of the metrics of `evaluation.metrics`."""
-        return tuple(metric.name for metric in self.metrics)
-
-    @property
-    def metric_directions(self) -> tuple[int, ...]:  # type: ignore[override]
-        """For each of these metrics, 1 where higher is better, -1 where lower is, 0 where it is unknown."""
-        return tuple(metric.better for metric in self.metrics)
 
     def public_clients(self) -> Sequence[ServerClient]:
         """Return the labelled sets that the server owns, each as a client."""
