@@ -9,8 +9,8 @@ Our reading: l_k is 16 times the mean loss on D_k, that is, the loss summed over
 the paper's 2000 images make. The factor stays 16 for other sizes of D_k: only that fits the published bars 8,
 40 and 70, which the ablations of |D_k| keep. Scores are clamped at 1e-8 after the bar is subtracted. The
 sharpened u is used both for the update ratio and for the answer. a2 depends on t_k - tau, as printed.
-Distances are over parameters. Cluster models are pre-trained on D_k; the paper does not say for how long.
-With one cluster u_1 = 1.
+Distances are over parameters. Cluster models are pre-trained on D_k; for how long, the paper does not say
+(5.1, A.1). With one cluster u_1 = 1.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ mu_mk a_k with a_k = 1 if t_k - tau < b, else 1 / (a (t_k - tau) + 1); w_k <- (1
 
 Our reading: a client starts from sum_k mu_mk w_k and is evaluated with the same mixture. As in CCFL, the
 cluster models are pre-trained on the server's labelled sets D_k. A share is a count of samples and may be 0.
-CCFL's paper compares the shares by KL(true || mu) and does not say how it treats a 0. Here it stays 0, and
-`mixture_kl` uses 1e-12 in its place (27.6 nats for each unit of the true share). A positive `sigma` is
+CCFL's paper compares the shares by KL(true || mu) and does not say (5.2) how it treats a 0. Here it stays 0,
+and `mixture_kl` uses 1e-12 in its place (27.6 nats for each unit of the true share). A positive `sigma` is
 FedSoft's smoothing.
 """
 

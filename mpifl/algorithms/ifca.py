@@ -11,6 +11,9 @@ along the gradient over all training data. `restarts` is the repository's search
 it two groups often choose the same model. Variant `emdcfl`, the EMD-CFL repository: clients choose on
 validation data by the mean of batch means, in which a short last batch counts as much as the others, and
 averages are weighted by samples.
+
+With `warm_rounds` (section 5: weight sharing after FedAvg) all clients train one model for that many rounds.
+Then the clusters begin: they share its body, and each has a head as drawn at the start.
 """
 
 from __future__ import annotations
@@ -23,12 +26,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
     Algorithm,
     Capability,
     Client,
-    Downloads,
     Key,
     Needs,
     OneShotStatistics,
@@ -63,6 +66,7 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         variant: `averaging`, `gradient`, or `emdcfl` (averaging with other defaults: `select_on` val,
             `loss_batch` 64, `weighted` true).
         share: the part that all clusters share: `none` or `body`.
+        warm_rounds: rounds of FedAvg before the clusters begin; needs `share: body` and two clusters or more.
         restarts: number of sets of initial models that all clients try before the first round; the first set
             is taken in which every model is chosen by at least a share `least` of the clients, otherwise the
             set that comes closest. 0: the first set, without a trial.
@@ -74,12 +78,23 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
     weighted: bool | None = None
     variant: Literal["averaging", "gradient", "emdcfl"] = "averaging"
     share: Literal["none", "body"] = "none"
+    warm_rounds: NonNegativeInt = 0
     restarts: NonNegativeInt = 0
     least: UnitInterval = 0.1
 
     paper = "ghosh2020efficient"
     trained = "cluster"
-    downloads = Downloads(reads="all", serves_unseen="all")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        remedy = "needs share: body, whose body the clusters take over, and num_clusters of 2 or more"
+        fits = not self.warm_rounds or (self.share == "body" and self.num_clusters > 1)
+        require(fits, "warm_rounds", self.warm_rounds, remedy)
+
+    @property
+    def traffic_depends_on(self) -> str:
+        """The rounds before the clusters begin, if there are any."""
+        return "the round: with warm_rounds a client first downloads one head" if self.warm_rounds else ""
 
     def ignored_options(self) -> Mapping[str, str]:
         """`least` belongs to `restarts`."""
@@ -103,9 +118,9 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
 
     @property
     def capabilities(self) -> frozenset[type[Capability]]:
-        """One-shot statistics only with `restarts`, row updates only without `gradient`."""
+        """One-shot statistics only with `restarts`, row updates not with `gradient` or `warm_rounds`."""
         unused: set[type[Capability]] = set() if self.restarts else {OneShotStatistics}
-        unused |= {RowUpdates} if self.variant == "gradient" else set()
+        unused |= {RowUpdates} if self.variant == "gradient" or self.warm_rounds else set()
         return declared(type(self)) - unused
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
@@ -146,17 +161,28 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
             )
             good = fewest >= self.least * len(fingerprints)
             first = self.num_clusters * int(good.argmax() if good.any() else fewest.argmax())
-        models = torch.stack([problem.init(first + j) for j in range(self.num_clusters)])
-        assign, layout = np.zeros(problem.num_clients, np.int64), problem.layout
+        warm = int(self.warm_rounds > 0)  # FedAvg's head is the last row
+        models = torch.stack([problem.init(first + j) for j in range(self.num_clusters + warm)])
+        assign, layout = np.full(problem.num_clients, warm * self.num_clusters, np.int64), problem.layout
         if self.share == "none":
             return Server({"model": models}, assign)
         body, head = take(models[:1], layout.part("body")), take(models, layout.part("head"))
         return Server({"body": body, "head": head}, assign)
 
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download all K models; in the first `warm_rounds` rounds that of FedAvg."""
+        if server.version < self.warm_rounds:
+            return {"body": (0,), "head": (self.num_clusters,)}
+        return {n: tuple(range(min(len(rows), self.num_clusters))) for n, rows in server.tables.items()}
+
     def serves(self, server: Server, k: int) -> Reads:
         """Evaluate with the model chosen last."""
         own = (int(server.assign[k]),)
         return {name: (0,) if name == "body" else own for name in server.tables}
+
+    def serves_unseen(self, server: Server, k: int) -> Reads:
+        """Evaluate with the best-fitting of all models."""
+        return self.reads(server, k)
 
     def _models(self, message: Message, client: Client) -> list[Vector]:
         """Return the models that were downloaded, in order."""
@@ -178,6 +204,7 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Choose k = argmin_j F_i(w_j), train w_k."""
         models = self._models(message, client)
+        alone = bool(self.warm_rounds) and len(models) == 1
         k = self._best(client, models)
         step: dict[str, Any] = {}
         if self.variant == "gradient":
@@ -189,7 +216,8 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
             "model" if p == "all" else p: take(upload, client.layout.part(p)).clone() for p in parts
         }
         changes = dict.fromkeys(vectors) if self.variant == "gradient" else None
-        return client.report({"cluster": k}, {"train_loss": w.loss}, based_on=changes, **vectors), {}
+        chosen = self.num_clusters if alone else k
+        return client.report({"cluster": chosen}, {"train_loss": w.loss}, based_on=changes, **vectors), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average per cluster, and the body over all clients; an empty cluster stays as it is."""

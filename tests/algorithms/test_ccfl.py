@@ -54,6 +54,26 @@ def test_a_client_of_ccfl_is_held_near_what_it_received():
     assert not state
 
 
+def test_local_may_start_from_the_mean_of_the_clusters_models():
+    """Sets with targets 2 and 6, a step of 0.5 from 0: models 1 and 3, mean 2. A client downloads it once."""
+    method = Local(pretrain_epochs=1)
+    sets = [owned(2.0, 10), owned(6.0, 10)]
+    layout = Layout(("w",), ((1,),), 1)
+    problem = ProblemInfo(3, 1, np.full(3, 10), layout, lambda j: torch.zeros(1), public=sets)
+    server = method.setup(problem, None, byhand.KEY)
+    assert_close(server.tables["model"], torch.tensor([[2.0]]))
+    told = byhand.message(model=[[2.0]])
+    report, state = method.local_update(told, {}, byhand.Quadratic([4.0]), byhand.KEY)
+    assert not report.vectors
+    assert_close(state["model"], torch.tensor([3.0]))
+    after = replace(server, assign=method.aggregate(server, byhand.notes([10], client=[1])).assign)
+    assert [method.reads(after, k) for k in (0, 1)] == [{"model": (0,)}, {}]
+    _, state = method.local_update(byhand.message(), state, byhand.Quadratic([4.0]), byhand.KEY)
+    assert_close(state["model"], torch.tensor([3.5]))
+    assert Local().needs.alone
+    assert not method.needs.alone
+
+
 def test_a_client_of_fedsoft_async_counts_its_samples_and_starts_from_their_mixture():
     """Ten samples: losses 1 under model 0, 0 or 2 under model 1: 1 fits four, 0 six: mu = (0.6, 0.4).
 

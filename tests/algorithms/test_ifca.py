@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand
+from support import byhand, toy
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.errors import UserError
 from mpifl.core.federation import ClientData
 
 
@@ -138,3 +139,20 @@ def test_ifcas_restarts_take_the_first_set_that_spreads_the_clients():
     method = replace(method, least=0.5)
     server = method.setup(byhand.problem([1] * 4), byhand.notes([1] * 4, tried=tried), byhand.KEY)
     assert_close(server.tables["model"][:, 0], torch.tensor([4.0, 5.0]))
+
+
+def test_ifca_begins_with_fedavg_and_then_with_its_body_and_fresh_heads(tmp_path):
+    """Three warm rounds: all share the last head, and the other two stay as drawn. Then clients choose."""
+    method = CATALOGUE["ifca"](num_clusters=2, share="body", warm_rounds=3)
+    world = {"model": toy.mlp(8, 6), "participation": 1.0}
+    first = toy.run(method, toy.Tiny(), tmp_path / "0", 1, **world).server_step.initialize()
+    assert [method.reads(replace(first, version=v), 0)["head"] for v in (0, 2, 3)] == [(2,), (2,), (0, 1)]
+    warm = toy.run(method, toy.Tiny(), tmp_path / "3", 3, **world).server
+    assert_close(warm.tables["head"][:2], first.tables["head"][:2])
+    assert float((warm.tables["head"][2] - first.tables["head"][2]).abs().max()) > 1e-3
+    assert set(warm.assign.tolist()) == {2}
+    after = toy.run(method, toy.Tiny(), tmp_path / "4", 4, **world).server
+    assert_close(after.tables["head"][2], warm.tables["head"][2])
+    assert set(after.assign.tolist()) <= {0, 1}
+    with pytest.raises(UserError, match="warm_rounds"):
+        CATALOGUE["ifca"](warm_rounds=1)

@@ -22,9 +22,10 @@ class Ccfl(Scenario):
     """CCFL's dynamic mixtures: cluster i is the whole source rotated by i * 360 / K degrees.
 
     At every visit a client gets new data: n ~ U{500..2000} images, a share ~ U[0.4, 0.9] of them from its
-    main cluster, the rest spread at random over the others (the paper does not say how); its test images
-    follow the same mixture unless asked otherwise. Some test images of each cluster are the server's public
-    set D_k, the same images in every cluster, and no client is tested on them.
+    main cluster, the rest spread at random over the others (how, the paper does not say in 5.1 and A.1); its
+    test images follow the same mixture, as in the paper, unless asked otherwise. Some test images of each
+    cluster are the server's public set D_k, the same images in every cluster, and no client is tested on
+    them.
 
     Attributes:
         clusters: number of clusters K.
