@@ -106,10 +106,8 @@ def open_federation(
         with doing("composing the scenario"):
             spec = _composed(config.scenario, pool, seed)
         to_inputs, normalisation = _to_inputs(config, spec, pool)
-        content = {
-            "samples": cache.content(place, "images", "labels", "origin"),
-            "normalisation": normalisation,
-        }
+        content = {"samples": cache.content(place, "images", "labels", "origin")}
+        content["normalisation"] = normalisation
         name = name_of(config.scenario)
         if spec.drift is not None:
             with _of_users(config.scenario, "drift"):
@@ -470,9 +468,8 @@ def _to_inputs(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> tuple[ToIn
     remedy = "give one number, or one for each channel" if given else "use standard, unit or half"
     has = f"has {len(mean)} channels but the images have {channels}"
     require(len(mean) in (1, channels), f"data.source.{key}", value, f"{has}; {remedy}")
-    return ToTensor(
-        *((mean * channels, std * channels) if len(mean) == 1 else (mean, std)), spec.resize
-    ), name
+    times = channels if len(mean) == 1 else 1
+    return ToTensor(mean * times, std * times, spec.resize), name
 
 
 @contextmanager

@@ -81,12 +81,8 @@ def exponential_sizes(total: int, num_clients: int) -> tuple[np.ndarray, float]:
     """
     from scipy.optimize import brentq
 
-    require(
-        num_clients <= total // 4,
-        "clients",
-        num_clients,
-        f"too many for a cluster of {total} images; use fewer",
-    )
+    remedy = f"too many for a cluster of {total} images; use fewer"
+    require(num_clients <= total // 4, "clients", num_clients, remedy)
     floor = total // (2 * num_clients)
     squares = np.arange(1, num_clients + 1, dtype=np.float64) ** 2
 

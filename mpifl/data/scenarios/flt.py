@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from annotated_types import Ge
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import require
 from mpifl.core.options import PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, train_val_test
@@ -207,12 +207,9 @@ def check_classes(pool: Pool, least: int = 1) -> None:
     """Refuse a source of fewer than `least` classes, or in which some label never occurs."""
     few = f"this scenario needs at least {least}; use another source"
     require(pool.num_classes >= least, "data.source.name", f"{pool.num_classes} classes", few)
-    counts = np.bincount(pool.labels[: pool.num_train], minlength=pool.num_classes)
-    if (counts == 0).any():
-        missing = np.flatnonzero(counts == 0).tolist()
-        raise UserError(
-            "data.source.name", f"classes {missing} missing", "every class needs training images here"
-        )
+    missing = np.setdiff1d(np.arange(pool.num_classes), pool.labels[: pool.num_train]).tolist()
+    few = "every class needs training images here"
+    require(not missing, "data.source.name", f"classes {missing} missing", few)
 
 
 def _spec(

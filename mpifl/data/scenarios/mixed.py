@@ -17,16 +17,17 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_clients, check_test_share
-from mpifl.data.scenarios.composed import different_permutations
-from mpifl.data.scenarios.rotated import same_angle
-from mpifl.data.scenarios.skewed import LabelQuantity, Quantile, noise_of
+from mpifl.data.scenarios.rotated import different_permutations, same_angle
 from mpifl.data.scenarios.usual import (
     Dirichlet,
     Iid,
+    LabelQuantity,
     LogNormal,
     PartitionedScenario,
     PowerLaw,
+    Quantile,
     Shards,
+    noise_of,
     parts_of_copies,
 )
 from mpifl.data.transforms import Op, PermuteLabels, Rotate

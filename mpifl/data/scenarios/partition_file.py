@@ -144,10 +144,10 @@ class PartitionFile(Scenario):
             )
         try:
             return self._as_exported(facts, pool, key)
+        except UserError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
-            raise (
-                error if isinstance(error, UserError) else UserError("path", self.path, ALTERED)
-            ) from error
+            raise UserError("path", self.path, ALTERED) from error
 
     def _as_exported(self, facts: Mapping[str, Any], pool: Pool, key: Key) -> ScenarioSpec:
         remedy = f"is of version {facts['version']}: update mpifl"
@@ -223,10 +223,8 @@ class PartitionFile(Scenario):
             here, label = np.asarray(pool.labels)[sample], table.column("label")
             wrong = np.flatnonzero(here != label)
             i = wrong[0] if len(wrong) else 0
-            says = (
-                f"{len(wrong)} labels differ; sample {sample[i]} has label {label[i]} in it and {here[i]} in"
-            )
-            remedy = f"{says} the source: another data set or order; labels: ignore reads it"
+            says = f"{len(wrong)} labels differ; sample {sample[i]} has label {label[i]} in it"
+            remedy = f"{says} and {here[i]} in the source: another data set or order; labels: ignore reads it"
             require(not len(wrong), "path", self.path, remedy)
 
     def _test(self, pool: Pool, key: Key, table: Table, splits: dict[str, Csr]) -> tuple[Csr, Csr]:
@@ -544,8 +542,7 @@ def _whole(column: pd.Series, name: str, path: Path) -> np.ndarray:
     numbers = pd.to_numeric(column, errors="coerce")
     wrong = np.flatnonzero(~(numbers.notna() & (numbers >= 0) & (numbers == np.floor(numbers))).to_numpy())
     row = int(wrong[0]) if len(wrong) else 0
-    remedy = (
-        f"{name} {str(column.iloc[row])!r} of row {row + 1} is not a number from zero: give whole numbers"
-    )
+    says = f"{name} {str(column.iloc[row])!r} of row {row + 1} is not a number from zero"
+    remedy = f"{says}: give whole numbers"
     require(not len(wrong), "path", str(path), remedy)
     return np.asarray(numbers.to_numpy(np.int64))

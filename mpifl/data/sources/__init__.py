@@ -17,7 +17,7 @@ SOURCES: Registry[type[Source]] = Registry(
         "cifar20": "cifar:Cifar20",
         "svhn": "street:Svhn",
         "usps": "street:Usps",
-        "femnist": "femnist:Femnist",
+        "femnist": "leaf:Femnist",
         "folder": "folder:Folder",
         "npz": "npz:Npz",
         "table": "table:Table",

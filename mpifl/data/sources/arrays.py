@@ -372,11 +372,9 @@ def rows_of_clients(train: Mapping[str, Held], test: Mapping[str, Held], what: s
         for i, name in enumerate(names)
         if name in held
     ]
-    sizes = [len(y) for *_, y in rows]
-    index = index_of(
-        [(f"{what} {names[i]} in {part}", n) for (part, i, *_), n in zip(rows, sizes, strict=True)]
-    )
-    count, origin = sum(len(y) for _, y in train.values()), np.repeat([i for _, i, *_ in rows], sizes)
+    index = index_of([(f"{what} {names[i]} in {part}", len(y)) for part, i, _, y in rows])
+    count = sum(len(y) for _, y in train.values())
+    origin = np.repeat([i for _, i, *_ in rows], [len(y) for *_, y in rows])
     samples, labels = [x for *_, x, _ in rows], [y for *_, y in rows]
     return ClientRows(samples, labels, count, origin.astype(np.int64), tuple(names), index)
 

@@ -22,17 +22,7 @@ from mpifl.data.sources.base import TEST, TRAIN, VALIDATION, Source, part_of, ro
 from mpifl.data.sources.pictures import decoded
 
 PICTURES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp"}
-NO_PICTURES = {
-    ".gif",
-    ".tif",
-    ".tiff",
-    ".jfif",
-    ".jp2",
-    ".avif",
-    ".heic",
-    ".heif",
-    ".npy",
-}  # not read, but named
+NO_PICTURES = {".gif", ".tif", ".tiff", ".jfif", ".jp2", ".avif", ".heic", ".heif", ".npy"}  # not read
 SYSTEM = {"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
 
 

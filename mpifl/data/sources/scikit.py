@@ -107,8 +107,6 @@ class ScikitLearn(Source):
         y = y.reshape(len(y), -1).astype(np.float64) if numbers else y.astype(np.int64)
         train, test = stratified(strata_of(y), TEST_SHARE, key(0, "sklearn", self.table))
         y = ((y - y[train].mean(0)) / y[train].std(0)).astype(np.float32) if numbers else y
-        order, names = (
-            np.concatenate([train, test]),
-            tuple(map(str, data.get("target_names", ("progression",)))),
-        )
+        order = np.concatenate([train, test])
+        names = tuple(map(str, data.get("target_names", ("progression",))))
         return Pool(x[order], y[order], len(train), len(names), class_names=names)

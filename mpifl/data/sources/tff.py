@@ -76,9 +76,8 @@ class TensorFlowFederated(Source):
 
         train, test = map(self._read, self.files(root))
         name, count = str(root / self.path), sum(len(labels) for _, labels in train.values())
-        require(
-            bool(train and test), name, "no clients", "training and test part need some; fetch them again"
-        )
+        remedy = "training and test part need some; fetch them again"
+        require(bool(train and test), name, "no clients", remedy)
         held = rows_of_clients(train, test)
         try:
             x, y = np.concatenate(held.samples), np.concatenate(held.labels)
