@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 
 
@@ -200,7 +202,8 @@ def at_least(owner: np.ndarray, num_rows: int, minimum: int, rng: np.random.Gene
     if wanted == 0:
         return owner
     assert len(owner) >= num_rows * minimum
-    level = _cut_level(sizes, wanted, minimum)
+    higher = range(minimum + 1, int(sizes.max()) + 1)  # `wanted` samples lie above the first
+    level = minimum + bisect_right(higher, -wanted, key=lambda level: -np.maximum(sizes - level, 0).sum())
     mixed = rng.permutation(len(owner))
     order = mixed[np.argsort(owner[mixed], kind="stable")]
     place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -209,15 +212,3 @@ def at_least(owner: np.ndarray, num_rows: int, minimum: int, rng: np.random.Gene
     changed = owner.copy()
     changed[given] = np.repeat(np.arange(num_rows), missing)
     return changed
-
-
-def _cut_level(sizes: np.ndarray, wanted: int, minimum: int) -> int:
-    """Return the highest level >= minimum above which at least `wanted` samples lie."""
-    low, high = minimum, int(sizes.max())
-    while low < high:
-        middle = (low + high + 1) // 2
-        if int(np.maximum(sizes - middle, 0).sum()) >= wanted:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -17,29 +17,18 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_clients, check_test_share
+from mpifl.data.scenarios import usual
 from mpifl.data.scenarios.rotated import different_permutations, same_angle
-from mpifl.data.scenarios.usual import (
-    Dirichlet,
-    Iid,
-    LabelQuantity,
-    LogNormal,
-    PartitionedScenario,
-    PowerLaw,
-    Quantile,
-    Shards,
-    noise_of,
-    parts_of_copies,
-)
 from mpifl.data.transforms import Op, PermuteLabels, Rotate
 
-KINDS: dict[str, type[PartitionedScenario]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "shards": Shards,
-    "lognormal": LogNormal,
-    "powerlaw": PowerLaw,
-    "label_quantity": LabelQuantity,
-    "quantile": Quantile,
+KINDS: dict[str, type[usual.PartitionedScenario]] = {
+    "iid": usual.Iid,
+    "dirichlet": usual.Dirichlet,
+    "shards": usual.Shards,
+    "lognormal": usual.LogNormal,
+    "powerlaw": usual.PowerLaw,
+    "label_quantity": usual.LabelQuantity,
+    "quantile": usual.Quantile,
 }
 Made = TypeVar("Made", bound=Options)
 OF_ALL = ("validation", "test", "test_share", "groups")  # keys of a partition that a group cannot set
@@ -118,12 +107,12 @@ class Mixed(Scenario):
         )
 
     def _truth(
-        self, pool: Pool, inner: list[PartitionedScenario], changes: list[Change]
+        self, pool: Pool, inner: list[usual.PartitionedScenario], changes: list[Change]
     ) -> tuple[np.ndarray, list[int]]:
         """Return the ground-truth group of each group, int64, and the first group in each of these."""
         angles = tuple(change.angle for change in changes)
         turn = same_angle(angles, 0.0, pool.shape if pool.kind == IMAGES else ())
-        plain = [replace(p, clients=1) if isinstance(p, Iid) and not self.copies else p for p in inner]
+        plain = [replace(p, clients=1) if isinstance(p, usual.Iid) and not self.copies else p for p in inner]
         own = [g if change.permute_labels else None for g, change in enumerate(changes)]
         kinds = list(zip(plain, turn.tolist(), own, (change.noise for change in changes), strict=True))
         first = [kinds.index(kind) for kind in kinds]
@@ -131,7 +120,7 @@ class Mixed(Scenario):
         return np.array([known.index(g) for g in first]), known
 
     @property
-    def _partitions(self) -> list[PartitionedScenario]:
+    def _partitions(self) -> list[usual.PartitionedScenario]:
         return [self._partition(g) for g in range(len(self.groups))]
 
     @property
@@ -140,7 +129,7 @@ class Mixed(Scenario):
         given = ({key: group[key] for key in CHANGES if key in group} for group in self.groups)
         return [_made(Change, changes, g) for g, changes in enumerate(given)]
 
-    def _partition(self, g: int) -> PartitionedScenario:
+    def _partition(self, g: int) -> usual.PartitionedScenario:
         """Return the partition of group `g`."""
         given = {key: value for key, value in self.groups[g].items() if key not in CHANGES}
         name = given.pop("name", "iid")
@@ -161,7 +150,7 @@ class Mixed(Scenario):
         if any(permuted):
             ops.append(PermuteLabels(different_permutations(pool, permuted, key, "groups")))
         if any(change.noise for change in changes):
-            ops.append(noise_of(pool, tuple(change.noise for change in changes), key))
+            ops.append(usual.noise_of(pool, tuple(change.noise for change in changes), key))
         return tuple(ops)
 
     def _name(self, g: int, change: Change) -> str:
@@ -175,7 +164,7 @@ class Mixed(Scenario):
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         inner, share = self._partitions, self.test_share if self.test == "own" else None
         copies, most = len(inner) if self.copies else 1, max(partition.clients for partition in inner)
-        parts, own = parts_of_copies(pool, share, copies, most, key)
+        parts, own = usual.parts_of_copies(pool, share, copies, most, key)
         if own != share:  # test samples are set aside already
             inner = [replace(partition, test="like", test_share=TEST_SHARE) for partition in inner]
         shares = [self._shares(part, key.of("share", i)) for i, part in enumerate(parts)]
@@ -183,7 +172,7 @@ class Mixed(Scenario):
         for g, partition in enumerate(inner):
             train, test = (share[g] for share in shares)
             place = np.concatenate([train, test])
-            reads = isinstance(partition, Quantile) and partition.by != "target"
+            reads = isinstance(partition, usual.Quantile) and partition.by != "target"
             blank = np.broadcast_to(np.zeros((), pool.inputs.dtype), (len(place), *pool.shape))
             inputs = pool.inputs[place] if reads else blank  # other partitions read labels only
             labels = np.asarray(pool.labels)[place]

@@ -223,16 +223,14 @@ def pool_of(
     x = train[0] if test is None else np.concatenate([train[0], test[0]])
     y = train[1] if test is None else np.concatenate([train[1], test[1]])
     require(len(train[0]) > 0, name, 0, "no samples: give some")
-    is_class = y.ndim == 1
+    is_class, tokens = y.ndim == 1, x.dtype.kind in "iu" and x.ndim == 2
     if is_class:
-        width = len(class_names) if class_names else count_classes(y, name)
+        width = len(class_names) or count_classes(y, name)
         remedy = f"names for classes 0 to {int(y.max())}: give one to each"
         require(int(y.max()) < width, name, len(class_names), remedy)
     else:
-        width = y.shape[1]
-    if not is_class and y.dtype.kind == "i" and y.dtype.itemsize > 1:
-        width = max(int(y.max()) + 1, vocabulary)
-    tokens = x.dtype.kind in "iu" and x.ndim == 2
+        several = y.dtype.kind == "i" and y.dtype.itemsize > 1
+        width = max(int(y.max()) + 1, vocabulary) if several else y.shape[1]
     vocabulary = (vocabulary or int(x.max()) + 1) if tokens else 0
     width = max(width, len(class_names))
     remedy = f"names for {width} classes, labels or targets: give one to each"

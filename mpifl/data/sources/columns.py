@@ -65,6 +65,14 @@ def row_of(column: pd.Series, i: int) -> str:
     return f"row {at[1] + 1} of {at[0]}" if isinstance(at, tuple) else f"row {at + 1}"
 
 
+def first_of(column: pd.Series, wrong: np.ndarray) -> str:
+    """Return which row is the first where `wrong`, bool [n], holds, and its value; empty for none."""
+    if not wrong.any():
+        return ""
+    i = int(wrong.argmax())
+    return f"{row_of(column, i)} holds {column.iloc[i : i + 1].tolist()[0]!r}"
+
+
 def refuse_gaps(
     column: pd.Series, key: str, name: str, gaps: np.ndarray | None = None, remedy: str = "leave it out"
 ) -> None:

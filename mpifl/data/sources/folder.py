@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -182,19 +181,10 @@ class Folder(Source):
 
     def _not_read(self, top: Path, folders: list[ClassFolder]) -> tuple[str, ...]:
         """Return lines about files that look like pictures and are not read."""
-        deep, other = [], []
         read = {folder.path for folder in folders}
-        for at, inside, names in os.walk(top):
-            place = Path(at)
-            inside[:] = sorted(name for name in inside if not _of_system(Path(name)))
-            for name in sorted(names):
-                if _of_system(Path(name)):
-                    continue
-                suffix = Path(name).suffix.lower()
-                if suffix in PICTURES and place not in read:
-                    deep.append(place / name)
-                elif suffix in NO_PICTURES:
-                    other.append(place / name)
+        files = [p for p in sorted(top.rglob("*")) if not _of_system(p.relative_to(top)) and p.is_file()]
+        deep = [p for p in files if p.suffix.lower() in PICTURES and p.parent not in read]
+        other = [p for p in files if p.suffix.lower() in NO_PICTURES]
         lines = []
         if deep:
             lie = f"{deep[0].relative_to(top)}{_and_more(deep)}"

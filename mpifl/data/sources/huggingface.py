@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -17,30 +17,8 @@ from mpifl.core.progress import each
 from mpifl.core.textfiles import RepeatedKey, json_of, text_of
 from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool
-from mpifl.data.sources.arrays import (
-    LABELS,
-    TEST_SHARE,
-    any_labels_of,
-    as_float32,
-    labels_of_texts,
-    numbered,
-    numbers_of_rows,
-    pool_of,
-    refuse_pictures,
-    refuse_unused_share,
-    with_test,
-    words_of_rows,
-)
+from mpifl.data.sources import arrays, columns
 from mpifl.data.sources.base import TEST, TRAIN, Source, optional, part_of, place_of, reading, roles_of
-from mpifl.data.sources.columns import (
-    index_of,
-    lines_on_names,
-    numbers_of_lists,
-    numbers_of_texts,
-    refuse_gaps,
-    row_of,
-    stripped,
-)
 from mpifl.data.sources.pictures import decoded, is_grey
 
 if TYPE_CHECKING:
@@ -78,7 +56,7 @@ class HuggingFace(Source):
 
     name: ClassVar[str] = "huggingface"
     needs_root: ClassVar[bool] = False
-    readable_labels: ClassVar[tuple[str, ...]] = LABELS
+    readable_labels: ClassVar[tuple[str, ...]] = arrays.LABELS
 
     path: str = "dataset"
     inputs: str | None = None
@@ -88,7 +66,7 @@ class HuggingFace(Source):
     side: PositiveInt | None = None
     length: PositiveInt = 128
     vocabulary: Annotated[int, Ge(3)] = 10_000
-    test_share: ShareBelowOne = TEST_SHARE
+    test_share: ShareBelowOne = arrays.TEST_SHARE
     validation: Literal["drop", "train"] = "drop"
 
     def files(self, root: Path) -> list[Path]:
@@ -99,43 +77,48 @@ class HuggingFace(Source):
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the columns."""
+        import pandas as pd
+
         pa = optional("pyarrow", "parquet", "data.source.name", "huggingface")
         top = place_of(self.path, root)
         splits, remarks = self._splits(top)
-        held_in = {file: _table(file) for files in splits.values() for file in files}
-        tables = {name: pa.concat_tables([held_in[file] for file in files]) for name, files in splits.items()}
-        index = index_of([(file, len(table)) for file, table in held_in.items()])
-        schema = tables[TRAIN].schema
+        tables = {file: _table(file) for files in splits.values() for file in files}
+        index = columns.index_of([(file, len(table)) for file, table in tables.items()])
+
+        def values(name: str) -> pd.Series:
+            held = (value for table in tables.values() for value in table.column(name).to_pylist())
+            return pd.Series(list(held), index, dtype=object)
+
+        schema = tables[splits[TRAIN][0]].schema
         features = _features(top, schema)
         held = _column(self.inputs, (*IMAGE_NAMES, *TEXT_NAMES), "inputs", schema.names)
         label = _column(self.label, LABEL_NAMES, "label", schema.names)
-        columns = {name: [table.column(held), table.column(label)] for name, table in tables.items()}
-        y, names = self._labels(_values(index, columns.values(), 1), features.get(label), label)
+        y, names = self._labels(values(label), features.get(label), label)
         origin: np.ndarray | None = None
         origin_names: tuple[str, ...] = ()
         if self.client is not None:
             _column(self.client, (), "client", schema.names)
-            owners = _values(index, ([table.column(self.client)] for table in tables.values()))
-            refuse_gaps(owners, "data.source.client", self.client)
-            origin, origin_names = numbered(stripped(owners).tolist())
-        sizes = [len(column[0]) for column in columns.values()]
-        whole = np.arange(sum(sizes)), sizes[0]
-        order, count = whole if len(sizes) > 1 else with_test(y, self.test_share)
-        if _is_image(schema.field(held).type):
-            refuse_unused_share(self.test_share, len(sizes) > 1)
-            pictures = [column[0] for column in columns.values()]
-            images, said = self._pictures(pictures, order, scratch, top, index)
+            owners = values(self.client)
+            columns.refuse_gaps(owners, "data.source.client", self.client)
+            origin, origin_names = arrays.numbered(columns.stripped(owners).tolist())
+        n, tested = sum(len(tables[file]) for file in splits[TRAIN]), TEST in splits
+        order, count = (np.arange(len(y)), n) if tested else arrays.with_test(y, self.test_share)
+        kind = schema.field(held).type
+        if _is_image(kind):
+            arrays.refuse_unused_share(self.test_share, tested)
+            chunks = [chunk for table in tables.values() for chunk in table.column(held).chunks]
+            images, said = self._pictures(pa.chunked_array(chunks, kind), order, scratch, top, index)
             origin = None if origin is None else origin[order]
             width = len(names) or (int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
             pool = Pool(images, y[order], count, width, origin, origin_names, names)
-            said += lines_on_names(origin_names, f"data.source.client: {self.client}", "clients")
+            said += columns.lines_on_names(origin_names, f"data.source.client: {self.client}", "clients")
             return replace(pool, remarks=(*remarks, *said))
-        x, vocabulary, said = self._samples(_values(index, columns.values()), held, order[:count])
-        n = sizes[0]
-        parts = ((x[:n], y[:n]), (x[n:], y[n:]) if len(sizes) > 1 else None)
-        share = self.test_share
-        key = f"data.source.inputs: {held}"
-        pool = pool_of(*parts, "data.source.path", names, vocabulary, share, origin, origin_names, key)
+        x, vocabulary, said = self._samples(values(held), held, order[:count])
+        train, test = (x[:n], y[:n]), (x[n:], y[n:]) if tested else None
+        share, key = self.test_share, f"data.source.inputs: {held}"
+        pool = arrays.pool_of(
+            train, test, "data.source.path", names, vocabulary, share, origin, origin_names, key
+        )
         return replace(pool, remarks=(*remarks, *pool.remarks, *said))
 
     def _splits(self, top: Path) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
@@ -151,15 +134,15 @@ class HuggingFace(Source):
     def _labels(self, column: pd.Series, feature: Any, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return labels, and the names of classes."""
         key = "data.source.label"
-        refuse_gaps(column, key, name)
+        columns.refuse_gaps(column, key, name)
         values = column.tolist()
         if values and isinstance(values[0], str):
-            return labels_of_texts(column, key, name, self.labels)
+            return arrays.labels_of_texts(column, key, name, self.labels)
         known = (feature.get("names") if isinstance(feature, Mapping) else None) or []
         good = isinstance(known, list) and not any(isinstance(one, (float, list, dict)) for one in known)
         remedy = "are the names of classes in its description, and must be texts: save the data set again"
         require(good, f"{key}: {name}", known, remedy)
-        return any_labels_of(np.asarray(values), f"{key}: {name}", self.labels, column), tuple(
+        return arrays.any_labels_of(np.asarray(values), f"{key}: {name}", self.labels, column), tuple(
             map(str, known)
         )
 
@@ -172,20 +155,22 @@ class HuggingFace(Source):
             learnt: rows of the training part, whose words are the vocabulary, int64 [n].
         """
         key = "data.source.inputs"
-        refuse_gaps(column, key, name, column.isna().to_numpy(bool))
+        columns.refuse_gaps(column, key, name, column.isna().to_numpy(bool))
         rows = column.tolist()
         if rows and isinstance(rows[0], str):
-            refuse_pictures(rows, f"{key}: {name}")
-            numbers = numbers_of_texts(column, key, name)
+            arrays.refuse_pictures(rows, f"{key}: {name}")
+            numbers = columns.numbers_of_texts(column, key, name)
             if numbers is not None:
-                return as_float32(numbers[:, None], key, name), 0, []
-            return words_of_rows(column, f"{key}: {name}", learnt.tolist(), self.vocabulary, self.length)
+                return arrays.as_float32(numbers[:, None], key, name), 0, []
+            return arrays.words_of_rows(
+                column, f"{key}: {name}", learnt.tolist(), self.vocabulary, self.length
+            )
         first = next((row[0] for row in rows if isinstance(row, list) and row), None)
         if isinstance(first, int):
             return self._tokens(column, name)
         if isinstance(first, str):
-            return numbers_of_lists(column, key, name), 0, []
-        return numbers_of_rows(column, key, name), 0, []
+            return columns.numbers_of_lists(column, key, name), 0, []
+        return arrays.numbers_of_rows(column, key, name), 0, []
 
     def _tokens(self, column: pd.Series, name: str) -> tuple[np.ndarray, int, list[str]]:
         """Return lists of whole numbers, cut or padded to one length, and the number of different tokens."""
@@ -195,12 +180,12 @@ class HuggingFace(Source):
             try:
                 out[i, : len(row)] = row[: out.shape[1]]
             except (TypeError, OverflowError) as error:
-                remedy = f"{row_of(column, i)} holds no tokens: give whole numbers below 2**31"
+                remedy = f"{columns.row_of(column, i)} holds no tokens: give whole numbers below 2**31"
                 raise UserError("data.source.inputs", name, remedy) from error
         return out, int(out.max(initial=0)) + 1, []
 
     def _pictures(
-        self, columns: Sequence[Any], order: np.ndarray, scratch: Path, top: Path, index: pd.Index[Any]
+        self, column: Any, order: np.ndarray, scratch: Path, top: Path, index: pd.Index[Any]
     ) -> tuple[np.ndarray, list[str]]:
         """Decode the pictures into `scratch`, one at a time; uint8 [n, C, H, W], and lines for the user.
 
@@ -208,15 +193,17 @@ class HuggingFace(Source):
         """
         import pandas as pd
 
-        ends, where = np.cumsum([len(column) for column in columns]), pd.Series(0, index)
+        where = pd.Series(0, index)
 
         def place(i: int) -> str:
-            return f"{top}: {row_of(where, i)}"
+            return f"{top}: {columns.row_of(where, i)}"
 
         def content(i: int) -> bytes:
-            part = int(np.searchsorted(ends, i, side="right"))
-            row = columns[part][int(i - (ends[part - 1] if part else 0))].as_py()
-            return _content(row, place(i))
+            row = column[i].as_py()
+            held = row.get("bytes") if isinstance(row, Mapping) else None
+            remedy = "holds no bytes of a picture: save the data set with its files embedded"
+            require(held is not None, place(i), None, remedy)
+            return bytes(held or b"")
 
         rows: list[int] = order.tolist()
         grey = sum(is_grey(content(i), place(i)) for i in each(rows, "looking for colours", "pictures"))
@@ -232,15 +219,6 @@ class HuggingFace(Source):
         assert images is not None
         mixed = f"{top}: {grey} of {len(rows)} pictures are grey and read as RGB, as the others are"
         return images, [mixed] if colour and grey else []
-
-
-def _content(row: Any, name: str) -> bytes:
-    """Return the bytes of one picture."""
-    content = row.get("bytes") if isinstance(row, Mapping) else None
-    remedy = "holds no bytes of a picture: save the data set with its files embedded"
-    require(content is not None, name, None, remedy)
-    assert content is not None
-    return bytes(content)
 
 
 def splits_of(top: Path) -> dict[str, list[Path]]:
@@ -281,19 +259,6 @@ def _table(file: Path) -> pa.Table:
                 table = ipc.open_file(pa.memory_map(str(file))).read_all()  # with an index
         table.validate(full=True)  # a corrupt offset could point anywhere
     return table
-
-
-def _values(index: pd.Index[Any], splits: Iterable[Sequence[Any]], at: int = 0) -> pd.Series:
-    """Return a column of all splits as Python objects.
-
-    Args:
-        index: where each row is from.
-        splits: columns of each split.
-        at: which of these.
-    """
-    import pandas as pd
-
-    return pd.Series([v for columns in splits for v in columns[at].to_pylist()], index, dtype=object)
 
 
 def _descriptions(top: Path) -> list[Path]:

@@ -16,29 +16,8 @@ from mpifl.core.options import PositiveInt
 from mpifl.core.progress import each
 from mpifl.core.textfiles import json_of
 from mpifl.data.pool import Pool, images_of, labels_of
-from mpifl.data.sources.arrays import (
-    LABELS,
-    Held,
-    any_labels_of,
-    as_float32,
-    characters_of,
-    labels_of_texts,
-    numbered,
-    numbers_of_rows,
-    pool_of,
-    refuse_pictures,
-    rows_of_clients,
-    words_of_rows,
-)
+from mpifl.data.sources import arrays, columns
 from mpifl.data.sources.base import Source, Statistics, reading
-from mpifl.data.sources.columns import (
-    NUMBER,
-    clean_name,
-    lines_on_names,
-    numbers_of_lists,
-    numbers_of_texts,
-    refuse_gaps,
-)
 from mpifl.data.sources.npz import read_npz
 
 if TYPE_CHECKING:
@@ -70,7 +49,7 @@ class Leaf(Source):
     """
 
     name: ClassVar[str] = "leaf"
-    readable_labels: ClassVar[tuple[str, ...]] = LABELS
+    readable_labels: ClassVar[tuple[str, ...]] = arrays.LABELS
 
     path: str = "shakespeare"
     shape: tuple[PositiveInt, ...] = ()
@@ -89,14 +68,14 @@ class Leaf(Source):
         """Read the shards; users are numbered by name."""
         paths = self.files(root)
         train, test = (read_users([p for p in paths if p.parent.name == part]) for part in PARTS)
-        name, held = str(root / self.path), rows_of_clients(train, test, "user")
+        name, held = str(root / self.path), arrays.rows_of_clients(train, test, "user")
         xs, ys = (list(chain.from_iterable(column)) for column in (held.samples, held.labels))
         require(len(xs) > 0, name, 0, "no samples in any user; fetch it again")
         x, vocabulary, alphabet, said = self._inputs(xs, ys, held.count, name, held.index)
         y, names = _labels(ys, alphabet, name, self.labels, held.index)
         parts = (x[: held.count], y[: held.count]), (x[held.count :], y[held.count :])
         key = "" if self.shape else f"{name}: x"
-        pool = pool_of(*parts, name, names, vocabulary, 0.0, held.origin, held.names, key)
+        pool = arrays.pool_of(*parts, name, names, vocabulary, 0.0, held.origin, held.names, key)
         return replace(pool, remarks=(*pool.remarks, *said))
 
     def _inputs(
@@ -106,43 +85,45 @@ class Leaf(Source):
         import pandas as pd
 
         column, first = pd.Series(xs, index, dtype=object), xs[0]
-        refuse_gaps(column, f"{name}: x", "x", column.isna().to_numpy(bool))
+        columns.refuse_gaps(column, f"{name}: x", "x", column.isna().to_numpy(bool))
         if isinstance(first, list) and first and isinstance(first[0], str):
-            if all(NUMBER.fullmatch(text.strip()) for text in first):
-                return as_float32(numbers_of_lists(column, name, "x"), f"{name}: x"), 0, "", []
+            if all(columns.NUMBER.fullmatch(text.strip()) for text in first):
+                return arrays.as_float32(columns.numbers_of_lists(column, name, "x"), f"{name}: x"), 0, "", []
             field = min(TWEET, len(first) - 1)
             column = column.map(lambda x: str(x[field]))
         elif not isinstance(first, str):
-            return numbers_of_rows(column, name, "x", self.shape or (-1,)), 0, "", []
+            return arrays.numbers_of_rows(column, name, "x", self.shape or (-1,)), 0, "", []
         else:
-            refuse_pictures(xs, f"{name}: x")
-            numbers = numbers_of_texts(column, name, "x")
+            arrays.refuse_pictures(xs, f"{name}: x")
+            numbers = columns.numbers_of_texts(column, name, "x")
             if numbers is not None:
-                return as_float32(numbers[:, None], f"{name}: x"), 0, "", []
+                return arrays.as_float32(numbers[:, None], f"{name}: x"), 0, "", []
             if len(set(map(len, xs))) == 1 and all(isinstance(y, str) and len(y) == 1 for y in ys):
                 present = set("".join([*xs, *ys]))
                 alphabet = LETTERS if present <= set(LETTERS) else "".join(sorted(present))
-                return characters_of(xs, alphabet, f"{name}: x"), len(alphabet), alphabet, []
-        x, tokens, lines = words_of_rows(column, f"{name}: x", range(count), self.vocabulary, self.length)
+                return arrays.characters_of(xs, alphabet, f"{name}: x"), len(alphabet), alphabet, []
+        x, tokens, lines = arrays.words_of_rows(
+            column, f"{name}: x", range(count), self.vocabulary, self.length
+        )
         return x, tokens, "", lines
 
 
 def read_users(
-    paths: Sequence[Path], read: Callable[[Any, Any, str], Held] = lambda x, y, where: (x, y)
-) -> dict[str, Held]:
+    paths: Sequence[Path], read: Callable[[Any, Any, str], arrays.Held] = lambda x, y, where: (x, y)
+) -> dict[str, arrays.Held]:
     """Return the users in LEAF shards, whose keys are users, num_samples and user_data (user -> x, y).
 
     Args:
         paths: the shards.
         read: makes samples and labels of a user's x and y, which are at a place for messages.
     """
-    found: dict[str, Held] = {}
+    found: dict[str, arrays.Held] = {}
     for path in each(list(paths), "reading shards", "files"):
         with reading(path, "a LEAF shard"):
             shard = json_of(path.read_bytes())
             for name, count in zip(shard["users"], shard["num_samples"], strict=True):
                 data: Mapping[str, Any] = shard["user_data"][name]
-                user = clean_name(name, f"{path}: users")
+                user = columns.clean_name(name, f"{path}: users")
                 where = f"{path}: user {user}"
                 require(user not in found, where, "twice", "a user stands in one shard only; remove one")
                 sizes = (len(data["x"]), len(data["y"]), count)
@@ -161,13 +142,15 @@ def _labels(
         missing = sorted({str(y) for y in ys} - set(alphabet))
         remedy = "is not a single character of the alphabet of x"
         require(not missing, f"{name}: y", missing[:1], remedy)
-        return characters_of(ys, alphabet, f"{name}: y")[:, 0].astype(np.int64), tuple(map(repr, alphabet))
+        return arrays.characters_of(ys, alphabet, f"{name}: y")[:, 0].astype(np.int64), tuple(
+            map(repr, alphabet)
+        )
     import pandas as pd
 
     column = pd.Series(ys, index, dtype=object)
-    refuse_gaps(column, name, "y")
+    columns.refuse_gaps(column, name, "y")
     if all(isinstance(y, str) for y in ys):
-        return labels_of_texts(column, name, "y", kind)
+        return arrays.labels_of_texts(column, name, "y", kind)
     if kind is not None:
         given = next((y for y in ys if isinstance(y, bool) or not isinstance(y, (int, float))), None)
         remedy = f"labels: {kind} is for one number for each sample: leave it out"
@@ -175,15 +158,17 @@ def _labels(
     if all(isinstance(y, (int, float)) for y in ys):
         whole = all(isinstance(y, int) and not isinstance(y, bool) for y in ys)
         values = np.array(ys, np.int64 if whole else np.float64)
-        return (values if whole and kind is None else any_labels_of(values, f"{name}: y", kind, column)), ()
+        return (
+            values if whole and kind is None else arrays.any_labels_of(values, f"{name}: y", kind, column)
+        ), ()
     structured = next((y for y in ys if isinstance(y, (list, dict))), None)
     require(structured is None, f"{name}: y", structured, "labels must be numbers or texts")
-    return numbered([str(y).strip() for y in ys])
+    return arrays.numbered([str(y).strip() for y in ys])
 
 
 NUM_CLASSES, SHAPE = 62, (28, 28)
 
-Part = dict[str, Held]  # writer -> images uint8 [n, 28, 28], labels [n]
+Part = dict[str, arrays.Held]  # writer -> images uint8 [n, 28, 28], labels [n]
 
 
 @dataclass(frozen=True)
@@ -219,14 +204,14 @@ class Femnist(Source):
             test = read_users([p for p in paths if p.parent.name == "test"], _of_writer)
         remedy = "in training or test; fetch it again"
         require(bool(train and test), str(paths[0].parent), "no clients", remedy)
-        held = rows_of_clients(train, test)
+        held = arrays.rows_of_clients(train, test)
         images, labels = np.concatenate(held.samples)[:, None], np.concatenate(held.labels).astype(np.int64)
         images = 255 - images if self.inverted else images
-        told = tuple(lines_on_names(held.names, str(paths[0].parent), "writers"))
+        told = tuple(columns.lines_on_names(held.names, str(paths[0].parent), "writers"))
         return Pool(images, labels, held.count, NUM_CLASSES, held.origin, held.names, remarks=told)
 
 
-def _of_writer(x: list[Any], y: list[Any], where: str) -> Held:
+def _of_writer(x: list[Any], y: list[Any], where: str) -> arrays.Held:
     """Return the images uint8 [n, 28, 28] and labels [n] of one writer in a shard."""
     images = images_of(np.asarray(x, np.float64).reshape(len(x), *SHAPE), f"{where}: x")[:, 0]
     return images, labels_of(np.asarray(y or np.zeros(0, np.int64)), f"{where}: y", NUM_CLASSES)

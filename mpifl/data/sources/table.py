@@ -14,6 +14,7 @@ from annotated_types import MaxLen, MinLen
 from mpifl.core.errors import require
 from mpifl.core.options import ShareBelowOne
 from mpifl.data.pool import Pool
+from mpifl.data.sources import columns
 from mpifl.data.sources.arrays import TEST_SHARE, as_float32, numbered, pool_of, refuse_not_finite, with_test
 from mpifl.data.sources.base import (
     FOREIGN,
@@ -25,18 +26,6 @@ from mpifl.data.sources.base import (
     place_of,
     reading,
     refuse_foreign,
-)
-from mpifl.data.sources.columns import (
-    INDEX,
-    check_header,
-    index_of,
-    lines_on_column,
-    lines_on_names,
-    missing_in,
-    numbers_in,
-    refuse_gaps,
-    row_of,
-    stripped,
 )
 
 if TYPE_CHECKING:
@@ -127,10 +116,9 @@ class Table(Source):
         elif self.part is not None:
             column = self._column(train, self.part, "part")
             roles = column.map(lambda value: part_of(str(value)))
-            wrong = np.flatnonzero(~roles.isin((TRAIN, TEST)).to_numpy())
-            where = f"{row_of(column, int(wrong[0]))} holds {column.iloc[wrong[0]]!r}" if len(wrong) else ""
-            remedy = f"{where}: its values must be train and test"
-            require(not len(wrong), "data.source.part", self.part, remedy)
+            wrong = columns.first_of(column, ~roles.isin((TRAIN, TEST)).to_numpy())
+            remedy = f"{wrong}: its values must be train and test"
+            require(not wrong, "data.source.part", self.part, remedy)
             first = roles == TRAIN
             remedy = "names no row of the test part: leave it out, and test_share sets one aside"
             require(not first.all(), "data.source.part", self.part, remedy)
@@ -159,8 +147,8 @@ class Table(Source):
             x[:, j], values, filled = self._feature(frame, name, train_rows)
             kinds.append(len(values))
             key = f"data.source.features = {name}"
-            told += lines_on_column(name, x[:, j], len(values), y, len(classes))
-            told += lines_on_names(values, key, "categories")
+            told += columns.lines_on_column(name, x[:, j], len(values), y, len(classes))
+            told += columns.lines_on_names(values, key, "categories")
             new = len(values) - len(np.unique(x[:count, j])) if values and count is not None else 0
             told += [f"{key}: {new} of {len(values)} categories have no training row"] if new else []
             told += [f"{key}: {filled} missing values are filled in"] if filled else []
@@ -171,17 +159,17 @@ class Table(Source):
         train, test = (x[:count], y[:count]), None if count is None else (x[count:], y[count:])
         share, key = self.test_share, f"data.source.target = {', '.join(self.target)}"
         pool = replace(pool_of(train, test, key, classes, 0, share, origin), origin_names=clients)
-        told += lines_on_names(clients, f"data.source.client = {self.client}", "clients")
+        told += columns.lines_on_names(clients, f"data.source.client = {self.client}", "clients")
         if self.group is not None and origin is not None:
             groups, names_of_groups = self._groups(frame, self.group, origin, clients)
             pool = replace(pool, origin_groups=groups)
-            told += lines_on_names(names_of_groups, f"data.source.group = {self.group}", "groups")
+            told += columns.lines_on_names(names_of_groups, f"data.source.group = {self.group}", "groups")
         if y.dtype.kind == "f" and self.standardise_target:
             part = pool.labels[: pool.num_train].astype(np.float64)  # sums in float32 lose digits
             std = part.std(0)
             scaled = (pool.labels - part.mean(0)) / np.where(std > 0, std, 1.0)
             pool = replace(pool, labels=scaled.astype(np.float32))
-        told += lines_on_names(list(map(str, frame.columns)), "data.source.path", "columns")
+        told += columns.lines_on_names(list(map(str, frame.columns)), "data.source.path", "columns")
         told += [line for line in pool.remarks if line not in told]
         remarks = (*(self._guessed(frame, len(classes)) if y.ndim == 1 else ()), *told)
         return replace(pool, categories=tuple(kinds) if any(kinds) else (), remarks=remarks)
@@ -193,7 +181,7 @@ class Table(Source):
         require(len(names) > 0, "data.source.features", [], "no column is left for the samples: name some")
         none = f"is no column of the samples, which are {', '.join(map(str, names[:20]))}: leave it out"
         unnamed = "a column without a name, such as the row numbers that pandas writes unless index=False"
-        without = [name for name in names if INDEX.fullmatch(str(name)) and not self.features]
+        without = [name for name in names if columns.INDEX.fullmatch(str(name)) and not self.features]
         for key, wrong, remedy in (
             ("features", without, f"{unnamed}: name features"),
             ("features", [n for i, n in enumerate(names) if n in names[:i]], "is there twice: name it once"),
@@ -224,7 +212,7 @@ class Table(Source):
         used = [*names, *self.target, self.client, self.group, self.part]
         for name in dict.fromkeys(name for name in used if name is not None):
             column = self._there(frame, name, "features")
-            lacks |= column.isna().to_numpy(bool) if name in self.categories else missing_in(column)
+            lacks |= column.isna().to_numpy(bool) if name in self.categories else columns.missing_in(column)
         good = bool((~lacks[:count]).any())
         require(good, "data.source.missing", "drop", "every training row lacks a value: use mean")
         says = f"data.source.missing: {int(lacks.sum())} of {len(frame)} rows lack a value and are left out"
@@ -238,8 +226,8 @@ class Table(Source):
         column, coded = self._there(frame, name, "features"), name in self.categories
         key = "data.source.features"
         other = (MARK, "name it in categories")
-        values = None if coded else numbers_in(column, key, name, self.decimal, other)
-        gaps = column.isna().to_numpy(bool) if coded else missing_in(column)
+        values = None if coded else columns.numbers_in(column, key, name, self.decimal, other)
+        gaps = column.isna().to_numpy(bool) if coded else columns.missing_in(column)
         fill = self.missing == "mean" and bool(gaps.any())
         known = train[~gaps[train]]
         if fill:
@@ -247,12 +235,11 @@ class Table(Source):
         else:
             self._refuse_gaps(column, gaps, name, "features")
         if values is not None:
-            infinite = np.flatnonzero(np.isinf(values))
-            where = f"{row_of(column, int(infinite[0]))} holds {values[infinite[0]]}" if len(infinite) else ""
-            require(not len(infinite), key, name, f"{where}, which is not finite: leave the row out")
+            infinite = columns.first_of(column, np.isinf(values))
+            require(not infinite, key, name, f"{infinite}, which is not finite: leave the row out")
             values[gaps] = values[known].mean() if fill else np.nan
             return as_float32(values, key, name), (), int(gaps.sum())
-        column = stripped(column)
+        column = columns.stripped(column)
         if fill:
             column = column.where(~gaps, column.iloc[known].mode().iloc[0])
         _check_names(column, name, "features")
@@ -261,18 +248,18 @@ class Table(Source):
 
     def _labels(self, frame: pd.DataFrame) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return labels, and the names of classes or of targets."""
-        columns = [self._target(frame, name) for name in self.target]
-        real = all(column.dtype.kind in "iufb" for column in columns)
-        kind = self.labels or ("classes" if columns[0].dtype.kind != "f" and len(columns) == 1 else "numbers")
-        for name, column in zip(self.target, columns, strict=True):
+        held = [self._target(frame, name) for name in self.target]
+        real = all(column.dtype.kind in "iufb" for column in held)
+        kind = self.labels or ("classes" if held[0].dtype.kind != "f" and len(held) == 1 else "numbers")
+        for name, column in zip(self.target, held, strict=True):
             _check_names(column, name, "target")
         if kind == "classes":
-            only = columns[0]
+            only = held[0]
             whole = only.dtype.kind == "f" and bool((only % 1 == 0).all())
             return numbered((only.astype(np.int64) if whole else only).tolist())
         texts = f"holds texts: use labels: classes, or leave {', '.join(self.target)} out"
         require(real, "data.source.target", ", ".join(self.target), texts)
-        y = np.stack([column.to_numpy(np.float64) for column in columns], axis=1)
+        y = np.stack([column.to_numpy(np.float64) for column in held], axis=1)
         if kind == "numbers":
             for values, name in zip(y.T, self.target, strict=True):
                 refuse_not_finite(values, f"data.source.target = {name}", frame[name])
@@ -304,7 +291,7 @@ class Table(Source):
         if self.labels == "classes" or column.dtype.kind in "biufcmM":
             return column
         other = (MARK, "set labels: classes")
-        numbers = numbers_in(column, "data.source.target", name, self.decimal, other)
+        numbers = columns.numbers_in(column, "data.source.target", name, self.decimal, other)
         return column if numbers is None else column.astype(object).where(False, numbers).astype(np.float64)
 
     def _there(self, frame: pd.DataFrame, name: str, role: str) -> pd.Series:
@@ -315,26 +302,26 @@ class Table(Source):
     def _column(self, frame: pd.DataFrame, name: str, role: str) -> pd.Series:
         """Return a column that lacks no value; its texts have no blanks at their ends."""
         column = self._there(frame, name, role)
-        self._refuse_gaps(column, missing_in(column), name, role)
-        return stripped(column)
+        self._refuse_gaps(column, columns.missing_in(column), name, role)
+        return columns.stripped(column)
 
     def _refuse_gaps(self, column: pd.Series, gaps: np.ndarray, name: str, role: str) -> None:
         other = "missing: drop, or mean" if role == "features" else "missing: drop"
         remedy = f"fill it in, set {other}, or leave the column out"
-        refuse_gaps(column, f"data.source.{role}", name, gaps, remedy)
+        columns.refuse_gaps(column, f"data.source.{role}", name, gaps, remedy)
 
     def _read(self, *parts: list[Path]) -> list[pd.DataFrame]:
         """Return the rows of the files of each part; their index says where each is from (`index_of`)."""
         frames = [[self._file(path) for path in part] for part in parts]
         paths = [path for part in parts for path in part]
         held = list(zip(paths, (frame for part in frames for frame in part), strict=True))
-        index, end = index_of([(path, len(frame)) for path, frame in held]), 0
-        first, columns = held[0][0], list(held[0][1].columns)
+        index, end = columns.index_of([(path, len(frame)) for path, frame in held]), 0
+        first, names = held[0][0], list(held[0][1].columns)
         for path, frame in held:
-            same = set(frame.columns) == set(columns)
+            same = set(frame.columns) == set(names)
             require(same, str(path), list(frame.columns)[:4], f"other columns than {first} has")
             frame.index, end = index[end : end + len(frame)], end + len(frame)
-        return [_joined([frame[columns] for frame in part]) for part in frames]
+        return [_joined([frame[names] for frame in part]) for part in frames]
 
     def _file(self, path: Path) -> pd.DataFrame:
         """Return the rows of one file."""
@@ -347,7 +334,7 @@ class Table(Source):
                 frame = pd.read_parquet(path, engine="pyarrow")
             else:
                 frame = self._csv(path)
-            frame.columns = pd.Index(check_header(list(frame.columns), str(path)))
+            frame.columns = pd.Index(columns.check_header(list(frame.columns), str(path)))
         return frame
 
     def _csv(self, path: Path) -> pd.DataFrame:
@@ -357,7 +344,7 @@ class Table(Source):
         # whole columns at once: the types of pieces may differ
         form = {"sep": self.separator, "skipinitialspace": True, "low_memory": False}
         head = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **form)
-        names = check_header(head.iloc[0].tolist(), str(path))
+        names = columns.check_header(head.iloc[0].tolist(), str(path))
         _refuse_other_texts(path, str(names[0]), len(names) == 1)
         names[0] = str(names[0]).removeprefix("#").strip()  # as numpy.savetxt writes a header
         other = next((mark for mark in (";", "\t", "|", ",", " ") if mark in str(names[0])), None)

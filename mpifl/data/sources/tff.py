@@ -12,19 +12,8 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.options import PositiveInt
 from mpifl.core.progress import each
 from mpifl.data.pool import Pool
-from mpifl.data.sources.arrays import (
-    LABELS,
-    Held,
-    any_labels_of,
-    characters_of,
-    inputs_of,
-    labels_of_texts,
-    pool_of,
-    refuse_not_finite,
-    rows_of_clients,
-)
+from mpifl.data.sources import arrays, columns
 from mpifl.data.sources.base import Source, optional, reading
-from mpifl.data.sources.columns import clean_name
 from mpifl.data.sources.leaf import LETTERS
 
 if TYPE_CHECKING:
@@ -54,7 +43,7 @@ class TensorFlowFederated(Source):
     """
 
     name: ClassVar[str] = "tff"
-    readable_labels: ClassVar[tuple[str, ...]] = LABELS
+    readable_labels: ClassVar[tuple[str, ...]] = arrays.LABELS
 
     path: str = "fed_emnist"
     label: str | None = None
@@ -78,18 +67,22 @@ class TensorFlowFederated(Source):
         name, count = str(root / self.path), sum(len(labels) for _, labels in train.values())
         remedy = "training and test part need some; fetch them again"
         require(bool(train and test), name, "no clients", remedy)
-        held = rows_of_clients(train, test)
+        held = arrays.rows_of_clients(train, test)
         try:
             x, y = np.concatenate(held.samples), np.concatenate(held.labels)
         except ValueError as error:
             raise UserError(name, "shapes", "samples of all clients must have one shape") from error
         index, text = pd.Series(0, held.index), x.dtype.kind == "U"
-        refuse_not_finite(x, f"{name}: x", index)
-        inputs = characters_of(x.tolist(), LETTERS, f"{name}: {TEXTS}") if text else inputs_of(x, name)
+        arrays.refuse_not_finite(x, f"{name}: x", index)
+        inputs = (
+            arrays.characters_of(x.tolist(), LETTERS, f"{name}: {TEXTS}")
+            if text
+            else arrays.inputs_of(x, name)
+        )
         labels, classes = self._labels(y, name, index)
         parts = (inputs[:count], labels[:count]), (inputs[count:], labels[count:])
         names, vocabulary = (tuple(map(repr, LETTERS)), len(LETTERS)) if text else (classes, 0)
-        return pool_of(*parts, name, names, vocabulary, 0.0, held.origin, held.names, f"{name}: x")
+        return arrays.pool_of(*parts, name, names, vocabulary, 0.0, held.origin, held.names, f"{name}: x")
 
     def _labels(self, y: np.ndarray, name: str, rows: pd.Series) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return labels, and the names of classes where they are texts.
@@ -100,22 +93,22 @@ class TensorFlowFederated(Source):
             rows: where they are from, see `refuse_not_finite`.
         """
         if y.dtype.kind not in "OSU":
-            return any_labels_of(y, f"{name}: labels", self.labels, rows), ()
+            return arrays.any_labels_of(y, f"{name}: labels", self.labels, rows), ()
         texts = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in y.ravel().tolist()]
         import pandas as pd
 
         column = pd.Series(texts, rows.index, dtype=object)
-        return labels_of_texts(column, name, self.label or "labels", self.labels)
+        return arrays.labels_of_texts(column, name, self.label or "labels", self.labels)
 
-    def _read(self, path: Path) -> dict[str, Held]:
+    def _read(self, path: Path) -> dict[str, arrays.Held]:
         """Return the clients of a file; those without a sample are left out."""
         h5py = optional("h5py", "tff", "data.source.name", "tff")
-        found: dict[str, Held] = {}
+        found: dict[str, arrays.Held] = {}
         with reading(path, "an HDF5 file"), h5py.File(path) as file:
             require(EXAMPLES in file, str(path), [*file], f"has no group {EXAMPLES}; fetch it again")
             for name in each([*file[EXAMPLES]], "reading clients", "clients"):
                 x, y = self._samples(file[EXAMPLES][name], f"{path}: client {name}")
-                client = clean_name(name, f"{path}: clients")
+                client = columns.clean_name(name, f"{path}: clients")
                 require(client not in found, f"{path}: client {client}", "twice", TWICE)
                 if len(y):
                     found[client] = x, y
