@@ -230,24 +230,15 @@ def chain(**layers: nn.Module) -> nn.Sequential:
 def need_side(name: str, shape: Shape, least: int) -> None:
     """Raise `UserError` unless both sides of the images are at least `least` pixels."""
     _, h, w = shape
-    require(
-        min(h, w) >= least,
-        "model.name",
-        name,
-        f"needs images of at least {least}x{least} pixels, but the data has {h}x{w}: enlarge the images "
-        f"or use another model (mlp takes any size)",
-    )
+    remedy = f"needs images of at least {least}x{least} pixels, but the data has {h}x{w}: enlarge the images"
+    require(min(h, w) >= least, "model.name", name, f"{remedy} or use another model (mlp takes any size)")
 
 
 def need_channels(name: str, shape: Shape, allowed: tuple[int, ...]) -> None:
     """Raise `UserError` unless the images have an allowed number of channels."""
     known = " or ".join(map(str, allowed))
-    require(
-        shape[0] in allowed,
-        "model.name",
-        name,
-        f"takes images of {known} channels, but the data has {shape[0]}: use another model",
-    )
+    remedy = f"takes images of {known} channels, but the data has {shape[0]}: use another model"
+    require(shape[0] in allowed, "model.name", name, remedy)
 
 
 def positions(name: str, shape: Shape, lost: int) -> int:

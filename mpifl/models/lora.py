@@ -71,18 +71,14 @@ def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
         UserError: a pattern matches no suitable layer or module, or all matched layers are trained whole.
     """
     layers = [name for name, layer in net.named_modules() if _can_adapt(layer)]
-    parents = [
-        name for name, module in net.named_modules() if name and any(True for _ in module.parameters())
-    ]
+    named = [name for name, _ in net.named_modules() if name]
+    parents = [name for name in named if [*net.get_submodule(name).parameters()]]
     _match_all("lora.layers", lora.layers, layers, "no linear layer and no ungrouped convolution")
     _match_all("lora.train", lora.train, parents, "no module with parameters")
     whole = tuple(f"{name}." for name in parents if _matches(name, lora.train))
     trained = {id(p) for name, p in net.named_parameters(remove_duplicate=False) if name.startswith(whole)}
-    adapted = [
-        name
-        for name in layers
-        if _matches(name, lora.layers) and id(net.get_submodule(name).weight) not in trained
-    ]
+    matched = [name for name in layers if _matches(name, lora.layers)]
+    adapted = [name for name in matched if id(net.get_submodule(name).weight) not in trained]
     remedy = "all layers that it names are trained whole; name others, or fewer in model.lora.train"
     require(bool(adapted), "model.lora.layers", list(lora.layers), remedy)
     frozen = _freeze(net, whole, trained)
@@ -94,18 +90,23 @@ def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
     return frozen
 
 
+def adapters_of(net: nn.Module) -> dict[str, modules.LoRALinear | modules.LoRAConv2d]:
+    """Return the layers with adapters, by name."""
+    layers = net.named_modules()
+    return {name: m for name, m in layers if isinstance(m, modules.LoRALinear | modules.LoRAConv2d)}
+
+
 def start_apart(net: nn.Module) -> None:
     """Draw B of every adapter in place, so that models that are otherwise alike give different outputs.
 
     The matrix that an adapter adds to its layer's weights then has `APART` times their standard deviation.
     Numbers are drawn from torch's global generator: the caller seeds it.
     """
-    for layer in net.modules():
-        if isinstance(layer, modules.LoRALinear | modules.LoRAConv2d):
-            with torch.no_grad():
-                layer.lora_B.normal_()
-                wanted, has = APART * layer.weight.std(correction=0), layer.delta().std(correction=0)
-                layer.lora_B.mul_(wanted / has.clamp_min(1e-30))
+    for layer in adapters_of(net).values():
+        with torch.no_grad():
+            layer.lora_B.normal_()
+            wanted, has = APART * layer.weight.std(correction=0), layer.delta().std(correction=0)
+            layer.lora_B.mul_(wanted / has.clamp_min(1e-30))
 
 
 def starts_alike(one: nn.Module, other: nn.Module) -> bool:
@@ -117,9 +118,8 @@ def starts_alike(one: nn.Module, other: nn.Module) -> bool:
 def merged_state(net: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state of the model without adapters that computes what `net` does, up to rounding."""
     state = {k: v for k, v in net.state_dict().items() if k.rpartition(".")[2] not in ADAPTERS}
-    for name, layer in net.named_modules():
-        if isinstance(layer, modules.LoRALinear | modules.LoRAConv2d):
-            state[f"{name}.weight"] = (layer.weight + layer.delta()).detach()
+    for name, layer in adapters_of(net).items():
+        state[f"{name}.weight"] = (layer.weight + layer.delta()).detach()
     return state
 
 
@@ -136,12 +136,8 @@ def check_adapted(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
         UserError: the weights of a layer are used without calling it, or a frozen buffer changes.
     """
     called: set[nn.Module] = set()
-    adapters = {
-        name: m for name, m in net.named_modules() if isinstance(m, modules.LoRALinear | modules.LoRAConv2d)
-    }
-    hooks = [
-        m.register_forward_hook(lambda module, given, made: called.add(module)) for m in adapters.values()
-    ]
+    adapters = adapters_of(net)
+    hooks = [m.register_forward_hook(lambda m, given, made: called.add(m)) for m in adapters.values()]
     frozen = frozen_names(net)
     before = {name: buffer.clone() for name, buffer in net.named_buffers() if name in frozen}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -164,8 +160,7 @@ def count_whole(net: nn.Module) -> int:
     Args:
         net: the model, with or without adapters, as it was built: tensors that share memory count once.
     """
-    adapted = [m for m in net.modules() if isinstance(m, modules.LoRALinear | modules.LoRAConv2d)]
-    added = sum(m.lora_A.numel() + m.lora_B.numel() for m in adapted)
+    added = sum(m.lora_A.numel() + m.lora_B.numel() for m in adapters_of(net).values())
     names = frozen_names(net)
     frozen = [b for name, b in net.named_buffers() if name in names and b.is_floating_point()]
     return Layout.of(net).size - added + sum({b.data_ptr(): b.numel() for b in frozen}.values())

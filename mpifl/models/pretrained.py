@@ -36,9 +36,8 @@ def read_state(path: str) -> dict[str, torch.Tensor]:
         raise UserError(KEY, path, f"cannot be read as weights ({type(error).__name__}: {text})") from error
     inner = state.get("state_dict", state) if isinstance(state, Mapping) else {}
     named = inner.items() if isinstance(inner, Mapping) else ()
-    tensors = {
-        k.removeprefix("module."): v for k, v in named if isinstance(k, str) and isinstance(v, torch.Tensor)
-    }
+    found = {k: v for k, v in named if isinstance(k, str) and isinstance(v, torch.Tensor)}
+    tensors = {name.removeprefix("module."): tensor for name, tensor in found.items()}
     require(bool(tensors), KEY, path, "holds no named tensors: give a state dict")
     for name, tensor in tensors.items():
         plain = tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type == "cpu"
@@ -78,10 +77,8 @@ def load_weights(net: nn.Module, path: str, *, body: str, head: str) -> None:
     if ASSIGN in given:
         given = _of_run(net, path, given)
     elif not given.keys() <= own.keys():
-        given = {
-            f"head.{k.removeprefix(last)}" if k.startswith(last) else f"{body}{k}": v
-            for k, v in given.items()
-        }
+        moved = (f"head.{k.removeprefix(last)}" if k.startswith(last) else f"{body}{k}" for k in given)
+        given = dict(zip(moved, given.values(), strict=True))
     if any(k in given and given[k].shape[:1] != own[k].shape[:1] for k in ("head.weight", "head.bias")):
         given |= {k: v for k, v in own.items() if k.startswith("head.")}
     counters = {k for k in own if k.endswith("num_batches_tracked")}  # absent from old files, never read
@@ -89,11 +86,8 @@ def load_weights(net: nn.Module, path: str, *, body: str, head: str) -> None:
     also = f"; {unknown[0]} is there instead" if unknown else ""
     _refuse_misfit(path, "is missing", missing, also)
     _refuse_misfit(path, "does not belong to this model", unknown)
-    shapes = [
-        f"{k} {list(v.shape)} instead of {list(own[k].shape)}"
-        for k, v in given.items()
-        if v.shape != own[k].shape
-    ]
+    unlike = [k for k, v in given.items() if v.shape != own[k].shape]
+    shapes = [f"{k} {list(given[k].shape)} instead of {list(own[k].shape)}" for k in unlike]
     _refuse_misfit(path, "has another shape", shapes)
     infinite = [k for k, v in given.items() if not bool(torch.isfinite(v).all())]
     _refuse_misfit(path, "has numbers that are not finite", infinite)
