@@ -52,6 +52,8 @@ from mpifl.runtime.server_step import Measure, ServerStep
 from mpifl.runtime.step_config import StepConfig, StepEvaluation, Sums
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.runtime.virtual_rounds import VirtualRounds
+from mpifl.simulation.client_devices import Alike
+from mpifl.simulation.delays import Constant
 from mpifl.simulation.durations import visit_duration
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts, Policy, RoundsPolicy
 from mpifl.simulation.sampling import cohort_size, newcomers
@@ -67,7 +69,7 @@ from mpifl.training.precision import FLOAT32, check_precision, set_tf32
 from mpifl.training.tasks import Classification
 
 from . import loader
-from .checks import check_cohort, check_folder, check_noise, check_parts, check_private_statistics
+from .checks import check_cohort, check_folder, check_noise, check_parts, check_private_statistics, check_rule
 from .context import Decisions, Parts, RunContext
 from .filters import build_filters
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
@@ -459,7 +461,11 @@ def decide(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisio
     absent = absent_clients(config.newcomers, config.seed.system, parts.federation)
     if not absent and config.newcomers != Newcomers():
         warn_once("newcomers.joins: without effect: no client is a newcomer; give share or groups")
-    check_cohort(config, num_sampled, n, len(absent), not parts.duration.presence.always)
+    present = n - len(absent) if config.newcomers.joins > 1 else n
+    ties = isinstance(config.delay, Constant) and isinstance(config.devices, Alike)
+    away = not parts.duration.presence.always
+    check_cohort(config.algorithm, config.policy, num_sampled, present, ties, away)
+    check_rule(config.robust, config.algorithm, config.policy, num_sampled, present)
     check_noise(config.privacy, num_sampled, n)
     check_private_statistics(
         config.algorithm, config.privacy, config.secure_aggregation, parts.problem.layout

@@ -36,10 +36,8 @@ from mpifl.models.pretrained import ASSIGN, read_state
 from mpifl.models.user_module import WRITES, Custom, returned
 from mpifl.protection.accountant import Accountant
 from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy, Privacy
-from mpifl.protection.robust_rules import Rule
+from mpifl.protection.robust_rules import NoRule, Rule
 from mpifl.protection.secure_sum import MaskedSums, SecureConfig
-from mpifl.simulation.client_devices import Alike
-from mpifl.simulation.delays import Constant
 from mpifl.simulation.policies import Policy
 from mpifl.supervision.logging import warn_once
 from mpifl.training.config import LocalConfig
@@ -224,21 +222,20 @@ def check_evaluation(evaluation: EvaluationConfig, parts: Parts) -> None:
     require("device" not in by or bool(parts.duration.devices), "evaluation.by", list(by), remedy)
 
 
-def check_cohort(config: Config, num_sampled: int, num_clients: int, num_absent: int, away: bool) -> None:
-    """Raise `UserError` if a step may have too few uploads for the method or the robust rule.
+def check_cohort(
+    algorithm: Algorithm, policy: Policy, num_sampled: int, num_present: int, ties: bool, away: bool
+) -> None:
+    """Raise `UserError` if a step may have too few uploads for the method.
 
     Args:
-        config: the configuration.
+        algorithm: the method.
+        policy: the section `policy`.
         num_sampled: m, the number of clients in a round, or of visits under way at the same time.
-        num_clients: N.
-        num_absent: number of clients that are absent at first.
+        num_present: number of clients that take part from the first round on.
+        ties: whether all visits of a cohort may end at the same time.
         away: whether clients may be away when they are drawn.
     """
-    algorithm, policy = config.algorithm, config.policy
-    there = num_clients - num_absent if config.newcomers.joins > 1 else num_clients  # in the first round
-    smallest = min(num_sampled, there)
-    min_cohort = algorithm.needs.min_cohort
-    ties = isinstance(config.delay, Constant) and isinstance(config.devices, Alike)
+    smallest, min_cohort = min(num_sampled, num_present), algorithm.needs.min_cohort
     least = policy.least_uploads(smallest, ties, away)
     while_absent = " while newcomers are absent" if smallest < num_sampled else ""
     needed = f"{type(algorithm).__name__} needs {min_cohort}"
@@ -246,12 +243,20 @@ def check_cohort(config: Config, num_sampled: int, num_clients: int, num_absent:
     use = "fewer newcomers" if while_absent else f"a larger cohort, and {early}"
     remedy = f"a step may have {least} upload{while_absent}, and {needed}; use {use}"
     require(least >= min_cohort, "cohort_size, policy", smallest, remedy)
-    if isinstance(config.robust, Rule):
-        remembers = uses(algorithm, RememberedUploads)
-        try:
-            config.robust.check(there if remembers else policy.uploads_per_step(smallest))
-        except UserError as error:
-            raise error.under("robust") from error
+
+
+def check_rule(
+    rule: Rule | NoRule, algorithm: Algorithm, policy: Policy, num_sampled: int, num_present: int
+) -> None:
+    """Raise `UserError` if a step has too few uploads for the robust rule; arguments: see `check_cohort`."""
+    if isinstance(rule, NoRule):
+        return
+    remembers = uses(algorithm, RememberedUploads)
+    uploads = num_present if remembers else policy.uploads_per_step(min(num_sampled, num_present))
+    try:
+        rule.check(uploads)
+    except UserError as error:
+        raise error.under("robust") from error
 
 
 def check_noise(privacy: Privacy, num_sampled: int, num_clients: int) -> None:
