@@ -212,7 +212,9 @@ def _index(every: Mapping[str, Sequence[Sweep]]) -> str:
         "Every table and figure of the five papers, its sweep, and what it gave here. `mpifl sweep SWEEP`\n"
         "runs all rows of one and writes its table beside the published figures;\n"
         "`python tests/campaigns/record_papers.py FOLDER` keeps them and writes these pages;\n"
-        "`mpifl list papers` prints this list.\n"
+        "`mpifl list papers` prints this list. A title names all tables and figures that a sweep gives.\n"
+        "Drawings (EMD-CFL 1 and 3 to 7, FLT 1 and 2, UCFL 1, CCFL 1 and 2, FedCUAU 2) and tables of\n"
+        "settings (EMD-CFL 5, CCFL 2, FedCUAU 2) have no sweep.\n"
     )
     out = [head]
     for paper, title in papers.PAPERS.items():
