@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -63,6 +64,8 @@ def main() -> None:
         from mpifl.core.lazy_imports import defer
 
         defer(*DEFERRED)
+        if name != "watch":
+            gc.disable()  # the process ends before collecting would free much
     code = command_line(sys.argv[1:])
     if name in RUNS:  # Python restores the defaults before it has ended: a late signal would replace the code
         for number in STOP_SIGNALS:

@@ -135,7 +135,8 @@ def shared(found: Sequence[Key], sections: Sequence[Key]) -> list[Key]:
 
 def _unit(cls: type, name: str, hint: Any) -> Unit | None:
     """Return the unit of a key; None if its values are no numbers or have no unit."""
-    return unit_of(cls, name) if _NUMBERS.search(type_text(hint)) else None
+    unit = unit_of(cls, name)
+    return unit if unit is not None and _NUMBERS.search(type_text(hint)) else None
 
 
 def _yaml(value: Any) -> str:
@@ -143,6 +144,7 @@ def _yaml(value: Any) -> str:
     return json.dumps(to_tree(value)) if not isinstance(value, str) else value
 
 
+@cache
 def meanings(cls: type) -> dict[str, str]:
     """Return the description of each field of a dataclass, inherited fields included.
 
@@ -152,11 +154,7 @@ def meanings(cls: type) -> dict[str, str]:
     names = {f.name for f in dataclasses.fields(cls)}
     out: dict[str, str] = {}
     for base in cls.__mro__:
-        if base is object or not base.__doc__:
-            continue
-        block = re.search(r"^Attributes:\n((?: +.*\n?|\n)*)", inspect.cleandoc(base.__doc__), re.MULTILINE)
-        entries = re.split(r"^ {4}(?=\S)", block[1], flags=re.MULTILINE) if block else []
-        found = "\n".join(" ".join(entry.split()) for entry in entries)
+        found = _attributes(base)
         heads = [m for m in re.finditer(r"(?:^|(?<=\. ))(\w+(?:, \w+)*): ", found, re.MULTILINE)]
         heads = [m for m in heads if names.intersection(m[1].split(", "))]
         ends = [*(head.start() for head in heads[1:]), len(found)]
@@ -168,6 +166,15 @@ def meanings(cls: type) -> dict[str, str]:
         near = next((f"see {other}: {text}" for other, text in out.items() if f"`{name}`" in text), "")
         out.update({name: near} if near else {})
     return {name: text for name, text in out.items() if name in names}
+
+
+@cache
+def _attributes(cls: type) -> str:
+    """Return the block `Attributes:` of the docstring of a class itself, each entry on a line."""
+    text = inspect.cleandoc(cls.__doc__ or "") if cls is not object else ""
+    block = re.search(r"^Attributes:\n((?: +.*\n?|\n)*)", text, re.MULTILINE)
+    entries = re.split(r"^ {4}(?=\S)", block[1], flags=re.MULTILINE) if block else []
+    return "\n".join(" ".join(entry.split()) for entry in entries)
 
 
 # -- pages ---------------------------------------------------------------------------------------------------
@@ -466,7 +473,7 @@ def _or_null(schema: Schema) -> Schema:
 
 def _limits(bounds: Sequence[Any]) -> Schema:
     """Return the bounds of a number as JSON Schema has them."""
-    given = [item for one in bounds for item in dataclasses.asdict(one).items()]
+    given = [(f.name, getattr(one, f.name)) for one in bounds for f in dataclasses.fields(one)]
     return {LIMITS[name]: value for name, value in given if name in LIMITS and isfinite(value)}
 
 
