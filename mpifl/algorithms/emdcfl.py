@@ -12,7 +12,8 @@ for tau and for all its distances (`tau="plain"`: tau of unprojected embeddings,
 `tau="full"`: a square R of its own for tau, as in the repository). The extractor is in evaluation mode
 (`train_mode=True`: batch statistics, as in the repository). At most `sample_cap` images of a split enter a
 distance, and at most the share `sample_share` of the client's images (the paper, 3.1: the lesser of 512 and
-10 %, `sample_share=0.1`; the repository: 512).
+10 %, `sample_share=0.1`; the repository: 512). `noise` is the paper's remark on differential privacy
+(section 3): Gaussian noise on the projected embeddings before they are sent (Kenthapadi et al., 2012).
 
 Partial participation: two clients are compared once, in the first round after which both have taken part; an
 absent client counts with its last model (the paper: a pair without a distance is compared, and no other). A
@@ -47,7 +48,7 @@ from mpifl.core.method import (
     RememberedUploads,
     SecondLook,
 )
-from mpifl.core.options import PositiveFloat, PositiveShare
+from mpifl.core.options import NonNegativeFloat, PositiveFloat, PositiveShare
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Notes, Server, Vector
 
@@ -67,6 +68,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         against: the other client's data that enter a distance: `val` or `train`.
         tau: projection under which the client's own distance tau is measured: `shared` (that of its other
             distances), `full` (a square one of its own) or `plain` (none).
+        noise: standard deviation of Gaussian noise on the projected embeddings that a client sends.
         train_mode: compute embeddings with batch statistics.
         looks: which pairs of clients are compared in a round: `once` (pairs seen so far that have not been
             compared), `together` (pairs that take part and have not been compared) or `seen` (all pairs seen
@@ -82,6 +84,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     reg: PositiveFloat = 0.1
     against: Literal["val", "train"] = "val"
     tau: Literal["shared", "full", "plain"] = "shared"
+    noise: NonNegativeFloat = 0.0
     train_mode: bool = False
     looks: Literal["once", "together", "seen"] = "once"
 
@@ -130,10 +133,19 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
             if not peer.wanted:
                 distance[i] = nan
             elif peer.id != client.id:
-                peer.send(source @ R)
-                theirs = peer.ask(extractor, lambda c, omega: self._embed(c, omega, self.against, key) @ R)
-                distance[i] = round(self._emd(source @ R, theirs) - tau, 4)
+                sent = self._noisy(source @ R, key.of("noise", client.id, peer.id))
+                peer.send(sent)
+                theirs = peer.ask(extractor, lambda c, omega: self._answer(c, omega, R, key))
+                distance[i] = round(self._emd(sent, theirs) - tau, 4)
         return Look({"tau": tau}, {"distance": distance, "peer": np.array([peer.id for peer in peers])})
+
+    def _answer(self, client: Client, extractor: Vector, R: torch.Tensor, key: Key) -> torch.Tensor:
+        """Return the projected embeddings [n, p] that a peer sends."""
+        return self._noisy(self._embed(client, extractor, self.against, key) @ R, key.of("answer", client.id))
+
+    def _noisy(self, Z: torch.Tensor, key: Key) -> torch.Tensor:
+        """Return Z [n, p] with noise, if there is any."""
+        return Z + self.noise * torch.randn(Z.shape, generator=key.torch()) if self.noise else Z
 
     def _embed(self, client: Client, extractor: Vector, split: str, key: Key) -> torch.Tensor:
         """Return Z [n, e] of a sample of a client's images under an extractor."""

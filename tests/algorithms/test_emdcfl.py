@@ -106,6 +106,19 @@ def test_emdcfl_measures_tau_on_unprojected_embeddings_if_asked(tau, found):
     assert any(look.notes["tau"] == pytest.approx(value) for value in found)
 
 
+def test_emdcfl_adds_noise_to_the_embeddings_that_are_sent():
+    """A thousand zeros with noise 3: what is sent and answered has a deviation of 3, each its own."""
+    own, other = Seen(0, [0.0] * 1000, [0.0], [9.0]), Neighbour(Seen(1, [0.0] * 1000, [0.0] * 1000, [9.0]))
+    own.num_samples = other.client.num_samples = 1000
+    method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0, noise=3.0, sample_cap=1000)
+    look = method.probe(own, {"model": torch.tensor([1.0, 0.0])}, [other], byhand.KEY)
+    assert float(other.told[0].std()) == pytest.approx(3.0, rel=0.1)
+    answered = method._answer(other.client, torch.tensor([1.0]), torch.ones(1, 1), byhand.KEY)
+    assert float(answered.std()) == pytest.approx(3.0, rel=0.1)
+    assert float((answered - other.told[0]).std()) == pytest.approx(3 * 2**0.5, rel=0.1)
+    assert look.notes["tau"] == 0.0
+
+
 def test_emdcfl_looks_at_no_more_images_than_its_cap():
     """Five images each, cap 3: three embeddings go to the other."""
     own, other = Seen(0, [1.0] * 5, [1.0] * 5, [9.0]), Neighbour(Seen(1, [4.0] * 5, [4.0] * 5, [9.0]))
