@@ -155,16 +155,27 @@ def code_lines(name: str) -> int:
     return len(lines)
 
 
-def test_a_synchronous_round_closes_over_few_modules_and_trains_through_an_interface():
-    closed, left = set(), ["runtime/synchronous.py"]
+def closure(name: str) -> set[str]:
+    """Return the files that a file imports, directly or through others, and itself."""
+    closed, left = set(), [name]
     while left:
         name = left.pop()
         closed.add(name)
         left += modules_imported(name) - closed
-    files = {name for name in closed if not name.endswith("__init__.py")}
+    return {name for name in closed if not name.endswith("__init__.py")}
+
+
+def test_a_synchronous_round_closes_over_few_modules_and_trains_through_an_interface():
+    files = closure("runtime/synchronous.py")
     assert len(files) <= FILES_OF_A_ROUND
     assert sum(map(code_lines, files)) <= LINES_OF_A_ROUND
-    assert not {room_of(name) for name in closed} & {"training", "algorithms", "data", "models", "experiment"}
+    assert not {room_of(name) for name in files} & {"training", "algorithms", "data", "models", "experiment"}
+
+
+def test_what_writes_a_checkpoint_does_not_know_the_configuration():
+    files = closure("driver/checkpoints.py")
+    assert len(files) < 60
+    assert not {room_of(name) for name in files} & {"algorithms", "data", "experiment", "forecast"}
 
 
 def test_only_the_doors_lie_at_the_root():
