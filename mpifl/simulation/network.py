@@ -277,9 +277,6 @@ class NetworkTrace(Network):
     cast: Literal["unicast", "group"] = "unicast"
     server_bytes_s: PositiveFloat | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     @property
     def decides(self) -> Mapping[str, tuple[str, ...]]:
         """All of a link, by its row."""
