@@ -366,6 +366,8 @@ SCALARS: dict[str, Schema] = {
     "quantity": {"type": ["number", "string"], "pattern": "^[-+0-9._eE]+ *[A-Za-z/]*$"},  # with a unit
     "text": {"type": ["string", "number", "boolean"]},  # 7 and no are texts where a text is asked
 }
+OR_NULL = "_or_null"
+SCALARS |= {f"{name}{OR_NULL}": {**one, "type": [*one["type"], "null"]} for name, one in SCALARS.items()}
 LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 
 
@@ -463,11 +465,11 @@ def _value(hint: Any, definitions: dict[str, Schema], number: str = "number") ->
 
 
 def _or_null(schema: Schema) -> Schema:
-    """Return a schema that allows null as well; a schema without words or types allows it already."""
+    """Return the schema of a value or null; one without words or types allows null already."""
     if "enum" in schema:
         return {**schema, "enum": [*schema["enum"], None]}
     if "$ref" in schema:
-        return {"anyOf": [schema, {"type": "null"}]}
+        return {**schema, "$ref": f"{schema['$ref']}{OR_NULL}"}
     return {**schema, "type": [schema["type"], "null"]} if "type" in schema else schema
 
 
