@@ -22,7 +22,7 @@ that holds the label, finds none, and takes p for every class. Its published row
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -34,6 +34,7 @@ from mpifl.clustering.server_plans import clustered_plan, clustered_server, inhe
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVisits, Plan
+from mpifl.core.mixing import updated
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
 
@@ -108,8 +109,8 @@ class PACFL(NewClients, PlainVisits, Algorithm):
         assert fingerprints is not None
         bases = np.full((problem.num_clients, *fingerprints["basis"].shape[1:]), np.nan, np.float32)
         bases[fingerprints.client] = fingerprints["basis"]
-        server = clustered_server(problem, fingerprints.client, self._labels(fingerprints["basis"]))
-        return replace(server, algorithm_state={**server.algorithm_state, "bases": bases})
+        labels = self._labels(fingerprints["basis"])
+        return clustered_server(problem, fingerprints.client, labels, bases=bases)
 
     def _labels(self, bases: np.ndarray) -> np.ndarray:
         """Return the cluster [n] of each client, from bases [n, D, columns]."""
@@ -122,8 +123,7 @@ class PACFL(NewClients, PlainVisits, Algorithm):
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Cluster the known and the new clients together; known clients keep their clusters."""
-        bases = server.algorithm_state["bases"].copy()
-        bases[fingerprints.client] = fingerprints["basis"]
+        bases = updated(server.algorithm_state["bases"], fingerprints.client, fingerprints["basis"])
         everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), fingerprints.client)
         old = np.where(server.algorithm_state["known"], server.assign, -1)[everyone]
         labels = inherited(self._labels(bases[everyone]), old, len(server.tables["model"]) - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -54,8 +54,8 @@ class RelatedClients(NewClients, PlainVisits, RememberedUploads, Algorithm, ABC)
         """Link the initial clients."""
         assert fingerprints is not None
         centroids = centroids_of_all(fingerprints, problem.num_clients)
-        server = related_server(problem, fingerprints.client, self._linked(centroids, fingerprints.client))
-        return replace(server, algorithm_state={**server.algorithm_state, "centroids": centroids})
+        linked = self._linked(centroids, fingerprints.client)
+        return related_server(problem, fingerprints.client, linked, centroids=centroids)
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Link new clients with all known clients, the initial ones first where they are remembered."""

@@ -27,13 +27,15 @@ from .partitions import agglomerative, kmeans, neighbourhoods, silhouette
 KMEANS_SEED = 43  # of centroids, as in the repository of FLT
 
 
-def clustered_server(problem: ProblemInfo, clients: np.ndarray, labels: np.ndarray) -> Server:
+def clustered_server(
+    problem: ProblemInfo, clients: np.ndarray, labels: np.ndarray, **algorithm_state: np.ndarray
+) -> Server:
     """Return the first server: `clients` [n] are known, in clusters `labels` [n]; all rows are equal."""
     num_rows = int(labels.max()) + 1
     assign = np.full(problem.num_clients, num_rows)
     assign[clients] = labels
-    algorithm_state = {"known": np.isin(np.arange(problem.num_clients), clients)}
-    return problem.server(problem.alike(num_rows + 1), assign, algorithm_state)
+    known = np.isin(np.arange(problem.num_clients), clients)
+    return problem.server(problem.alike(num_rows + 1), assign, {"known": known, **algorithm_state})
 
 
 def clustered_plan(server: Server, notes: Notes) -> Plan:
@@ -145,14 +147,16 @@ def _ward(rows: np.ndarray, num_clusters: int) -> np.ndarray:
     return max(cuts, key=lambda labels: silhouette(distances, labels, "precomputed"))  # the first of equals
 
 
-def related_server(problem: ProblemInfo, clients: np.ndarray, linked: np.ndarray) -> Server:
+def related_server(
+    problem: ProblemInfo, clients: np.ndarray, linked: np.ndarray, **algorithm_state: np.ndarray
+) -> Server:
     """Return the first server: `clients` [n] are known, with links `linked` [n, n]."""
     everyone = np.eye(problem.num_clients, dtype=np.uint8)
     everyone[np.ix_(clients, clients)] = linked
     known = np.isin(np.arange(problem.num_clients), clients)
     assign = _rows(everyone, known)
-    algorithm_state = {"linked": everyone, "known": known, "num_samples": problem.num_samples}
-    return problem.server(problem.alike(_last(assign, known) + 1), assign, algorithm_state)
+    state = {"linked": everyone, "known": known, "num_samples": problem.num_samples, **algorithm_state}
+    return problem.server(problem.alike(_last(assign, known) + 1), assign, state)
 
 
 def _rows(linked: np.ndarray, known: np.ndarray) -> np.ndarray:
