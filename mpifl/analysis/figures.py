@@ -231,6 +231,24 @@ def _matrix(figure: Figure, axis: Any, group: Group, title: str, colours: str, v
     axis.set_title(f"{group.name}\n{title}", fontsize=8)
 
 
+def dendrograms(groups: Sequence[Group], width: float | None = None) -> Figure | None:
+    """Draw the trees of Ward's clustering of the clients by their links (FLT and PCA+kM+HC)."""
+    from scipy.cluster.hierarchy import dendrogram, linkage
+
+    found = [(g.name, g.runs[0].algorithm_state) for g in groups]
+    links = [
+        (n, s["linked"]) for n, s in found if "linked" in s and "distance" not in s and len(s["linked"]) > 1
+    ]
+    if not links:
+        return None
+    figure = new_figure(width or 7.0, 2.8 * len(links))
+    for axis, (name, linked) in zip(figure.subplots(len(links), squeeze=False).flat, links, strict=True):
+        dendrogram(linkage(linked.astype(float), "ward"), ax=axis, no_labels=True, color_threshold=0)
+        axis.set_title(name, fontsize=8)
+        axis.set_ylabel("Ward's distance", fontsize=8)
+    return figure
+
+
 def silhouettes(groups: Sequence[Group], width: float | None = None) -> Figure | None:
     """Draw the mean silhouette against the number of clusters, for algorithms that use it to choose."""
     lines = [(g.name, *scores.T) for g in groups if (scores := silhouette_of(g.runs[0])) is not None]
@@ -343,6 +361,11 @@ FIGURES: dict[str, tuple[str, str, Drawing]] = {  # file name -> title, caption,
         "Pairs of clients",
         "Ordered by cluster and true group; lines where either changes; first seed.",
         matrices,
+    ),
+    "dendrogram": (
+        "Tree of clients",
+        "Ward's clustering of the links between clients; first seed.",
+        dendrograms,
     ),
     "silhouette": (
         "Silhouette",

@@ -581,6 +581,18 @@ def test_every_matrix_over_clients_is_drawn_ordered_by_cluster(tmp_path):
         figures.matrices([Group("one", (finished.Run(tmp_path, {}, {"clients": 4}),))])
 
 
+def test_links_of_clients_are_drawn_as_a_tree(tmp_path):
+    """Two pairs of linked clients: two joins of equal rows at 0, and one of the pairs, 2 sqrt(2) high."""
+    linked = np.kron(np.eye(2), np.ones((2, 2)))
+    np.savez(tmp_path / "algorithm_state.npz", linked=linked)
+    one = Group("FLT", (finished.Run(tmp_path, {}, {"clients": 4}),))
+    (axis,) = figures.dendrograms([one]).axes
+    heights = [max(path[:, 1]) for lines in axis.collections for path in lines.get_segments()]
+    assert sorted(heights) == pytest.approx([0.0, 0.0, 2 * 2**0.5])
+    np.savez(tmp_path / "algorithm_state.npz", linked=linked, distance=linked)
+    assert figures.dendrograms([Group("EMD-CFL", (finished.Run(tmp_path, {}, {"clients": 4}),))]) is None
+
+
 @pytest.mark.nightly
 def test_figures_fit_a_column_with_chosen_names_and_letters_that_need_no_font(folder, tmp_path):
     """3.3 in are 237.6 points; fonts are in the PDF, letters of the SVG are outlines."""
