@@ -82,7 +82,7 @@ def test_strictness_goes_from_a_sharp_cut_to_none(cache):
     ("options", "says"),
     [
         ({"by": "size"}, r"by = 'size': target, brightness or the number of a feature"),
-        ({"by": "64"}, r"by = '64': a sample has 64 features, numbered from 0"),
+        ({"by": "64"}, r"by = '?64'?: a sample has 64 features, numbered from 0"),
         ({"groups": 3}, r"clients = 20: must be a multiple of the 3 groups"),
     ],
 )
