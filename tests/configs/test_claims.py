@@ -41,7 +41,7 @@ def claims() -> Iterator[tuple[str, str]]:
                 yield path.relative_to(ROOT).as_posix(), sentence.strip()
 
 
-@pytest.mark.parametrize(("file", "sentence"), claims())
+@pytest.mark.parametrize(("file", "sentence"), [*claims()])
 def test_what_a_paper_is_said_to_leave_out_names_the_place(file, sentence):
     assert PLACE.search(sentence), f"{file}: {sentence}"
 
