@@ -67,8 +67,8 @@ def test_steps_and_samples_of_a_visit_by_hand(local, num_samples, single, steps,
         ("{0: {lr: -1}}", "per_client.0.lr = -1.0: must be above 0"),
         ("{0: {epochs: 1, steps: 1}}", "per_client.0.steps = 1: epochs are given as well"),
         ("{weak: {epochs: 1}}", "per_client = 'weak': use the number of a client"),
-        ("{3-1: {epochs: 1}}", "per_client = '3-1': use the number"),
-        ("{0-3: {epochs: 1}, 2: {lr: 1}}", "per_client = '2': client 2 is in 0-3 as well"),
+        ("{3-1: {epochs: 1}}", "per_client = 3-1: use the number"),
+        ("{0-3: {epochs: 1}, 2: {lr: 1}}", "per_client = 2: client 2 is in 0-3 as well"),
         ("[0]", "per_client = .*must be a mapping"),
     ],
 )
@@ -80,7 +80,7 @@ def test_what_cannot_differ_is_refused(rules, message):
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("fedavg", {"per_client": {"6": LocalChanges(lr=1.0)}}, "per_client = '6': there are 6 clients"),
+        ("fedavg", {"per_client": {"6": LocalChanges(lr=1.0)}}, "per_client = 6: there are 6 clients"),
         (
             "apfl",
             {"per_client": {"1": LocalChanges(momentum=0.5)}},
