@@ -507,9 +507,9 @@ def bench(transport: Transport, args: argparse.Namespace) -> None:
 def init(transport: Transport, args: argparse.Namespace) -> None:
     """Write a starter file, which runs at once: a method, model, data set, scenario or sweep."""
     from mpifl.comm.transport import on_server
-    from mpifl.tools import scaffold
+    from mpifl.tools import starter_files
 
-    text = on_server(transport, lambda: scaffold.init(args.KIND, args.NAME, Path()), everywhere=False)
+    text = on_server(transport, lambda: starter_files.init(args.KIND, args.NAME, Path()), everywhere=False)
     if transport.is_server:
         print(text)
 
@@ -517,7 +517,7 @@ def init(transport: Transport, args: argparse.Namespace) -> None:
 @command(SCHEDULER={"help": "slurm, pbs or lsf"})
 def launch(transport: Transport, args: argparse.Namespace) -> None:
     """Print a job script: mpifl launch slurm > job.sh; sbatch --ntasks 9 job.sh quickstart."""
-    from mpifl.tools.scaffold import job_script
+    from mpifl.tools.starter_files import job_script
 
     text = job_script(args.SCHEDULER)
     if transport.is_server:

@@ -43,7 +43,7 @@ from mpifl.training.batched import stackable
 
 from .checkpoints import Checkpoints, locked
 from .figures import columns, estimated, privacy_of_clients
-from .last_files import finish
+from .outputs import finish
 from .resumption import about, check_same
 from .run_callbacks import RunCallbacks
 

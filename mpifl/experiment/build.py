@@ -73,8 +73,8 @@ from .checks import check_cohort, check_folder, check_noise, check_parts, check_
 from .context import Decisions, Parts, RunContext
 from .filters import build_filters
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
+from .pretraining_cache import PretrainingCache
 from .schema import Config, Newcomers, StartConfig, SystemConfig
-from .shown_cache import ShownCache
 from .starting_model import FILE, check_base, earlier_privacy, read_model
 
 FLOAT_BYTES = 4
@@ -608,7 +608,7 @@ def build_server_step(
             payload=config.payload,
             stack=decisions.stack,
             drops=config.on_client_error == DROP,
-            shown_cache=shown_cache(context),
+            pretraining_cache=pretraining_cache(context),
             synchronous=config.policy.synchronous,
             effort=effort(context),
             counter=counter or VisitCounter(),
@@ -643,13 +643,13 @@ def measures(context: RunContext) -> list[Measure]:
     return found
 
 
-def shown_cache(context: RunContext) -> ShownCache | None:
+def pretraining_cache(context: RunContext) -> PretrainingCache | None:
     """Return the cache of networks that the server trains for one-shot statistics; None without a cache."""
     folder = context.config.system.statistics_cache
     if folder is None:
         return None
     about = {"local": asdict(context.config.local), "identity": context.identity}
-    return ShownCache(Path(folder), about)
+    return PretrainingCache(Path(folder), about)
 
 
 OnArrivals = Callable[[Sequence[dict[str, Any]]], None]

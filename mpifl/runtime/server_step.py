@@ -588,7 +588,7 @@ class ServerStep:
         if not self._shown:
             early = not self.visits.any()  # a resumed run makes them again for its new clients
             with self.watch("cluster"), doing("what the server shows all clients", ends_at_once=early):
-                cache, shows = self.config.shown_cache, self.hooks.shows
+                cache, shows = self.config.pretraining_cache, self.hooks.shows
                 made_from = (self.algorithm, self.problem, self.hooks.shows_key)
                 self._shown = shows() if cache is None else cache.get(*made_from, shows)
             self.tables.publish(self._shown)

@@ -29,7 +29,7 @@ from .hook_errors import Kept
 from .protocol import ClientTask, ReportHeader, ReportTable, TaskBatch
 
 
-class ShownCache(Protocol):
+class PretrainingCache(Protocol):
     """Keeps the rows that `OneShotStatistics.shows` returns, which may be costly to train, for later runs."""
 
     def get(
@@ -112,8 +112,8 @@ class StepConfig:
         payload: form of numbers in transit.
         stack: number of clients that are trained together.
         drops: whether a client that fails twice is left out; otherwise a failure ends the run.
-        shown_cache: cache, for later runs, of the rows that clients download for one-shot statistics; None
-            for no cache.
+        pretraining_cache: cache, for later runs, of the rows that clients download for one-shot statistics;
+            None for no cache.
         synchronous: False if uploads reach rank 0 one by one; then all tables stay on rank 0, and no client
             joins after the first step.
         effort: factor of each client's training time per sample [N], to balance the ranks; None for equal
@@ -141,7 +141,7 @@ class StepConfig:
     payload: NumberFormat = field(default_factory=NumberFormat)
     stack: int = 1
     drops: bool = False
-    shown_cache: ShownCache | None = None
+    pretraining_cache: PretrainingCache | None = None
     synchronous: bool = True
     effort: np.ndarray | None = None
     counter: VisitCounter = field(default_factory=VisitCounter)

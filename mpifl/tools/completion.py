@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mpifl.experiment import reference
-from mpifl.tools import documentation, scaffold
+from mpifl.tools import documentation, starter_files
 
 SCRIPT = """_mpifl() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} command=${{COMP_WORDS[1]}}
@@ -71,8 +71,8 @@ def script(shell: str, commands: Mapping[str, Sequence[str]]) -> str:
         "show": [reference.RUN, *shown],
         "list": reference.kinds(),
         "docs": [*documentation.pages()],
-        "init": [*scaffold.TEMPLATES],
-        "launch": [*scaffold.JOB_SCRIPTS],
+        "init": [*starter_files.TEMPLATES],
+        "launch": [*starter_files.JOB_SCRIPTS],
         "completion": [*HEADS],
     }
     cases = [_case(name, words, 8) for name, words in names.items()]

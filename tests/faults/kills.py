@@ -20,7 +20,7 @@ from mpifl import cli
 from mpifl.aggregation import client_store as store
 from mpifl.comm.mpi_startup import starting
 from mpifl.data import prepared_cache as cache
-from mpifl.driver import last_files
+from mpifl.driver import outputs
 from mpifl.experiment import build as experiment
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.results import recorder
@@ -30,7 +30,7 @@ from mpifl.training.client import LocalClients
 SERVER_MOMENTS = {  # where rank 0 comes by: (owner, name) of the calls
     "data": [(cache, "save"), (cache, "_publish"), (experiment, "open_federation")],
     "checkpoint": [(checkpoint, "force_to_disk"), (checkpoint, "prune")],
-    "end": [(recorder, "write_csv"), (last_files, "write_json"), (last_files, "collect")],
+    "end": [(recorder, "write_csv"), (outputs, "write_json"), (outputs, "collect")],
 }
 HERE = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
 

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from mpifl.cli import main
-from mpifl.tools.scaffold import JOB_SCRIPTS
+from mpifl.tools.starter_files import JOB_SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 

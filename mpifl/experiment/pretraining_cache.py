@@ -19,7 +19,7 @@ from mpifl.core.types import ProblemInfo
 
 
 @dataclass(frozen=True)
-class ShownCache:
+class PretrainingCache:
     """One file for each pre-trained network, named by a digest of everything that determines it.
 
     Attributes:

@@ -10,7 +10,7 @@ import pytest
 
 from mpifl import cli
 from mpifl.algorithms.flt import FLT
-from mpifl.experiment.shown_cache import read_shown, write_shown
+from mpifl.experiment.pretraining_cache import read_shown, write_shown
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 SMALL = {"name": "flt", "pretrain_epochs": 1, "finetune_epochs": 1, "centroids": 2, "code": 4}
@@ -25,7 +25,7 @@ def trained(monkeypatch) -> list[Path]:
         files.append(file)
         write_shown(file, shown)
 
-    monkeypatch.setattr("mpifl.experiment.shown_cache.write_shown", write)
+    monkeypatch.setattr("mpifl.experiment.pretraining_cache.write_shown", write)
     return files
 
 

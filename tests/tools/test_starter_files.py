@@ -9,7 +9,7 @@ import pytest
 
 from mpifl.cli import main
 from mpifl.core.errors import UserError
-from mpifl.tools.scaffold import TEMPLATES, init
+from mpifl.tools.starter_files import TEMPLATES, init
 
 SHORT = ["--rounds", "1", "--local.epochs", "1", "--model", "{name: mlp, hidden: [8]}"]
 
