@@ -532,7 +532,7 @@ def test_worlds_that_differ_in_more_than_data_are_worlds_where_that_is_said():
     ("options", "message"),
     [
         ({"target": "nan"}, "--target = 'nan': use an accuracy"),
-        ({"confidence": "95"}, "--confidence = '95': use a share in"),
+        ({"confidence": "95"}, "--confidence = 95: use a share in"),
         ({"confidence": "x"}, "--confidence = 'x': use a share in"),
         ({"metric": "loss"}, "--metric = 'loss': has no effect"),
         ({"columns": "run,,loss"}, "name keys, with commas between them"),

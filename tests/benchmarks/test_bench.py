@@ -74,11 +74,7 @@ def test_a_measurement_says_how_far_it_is():
 
 @pytest.mark.parametrize(
     ("names", "seconds", "message"),
-    [
-        (["W1"], "-1", "--seconds = '-1'"),
-        (["W1"], "x", "--seconds = 'x'"),
-        (["server"], "2", "has no effect"),
-    ],
+    [(["W1"], "-1", "--seconds = -1"), (["W1"], "x", "--seconds = 'x'"), (["server"], "2", "has no effect")],
 )
 def test_the_length_of_a_turn_is_checked(names, seconds, message):
     with pytest.raises(UserError, match=message):

@@ -23,7 +23,7 @@ from mpifl.core.errors import UserError
 from mpifl.driver import checkpoints
 from mpifl.driver import run as running
 from mpifl.experiment import loader
-from mpifl.experiment.schema import CheckpointConfig
+from mpifl.experiment.schema import CheckpointConfig, defaults_of
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.results.run_folder import FORMAT
 from mpifl.runtime.run_state import SAVE, STOP
@@ -266,7 +266,8 @@ def test_a_default_that_has_changed_since_the_checkpoint_is_refused(cache, tmp_p
         assert start(tmp_path, cache, "fedavg on links") == 75
     resume = ["resume", str(tmp_path / "tiny-x"), "--quiet"]
     with monkeypatch.context() as patched:
-        patched.setattr(LocalConfig.__dataclass_fields__["weight_decay"], "default", 0.5)
+        usual = {**defaults_of(LocalConfig), "weight_decay": 0.5}
+        patched.setattr(loader, "defaults_of", lambda cls: usual if cls is LocalConfig else defaults_of(cls))
         assert cli.main(resume) == 2
     assert "a default has changed since the checkpoint" in capsys.readouterr().err
     assert cli.main(resume) == 0
