@@ -42,7 +42,8 @@ def defer(*modules: str) -> None:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
-        if level == 0 and globals is not None and globals["__name__"].startswith(f"{OURS}."):
+        importer = str((globals or {}).get("__name__"))  # code that `exec` runs may have no name
+        if level == 0 and importer.startswith(f"{OURS}."):
             if name in later:
                 return later[name if fromlist else name.partition(".")[0]]
             found = {own: later[f"{name}.{own}"] for own in fromlist or () if f"{name}.{own}" in later}

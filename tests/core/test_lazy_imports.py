@@ -25,6 +25,9 @@ def test_a_deferred_module_is_imported_when_our_code_uses_it_and_at_once_by_othe
     theirs = {"__name__": "users_own"}
     exec("import rarely; from rarely import used", theirs)
     assert (theirs["rarely"], theirs["used"]) == (sys.modules["rarely"], sys.modules["rarely.used"])
+    nameless: dict[str, object] = {}
+    exec("import rarely", nameless)
+    assert nameless["rarely"] is sys.modules["rarely"]
     exec("from rarely import NUMBER", ours)
     assert ours["NUMBER"] == 3
     with pytest.raises(AttributeError, match="SELDOM"):
