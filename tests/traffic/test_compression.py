@@ -269,7 +269,7 @@ def test_a_number_beyond_the_payloads_type_is_named_with_its_tensor(tmp_path, co
 
 def test_statistics_are_not_compressed(tmp_path):
     """With half of the changes, (3, 1) + 2 (0, -1) would be (3, -1): no sum of anything."""
-    payload = Payload(compression=RandomK(0.5), header_bytes=5)
+    payload = Payload(compression=RandomK(0.5), header_bytes=5, error_feedback=True)
     parts = VectorParts(byhand.FLAT, no_weights=("labels",))
     coder = Link(payload, tmp_path, parts)
     message = byhand.message(model=[[0.0, 0.0]], labels=[[3.0, 1.0]])
@@ -278,6 +278,7 @@ def test_statistics_are_not_compressed(tmp_path):
     assert_close(sent.vectors["labels"], upload.vectors["labels"])
     assert (sent.vectors["model"] == 0).sum() == 1
     assert size == {"model": 5 + 4 + 8, "labels": 5 + 8}
+    assert [*coder.store.load("error", 3, 1)] == ["model"], "nothing is left out of the others"
 
 
 def test_components_are_coded_row_for_row(coder):
