@@ -13,6 +13,7 @@ from mpifl.analysis.comparison_tables import numbers
 from mpifl.analysis.seed_groups import gather, say_other_inputs
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.case_names import label_of
+from mpifl.core.conversion import untyped
 from mpifl.core.errors import is_whole, require
 from mpifl.data import PoolFederation
 from mpifl.driver.resumption import refuse_changes, refuse_place
@@ -96,7 +97,7 @@ def resume(
             tree = on_server(transport, lambda: tree_of(path / "config.yaml", changes))
             run_experiment(loader.from_tree(Config, tree), transport, quiet, path, callbacks=given)
         else:
-            on_server(transport, lambda: refuse_more_rounds(path, changes.get("rounds")))
+            on_server(transport, lambda: refuse_more_rounds(path, untyped(changes.get("rounds"))))
             if changes:
                 on_server(transport, lambda: refuse_changes(path, tree_of(path / "config.yaml", changes)))
             on_server(transport, lambda: end_late(path, given), everywhere=False)

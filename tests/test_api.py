@@ -51,6 +51,8 @@ def test_runs_of_one_process_leave_no_handlers_threads_models_or_open_files(tmp_
     assert mpifl.resume(run.folder, rounds=rounds).summary == run.summary
     with pytest.raises(mpifl.UserError, match="its checkpoints are gone; run it anew"):
         mpifl.resume(run.folder, rounds=rounds + 1)
+    with pytest.raises(mpifl.UserError, match="its checkpoints are gone; run it anew"):
+        mpifl.resume(run.folder, rounds=str(rounds + 1))
     assert main(["resume", str(run.folder), "--rounds", str(rounds + 1)]) == 2
     assert "its checkpoints are gone" in capsys.readouterr().err
     assert not left.parent.exists()

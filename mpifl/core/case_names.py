@@ -5,7 +5,7 @@ They are computed without reading or importing anything, so that `mpifl watch` c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from .conversion import untyped
@@ -24,6 +24,11 @@ def labels_of(values: Any) -> list[str]:
     if isinstance(values, dict):
         return [str(label) for label in values]
     return [label_of(value) for value in values]
+
+
+def label_among(given: Any, known: Collection[str]) -> str | None:
+    """Return which of the known labels a user means: as it is written, or as a number is labelled."""
+    return next((label for label in (str(given), label_of(given)) if label in known), None)
 
 
 def title_of(labels: Mapping[str, str]) -> str:

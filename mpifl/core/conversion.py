@@ -128,7 +128,7 @@ def untyped(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [*map(untyped, value)]
     for read in (_integer, _number, _truth) if isinstance(value, str) else ():
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):  # of an integer of hundreds of digits
             found = read(value)
             return found if math.isfinite(found) else value
     return value

@@ -91,7 +91,7 @@ def message_on(message: Message, device: torch.device) -> Message:
     return replace(message, vectors={name: aligned(rows) for name, rows in message.vectors.items()})
 
 
-class Downloads:
+class RowsOnDevice:
     """Copies the messages of a step to a device; rows that many clients download are copied once.
 
     The last few rows stay there until `clear`, which the end of a `with` block calls. Nobody may write to

@@ -305,5 +305,5 @@ class Federation(ABC):
         Raises:
             UserError: the data never change.
         """
-        remedy = "the data of these clients do not change from visit to visit; use one where they do"
+        remedy = "the data of these clients do not change from visit to visit; use a scenario whose data do"
         raise UserError("policy.uploads", "drift", remedy)

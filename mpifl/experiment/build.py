@@ -560,7 +560,7 @@ def stack_of(
     typical = int(np.argsort(federation.sizes[:, 0])[federation.num_clients // 2])
     most = max(1, num_sampled // max(1, num_ranks - 1))
     train, way = federation.client(typical).train, parts.differing.get(typical, local)
-    return max(pick_stack(learner, train, way, most), 1)
+    return pick_stack(learner, train, way, most)
 
 
 # -- server step and engine ----------------------------------------------------------------------------------

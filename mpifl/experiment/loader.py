@@ -154,7 +154,8 @@ def _base(path: Path, name: str) -> str:
 def overrides(words: Sequence[str]) -> dict[str, Any]:
     """Return the tree of `--key.path value` or `--key.path=value` options.
 
-    A value that begins with `[`, `{` or a quote is YAML, and so is null; any other stands as it is written.
+    A value that begins with `[` or `{`, or stands in quotes, is YAML, and so is null; any other stands as it
+    is written.
 
     Raises:
         UserError: a word is no option, an option has no value or too many parts, or a value is not YAML.

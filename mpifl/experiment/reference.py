@@ -102,8 +102,7 @@ def _key(path: str, cls: type, name: str, of: str) -> Key:
     hint, meaning, choices = types_of(cls)[name], meanings(cls).get(name, ""), CHOICES.get((cls, name))
     default = defaults_of(cls).get(name, dataclasses.MISSING)
     if choices is not None:
-        known = default is not dataclasses.MISSING and name_of(default) in choices
-        usual = name_of(default) if known else ""
+        usual = name_of(default) if name_of(default) in choices else ""
         return Key(path, "section with a name", usual, meaning, tuple(choices), of=of, is_section=True)
     if sections_of(cls, name):
         return Key(path, "section", "", meaning, of=of, is_section=True)

@@ -18,7 +18,6 @@ from mpifl.core.capabilities import (
 )
 from mpifl.core.errors import MethodError, UserError, name_of, require
 from mpifl.core.task import Task
-from mpifl.models import ModelOptions
 from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy, Privacy
 from mpifl.protection.robust_rules import DistanceRule, NoRule, Rule
 from mpifl.protection.secure_sum import MaskedSums
@@ -64,11 +63,10 @@ def check_sections(config: Config) -> None:
     away = config.availability
     remedy = "has no effect while off_s is 0 (always there); leave it out, or give off_s"
     require(bool(away.off_s) or away.on_s == Availability().on_s, "availability.on_s", away.on_s, remedy)
-    if isinstance(config.model, ModelOptions) and not config.model.lora.rank:
+    if not config.lora.rank:
         replaced = config.start.run is not None and config.start.part == "all"
         remedy = "has no effect beside start.run, which gives all weights; leave it out, or use start.part"
-        none = config.model.weights is None
-        require(none or not replaced, "model.weights", config.model.weights, f"{remedy} body")
+        require(config.weights is None or not replaced, "model.weights", config.weights, f"{remedy} body")
     check_changes(config.local, config.per_client, config.devices.names)
     config.devices.check(config.delay, config.network, away)
     check_privacy(config.privacy, config.algorithm, config.policy, config.newcomers)

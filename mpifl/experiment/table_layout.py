@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, MinLen
 
-from mpifl.core.case_names import labels_of
+from mpifl.core.case_names import label_among, labels_of
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.metric import SPREADS
 from mpifl.core.options import Options
@@ -106,21 +106,26 @@ class TableConfig(Options):
         )
         for group, rows in tables.items():
             path = f"published.{group}".rstrip(".")
-            if group not in groups:
+            if label_among(group, groups) is None:
                 raise UserError(path, group, f"vary.columns has no such label; {nearest(group, groups)}")
             require(isinstance(rows, dict), path, rows, "use a mapping of rows to lists of figures")
             for row, given in rows.items():
-                if str(row) not in lines:
+                if label_among(row, lines) is None:
                     raise UserError(f"{path}.{row}", row, f"no such row; {nearest(str(row), lines)}")
                 fits = isinstance(given, list) and len(given) <= len(self.figures)
                 require(fits, f"{path}.{row}", given, f"use a list of {len(self.figures)} figures or fewer")
 
     def text_of(self, group: str, row: str) -> list[str]:
         """Return the published figures of a row as the paper prints them; empty texts for missing ones."""
-        rows: Any = self.published.get(group, {}) if group else self.published
-        given = {str(label): values for label, values in rows.items()}.get(row, [])
-        texts = ["" if value is None else str(value) for value in given]
+        rows: Any = _labelled(self.published, group) if group else self.published
+        given = _labelled(rows or {}, row)
+        texts = ["" if value is None else str(value) for value in given or []]
         return texts + [""] * (len(self.figures) - len(texts))
+
+
+def _labelled(values: Mapping[Any, Any], label: str) -> Any:
+    """Return the value under a label, see `label_among`; None for none."""
+    return next((value for given, value in values.items() if label_among(given, (label,))), None)
 
 
 def down(keys: Mapping[str, Any] | Sequence[str]) -> str:

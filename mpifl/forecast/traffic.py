@@ -121,11 +121,11 @@ def forecast(context: RunContext) -> TrafficForecast:
     def visit(k: int) -> tuple[Message, LocalClient, Report, State]:
         message, client = _message(context, server, k), _client(context, k)
         client.load_optimizer({})
-        with kept(), ClientCall(algorithm, "local_update", client=k, visit=0):
+        with ClientCall(algorithm, "local_update", client=k, visit=0):
             return message, client, *algorithm.local_update(message, {}, client, key(0))
 
     clients, drops = range(context.problem.num_clients), config.on_client_error == DROP
-    message, client, report, state = first_that_works(visit, clients, 1, drops)
+    message, client, report, state = first_that_works(visit, clients, 1, drops, kept)
     filters = build_filters(context)
     report = filters.client(report, FilteredVisit(message, 0, key(0)))  # adaptive clipping adds a note
     stored = _kept_bytes(context, report, state, len(client.optimizer_memory()))
@@ -287,7 +287,7 @@ def _client(context: RunContext, k: int = 0) -> LocalClient:
 
 def _message(context: RunContext, server: Server, k: int) -> Message:
     """Return what client `k` downloads, on the device that trains its model."""
-    with kept(), ServerCall(context.config.algorithm, "reads", client=k):
+    with ServerCall(context.config.algorithm, "reads", kept, client=k):
         reads = context.config.algorithm.reads(server, k)
     vectors = {
         name: read_rows(lambda t, rows: server.tables[t][rows], name, which) for name, which in reads.items()
@@ -366,7 +366,6 @@ def statistics_report(context: RunContext, k: int) -> Report:
 
     def visit(k: int) -> Report:
         with (
-            kept(),
             ClientCall(context.config.algorithm, "fingerprint", client=k, visit=0),
             within_memory("algorithm", algorithm),
         ):
@@ -374,4 +373,4 @@ def statistics_report(context: RunContext, k: int) -> Report:
         assert report is not None
         return report
 
-    return first_that_works(visit, (k,), 0, drops=False)
+    return first_that_works(visit, (k,), 0, drops=False, kept=kept)

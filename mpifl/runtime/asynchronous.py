@@ -151,11 +151,10 @@ class LocalAggregator:
         filters: may replace the mixings.
     """
 
-    def __init__(self, layout: Layout, exact: bool = True, filters: UpdateFilters | None = None) -> None:
+    def __init__(self, layout: Layout, exact: bool, filters: UpdateFilters) -> None:
         self.layout, self.exact, self._tables = layout, exact, Tables(Single())
         mixer = Mixer(Single(), self._tables, exact)
-        self._replaced = filters.mixer(mixer) if filters else None
-        self._alone = MpiAggregator(mixer, self._replaced)
+        self._alone = MpiAggregator(mixer, filters.mixer(mixer))
 
     def gram(
         self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
@@ -177,7 +176,7 @@ class LocalAggregator:
         assert server is not None
         assert plan is not None
         assert reports is not None
-        if self._replaced is not None:
+        if self._alone.rows is not self._alone.mixer:
             self._tables.publish(server.tables)
             return self._alone.mix(server, plan, reports, uploads)
         changed: dict[str, torch.Tensor] = {}
@@ -461,8 +460,7 @@ class AsynchronousEngine(Engine):
             a.row["weight"] = largest_weight(plan, j, len(arrivals))
             a.row["accepted"] = int(bool(plan.mixings) or not a.vectors)
             self.stats.add(a.row["staleness"], bool(a.row["accepted"]))
-        for a in arrivals:  # a client may be there twice
-            step.taken[a.visit.client] += 1
+            step.taken[a.visit.client] += 1  # a client may be there twice
         self.on_arrivals(self.rows)
         self.rows = []
         step.ledger.commit()

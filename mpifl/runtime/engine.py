@@ -41,7 +41,8 @@ class Record:
         seconds: real seconds since the run began.
         timing: for each rank, phase -> seconds since the last record with scores; empty without scores.
         virtual_seconds: time on the clock of the simulated federation; None if there is none in seconds.
-        updates: agreement of the step's updates with their mean (`ServerStep.updates`), if requested.
+        updates: how the step's updates agree with their mean and with each other (`ServerStep.updates`), if
+            requested.
     """
 
     step: int

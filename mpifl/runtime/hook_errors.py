@@ -207,13 +207,14 @@ class Dropped:
     reason: str
 
 
-def attempt(work: Callable[[], Made], place: VisitPlace, drops: bool) -> Made | Dropped:
+def attempt(work: Callable[[], Made], place: VisitPlace, drops: bool, kept: Kept) -> Made | Dropped:
     """Return the result of a visit, with a second attempt if the first fails and `drops` is set.
 
     Args:
         work: carries out the visit.
         place: where it takes place.
         drops: True leaves out a client that fails twice; False raises at the first failure.
+        kept: makes a context around each attempt.
 
     Returns:
         The result of `work`, or the client that is left out, with the reason.
@@ -225,7 +226,8 @@ def attempt(work: Callable[[], Made], place: VisitPlace, drops: bool) -> Made | 
     """
     for number in (1, 2):
         try:
-            return work()
+            with kept():
+                return work()
         except Exception as raised:
             error, hook, where = raised, "", place
             if isinstance(raised, HookFailed):
@@ -245,7 +247,9 @@ def attempt(work: Callable[[], Made], place: VisitPlace, drops: bool) -> Made | 
     return Dropped(place.step, place.client, place.visit, reason)
 
 
-def first_that_works(work: Callable[[int], Made], clients: Sequence[int], step: int, drops: bool) -> Made:
+def first_that_works(
+    work: Callable[[int], Made], clients: Sequence[int], step: int, drops: bool, kept: Kept = nullcontext
+) -> Made:
     """Return the result of the first client's visit, which is measured in place of other clients' visits.
 
     Args:
@@ -253,6 +257,7 @@ def first_that_works(work: Callable[[int], Made], clients: Sequence[int], step: 
         clients: numbers of the clients.
         step: server step that the visit would be for.
         drops: True tries the next client after a failure, up to the fifth; False raises.
+        kept: makes a context around each visit.
 
     Raises:
         ClientError: all visits that were tried failed; the error is that of the last one.
@@ -262,7 +267,7 @@ def first_that_works(work: Callable[[int], Made], clients: Sequence[int], step: 
     tried = clients[: MOST_TRIED if drops else 1]
     for k in tried:
         try:
-            made = attempt(partial(work, k), VisitPlace(0, step, k, 0), drops=False)
+            made = attempt(partial(work, k), VisitPlace(0, step, k, 0), drops=False, kept=kept)
         except ClientError as error:
             last = error
         else:

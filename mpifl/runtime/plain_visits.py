@@ -18,7 +18,6 @@ from mpifl.core.algorithm import plain_visit
 from mpifl.core.capabilities import PlainVisit, RememberedUploads, upload_named
 from mpifl.core.client import TrainedVisits
 from mpifl.core.timing import Stopwatch
-from mpifl.core.torch_state import kept
 from mpifl.core.types import Message
 
 from .protocol import ClientTask, ReportHeader, ReportTable, TaskBatch
@@ -91,7 +90,7 @@ class PlainVisitRunner:
         if models.shape[1] != len(out):
             return None
         visit = np.array([task.client], np.int64), np.array([task.visit], np.int64)
-        with self.watch("train"), kept():
+        with self.watch("train"), self.config.kept():
             made = self._in_one_call(visit, [models], [out], message.step)
         table = None if made is None else self._report([task], [out], None, [made])
         if table is None:
@@ -147,7 +146,7 @@ class PlainVisitRunner:
             return None
         made = []
         for some in _runs(c.federation.sizes[clients, 0]):
-            with self.watch("train"), kept():
+            with self.watch("train"), self.config.kept():
                 which = clients[some], visits[some]
                 trained = self._in_one_call(which, models[some], out[some], batch.step)
             if trained is None:
@@ -173,7 +172,7 @@ class PlainVisitRunner:
         distinct = {id(some): some for some in models}
         rows = {number: some.unbind() for number, some in distinct.items()}  # equal starts are one object
         starts = [rows[id(some)][k] for some, k in zip(models, chosen.tolist(), strict=True)]
-        with kept():  # a user's module
+        with self.config.kept():  # a user's module
             outcome = clients.train_visits(visits, starts, out, key, step, visit.mu, visit.change)
         return None if outcome is None else _Trained(outcome, chosen)
 

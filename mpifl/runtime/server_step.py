@@ -233,7 +233,7 @@ class ServerStep:
         client_products: inner products of the models of the last step, if they are measured; on rank 0.
         costs: predicted work of each client's visit [N], in samples.
         updates: if requested, a row for each client of the last step and module of the model, with `client`,
-            `block`, and the figures of `update_statistics`; on rank 0.
+            `block`, and the figures of `measures.update_statistics`; on rank 0.
     """
 
     def __init__(self, config: StepConfig, measures: Sequence[Measure] = ()) -> None:

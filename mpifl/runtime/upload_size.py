@@ -14,7 +14,6 @@ from mpifl.aggregation.tables import read_rows
 from mpifl.aggregation.update_filter import FilteredVisit
 from mpifl.core.capabilities import NewClients, hooks_of, uses
 from mpifl.core.devices import message_on, tensors_on
-from mpifl.core.torch_state import kept
 from mpifl.core.types import Message, Reads, Report, Server
 from mpifl.traffic.encoding import hidden_bytes, statistics_size, time_stamp_bytes, upload_bytes
 from mpifl.traffic.ledger import StatisticsSize
@@ -155,11 +154,11 @@ def _statistics_size(server_step: ServerStep, server: Server, clients: Sequence[
 
     def visit(k: int) -> Report:
         client = c.clients.client(k, step=server.version + 1, epochs=0, steps=None)
-        with kept(), ClientCall(c.algorithm, "fingerprint", client=k, visit=0):
+        with ClientCall(c.algorithm, "fingerprint", client=k, visit=0):
             there = tensors_on(shown, c.clients.device)
             return hooks_of(c.algorithm, NewClients).fingerprint(client, there, c.seed.of("size"))
 
-    report = first_that_works(visit, clients, server.version + 1, c.drops)
+    report = first_that_works(visit, clients, server.version + 1, c.drops, c.kept)
     return statistics_size(c.payload, shown, report)
 
 
@@ -180,11 +179,11 @@ def _upload(server_step: ServerStep, server: Server, kind: Kind) -> tuple[Report
         vectors = {name: read_rows(rows, name, which) for name, which in reads.items()}
         client = c.clients.client(k, epochs=0, steps=None)
         message = message_on(Message(vectors, reads), c.clients.device)
-        with kept(), ClientCall(c.algorithm, "local_update", client=k, visit=0):
+        with ClientCall(c.algorithm, "local_update", client=k, visit=0):
             report, _ = c.algorithm.local_update(message, {}, client, c.seed.of("size"))
         trial = FilteredVisit(message, 0, c.seed.of("size"), c.filters.told())
         return c.filters.client(report, trial), message
 
     alike = (k for k in range(c.problem.num_clients) if kind_of_visit(reads_of(k)) == kind)
     tried = [*islice(alike, MOST_TRIED if c.drops else 1)]
-    return first_that_works(visit, tried, server.version + 1, c.drops)
+    return first_that_works(visit, tried, server.version + 1, c.drops, c.kept)

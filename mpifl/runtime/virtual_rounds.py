@@ -139,13 +139,11 @@ class VirtualRounds(RoundClock):
             before: np.ndarray = counted[clients] - is_among(clients, trained) + self.left_out[clients]
             return before
 
-        moved = ledger.close(step, plan.cohort, visits)
-        if self.rule is None or not step:
-            moved = moved.sizes() if self.duration.same_for_all else moved
-            return self.duration.round_end(self.now, moved, ledger.cast_bytes(step))
+        moved = ledger.close(step, plan.cohort, visits).without(plan.late)
         shares = {k: float(share) for k, share in plan.work.items()}
-        kept, cast = moved.without(plan.late), ledger.cast_bytes(step)
-        return max(plan.until, self.duration.round_end(self.now, kept, cast, shares))
+        if self.duration.same_for_all and not shares:
+            moved = moved.sizes()
+        return max(plan.until, self.duration.round_end(self.now, moved, ledger.cast_bytes(step), shares))
 
     @property
     def virtual(self) -> float:
@@ -153,10 +151,9 @@ class VirtualRounds(RoundClock):
         return self.now
 
     @property
-    def late_uploads(self) -> np.ndarray:
+    def late_uploads(self) -> np.ndarray | int:
         """How many uploads each client has sent too late [N]."""
-        sends = self.rule is not None and self.rule.late_send
-        return self.left_out if sends else np.zeros_like(self.left_out)
+        return self.left_out if self.rule is not None and self.rule.late_send else 0
 
     @property
     def metrics(self) -> Mapping[str, float]:

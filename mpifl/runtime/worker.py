@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from mpifl.core.capabilities import (
 from mpifl.core.client import Client, Peer
 from mpifl.core.devices import (
     CPU,
-    Downloads,
+    RowsOnDevice,
     report_to_main_memory,
     state_on,
     tensors_on,
@@ -52,7 +52,6 @@ from .step_config import StepConfig
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
 TRAIN = "train"  # name of the training data among the sets on which clients are evaluated
-T = TypeVar("T")
 _Exchanges = dict[tuple[str, str, int], tuple[int, int]]
 
 
@@ -120,8 +119,9 @@ class Worker:
         reused = self._remembered is not None or uses(config.algorithm, SecondLook)
         self._sums_only = config.sums.exact and not (reused or config.filters.in_main_memory)
         self._plain = config.in_one_call and config.in_one_call(config, tables, watch)
+        self._attempt = partial(attempt, kept=config.kept)
         self._buffer = UploadBuffer()
-        self._downloads = Downloads(config.clients.device)
+        self._downloads = RowsOnDevice(config.clients.device)
         self.sends_changes = False
         self._bases: dict[int, Vector | None] = {}  # report number -> what its upload `model` is based on
         self._public: Sequence[Client] = ()  # the server's own data sets; read at first use
@@ -139,14 +139,8 @@ class Worker:
     def _key(self, hook: str, *address: int) -> Key:
         return self.config.seed.of(hook, *address)
 
-    def _attempt(self, work: Callable[[], T], step: int, client: int, visit: int, drops: bool) -> T | Dropped:
-        """Return the result of a visit; see `attempt`."""
-
-        def guarded() -> T:
-            with self.config.kept():
-                return work()
-
-        return attempt(guarded, VisitPlace(self.config.transport.rank, step, client, visit), drops)
+    def _place(self, step: int, client: int, visit: int) -> VisitPlace:
+        return VisitPlace(self.config.transport.rank, step, client, visit)
 
     # -- a step ----------------------------------------------------------------------------------------------
 
@@ -186,7 +180,7 @@ class Worker:
             for task in batch.visits:
                 work = partial(self._report, task, batch, peers, None if fingerprint else visits)
                 drops = self.config.drops and not fingerprint
-                report = self._attempt(work, batch.step, task.client, task.visit, drops)
+                report = self._attempt(work, self._place(batch.step, task.client, task.visit), drops)
                 counter.advance()
                 if isinstance(report, Dropped):
                     dropped.append(report)
@@ -426,7 +420,7 @@ class Worker:
 
         self.config.counter.begin()
         with self._downloads:
-            made = self._attempt(work, message.step, task.client, task.visit, self.config.drops)
+            made = self._attempt(work, self._place(message.step, task.client, task.visit), self.config.drops)
         self.config.counter.advance()
         if isinstance(made, Dropped):
             return made, {}
@@ -476,7 +470,7 @@ class Worker:
                 message = self._downloads.message(self.message(task, batch.step, batch.version))
                 state = state_on(self.config.store.load("state", task.client, task.visit), device)
                 work = partial(self._scores, message, state, client)
-                scores = self._attempt(work, batch.step, task.client, last, drops=False)
+                scores = self._attempt(work, self._place(batch.step, task.client, last), drops=False)
                 counter.advance()
                 assert not isinstance(scores, Dropped)
                 out[task.client] = scores
@@ -495,7 +489,7 @@ class Worker:
                 work = partial(
                     self.hooks.model_of, message, state_on(state, device), client, client.layout.size
                 )
-                model = self._attempt(work, batch.step, task.client, task.visit, drops=False)
+                model = self._attempt(work, self._place(batch.step, task.client, task.visit), drops=False)
                 assert not isinstance(model, Dropped)
                 row.copy_(to_main_memory(model))
         return clients, rows

@@ -1,1 +1,1 @@
-"""Supervision of a running process: progress, logs, signals, exit codes, stopped processes."""
+"""Supervision of a running process: progress, logs, outputs, signals, exit codes, stopped processes."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from mpifl.core.case_names import folder_name, labels_of, slug_of, title_of
+from mpifl.core.case_names import folder_name, label_among, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.textfiles import MAX_NAME_BYTES
 from mpifl.experiment import loader
@@ -270,9 +270,10 @@ def _special(rows: Any, tree: Mapping[str, Any], labels: Mapping[str, str]) -> M
     require(isinstance(rows, dict), path, rows, "use a mapping of rows to parts of a configuration")
     known = labels_of(tree["vary"].get(ROWS, []))
     for label in rows:
-        if str(label) not in known:
+        if label_among(label, known) is None:
             raise UserError(path, label, f"no such row; {nearest(str(label), known)}")
-    part: Any = {str(label): part for label, part in rows.items()}.get(labels.get(ROWS, ""), {})
+    mine = labels.get(ROWS, "")
+    part: Any = next((part for label, part in rows.items() if label_among(label, (mine,))), {})
     require(isinstance(part, dict), f"{path}.{labels.get(ROWS)}", part, "use a part of a configuration")
     return dict(part)
 
@@ -417,9 +418,10 @@ def _labels(texts: Sequence[str], known: Collection[str]) -> list[str]:
         parts = text.split(",")
         while parts:
             names = [",".join(parts[:n]).strip() for n in range(len(parts), 0, -1)]
-            name = next((name for name in names if name in known), names[-1])
-            out.append(name)
-            parts = parts[len(names) - names.index(name) :]
+            found = [label_among(name, known) for name in names]
+            at = next((i for i, label in enumerate(found) if label is not None), len(names) - 1)
+            out.append(found[at] or names[at])
+            parts = parts[len(names) - at :]
     return out
 
 

@@ -18,20 +18,6 @@ from .ledger import StatisticsSize, count_numbers, travels_whole
 from .payload import NumberFormat
 
 
-def vector_bytes(
-    payload: NumberFormat, filters: UpdateFilters, report: Report, message: Message
-) -> Mapping[str, int]:
-    """Return the size in bytes of each vector that a report sends after training.
-
-    Args:
-        payload: the form in which numbers are sent.
-        filters: what happens to the report on its way.
-        report: the client's report.
-        message: the client's download.
-    """
-    return filters.sizes(payload.vector_bytes(report), report, message)
-
-
 def download_bytes(reads: Reads, widths: Mapping[str, int], payload: NumberFormat) -> int:
     """Return the size in bytes of the rows that a client downloads; a mixture of rows is one vector.
 
@@ -59,7 +45,7 @@ def upload_bytes(payload: NumberFormat, filters: UpdateFilters, report: Report, 
         message: the client's download.
     """
     notes = {name: count_numbers(v) for name, v in report.notes.items() if name not in report.unsent}
-    vectors = sum(vector_bytes(payload, filters, report, message).values())
+    vectors = sum(filters.sizes(payload.vector_bytes(report), report, message).values())
     return vectors + sum(payload.size(numbers, note=True) for numbers in notes.values())
 
 
@@ -75,7 +61,7 @@ def hidden_bytes(
         message: the client's download.
         clients: number of clients in the round.
     """
-    clear = vector_bytes(payload, filters, report, message)
+    clear = filters.sizes(payload.vector_bytes(report), report, message)
     down, sent = filters.traffic(clear, report, clients, payload.header_bytes)
     return down, sum(sent.values()) - sum(clear.values())
 

@@ -12,7 +12,7 @@ from mpifl.core.conversion import converted, untyped
 from mpifl.core.errors import UserError
 from mpifl.core.units import ENDINGS
 
-WRONG = None
+WRONG = object()
 READ = {  # text -> as int, as float, as bool, as what it looks like; WRONG: refused
     "10": (10, 10.0, WRONG, 10),
     "+7": (7, 7.0, WRONG, 7),
@@ -67,6 +67,12 @@ def test_a_text_is_read_by_the_type_of_its_option(text):
     assert converted(dict[str, Any], {"3": [text, {"x": text}]}, "k") == {"3": [looks, {"x": looks}]}
 
 
+def test_an_integer_beyond_any_float_looks_like_a_text():
+    assert untyped("9" * 400) == "9" * 400
+    with pytest.raises(UserError, match="is too large"):
+        converted(int, "9" * 400, "k")
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "wanted"),
     [
@@ -100,7 +106,7 @@ def test_a_text_is_read_by_the_type_of_its_option(text):
     ],
 )
 def test_values_of_python_and_containers(kind, value, wanted):
-    if (wanted is WRONG and value is not None) or (kind in (int, str) and value is None):
+    if wanted is WRONG:
         with pytest.raises(UserError, match=r"^k = "):
             converted(kind, value, "k")
     else:

@@ -1,99 +1,38 @@
-"""What a configuration becomes before the first step: initial weights, who is evaluated, what is refused."""
+"""What a run says before its first step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
-from numpy.testing import assert_array_equal
 from support import toy
-from torch import nn
 
-from mpifl.algorithms.registry import CATALOGUE
+from mpifl.algorithms.fedavg import FedAvg
 from mpifl.comm.single import Single
-from mpifl.core.errors import UserError
-from mpifl.experiment.schema import EvaluationConfig, Seeds, SystemConfig
-from mpifl.models import MODELS
-
-
-def initial(**seeds: int) -> Callable[[int], torch.Tensor]:
-    """Return j -> the j-th initial vector."""
-    config = toy.config_of(CATALOGUE["fedavg"](), seed=Seeds(**seeds))
-    return toy.context_of(config, toy.Tiny()).problem.init
-
-
-def first(j: int = 0, **seeds: int) -> torch.Tensor:
-    """Return the j-th initial vector."""
-    return initial(**seeds)(j)
-
-
-@pytest.mark.parametrize("seed", ["data", "training", "system"])
-def test_initial_weights_follow_the_models_seed_alone(seed):
-    assert torch.equal(first(), first(**{seed: 7}))
-    assert not torch.equal(first(), first(model=7))
-    assert torch.equal(first(2, model=7), first(2, model=7, **{seed: 9}))
-
-
-def test_initial_weights_are_independent_and_draw_nothing_from_the_process():
-    init = initial()
-    torch.manual_seed(3)
-    before = torch.random.get_rng_state()
-    assert not torch.equal(init(0), init(1))
-    assert torch.equal(torch.random.get_rng_state(), before)
+from mpifl.driver.run import announce
+from mpifl.experiment import placement
+from mpifl.experiment.schema import SystemConfig
 
 
 @pytest.mark.parametrize(
-    ("asked", "clients"),
+    ("device", "graphs", "optimizer", "told"),
     [
-        (None, range(7)),
-        (7, range(7)),
-        (99, range(7)),
-        (1, [0]),
-        (2, [0, 6]),
-        (3, [0, 3, 6]),
-        (4, [0, 2, 4, 6]),
+        ("cuda:0", None, "sgd", True),
+        ("cuda:0", False, "sgd", True),
+        ("cpu", None, "sgd", False),
+        ("cuda:0", True, "sgd", False),
+        ("cuda:0", None, "adam", False),
     ],
 )
-def test_judged_clients_are_evenly_spaced_from_the_first_to_the_last(asked, clients):
-    config = toy.config_of(CATALOGUE["fedavg"](), evaluation=EvaluationConfig(clients=asked))
-    context = toy.context_of(config, toy.Tiny(7, 1))
-    assert_array_equal(context.evaluated_clients, np.array(clients))
-
-
-class Normed:
-    """A model with batch norm."""
-
-    def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """Return the network."""
-        module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, num_classes))
-        module.embed = nn.Flatten()
-        return module
-
-
-class Drawing(nn.Sequential):
-    """A network that draws by a function, which no layer says."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits."""
-        return super().forward(nn.functional.dropout(x, training=self.training))
-
-
-class Dropped:
-    """A model of this network."""
-
-    def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """Return the network."""
-        return Drawing(nn.Flatten(), nn.Linear(16, num_classes))
-
-
-@pytest.mark.parametrize(
-    "model", [MODELS["flt_mlp"](), Normed(), Dropped()], ids=["dropout", "batch norm", "function"]
-)
-def test_a_model_whose_clients_cannot_share_a_step_is_not_stacked(model, tmp_path):
-    fedavg, world = CATALOGUE["fedavg"](), toy.Tiny()
-    with pytest.raises(UserError, match=r"system\.stack = 2"):
-        toy.start(fedavg, world, tmp_path, Single(), model=model, system=SystemConfig(stack=2))
-    alone, _ = toy.start(fedavg, world, tmp_path, Single(), model=model, system=SystemConfig(stack=0))
-    assert alone.config.stack == 1
+def test_on_a_gpu_graphs_are_named_where_they_would_help(device, graphs, optimizer, told, monkeypatch):
+    said: list[str] = []
+    here = placement.place(Single())
+    monkeypatch.setattr("mpifl.driver.run.line", lambda identity: "")
+    context = toy.context_of(toy.config_of(FedAvg()), toy.Tiny())
+    changed = replace(
+        context.config,
+        system=SystemConfig(cuda_graphs=graphs),
+        local=replace(context.config.local, optimizer=optimizer, momentum=0.0),
+    )
+    announce(replace(context, config=changed, places=(here | {"device": device},)), said.append, False)
+    assert any("--system.cuda_graphs true" in text for text in said) == told

@@ -66,29 +66,6 @@ def test_workers_that_share_a_gpu_are_told_of_mps():
     assert placement.hints([*shared[:2], rank(1, gpus="a", gpu="a")]) == [], "the server computes nothing"
 
 
-@pytest.mark.parametrize(
-    ("device", "graphs", "optimizer", "told"),
-    [
-        ("cuda:0", None, "sgd", True),
-        ("cuda:0", False, "sgd", True),
-        ("cpu", None, "sgd", False),
-        ("cuda:0", True, "sgd", False),
-        ("cuda:0", None, "adam", False),
-    ],
-)
-def test_on_a_gpu_graphs_are_named_where_they_would_help(device, graphs, optimizer, told, monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr("mpifl.driver.run.line", lambda identity: "")
-    context = toy.context_of(toy.config_of(FedAvg()), toy.Tiny())
-    changed = replace(
-        context.config,
-        system=SystemConfig(cuda_graphs=graphs),
-        local=replace(context.config.local, optimizer=optimizer, momentum=0.0),
-    )
-    announce(replace(context, config=changed, places=(rank() | {"device": device},)), said.append, False)
-    assert any("--system.cuda_graphs true" in text for text in said) == told
-
-
 OPTIONS_OF_GRAPHS = {
     "": True,
     "--model lenet5": True,

@@ -276,6 +276,22 @@ def test_labels_with_commas_are_chosen():
         assert sorted(case.labels["model.hidden"] for case in found) == sorted(expected)
 
 
+def test_numbers_that_label_cases_are_named_as_they_are_written_or_shown():
+    """`0.10` of a list has the label 0.1; a label of a mapping stays as it is."""
+    vary = {"local.lr": ["0.10", "1e-3"], "seed": ["0"]}
+    table = {"title": "T", "figures": TABLE["figures"], "published": {"0.10": ["1"], "0.001": ["2"]}}
+    assert len(cases(whole(vary=vary, table=table))) == 2
+    found = from_tree(TableConfig, table)
+    assert [found.text_of("", label)[0] for label in ("0.1", "0.001")] == ["1", "2"]
+    part = Part.of(only=["local.lr=1e-3"])
+    part.check(vary)
+    assert [c.config.local.lr for c in part.chosen(cases(whole(vary=vary, table=None)))] == [0.001]
+    columns = {"X": {"rows": {"1.0": {"rounds": "3"}}}}
+    rows = {"1.0": {"rounds": "5"}}
+    (case,) = cases(whole(vary={"rows": rows, "columns": columns}, table=None))
+    assert case.config.rounds == 3
+
+
 def test_cases_are_listed_without_running_any(tmp_path, capsys):
     assert main(["sweep", file_of(tmp_path), "--list", "--only", "seed=1"]) == 0
     assert capsys.readouterr().out == "rows FedAvg, seed 1\nrows Local, seed 1\n2 of 4 cases\n"

@@ -21,7 +21,6 @@ from mpifl.core.parameters import Layout, VectorParts
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Message, Report
 from mpifl.traffic.compression import QSGD, Coder, Int8, Payload, RandomK, TopK, Uncompressed
-from mpifl.traffic.encoding import vector_bytes
 
 D = 163
 HALF = TopK(0.5)  # one of two numbers: 4 bytes, and 4 for its place
@@ -185,7 +184,7 @@ class Link:
 
     def up(self, sent: Report, message: Message, visit: int, where: Key) -> tuple[Report, Mapping[str, int]]:
         """Return a report as it arrives, and the bytes of its vectors."""
-        size = vector_bytes(self.coder.payload, UpdateFilters([self.coder]), sent, message)
+        size = UpdateFilters([self.coder]).sizes(self.coder.payload.vector_bytes(sent), sent, message)
         return self.coder.client(sent, FilteredVisit(message, visit, where, store=self.store)), size
 
 
@@ -311,7 +310,7 @@ def test_what_no_federation_sends_costs_nothing_and_arrives_whole(coder):
     sent, size = coder(compression=HALF).up(whole, message, 0, key(0))
     assert size == {"model": 8}
     assert_close(sent.vectors["delta"], torch.tensor([4.0, 5.0]))
-    assert vector_bytes(Payload(), UpdateFilters(), whole, message) == {"model": 8}
+    assert UpdateFilters().sizes(Payload().vector_bytes(whole), whole, message) == {"model": 8}
 
 
 def test_statistics_are_rounded_and_never_compressed(coder):

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.devices import (
     CPU,
-    Downloads,
+    RowsOnDevice,
     message_on,
     report_to_main_memory,
     split_on,
@@ -107,7 +107,7 @@ def test_a_gpu_is_asked_for_the_same_bits_each_time_and_a_cpu_is_left_alone(monk
 def test_rows_that_many_clients_download_are_copied_once():
     """Until the step ends: then the same memory may hold other numbers."""
     rows, other = torch.zeros(2, 3), torch.ones(3)
-    downloads = Downloads(META)
+    downloads = RowsOnDevice(META)
     first = downloads.message(Message({"model": rows}, {"model": (0, 1)}, version=4, step=5))
     second = downloads.message(Message({"model": rows, "head": other}, {"model": (0, 1), "head": 0}))
     assert first["model"].device == META
@@ -120,14 +120,14 @@ def test_rows_that_many_clients_download_are_copied_once():
 
 
 def test_few_rows_are_kept_on_a_device():
-    downloads, rows = Downloads(META), torch.zeros(Downloads.MOST + 1, 3)
+    downloads, rows = RowsOnDevice(META), torch.zeros(RowsOnDevice.MOST + 1, 3)
     first, *_ = [downloads.message(Message({"model": row}, {"model": 0}))["model"] for row in rows]
     assert downloads.message(Message({"model": rows[0]}, {"model": 0}))["model"] is not first
 
 
 def test_on_the_cpu_rows_are_those_of_the_table():
     rows = torch.zeros(2, 16)
-    assert Downloads(CPU).message(Message({"model": rows}, {"model": (0, 1)}))["model"] is rows
+    assert RowsOnDevice(CPU).message(Message({"model": rows}, {"model": (0, 1)}))["model"] is rows
 
 
 def test_training_brings_no_test_images_to_a_device():
