@@ -1,10 +1,11 @@
 """The libraries of C kernels, and the calls of exact sums (reductions.c).
 
 `pooling` calls the rest of reductions.c, `training_calls` and `convolutions` the others. They are built if
-a C compiler is available when mpifl is installed. Check `AVAILABLE` before calling what stands here: it
-returns the same bits as the PyTorch code that replaces it elsewhere. Check `TRAINING_AVAILABLE` before
-calling the others: their last bits differ from PyTorch's. Libraries built from sources other than the ones
-beside this file are not used; `BUILD` describes the libraries in use, and `PROBLEM` says why there are none.
+a C compiler is available when mpifl is installed. Check `AVAILABLE` before calling the exact sums here or
+`pooling`: they return the same bits as the PyTorch code that replaces them elsewhere. Check
+`TRAINING_AVAILABLE` before calling `training_calls` or `convolutions`: their last bits differ from
+PyTorch's. Libraries built from sources other than the ones beside this file are not used; `BUILD` describes
+the libraries in use, and `PROBLEM` says why there are none.
 
 Every function checks the type, device, memory layout and length of its tensors and raises `ValueError` if
 they do not fit, because C code that reads beyond the end of a tensor returns wrong numbers without an error.

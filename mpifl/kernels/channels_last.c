@@ -1,4 +1,4 @@
-/* Layers of wide networks, called by bindings.py inside PyTorch's loop.
+/* Layers of wide networks, called by convolutions.py inside PyTorch's loop.
  *
  * Convolutions of stride 1 with kernels of 3x3 and 5x5: Winograd's F(4x4, 3x3) and F(2x2, 5x5) after Lavin and Gray, "Fast
  * algorithms for convolutional neural networks", CVPR 2016. Both compute a tile of pixels with 36 products: sixteen pixels

@@ -1,4 +1,4 @@
-/* Exact weighted sums, largest absolute values, and 2x2 pooling. Called through ctypes by bindings.py.
+/* Exact weighted sums, largest absolute values, and 2x2 pooling. Called through ctypes by bindings.py and pooling.py.
  *
  * Every function returns the same bits on every processor: products and sums are rounded separately (-ffp-contract=off)
  * and the order of additions is fixed. */

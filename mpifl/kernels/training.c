@@ -1,5 +1,5 @@
 /* Training of small feed-forward networks: forward pass, gradient and SGD step for one batch after the other, without a
- * call into Python in between. Called through ctypes by bindings.py.
+ * call into Python in between. Called through ctypes by training_calls.py.
  *
  * Convolutions keep one sample per vector lane, so that few channels and odd sizes cost nothing. Dense layers keep samples
  * as rows and update their weights while the gradient is in registers. The arithmetic (training_simd.inc) is compiled once
@@ -16,8 +16,8 @@
 #include "dispatch.h"
 
 enum { LANES = 16, MAX_TILE = 12, MAX_LAYERS = 64 };
-enum { CONV, RELU, MAX_POOL, AVG_POOL, RELU_AVG_POOL, FLATTEN, DENSE, DROPOUT }; /* struct layer: kind; as in bindings.py */
-enum { BAD_LABEL = -1, BAD_INDEX = -2, SMALL_WORKSPACE = -3 }; /* errors; as in bindings.py */
+enum { CONV, RELU, MAX_POOL, AVG_POOL, RELU_AVG_POOL, FLATTEN, DENSE, DROPOUT }; /* layer.kind; as in training_calls.py */
+enum { BAD_LABEL = -1, BAD_INDEX = -2, SMALL_WORKSPACE = -3 }; /* errors; as in training_calls.py */
 
 /* One layer; bindings.LAYER has the same fields. For a dense layer, in_height and in_width are 1. */
 struct layer {
