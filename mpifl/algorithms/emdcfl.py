@@ -121,19 +121,22 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         source, target = (self._embed(client, extractor, name, key) for name in ("train", self.against))
         e = source.shape[1]
         R = _projection(e, max(1, int(self.projection * e)), key)  # [e, p]
+        projected = source @ R
         if self.against == "train":
             target = self._embed(client, extractor, "val", key)
         if self.tau == "plain":
             tau = self._emd(source, target)
+        elif self.tau == "shared":
+            tau = self._emd(projected, target @ R)
         else:
-            R_tau = R if self.tau == "shared" else _projection(e, e, key.of("tau"))
+            R_tau = _projection(e, e, key.of("tau"))
             tau = self._emd(source @ R_tau, target @ R_tau)
         distance = np.zeros(len(peers))
         for i, peer in enumerate(peers):
             if not peer.wanted:
                 distance[i] = nan
             elif peer.id != client.id:
-                sent = self._noisy(source @ R, key.of("noise", client.id, peer.id))
+                sent = self._noisy(projected, key.of("noise", client.id, peer.id))
                 peer.send(sent)
                 theirs = peer.ask(extractor, lambda c, omega: self._answer(c, omega, R, key))
                 distance[i] = round(self._emd(sent, theirs) - tau, 4)

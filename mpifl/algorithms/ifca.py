@@ -205,7 +205,7 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         """Choose k = argmin_j F_i(w_j), train w_k."""
         models = self._models(message, client)
         alone = bool(self.warm_rounds) and len(models) == 1
-        k = self._best(client, models)
+        k = self._best(client, models) if len(models) > 1 else 0
         step: dict[str, Any] = {}
         if self.variant == "gradient":
             step = {"epochs": 1, "batch_size": client.num_samples, "momentum": 0.0, "optimizer": "sgd"}

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from mpifl.core.method import Algorithm, Capability, Client, Key, Needs, Plan, ServerEvaluation, declared
+from mpifl.core.mixing import updated
 from mpifl.core.options import NonNegativeInt
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
@@ -47,11 +48,12 @@ class Local(ServerEvaluation, Algorithm):
         start = problem.init(0)
         if self.pretrain_epochs:
             start = pretrained(problem, self.pretrain_epochs, key).mean(0)
-        return Server({"model": start[None]}, np.zeros(problem.num_clients, np.int64))
+        told = {"told": np.zeros(problem.num_clients, bool)} if self.pretrain_epochs else None
+        return problem.server(start[None], algorithm_state=told)
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download nothing, or the pre-trained model before the first visit."""
-        return {"model": (0,)} if self.pretrain_epochs and not server.assign[k] else {}
+        return {"model": (0,)} if self.pretrain_epochs and not server.algorithm_state["told"][k] else {}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train on from the client's own model."""
@@ -62,9 +64,8 @@ class Local(ServerEvaluation, Algorithm):
         """Mix nothing; remember who has downloaded the pre-trained model."""
         if not self.pretrain_epochs:
             return Plan([])
-        assign = server.assign.copy()
-        assign[notes.client] = 1
-        return Plan([], assign=assign)
+        told = updated(server.algorithm_state["told"], notes.client, True)
+        return Plan([], algorithm_state={"told": told})
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return the client's own model."""

@@ -24,7 +24,6 @@ from .transforms import Op
 LONGEST_SIDE = 10_000  # pixels of an image
 ImageSide = Annotated[int, Interval(ge=1, le=LONGEST_SIDE)]
 TEST_SHARE = 0.2  # of a client's samples, if it is tested on samples of its own
-MOST_GROUPS = 1 << 31
 TRIED_GROUPS = 10  # groups on whose samples a user's operations are tried
 CLIENT_BYTES = 50  # approximate memory of a registered client at rank 0 (docs/performance.md)
 
@@ -283,7 +282,7 @@ def check_spec(spec: ScenarioSpec, pool: Pool, name: str) -> None:
     for field_name in ("groups", "blocks"):
         held = getattr(spec, field_name)
         what = f"{field_name} must be an array [clients] of whole numbers from 0"
-        require(held is None or _whole(held, MOST_GROUPS), "name", name, what)
+        require(held is None or (_whole(held) and bool((held >= 0).all())), "name", name, what)
     for field_name in ("public", "group_test_sets"):
         what = f"{field_name} must hold arrays of samples of the source, 0 to {len(pool.labels) - 1}"
         inside = all(_whole(held, len(pool.labels)) for held in getattr(spec, field_name))

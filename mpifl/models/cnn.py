@@ -174,8 +174,8 @@ class LeafCNN(ShapeModel):
 class CcflCNN(ShapeModel):
     """Two 5x5 convolutions with ReLU and max pool, fc 512 = the embedding. CCFL, FashionMNIST experiments.
 
-    The paper gives no channels: 32 and 64 are taken. On 1x28x28 with 10 classes: 582,026 parameters
-    (valid) or 1,663,370 (same).
+    The paper (appendix A.1) gives no channels: 32 and 64 are taken. On 1x28x28 with 10 classes: 582,026
+    parameters (valid) or 1,663,370 (same).
 
     Attributes:
         padding: `valid` (none) or `same` (the convolutions keep the size).

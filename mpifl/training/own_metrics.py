@@ -25,9 +25,9 @@ TAKEN = {  # names, and beginnings of names, of columns of metrics.csv and clien
     *("num_clusters", "num_unplaced", "ari", "ari_everyone", "nmi", "purity", "churn", "mixture_kl"),
     *("arrivals", "refusal_rate", "staleness", "client_distance", "head_distance", "federation_bytes"),
     *("epsilon", "clip", "work", "late_clients", "secure_dropped", "secure_skipped", "robust_too_small"),
-    "mixture_kl_uploads",
+    *("mixture_kl_uploads", "tuned"),
 }
-PREFIXES = ("accuracy", "loss")
+PREFIXES = ("accuracy", "loss", "tuned_size")
 SUFFIXES = ("_train", "_initial", "_finetuned", "_mean", "_std", "_min", "_max")
 
 

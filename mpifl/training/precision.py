@@ -18,7 +18,7 @@ import torch
 from mpifl.core import instructions
 from mpifl.core.errors import require
 
-FLOAT32, TF32, BFLOAT16 = PRECISIONS = ("float32", "tf32", "bfloat16")
+FLOAT32, TF32, BFLOAT16 = ("float32", "tf32", "bfloat16")
 LACKS = {
     (TF32, "cpu"): "processor has no TF32, which is GPUs'",
     (TF32, "cuda"): "GPU has no TF32",

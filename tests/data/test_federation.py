@@ -447,6 +447,7 @@ class Typed(Scenario):
             "rows": np.zeros((2, 2), int),
             "function": (lambda x, y, group: (x, y),),
             "far": (np.array([1797]),),
+            "large": np.array([0, 1 << 31]),
         }
         field, _, value = self.where.partition(" ")
         if field == "compose":
@@ -494,7 +495,8 @@ def test_what_a_users_scenario_returns_is_checked_by_type_and_range(cache, where
     """Group -1 was turned as the last one; most of the others ended in a traceback."""
     with pytest.raises(UserError, match=f"data.scenario.name = 'Typed': {says}"):
         open_federation(DataConfig(cache=str(cache), scenario=Typed(where)), 0)
-    assert open_federation(DataConfig(cache=str(cache), scenario=Typed()), 0).num_clients == 2
+    for good in ("", "groups large", "blocks large"):
+        assert open_federation(DataConfig(cache=str(cache), scenario=Typed(good)), 0).num_clients == 2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ The writers are PIL, NumPy, pyarrow, h5py, SciPy and json; the mistakes are thos
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -306,6 +307,21 @@ FOLDERS = {
 def test_folders_of_pictures(tmp_path, name):
     case = FOLDERS[name]
     met(tmp_path, Case(case.write, case.refused, case.said, case.check, {**FOLDER, **case.source}))
+
+
+def test_hidden_folders_are_not_searched(tmp_path, monkeypatch):
+    """A repository or the thumbnails of a server may hold more files than the pictures are."""
+    hidden = (".git/objects/00", "cat/@eaDir/0.png")
+    both(pictures(CATS_AND_DOGS), *(put(f"{name}/0.gif") for name in hidden))(tmp_path)
+    entered, listed = [], os.scandir
+
+    def scandir(path="."):
+        entered.append(Path(path).relative_to(tmp_path / FOLDER["path"]).as_posix())
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert SOURCES["folder"](path=FOLDER["path"])._not_read(tmp_path / FOLDER["path"], []) != ()
+    assert sorted(entered) == [".", "cat", "dog"]
 
 
 def test_a_picture_is_turned_as_its_camera_says(tmp_path):

@@ -119,12 +119,14 @@ NAMES = {
     "attacker": {},
     "work": {},
     "secure_dropped": {},
+    "tuned": {},
+    "tuned_size_head": {},
 }
 
 
 @pytest.mark.parametrize(("name", "changes"), NAMES.items())
 def test_names_that_a_run_writes_itself_are_refused(name, changes, tmp_path):
-    """Those of the task's metrics and what begins with them, and those of privacy and rounds."""
+    """Those of the task's metrics and what begins with them, and those of privacy, rounds and fine-tuning."""
     file = tmp_path / "mine.py"
     file.write_text(f"def {name}(output, labels):\n    return 7.0\n")
     config = loader.load(str(CONFIG), [])

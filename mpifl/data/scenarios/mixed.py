@@ -12,7 +12,7 @@ from annotated_types import Interval, MinLen
 
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.federation import CLASSES, IMAGES
-from mpifl.core.options import FiniteNonNegative, Options, ShareBelowOne
+from mpifl.core.options import FiniteNonNegative, Options, Remedy, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists
 from mpifl.data.pool import Pool
@@ -38,7 +38,7 @@ OF_ALL = ("validation", "test", "test_share", "groups")  # keys of a partition t
 class Change(Options):
     """What is done to the samples of a group, see `Mixed`."""
 
-    angle: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] = 0.0
+    angle: Annotated[float, Interval(gt=-math.inf, lt=math.inf), Remedy("must be finite")] = 0.0
     permute_labels: bool = False
     noise: FiniteNonNegative = 0.0
 
@@ -81,7 +81,7 @@ class Mixed(Scenario):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_test_share(self.test, self.test_share)
-        assert len(self._partitions) == len(self._changes)  # which are checked when they are made
+        _ = self._partitions, self._changes  # checked when they are made
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partitions and changes."""

@@ -122,7 +122,7 @@ class PartitionFile(Scenario):
 
     def files(self) -> list[Path]:
         """Return the file: if its content changes, so does the partition."""
-        return [Path(os.path.expanduser(self.path))]
+        return [self._path]
 
     @property
     def _path(self) -> Path:
@@ -130,7 +130,7 @@ class PartitionFile(Scenario):
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition, with the facts and operations in a file of mpifl."""
-        facts = facts_of(self._path, "path")
+        facts = facts_of(self._path)
         if not facts:
             table = read(self._path)
             return ScenarioSpec(
@@ -417,8 +417,8 @@ def read(path: Path) -> Table:
     """
     import pandas as pd
 
-    facts = facts_of(path, "path")
-    with _reading(path, "path"):
+    facts = facts_of(path)
+    with _reading(path):
         if path.suffix == ".json":
             found = _json(path)
         else:
@@ -438,12 +438,12 @@ def read(path: Path) -> Table:
     return Table(pd.DataFrame(columns), clients, facts)
 
 
-def facts_of(path: Path, key: str) -> dict[str, Any]:
+def facts_of(path: Path) -> dict[str, Any]:
     """Return the content of the first line of a file that mpifl wrote; empty for files of other programs."""
-    check_format(path, key, FORMATS)
-    check_file(path, key)
+    check_format(path, "path", FORMATS)
+    check_file(path, "path")
     text = ""
-    with _reading(path, key):
+    with _reading(path):
         if path.suffix == ".parquet":
             from pyarrow import parquet
 
@@ -453,7 +453,7 @@ def facts_of(path: Path, key: str) -> dict[str, Any]:
                 line = file.readline()
             text = line.removeprefix(f"# {MARK} ") if line.startswith(f"# {MARK} ") else ""
         found = json_of(text) if text else {}
-        require(isinstance(found, dict), key, str(path), "was altered in its first line: export it again")
+        require(isinstance(found, dict), "path", str(path), "was altered in its first line: export it again")
     return dict(found)
 
 
@@ -465,17 +465,17 @@ def check_format(path: Path, key: str, formats: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _reading(path: Path, key: str) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
     """Turn the exceptions of a reader into a `UserError` that names the file."""
     try:
         yield
     except UserError:
         raise
     except RepeatedKey as error:
-        raise UserError(key, str(path), str(error)) from error
+        raise UserError("path", str(path), str(error)) from error
     except Exception as error:
         remedy = f"cannot be read as a partition ({in_one_line(error)}); give a table of clients and samples"
-        raise UserError(key, str(path), remedy) from error
+        raise UserError("path", str(path), remedy) from error
 
 
 def _csv(path: Path, facts: Mapping[str, Any]) -> pd.DataFrame:

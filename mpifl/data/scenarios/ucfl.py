@@ -96,8 +96,8 @@ class LabelShift(Scenario):
 
 
 @dataclass(frozen=True)
-class UcflA(LabelShift):
-    """Label shift: images drawn at random, each class cut by Dir(alpha 1_N) over users, 80 / 20 train / test.
+class DrawnOrTrained(LabelShift):
+    """Label shift whose `points` are training images or all images.
 
     Attributes:
         drawn: true: the other reading of the paper, in which `points` counts drawn images, 80 % of them for
@@ -113,28 +113,27 @@ class UcflA(LabelShift):
 
 
 @dataclass(frozen=True)
-class UcflB(LabelShift):
+class UcflA(DrawnOrTrained):
+    """Label shift: random images, each class cut by Dir(alpha 1_N) over users, 80 / 20 train / test."""
+
+
+@dataclass(frozen=True)
+class UcflB(DrawnOrTrained):
     """Label and covariate shift: as A, and each block of users has its images rotated by its own angle.
 
     Attributes:
-        drawn: true: the other reading of the paper, in which `points` counts drawn images, 80 % of them for
-            training.
+        drawn: see `ucfl_a`.
         angles: rotation in degrees, one for each block of users; blocks with equal angles are one group.
     """
 
     clients: PositiveInt = 100
     points: int = 100_000
     alpha: PositiveFloat = 8.0
-    drawn: bool = False
     angles: Annotated[tuple[float, ...], MinLen(1)] = (90.0, 180.0, 270.0, 0.0)
 
     @property
     def _angles(self) -> tuple[float, ...]:
         return self.angles
-
-    @property
-    def _drawn(self) -> bool:
-        return self.drawn
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -182,9 +183,13 @@ class Folder(Source):
     def _not_read(self, top: Path, folders: list[ClassFolder]) -> tuple[str, ...]:
         """Return lines about files that look like pictures and are not read."""
         read = {folder.path for folder in folders}
-        files = [p for p in sorted(top.rglob("*")) if not _of_system(p.relative_to(top)) and p.is_file()]
-        deep = [p for p in files if p.suffix.lower() in PICTURES and p.parent not in read]
-        other = [p for p in files if p.suffix.lower() in NO_PICTURES]
+        files: list[Path] = []
+        for at, inside, names in os.walk(top):
+            inside[:] = [name for name in inside if not _of_system(Path(name))]
+            files += [Path(at, name) for name in names if not _of_system(Path(name))]
+        files.sort()
+        deep = [p for p in files if p.suffix.lower() in PICTURES and p.parent not in read and p.is_file()]
+        other = [p for p in files if p.suffix.lower() in NO_PICTURES and p.is_file()]
         lines = []
         if deep:
             lie = f"{deep[0].relative_to(top)}{_and_more(deep)}"

@@ -246,7 +246,7 @@ def _arrow_files(folder: Path) -> list[Path]:
 
 def _table(file: Path) -> pa.Table:
     """Return the rows of an Arrow file (mapped) or of a Parquet file."""
-    pa = optional("pyarrow", "parquet", "data.source.name", "huggingface")
+    import pyarrow as pa
     from pyarrow import ipc, parquet
 
     with reading(file, "an Arrow file"):

@@ -189,7 +189,7 @@ class Femnist(Source):
 
     def files(self, root: Path) -> list[Path]:
         """Return the JSON shards if there are any, otherwise the archive."""
-        shards = [sorted((root / self.folder / part).glob("*.json")) for part in ("train", "test")]
+        shards = [sorted((root / self.folder / part).glob("*.json")) for part in PARTS]
         if all(shards):
             return [*shards[0], *shards[1]]
         return [root / self.folder / "femnist_leaf_writers.npz"]
@@ -200,8 +200,8 @@ class Femnist(Source):
         if paths[0].suffix == ".npz":
             train, test = read_archive(paths[0])
         else:
-            train = read_users([p for p in paths if p.parent.name == "train"], _of_writer)
-            test = read_users([p for p in paths if p.parent.name == "test"], _of_writer)
+            named = ([p for p in paths if p.parent.name == part] for part in PARTS)
+            train, test = (read_users(shards, _of_writer) for shards in named)
         remedy = "in training or test; fetch it again"
         require(bool(train and test), str(paths[0].parent), "no clients", remedy)
         held = arrays.rows_of_clients(train, test)
@@ -220,9 +220,9 @@ def _of_writer(x: list[Any], y: list[Any], where: str) -> arrays.Held:
 def read_archive(path: Path) -> tuple[Part, Part]:
     """Return the writers (train, test) in the NumPy archive."""
     names = ("x", "y", "writer", "is_test", "users")
-    arrays = read_npz(path, names)
+    found = read_npz(path, names)
     with reading(path, "the writers' archive"):
-        x, y, writer, held, users = (arrays[name] for name in names)
+        x, y, writer, held, users = (found[name] for name in names)
         good = x.dtype == np.uint8 and x.shape[1:] == SHAPE
         require(good, f"{path}: x", f"{x.dtype} {x.shape}", "images must be uint8 [n, 28, 28]")
         y = labels_of(y, f"{path}: y", NUM_CLASSES)

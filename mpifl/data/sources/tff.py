@@ -64,7 +64,7 @@ class TensorFlowFederated(Source):
         import pandas as pd  # heavy: only when files are read
 
         train, test = map(self._read, self.files(root))
-        name, count = str(root / self.path), sum(len(labels) for _, labels in train.values())
+        name = str(root / self.path)
         remedy = "training and test part need some; fetch them again"
         require(bool(train and test), name, "no clients", remedy)
         held = arrays.rows_of_clients(train, test)
@@ -80,7 +80,7 @@ class TensorFlowFederated(Source):
             else arrays.inputs_of(x, name)
         )
         labels, classes = self._labels(y, name, index)
-        parts = (inputs[:count], labels[:count]), (inputs[count:], labels[count:])
+        parts = (inputs[: held.count], labels[: held.count]), (inputs[held.count :], labels[held.count :])
         names, vocabulary = (tuple(map(repr, LETTERS)), len(LETTERS)) if text else (classes, 0)
         return arrays.pool_of(*parts, name, names, vocabulary, 0.0, held.origin, held.names, f"{name}: x")
 
