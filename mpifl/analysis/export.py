@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,8 @@ def export(
     path = None if file is None else Path(file)
     if path is not None:
         require(path.suffix in FORMATS, "--out", file, f"use a file that ends in {' or '.join(FORMATS)}")
+        there = path.suffix != ".parquet" or find_spec("pyarrow") is not None
+        require(there, "--out", file, 'needs pyarrow: pip install "mpifl[parquet]"')
     groups = gather(names, finished_only)
     say_other_inputs(groups)
     found = final_frame(groups, target) if table == "final" else frame(groups, table)
@@ -71,8 +74,6 @@ def export(
             found.to_csv(path, index=False)
         else:
             found.to_parquet(path, index=False, engine="pyarrow")
-    except ImportError as error:
-        raise UserError("--out", file, 'needs pyarrow: pip install "mpifl[parquet]"') from error
     except OSError as error:
         raise UserError("--out", file, f"cannot be written ({error.strerror or error})") from error
     return f"{path}: {len(found)} rows, {len(found.columns)} columns\n"
@@ -199,10 +200,12 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def _column(values: Sequence[Any]) -> pd.Series[Any]:
-    """Return a column of integers, floats, booleans or strings."""
+    """Return a column of integers, floats, booleans or strings; of floats if there is no value."""
     import pandas as pd
 
     kinds = {type(value) for value in values if value is not None}
-    if kinds and (kinds == {bool} or kinds <= {int, float}):
+    if not kinds:
+        return pd.Series(values, dtype="Float64")
+    if kinds == {bool} or kinds <= {int, float}:
         return pd.Series(pd.array(values))
     return pd.Series([None if v is None else readable(str(v)) for v in values], dtype="string")

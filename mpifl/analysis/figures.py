@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpifl.core.errors import require
+from mpifl.core.errors import first_of, require
 from mpifl.core.files import write_atomically
 from mpifl.core.timing import PHASES
 from mpifl.core.units import byte_unit
 from mpifl.results.reader import Run
+from mpifl.supervision.logging import warn_once
 
 from . import statistics_drawn
 from .comparison import Comparison
@@ -40,6 +41,7 @@ MAX_BINS = 40
 ROW, HEAD = 0.34, 1.15  # height of a row, and of the space around the rows, in inches
 FAINT: dict[str, Any] = {"color": "#999999", "ms": 4, "ls": "", "mew": 0.9}
 MAX_MATRICES, MAX_TIMINGS, MAX_LEGEND = 8, 8, 16
+MAX_LEAVES = 500  # of a tree: SciPy recurses once for each join of a chain, and Python allows 1000 calls
 MATRICES = {  # array [N, N] of an algorithm -> title, colour map (light: similar clients)
     "distance": ("distance", "cividis"),
     "collaboration": ("collaboration weight", "cividis_r"),
@@ -232,13 +234,20 @@ def _matrix(figure: Figure, axis: Any, group: Group, title: str, colours: str, v
 
 
 def dendrograms(groups: Sequence[Group], width: float | None = None) -> Figure | None:
-    """Draw the trees of Ward's clustering of the clients by their links (FLT and PCA+kM+HC)."""
+    """Draw the trees of Ward's clustering of the clients by their links (FLT and PCA+kM+HC).
+
+    Trees of more than `MAX_LEAVES` clients are left out, with a warning.
+    """
     from scipy.cluster.hierarchy import dendrogram, linkage
 
     found = [(g.name, g.runs[0].algorithm_state) for g in groups]
     links = [
         (n, s["linked"]) for n, s in found if "linked" in s and "distance" not in s and len(s["linked"]) > 1
     ]
+    large = [f"{name} ({len(linked)} clients)" for name, linked in links if len(linked) > MAX_LEAVES]
+    if large:
+        warn_once(f"trees of more than {MAX_LEAVES} clients are not drawn: {first_of(large)}")
+    links = [(name, linked) for name, linked in links if len(linked) <= MAX_LEAVES]
     if not links:
         return None
     figure = new_figure(width or 7.0, 2.8 * len(links))

@@ -505,7 +505,7 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
 
     def run(*cohorts: np.ndarray) -> None:
         engine = SynchronousEngine(step, _Cohorts(cohorts), len(cohorts), schedule)
-        engine.run(observer, _saved(server, step, virtual=0.0))
+        engine.run(observer, _saved(server, step))
 
     clock, start, began = perf_counter(), process_time(), step.meter()
     run(chosen, chosen, others, few)

@@ -177,17 +177,23 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
         if uses(config.algorithm, OneShotStatistics):
             measured = replace(measured, setup=foretold)  # the forecast calls the same hooks for all clients
         rows = sum(mixing.num_rows * traffic.server.tables[mixing.into].shape[1] for mixing in plan.mixings)
-        kept = traffic.kept * context.problem.num_clients
         start_s = transport.started.get("cpu", START_S)
-        around = Surroundings(start_s, opened, figures, again, rows, kept)
+        around = Surroundings(
+            start_s, opened, figures, again, rows, traffic.kept * context.problem.num_clients
+        )
         machine, num_ranks = asked.machine(torch.get_num_threads()), planned_ranks(context)
         some = dict.fromkeys((num_ranks, *asked.ranks, *((2,) if asked.ranks else ())))
         found = {
             ranks: forecast_time(context, measured, traffic, plan, around, ranks, machine) for ranks in some
         }
         room = {ranks: peak_memory(memory, state, context, ranks) for ranks in some}
-        kept = traffic.kept * _num_kept(context)
-        allocation = Allocation.of(found[num_ranks], *room[num_ranks], kept, machine, torch.get_num_threads())
+        allocation = Allocation.of(
+            found[num_ranks],
+            *room[num_ranks],
+            traffic.kept * _num_kept(context),
+            machine,
+            torch.get_num_threads(),
+        )
         page += ["", *_time_lines(measured, found[num_ranks], allocation, asked, machine)]
         if asked.ranks:
             page += _table_lines([(found[ranks], *room[ranks]) for ranks in asked.ranks], found[2], machine)

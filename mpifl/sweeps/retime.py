@@ -127,10 +127,8 @@ def _check_effect(
     for old, new in zip(before, after, strict=True):
         wanted = loader.from_tree(Config, loader.merged(loader.to_tree(old.config), asked))
         for section in (name for name in asked if name != "output"):
-            remedy = (
-                f"case {new.slug} has another one, by what the sweep varies ({', '.join(vary)}); leave it "
-            )
-            remedy += "out, or retime single runs"
+            remedy = f"case {new.slug} has another one, by what the sweep varies ({', '.join(vary)}); "
+            remedy += "leave it out, or retime single runs"
             same = getattr(wanted, section) == getattr(new.config, section)
             require(same, section, asked[section], remedy)
 

@@ -241,8 +241,8 @@ def joined(began: Mapping[str, Any], tree: Mapping[str, Any], there: Path) -> di
     missing = {key: [x for x in were if x not in are] for key, (were, are) in labels.items()}
     more = any(label not in were for were, are in labels.values() for label in are)
     for key, names in missing.items():
-        remedy = f"leaves out {', '.join(names)} of the sweep in {there}; name them too: complete cases stay "
-        remedy += "as they are, and --only chooses some"
+        remedy = f"leaves out {', '.join(names)} of the sweep in {there}; name them too: "
+        remedy += "complete cases stay as they are, and --only chooses some"
         require(not (more and names), f"vary.{key}", labels[key][1], remedy)
     table = tree.get("table") or began.get("table")
     return {**(tree if more else began), **({} if table is None else {"table": table})}

@@ -63,6 +63,10 @@ def test_columns_have_types(folder):
     assert {kinds[name] for name in ("accuracy_mean", "loss", "virtual_seconds", "local.lr")} == {"Float64"}
     assert {kinds[name] for name in ("run", "configuration", "policy.name")} == {"string"}
     assert kinds["asynchronous"] == "boolean"
+    found = frame(gather([str(folder / "tiny-fed[ap]*")]), "metrics")
+    empty = {name: str(found[name].dtype) for name in ("server_step", "arrivals")}
+    assert found[[*empty]].isna().all().all()
+    assert set(empty.values()) == {"Float64"}, "of synchronous runs: no text"
 
 
 @pytest.mark.parametrize("table", ["metrics", "final", "clients"])
@@ -151,8 +155,18 @@ def test_bad_exports_get_one_line(options, message, folder, capsys):
 
 def test_parquet_without_its_package_says_what_to_install(folder, capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    assert cli.main(["export", str(folder), "--out", "x.parquet"]) == 2
-    assert 'needs pyarrow: pip install "mpifl[parquet]"' in capsys.readouterr().err
+    for runs in (folder, "/nowhere"):  # before any run is read
+        assert cli.main(["export", str(runs), "--out", "x.parquet"]) == 2
+        assert 'needs pyarrow: pip install "mpifl[parquet]"' in capsys.readouterr().err
+
+
+def test_a_broken_package_is_not_called_missing(folder, tmp_path, monkeypatch):
+    def broken(*_: object, **__: object) -> None:
+        raise ImportError("libarrow.so: undefined symbol")
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", broken)
+    with pytest.raises(ImportError, match="undefined symbol"):
+        export.export([str(folder)], "metrics", str(tmp_path / "x.parquet"))
 
 
 def test_a_pattern_names_runs(folder, capsys):

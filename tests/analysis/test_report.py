@@ -593,6 +593,22 @@ def test_links_of_clients_are_drawn_as_a_tree(tmp_path):
     assert figures.dendrograms([Group("EMD-CFL", (finished.Run(tmp_path, {}, {"clients": 4}),))]) is None
 
 
+@pytest.mark.parametrize(("clients", "drawn"), [(500, True), (1200, False)])
+def test_a_tree_too_deep_to_draw_is_left_out_and_told(clients, drawn, tmp_path, capsys):
+    """Clients that are linked alike make a chain of joins, along which SciPy recurses."""
+    linked = np.ones((clients, clients))
+    linked[0, 1:] = linked[1:, 0] = 0
+    np.savez(tmp_path / "algorithm_state.npz", linked=linked)
+    large = Group("FLT", (finished.Run(tmp_path, {}, {"clients": clients}),))
+    small = Group("small", (finished.Run(tmp_path / "small", {}, {"clients": 4}),))
+    small.runs[0].__dict__["algorithm_state"] = {"linked": np.eye(4)}
+    names = [axis.get_title() for axis in figures.dendrograms([large, small]).axes]
+    assert names == (["FLT", "small"] if drawn else ["small"])
+    told = "" if drawn else "trees of more than 500 clients are not drawn: FLT (1200 clients)\n"
+    assert capsys.readouterr().err.endswith(told)
+    assert (figures.dendrograms([large]) is not None) == drawn
+
+
 @pytest.mark.nightly
 def test_figures_fit_a_column_with_chosen_names_and_letters_that_need_no_font(folder, tmp_path):
     """3.3 in are 237.6 points; fonts are in the PDF, letters of the SVG are outlines."""

@@ -299,8 +299,8 @@ def compare(transport: Transport) -> int:
     """Measure, show the table on rank 0, and return the exit code; all ranks must call it."""
     lines = measure(transport)
     if lines:
-        library = getattr(transport, "library", "")
-        print(f"{library}, {transport.size} ranks: mpifl's counts beside the library's own\n\n{table(lines)}")
+        ran = f"{transport.library}, {transport.size} ranks"
+        print(f"{ran}: mpifl's counts beside the library's own\n\n{table(lines)}")
     equal = transport.bcast(all(line.difference == 0 for line in lines), "check")
     if not equal:
         transport.final_barrier()

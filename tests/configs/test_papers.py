@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from support.paper_numbers import mentions
 
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 from mpifl.sweeps import papers, sweep
 
-ROMAN = {"I": "1", "II": "2", "III": "3", "IV": "4", "V": "5"}
 FOLDER = Path(__file__).parents[2] / "configs"
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.yaml"))
 WHOLE = [name for name in FILES if not Path(name).name.startswith("_")]
@@ -39,11 +39,9 @@ def test_a_papers_configuration_says_which_table_it_is():
         first = (FOLDER / name).read_text().splitlines()[0]
         found = re.match(r"(table|fig)(\d+)", Path(name).stem)
         if found:
-            kind = {"table": "Tables? ", "fig": "Figures? "}[found[1]]
-            said = re.match(rf"# {kind}([\dIV, and]+)", first)
-            assert said, f"{name}: {first}"
-            numbers = [ROMAN.get(n, n) for n in re.findall(r"\d+|[IV]+", said[1])]
-            assert found[2] in numbers, f"{name}: {first}"
+            kind = {"table": "Table", "fig": "Figure"}[found[1]]
+            assert re.match(rf"# {kind}s? [\dIV]", first), f"{name}: {first}"
+            assert found[2] in mentions(first, kind)[0], f"{name}: {first}"
 
 
 EMDCFL_ROWS = [
