@@ -25,7 +25,7 @@ from mpifl.results.callbacks import check_entries
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.delays import Constant
 from mpifl.simulation.network import Links
-from mpifl.simulation.policies import Policy, Synchronous
+from mpifl.simulation.policies import AsynchronousPolicy, Policy, RoundsPolicy, Synchronous
 from mpifl.training.config import LocalConfig
 from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import SECTION, PerClient, check_changes
@@ -51,6 +51,9 @@ def check_sections(config: Config) -> None:
     """
     policy, clock, computing = config.policy, config.clock, config.network.computing
     check_needs(config.algorithm)
+    known = isinstance(policy, RoundsPolicy | AsynchronousPolicy)
+    remedy = "no engine runs it; inherit from RoundsPolicy or AsynchronousPolicy"
+    require(known, "policy.name", name_of(policy), remedy)
     check_entries(config.output.callbacks)
     load_metrics(config.evaluation.metrics, [metric.name for metric in config.task.scored])
     policy.check(config.algorithm)

@@ -617,6 +617,28 @@ def test_a_class_of_another_kind_is_refused(section, says, refused, tmp_path):
     assert f"{section}.name = 'mine.py:Mine': is not a subclass of {says}" in line
 
 
+POLICY = """
+from dataclasses import dataclass
+from mpifl.simulation.policies import Policy
+
+
+@dataclass(frozen=True)
+class Mine(Policy):
+    def check(self, algorithm): pass
+
+    def check_clock(self, clock): pass
+
+    def open_clock(self, given): pass
+"""
+
+
+def test_a_policy_of_neither_engine_is_refused(refused, tmp_path):
+    (tmp_path / "mine.py").write_text(POLICY)
+    line = refused("run", str(CONFIG), "--policy.name", "mine.py:Mine")
+    assert "policy.name" in line
+    assert "RoundsPolicy or AsynchronousPolicy" in line
+
+
 WRONG = """
 import torch
 from dataclasses import dataclass
