@@ -233,11 +233,11 @@ class PoolFederation(Federation):
         return np.broadcast_to(np.asarray(draw.group), (n,))
 
     def _shape_of_all_groups(self, groups: np.ndarray | None) -> tuple[int, ...]:
-        count = 1 if groups is None or not len(groups) else int(groups.max()) + 1
+        some = [0] if groups is None or not len(groups) else np.unique(groups).tolist()
         blank = np.zeros((1, *self.pool.shape), self.pool.inputs.dtype)
         label = np.zeros((1, *self.pool.labels.shape[1:]), self.pool.labels.dtype)
         shapes = set()
-        for group in range(count):
+        for group in some:
             x, y = blank, label
             for op in self._ops["train"]:
                 x, y = op(x, y, np.array([group]))
