@@ -39,17 +39,50 @@ CONFIGURATIONS = "vary.configuration"  # key of a started sweep's tree that hold
 
 @dataclass(frozen=True)
 class Case:
-    """One combination of values.
+    """One combination of values; its configuration is made and checked when it is first asked for.
 
     Attributes:
         labels: varied key -> label of its value.
-        config: the configuration.
+        tree: the configuration, as nested mappings.
         own: the varied keys whose labels the user chose, in a mapping of labels to values.
     """
 
     labels: Mapping[str, str]
-    config: Config
+    tree: Mapping[str, Any]
     own: tuple[str, ...] = ()
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration.
+
+        Raises:
+            UserError: it is invalid, or needs files that are not there; with the title of the case.
+        """
+        try:
+            config: Config = loader.from_tree(Config, self.tree)
+            check_sections(config)
+        except UserError as error:
+            raise error.in_case(self.title) from None
+        return config
+
+    @cached_property
+    def can_run(self) -> bool:
+        """Whether the configuration is valid."""
+        try:
+            return bool(self.config)
+        except UserError:  # raised again where the case is to run
+            return False
+
+    @property
+    def name(self) -> str:
+        """The name in the configuration, which need not be valid."""
+        return str(self.tree.get("name", Config.name))
+
+    @property
+    def output(self) -> OutputConfig:
+        """The section `output`; the rest of the configuration need not be valid."""
+        section: OutputConfig = loader.from_tree(OutputConfig, self.tree["output"], "output")
+        return section
 
     @property
     def slug(self) -> str:
@@ -88,7 +121,7 @@ class Case:
         Args:
             parent: the sweep's folder.
         """
-        return parent / folder_name(self.config.name, self.slug)
+        return parent / folder_name(self.name, self.slug)
 
     def placed(self, parent: Path) -> Config:
         """Return the configuration with the folder and the label of its run.
@@ -138,26 +171,42 @@ def case_of(tree: Mapping[str, Any], labels: Mapping[str, str], values: Mapping[
         values: varied key -> value.
 
     Raises:
-        UserError: the configuration is invalid.
+        UserError: the parts of its configuration do not fit together.
     """
     own = tuple(key for key, values in tree["vary"].items() if isinstance(values, dict))
     try:
-        case = Case(labels, _configuration(tree, labels, values), own)
-        check_sections(case.config)
+        return Case(labels, _configuration(tree, labels, values), own)
     except UserError as error:
         raise error.in_case(title_of(labels)) from None
-    return case
 
 
-def cases(tree: Mapping[str, Any]) -> list[Case]:
-    """Return the cases of a configuration with `vary`.
+def cases(tree: Mapping[str, Any], part: Part | None = None) -> list[Case]:
+    """Return all cases of a configuration with `vary`, after checking those that are to run.
+
+    Args:
+        tree: the configuration, as nested mappings.
+        part: the cases that are to run; None for all. The others may be invalid.
+
+    Raises:
+        UserError: as `unchecked_cases`; or `part` names what the sweep does not have, one of its cases is
+            invalid, or two of them are the same run.
+    """
+    out = unchecked_cases(tree)
+    if part is not None:
+        part.check(tree["vary"])
+    _check_different(out if part is None else part.chosen(out), tree)
+    return out
+
+
+def unchecked_cases(tree: Mapping[str, Any]) -> list[Case]:
+    """Return all cases of a configuration with `vary`; none is checked.
 
     Args:
         tree: the configuration, as nested mappings.
 
     Raises:
-        UserError: `vary`, `table` or one of the cases is invalid, two cases are the same run or have the same
-            name, a name is too long, or there are more than `MAX_CASES`.
+        UserError: `vary` or `table` is invalid, two cases have the same name, a name is too long, or there
+            are more than `MAX_CASES`.
     """
     out = [case_of(tree, labels, values) for labels, values in combinations(tree)]
     slugs = [case.slug for case in out]
@@ -165,7 +214,6 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
     require(twice is None, "vary", twice, "two cases have the same name; label the values")
     long = next((slug for slug in slugs if len(slug.encode()) > MAX_NAME_BYTES), None)
     require(long is None, "vary", long, "is too long a name for a folder; label the values, in few letters")
-    _check_different(out, tree)
     if tree.get("table") is not None:
         table_of(tree).check(tree["vary"])
     return out
@@ -242,8 +290,10 @@ def _each(values: Any, change: Callable[[Any], Any]) -> Any:
     return [*map(change, values)] if isinstance(values, list) else values
 
 
-def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: Mapping[str, Any]) -> Config:
-    """Return the configuration of one combination of values."""
+def _configuration(
+    tree: Mapping[str, Any], labels: Mapping[str, str], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the configuration of one combination of values, as nested mappings."""
     one = {name: value for name, value in tree.items() if name not in ("vary", "table", CONFIGURATIONS)}
     special: Mapping[str, Any] = {}
     for key, value in values.items():
@@ -260,8 +310,7 @@ def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: M
             one = loader.merged(file, one)
         else:
             one = loader.merged(one, loader.nested(key.split("."), value))
-    whole = loader.merged(LEAN, loader.merged(one, special))
-    return loader.from_tree(Config, whole)
+    return loader.merged(LEAN, loader.merged(one, special))
 
 
 def _special(rows: Any, tree: Mapping[str, Any], labels: Mapping[str, str]) -> Mapping[str, Any]:
@@ -319,10 +368,10 @@ def _algorithm(section: Any) -> str | None:
     return None if name is None else str(name)
 
 
-def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None:
-    """Raise `UserError` if two cases are the same run."""
+def _check_different(some_cases: Sequence[Case], tree: Mapping[str, Any]) -> None:
+    """Raise `UserError` if a case is invalid, or two cases are the same run."""
     seen: dict[str, Case] = {}
-    for case in all_cases:
+    for case in some_cases:
         resolved = {k: v for k, v in loader.to_tree(case.config).items() if k not in ("name", "output")}
         known = seen.setdefault(json.dumps(resolved), case)
         if known is not case:

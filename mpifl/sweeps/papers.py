@@ -18,7 +18,7 @@ from mpifl.core.textfiles import json_file
 from mpifl.experiment import loader
 from mpifl.experiment.table_layout import SEED, TableConfig
 
-from .cases import Case, cases, combinations, table_of
+from .cases import Case, combinations, table_of, unchecked_cases
 from .table import Result, largest_difference, lines
 
 PAPERS = {  # folder -> the paper
@@ -61,8 +61,8 @@ class Sweep:
 
     @cached_property
     def cases(self) -> list[Case]:
-        """Its cases."""
-        return cases(self.tree)
+        """Its cases, which are not checked."""
+        return unchecked_cases(self.tree)
 
     @cached_property
     def combinations(self) -> list[tuple[dict[str, str], dict[str, Any]]]:

@@ -32,7 +32,7 @@ from mpifl.results.metrics import over_runs
 from mpifl.results.reader import Run, load
 from mpifl.supervision.logging import warn, warn_once
 
-from .cases import CONFIGURATIONS, Case, cases, table_of
+from .cases import CONFIGURATIONS, Case, table_of, unchecked_cases
 from .table import Result, markdown, of_seeds
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def titles(folder: Path) -> dict[str, str]:
     Args:
         folder: the sweep's folder.
     """
-    return {case.folder(folder).name: case.title for case in cases(started_with(folder))}
+    return {case.folder(folder).name: case.title for case in unchecked_cases(started_with(folder))}
 
 
 def is_complete(case: Case, parent: Path) -> bool:
@@ -220,7 +220,7 @@ class Found:
         about = (self.folder / SWEEP_FILE).stat()
         if self._file != (about.st_mtime_ns, about.st_ino):
             tree = started_with(self.folder)
-            self.every = cases(tree)
+            self.every = unchecked_cases(tree)
             self.table = None if tree.get("table") is None else table_of(tree)
             self._file = about.st_mtime_ns, about.st_ino
 
@@ -427,7 +427,7 @@ def load_sweep(folder: str | Path) -> Sweep:
     there = Path(folder)
     require(there.is_dir(), "SWEEP", str(folder), "there is no such folder")
     tree = started_with(there, "SWEEP")
-    complete = [case for case in cases(tree) if is_complete(case, there)]
+    complete = [case for case in unchecked_cases(tree) if is_complete(case, there)]
     require(bool(complete), "SWEEP", str(folder), "has no complete case; wait for one, or run it")
     runs: dict[str, Run] = {}
     for case in complete:

@@ -26,7 +26,7 @@ from mpifl.simulation.durations import VisitDuration, visit_duration
 from mpifl.traffic.ledger import Moved
 from mpifl.training.per_client import local_configs, names_devices
 
-from .cases import Case, cases
+from .cases import Case, unchecked_cases
 from .results import Found, is_complete, is_sweep, keep, started_with
 
 OF_OUTPUT = ("folder", "id", "label")
@@ -90,20 +90,21 @@ def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
 def _retime_sweep(old: Path, asked: Mapping[str, Any]) -> tuple[Path, str]:
     """Write a sweep with copies of all complete synchronous cases; see `retime`."""
     began = started_with(old)
-    before = cases(began)
+    before = unchecked_cases(began)
     place = {"output": {"folder": str(old.parent), "id": None}}
     tree = loader.merged(loader.merged(began, place), asked)
-    after = cases(tree)
-    _check_effect(before, after, began["vary"], asked)
-    timed = [(a, b) for a, b in zip(before, after, strict=True) if a.config.policy.fixed_visits]
+    after = unchecked_cases(tree)
+    valid = [(a, b) for a, b in zip(before, after, strict=True) if a.can_run or is_complete(a, old)]
+    _check_effect(valid, began["vary"], asked)
+    timed = [(a, b) for a, b in valid if a.config.policy.fixed_visits]
     ready = [(load(a.folder(old)), b) for a, b in timed if is_complete(a, old)]
     require(bool(ready), "RUN", str(old), "has no complete case" if timed else ASYNCHRONOUS)
     for run, new in ready:
         check(run, new.config)
     alike = all(_keeps_times(run, new.config) for run, new in ready)
     require(not alike, "RUN", str(old), UNCHANGED)
-    name, output = after[0].config.name, after[0].config.output
-    new_id = _new_name(old.name, after[0].config, asked)
+    name, output = after[0].name, after[0].output
+    new_id = _new_name(old.name, ready[0][1].config, asked)
     chosen = output.id or folders.unused_id(Path(output.folder), name, new_id)
     folder = folders.create(output.folder, name, chosen)
     tree = loader.merged(tree, {"output": {"id": chosen}})
@@ -121,10 +122,16 @@ def _retime_sweep(old: Path, asked: Mapping[str, Any]) -> tuple[Path, str]:
 
 
 def _check_effect(
-    before: Sequence[Case], after: Sequence[Case], vary: Mapping[str, Any], asked: Mapping[str, Any]
+    some_cases: Sequence[tuple[Case, Case]], vary: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> None:
-    """Raise `UserError` if a varied key of the sweep overrides a requested section in one of the cases."""
-    for old, new in zip(before, after, strict=True):
+    """Raise `UserError` if a varied key of the sweep overrides a requested section in one of the cases.
+
+    Args:
+        some_cases: cases before and after the change.
+        vary: what the sweep varies.
+        asked: the requested sections.
+    """
+    for old, new in some_cases:
         wanted = loader.from_tree(Config, loader.merged(loader.to_tree(old.config), asked))
         for section in (name for name in asked if name != "output"):
             remedy = f"case {new.slug} has another one, by what the sweep varies ({', '.join(vary)}); "

@@ -41,7 +41,7 @@ from mpifl.results.reader import load
 from mpifl.supervision.progress import Progress
 from mpifl.supervision.signals import Signals
 
-from .cases import ALL, Case, Part, cases, changed, trainings, with_configurations
+from .cases import ALL, Case, Part, cases, changed, trainings, unchecked_cases, with_configurations
 from .results import SWEEP_FILE, Found, check_case, is_complete, keep, require_same, started_with
 from .retime import check as check_retime
 from .retime import write_retimed
@@ -92,12 +92,13 @@ def sweep(
 
     def begin() -> tuple[dict[str, Any], Path]:
         own = with_configurations(tree())
-        every = cases(own)
-        check_jobs(jobs, transport, _mine(part, own, every))
-        return own, _folder(own, every)
+        every = cases(own, part)
+        mine = _mine(part, every)
+        check_jobs(jobs, transport, mine)
+        return own, _folder(own, every, mine)
 
     own, folder = on_server(transport, begin)
-    work = _Work(folder, part.chosen(cases(own)), quiet or not transport.is_server, part)
+    work = _Work(folder, part.chosen(unchecked_cases(own)), quiet or not transport.is_server, part)
     return work.run(transport, jobs)
 
 
@@ -123,18 +124,19 @@ def resume_sweep(
 
     def begin() -> dict[str, Any]:
         tree = started_with(folder)
-        check_jobs(jobs, transport, _mine(part, tree, cases(tree)))
-        check_cases(cases(tree), folder)
+        every = cases(tree, part)
+        mine = _mine(part, every)
+        check_jobs(jobs, transport, mine)
+        check_cases(_checkable(every, mine), folder)
         return tree
 
     tree = on_server(transport, begin)
-    mine = part.chosen(cases(tree))
+    mine = part.chosen(unchecked_cases(tree))
     return _Work(folder, mine, quiet or not transport.is_server, part).run(transport, jobs)
 
 
-def _mine(part: Part, tree: Mapping[str, Any], every: Sequence[Case]) -> list[Case]:
-    """Return the cases of a part; raise `UserError` if it names what the sweep does not have, or has none."""
-    part.check(tree["vary"])
+def _mine(part: Part, every: Sequence[Case]) -> list[Case]:
+    """Return the cases of a part; raise `UserError` if it has none."""
     mine = part.chosen(every)
     require(bool(mine), "--case", "/".join(map(str, part.share)), "has no case left")
     return mine
@@ -148,10 +150,9 @@ def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
         part: the part.
 
     Raises:
-        UserError: the configuration or one of its cases is invalid.
+        UserError: the configuration or one of these cases is invalid.
     """
-    every = cases(tree)
-    part.check(tree["vary"])
+    every = cases(tree, part)
     mine = part.chosen(every)
     some, count = len(trainings(mine)), f"{len(mine)} of {len(every)} cases"
     count += f", {some} trainings: the others differ in times only" if some < len(mine) else ""
@@ -194,9 +195,21 @@ def check_jobs(jobs: int, transport: Transport, some_cases: Sequence[Case]) -> N
 # -- the folder ----------------------------------------------------------------------------------------------
 
 
-def _folder(tree: dict[str, Any], every: Sequence[Case]) -> Path:
-    """Return the folder of the sweep, new or an existing one, which then holds the cases of both."""
-    first = every[0].config
+def _checkable(every: Sequence[Case], mine: Sequence[Case]) -> list[Case]:
+    """Return the cases whose runs can be compared with their configurations: those to run, and valid ones."""
+    slugs = {case.slug for case in mine}
+    return [case for case in every if case.slug in slugs or case.can_run]
+
+
+def _folder(tree: dict[str, Any], every: Sequence[Case], mine: Sequence[Case]) -> Path:
+    """Return the folder of the sweep, new or an existing one, which then holds the cases of both.
+
+    Args:
+        tree: the configuration of the sweep.
+        every: its cases.
+        mine: those that are to run.
+    """
+    first = every[0]  # whichever part is to run: processes that share a sweep meet in one folder
     there = Path(first.output.folder) / f"{first.name}-{first.output.id}"
     try:
         if first.output.id is None or not there.is_dir():
@@ -213,11 +226,12 @@ def _folder(tree: dict[str, Any], every: Sequence[Case]) -> Path:
     require(file.exists(), "output.id", first.output.id, remedy)
     began = started_with(there, "output.id")
     whole = joined(began, tree, there)
-    known = {case.slug: case.config for case in cases(began)}
-    for case in every:
-        if case.slug in known:
-            require_same(known[case.slug], case.config, f"the sweep in {there}", "give another output.id")
-    check_cases(cases(whole), there)
+    known = {case.slug: case for case in unchecked_cases(began)}
+    for case in _checkable(every, mine):
+        if case.slug in known and known[case.slug].can_run:
+            was = known[case.slug].config
+            require_same(was, case.config, f"the sweep in {there}", "give another output.id")
+    check_cases(_checkable(unchecked_cases(whole), mine), there)
     if whole != began:
         keep(whole, there)
     return there
@@ -314,7 +328,8 @@ class _Work:
         """`Case.training` -> all cases of the sweep whose numbers this training gives."""
         found: dict[str, list[Case]] = {}
         for case in self.found.every:
-            found.setdefault(case.training, []).append(case)
+            if case.can_run:
+                found.setdefault(case.training, []).append(case)
         return found
 
     def run(self, transport: Transport, jobs: int) -> Path | None:

@@ -1068,6 +1068,50 @@ def test_a_case_that_only_the_data_rule_out_is_named(tmp_path):
     assert (tmp_path / "tiny-x" / "tiny-few" / "summary.json").exists()
 
 
+def test_rows_that_only_leaves_out_need_neither_files_nor_valid_options(tmp_path, capsys):
+    rows = "{here: {rounds: 1}, 'lr=0.2, gone': {local: {lr: 0.2}, rounds: 1}"
+    rows += f", gone: {{algorithm: {tmp_path / 'gone.py'}:Mine}}, wrong: {{rounds: 0}}}}"
+    place = ["--output.folder", str(tmp_path), "--output.id", "x"]
+    options = ["--vary", f"{{rows: {rows}}}", *place]
+    with pytest.raises(UserError, match=r"gone.py.*\(in the case rows gone\)$"):
+        sweep(TINY, options, Single(), quiet=True)
+    assert not (tmp_path / "tiny-x").exists()
+    folder = sweep(TINY, options, Single(), part=Part.of(["rows=here"]))
+    assert "1 of 4 cases are complete" in (folder / "sweep.md").read_text()
+    assert "3 of 4 cases are not complete" in capsys.readouterr().out
+    again = ["resume", str(folder), "--only", "rows=lr=0.2, gone"]
+    assert main(again) == 0
+    assert [run.folder.name for run in mpifl.load_sweep(folder).runs.values()] == [
+        "tiny-here",
+        "tiny-lr_0.2__gone",
+    ]
+    sweep(TINY, options, Single(), quiet=True, part=Part.of(["rows=here,lr=0.2, gone"]))  # into the folder
+    capsys.readouterr()
+    assert main(["resume", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert "gone.py" in said
+    assert said.count("\n") == 1, "one line"
+    assert main(["resume", str(folder), "--only", "rows=wrong"]) == 2
+    assert "rounds = 0: must be 1 or more (in the case rows wrong)" in capsys.readouterr().err
+    copy, _ = retime(str(folder), ["--network.name", "wired"])
+    assert len(mpifl.load_sweep(copy).runs) == 2
+
+
+def test_a_case_that_became_invalid_is_left_out_of_the_tables_and_stops_no_other(tmp_path, capsys):
+    kept = tmp_path / "kept.py"
+    kept.write_text("from mpifl.algorithms.fedavg import FedAvg as Mine\n")
+    rows = f"{{here: {{}}, there: {{algorithm: {kept}:Mine}}}}"
+    options = ["--vary", f"{{rows: {rows}}}", "--output.folder", str(tmp_path), "--output.id", "x"]
+    options += ["--rounds", "1"]
+    there = Part.of(["rows=there"])
+    folder = sweep(TINY, options, Single(), quiet=True, part=there)
+    kept.unlink()
+    sweep(TINY, options, Single(), quiet=True, part=Part.of(["rows=here"]))
+    assert [run.folder.name for run in mpifl.load_sweep(folder).runs.values()] == ["tiny-here"]
+    with pytest.raises(UserError, match=r"kept\.py"):
+        sweep(TINY, options, Single(), quiet=True, part=there)
+
+
 def test_an_error_names_one_case_and_keeps_its_form():
     error = MethodError("FedAvg.aggregate", "no rows", "return some")
     named = error.in_case("seed 1")
