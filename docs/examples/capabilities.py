@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,17 +22,16 @@ from mpifl.core.method import (
     Client,
     ComparedUploads,
     Key,
-    Look,
     Message,
     Needs,
     NewClients,
     Notes,
     OneShotStatistics,
-    Peer,
     PlainVisit,
     PlainVisits,
     Plan,
     ProblemInfo,
+    Question,
     RememberedUploads,
     Report,
     RowUpdates,
@@ -146,14 +146,23 @@ class Transferable(SecondLook, Algorithm):
 
     needs = Needs(min_cohort=2)
 
-    def probe(self, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key) -> Look:
-        """Send the model to each peer, which returns its loss."""
-        losses = [float(peer.ask(own["model"], loss_of)) for peer in peers if peer.id != client.id]
-        return Look(findings={"loss_elsewhere": np.mean(losses)})
+    def ask(self, client: Client, own: Mapping[str, Vector], key: Key) -> Question:
+        """Send the model to each peer."""
+        return Question(own["model"])
+
+    def answer(self, client: Client, payload: torch.Tensor, key: Key) -> torch.Tensor:
+        """Return the loss of the model on the data of a peer."""
+        return loss_of(client, payload)
+
+    def compare(
+        self, shown: torch.Tensor | None, answered: torch.Tensor, notes: Mapping[str, Any]
+    ) -> Mapping[str, float]:
+        """Return the loss; there is nothing to compare it with."""
+        return {"loss_elsewhere": float(answered)}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average, weighted by one over the loss."""
-        return Plan([average(notes, weights=1.0 / (notes["loss_elsewhere"] + 0.1))])
+        return Plan([average(notes, weights=1.0 / (np.nanmean(notes["loss_elsewhere"], axis=1) + 0.1))])
 
 
 @dataclass(frozen=True)

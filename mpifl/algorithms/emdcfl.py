@@ -25,10 +25,9 @@ averaged too; clients never seen stay alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import nan
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -40,11 +39,10 @@ from mpifl.core.method import (
     Algorithm,
     Client,
     Key,
-    Look,
     Needs,
-    Peer,
     Plan,
     PlannedRun,
+    Question,
     RememberedUploads,
     SecondLook,
 )
@@ -90,6 +88,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
 
     paper = "zhang2025clustered"
     needs = Needs(validation=True, averages=True, new_rows=True)
+    question = "extractor"
 
     def ignored_options(self) -> Mapping[str, str]:
         """`reg` belongs to solver `sinkhorn`."""
@@ -115,36 +114,40 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         together = fresh[:, None] & fresh[None, :] if self.looks == "together" else True
         return np.asarray(np.isnan(W) & together & ~np.eye(len(W), dtype=bool))
 
-    def probe(self, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key) -> Look:
-        """Return row c of W, with NaN for clients that are not compared."""
+    def ask(self, client: Client, own: Mapping[str, Vector], key: Key) -> Question:
+        """Return omega_c for the others; Z_c|c R and tau_c for the server (Algorithm 1, lines 10 to 15)."""
         extractor = take(own["model"], client.layout.part("body"))
-        source, target = (self._embed(client, extractor, name, key) for name in ("train", self.against))
+        source, val = (self._embed(client, extractor, name, key) for name in ("train", "val"))
         e = source.shape[1]
-        R = _projection(e, max(1, int(self.projection * e)), key)  # [e, p]
-        projected = source @ R
-        if self.against == "train":
-            target = self._embed(client, extractor, "val", key)
+        projected = source @ self._own_projection(e, key)
         if self.tau == "plain":
-            tau = self._emd(source, target)
+            tau = self._emd(source, val)
         elif self.tau == "shared":
-            tau = self._emd(projected, target @ R)
+            tau = self._emd(projected, val @ self._own_projection(e, key))
         else:
             R_tau = _projection(e, e, key.of("tau"))
-            tau = self._emd(source @ R_tau, target @ R_tau)
-        distance = np.zeros(len(peers))
-        for i, peer in enumerate(peers):
-            if not peer.wanted:
-                distance[i] = nan
-            elif peer.id != client.id:
-                sent = self._noisy(projected, key.of("noise", client.id, peer.id))
-                peer.send(sent)
-                theirs = peer.ask(extractor, lambda c, omega: self._answer(c, omega, R, key))
-                distance[i] = round(self._emd(sent, theirs) - tau, 4)
-        return Look({"tau": tau}, {"distance": distance, "peer": np.array([peer.id for peer in peers])})
+            tau = self._emd(source @ R_tau, val @ R_tau)
+        return Question(extractor, projected, {"tau": tau})
 
-    def _answer(self, client: Client, extractor: Vector, R: torch.Tensor, key: Key) -> torch.Tensor:
-        """Return the projected embeddings [n, p] that a peer sends."""
-        return self._noisy(self._embed(client, extractor, self.against, key) @ R, key.of("answer", client.id))
+    def show(self, shown: torch.Tensor, asker: int, peer: int, key: Key) -> torch.Tensor:
+        """Return Z_c|c R with noise of its own for each other client."""
+        return self._noisy(shown, key.of("noise", asker, peer))
+
+    def answer(self, client: Client, payload: torch.Tensor, key: Key) -> torch.Tensor:
+        """Return Z_c'|c R, the embeddings of c' under the extractor of c, with the R of c."""
+        Z = self._embed(client, payload, self.against, key)
+        return self._noisy(Z @ self._own_projection(Z.shape[1], key), key.of("answer", client.id))
+
+    def compare(
+        self, shown: torch.Tensor | None, answered: torch.Tensor, notes: Mapping[str, Any]
+    ) -> Mapping[str, float]:
+        """Return W[c, c'] = W1(Z_c|c R, Z_c'|c R) - tau_c (Algorithm 1, line 16)."""
+        assert shown is not None
+        return {"distance": round(self._emd(shown, answered) - notes["tau"], 4)}
+
+    def _own_projection(self, e: int, key: Key) -> torch.Tensor:
+        """Return R [e, p] of the client with this key."""
+        return _projection(e, max(1, int(self.projection * e)), key)
 
     def _noisy(self, Z: torch.Tensor, key: Key) -> torch.Tensor:
         """Return Z [n, p] with noise, if there is any."""

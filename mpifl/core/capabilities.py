@@ -10,7 +10,7 @@ A method declares a capability by inheriting from it, which brings the hooks of 
 | `NewClients` | first visit of a client | `new_clients`, `assign_new_clients` |
 | `RememberedUploads` | gathering | none |
 | `ComparedUploads` | before `aggregate` | `compares`, `measures` |
-| `SecondLook` | after training, in pairs | `probes`, `pairs`, `probe` |
+| `SecondLook` | after training, in pairs | `probes`, `pairs`, `ask`, `show`, `answer`, `compare` |
 | `ServerEvaluation` | before `aggregate` | `inspect`, `appraise` |
 | `RowUpdates` | at the client, and mixing | none |
 | `PlainVisits` | at the client | `plain_visit` |
@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 import numpy as np
 import torch
 
-from .client import Client, Peer, proximal
+from .client import Client, proximal
 from .errors import Missing
 from .metric import least_finite
 from .plan import Plan
@@ -131,20 +131,37 @@ class ComparedUploads(Capability):
 
 
 @dataclass(frozen=True)
-class Look:
-    """The result of a probe.
+class Question:
+    """What a client asks its peers in a second look.
 
     Attributes:
-        notes: small numbers the client sends to the server.
-        findings: values that the server computes from the exchanged data; they cause no traffic.
+        payload: float32 tensor that is sent to each peer, which computes on it; any shape.
+        shown: float32 tensor of the client's own that the comparison needs; None for none.
+        notes: small numbers that the client sends to the server, once.
     """
 
+    payload: torch.Tensor
+    shown: torch.Tensor | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
-    findings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SecondLook(Capability, ABC):
-    """After local training, clients look at each other in pairs through what they uploaded. EMD-CFL."""
+    """After local training, clients look at each other in pairs through what they uploaded. EMD-CFL.
+
+    Each client that looks sends a question to its peers, through the server; a peer sends its answer to the
+    server, which compares it with what the client shows. Each hook sees the data of one client alone and is
+    called on the rank that hosts this client, so it depends on nothing but its arguments.
+
+    `aggregate` reads what is found as notes [m, m], NaN where a client (row) did not look at another, and as
+    note `peer` [m, m] which clients the columns are.
+
+    Attributes:
+        question: name of the payload in the ledger.
+        answered: name of the shown tensors and of the answers in the ledger.
+    """
+
+    question: ClassVar[str] = "model"
+    answered: ClassVar[str] = "embedding"
 
     def probes(self, server: Server, step: int) -> bool:
         """Return whether clients look at each other in this step. Default: always."""
@@ -153,7 +170,7 @@ class SecondLook(Capability, ABC):
     def pairs(self, server: Server, clients: np.ndarray, fresh: np.ndarray) -> np.ndarray:
         """Return which client (row) looks at which (column), bool [m, m]. Default: all at all.
 
-        A client that looks at none is not probed.
+        A client without a pair is not asked for its question. No client looks at itself.
 
         Args:
             server: the server before the step.
@@ -163,8 +180,47 @@ class SecondLook(Capability, ABC):
         return np.ones((len(clients), len(clients)), bool)
 
     @abstractmethod
-    def probe(self, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key) -> Look:
-        """Look at the data of the peers that are `wanted`, with the uploads of a client."""
+    def ask(self, client: Client, own: Mapping[str, Vector], key: Key) -> Question:
+        """Return the question of a client that looks.
+
+        Args:
+            client: the client.
+            own: its uploads.
+            key: belongs to the client and the step.
+        """
+
+    def show(self, shown: torch.Tensor, asker: int, peer: int, key: Key) -> torch.Tensor:
+        """Return what a client sends for the comparison with one peer. Default: the same for all.
+
+        Args:
+            shown: the tensor of its question.
+            asker: number of the client.
+            peer: number of the peer.
+            key: the key of `ask`.
+        """
+        return shown
+
+    @abstractmethod
+    def answer(self, client: Client, payload: torch.Tensor, key: Key) -> torch.Tensor:
+        """Return the float32 tensor that a peer computes from a question.
+
+        Args:
+            client: the peer.
+            payload: payload of the question, as it arrives.
+            key: the key with which the other client asked, so that both draw the same numbers.
+        """
+
+    @abstractmethod
+    def compare(
+        self, shown: torch.Tensor | None, answered: torch.Tensor, notes: Mapping[str, Any]
+    ) -> Mapping[str, float]:
+        """Return numbers that the server finds when it compares two clients.
+
+        Args:
+            shown: what the client that looks has sent, as it arrives; None if it sends nothing.
+            answered: the peer's answer, as it arrives.
+            notes: notes of the question.
+        """
 
 
 class ServerEvaluation(Capability):

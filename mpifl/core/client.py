@@ -324,33 +324,6 @@ class ClientStates(Protocol):
         """Copy files to a folder that outlives this node; return file name -> (bytes, SHA-256)."""
 
 
-class Peer(ABC):
-    """Another client, reached through the server during a probe. Exchanged data are counted automatically.
-
-    Attributes:
-        id: its number.
-        wanted: False where `SecondLook.pairs` leaves this pair out: nothing is exchanged.
-    """
-
-    id: int
-    wanted: bool = True
-
-    @abstractmethod
-    def send(self, payload: torch.Tensor) -> None:
-        """Send `payload` to the server for the comparison with this peer."""
-
-    @abstractmethod
-    def ask(
-        self, payload: torch.Tensor, answer: Callable[[Client, torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
-        """Send `payload` to this peer and return its answer.
-
-        Args:
-            payload: any shape.
-            answer: what the peer computes from its client and the payload.
-        """
-
-
 def proximal(mu: float, anchor: Vector) -> Direction:
     """Return the direction of F(w) + mu/2 ||w - anchor||^2.
 

@@ -4,18 +4,18 @@ from .algorithm import Algorithm, Downloads, Needs, PlannedRun, chosen_rows
 from .capabilities import (
     Capability,
     ComparedUploads,
-    Look,
     NewClients,
     OneShotStatistics,
     PlainVisit,
     PlainVisits,
+    Question,
     RememberedUploads,
     RowUpdates,
     SecondLook,
     ServerEvaluation,
     declared,
 )
-from .client import Client, Direction, Loss, Peer, Trained
+from .client import Client, Direction, Loss, Trained
 from .plan import Plan
 from .rng import Key
 from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
@@ -28,19 +28,18 @@ __all__ = [
     "Direction",
     "Downloads",
     "Key",
-    "Look",
     "Loss",
     "Message",
     "Needs",
     "NewClients",
     "Notes",
     "OneShotStatistics",
-    "Peer",
     "PlainVisit",
     "PlainVisits",
     "Plan",
     "PlannedRun",
     "ProblemInfo",
+    "Question",
     "Reads",
     "RememberedUploads",
     "Report",

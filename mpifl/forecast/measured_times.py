@@ -47,10 +47,11 @@ from mpifl.experiment.context import RunContext
 from mpifl.results import checkpoint_files
 from mpifl.results.recorder import Recorder, written_clients
 from mpifl.runtime.engine import EvaluationSchedule, Record
-from mpifl.runtime.protocol import GatheredReports
+from mpifl.runtime.protocol import GatheredReports, TaskBatch
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import Aggregator, ServerStep, StepResult, Uploads
 from mpifl.runtime.synchronous import SynchronousEngine
+from mpifl.runtime.worker import VisitResults
 from mpifl.simulation.clock import VirtualTime, WallTime
 from mpifl.simulation.policies import Buffer, ClockParts
 from mpifl.simulation.sampling import RoundPlan
@@ -107,7 +108,7 @@ class MeasuredTimes:
     """Processor seconds of the parts of a run, except where noted.
 
     Attributes:
-        visit: visit of a client on a rank that has transformed its samples before, without probes.
+        visit: visit of a client on a rank that has transformed its samples before, without second looks.
         first_visit: visit of a client on a rank that has not seen it before.
         look: one look at another client (`SecondLook`).
         looks_once: whether two clients look at each other only once.
@@ -273,14 +274,14 @@ class Parts:
 
     Attributes:
         visits: seconds of each visit.
-        work: loading and training, without probes.
+        work: loading and training, without second looks.
         advance: deciding and mixing.
         decide: deciding.
         whole: the whole step.
     """
 
     visits: list[float] = field(default_factory=list)
-    work: float = 0.0
+    looks: float = 0.0
     advance: float = 0.0
     decide: float = 0.0
     whole: float = 0.0
@@ -300,21 +301,27 @@ class TimedStep(ServerStep):
         self.meter, self.timed_visits = meter, visits
         self.parts: list[Parts] = []
         self.evaluations: list[tuple[list[float], float]] = []  # seconds of each client, and the start
-        self._advance, self._decide = 0.0, 0.0
+        self._look_s, self._advance, self._decide = 0.0, 0.0, 0.0
 
     def step(self, server: Server | None, who: RoundPlan) -> StepResult | None:
         """Take a step."""
         self.timed_visits.take()
-        start, clock, before = self.meter(), perf_counter(), dict(self.watch.seconds)
+        start, clock = self.meter(), perf_counter()
         skipped = self.meter.skipped
-        self._advance = self._decide = 0.0
+        self._look_s = self._advance = self._decide = 0.0
         out = super().step(server, who)
         whole, lasted = self.meter() - start, perf_counter() - clock
-        phases = {name: s - before.get(name, 0.0) for name, s in self.watch.seconds.items()}
         left_out = self.meter.skipped - skipped
         share = (whole - left_out) / lasted if lasted else 1.0  # phases are in wall time
-        work = share * (phases.get("train", 0.0) + phases.get("load", 0.0)) + left_out
-        self.parts.append(Parts(self.timed_visits.take(), work, self._advance, share * self._decide, whole))
+        visits = self.timed_visits.take()
+        self.parts.append(Parts(visits, self._look_s, self._advance, share * self._decide, whole))
+        return out
+
+    def look(self, batch: TaskBatch, results: VisitResults) -> VisitResults:
+        """Let clients look at each other."""
+        start = self.meter()
+        out = super().look(batch, results)
+        self._look_s += self.meter() - start
         return out
 
     def advance(
@@ -518,17 +525,14 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
     look, once, remembered = 0.0, True, 0.0
     n, per_visit = sizes[chosen], [cold.visits, warm.visits]
     if looks:
-        looked = [max(0.0, sum(p.visits) - p.work) for p in (cold, warm)]
-        once, look = looked[1] < 0.5 * looked[0], looked[0] / c**2
-        shares = [p.work / max(sum(p.visits), 1e-9) for p in (cold, warm)]
-        per_visit = [[s * share for s in p.visits] for p, share in zip((cold, warm), shares, strict=True)]
-    again = [p.visits for p in (last, *step.parts[4::2]) if len(p.visits) == c and not looks]
+        once, look = warm.looks < 0.5 * cold.looks, cold.looks / c**2
+    again = [p.visits for p in (last, *step.parts[4::2]) if len(p.visits) == c]
     if others is not chosen:
         again, old = [], ~np.isin(np.union1d(chosen, others), others)
         remembered = float(np.mean(np.array(last.visits)[old])) if len(last.visits) == len(old) else 0.0
     repeated, repeated_few = (warm, last, *step.parts[4::2]), (least, *step.parts[5::2])
     of_all, of_few = (
-        max(0.0, min(p.whole - sum(p.visits) - p.advance for p in parts))
+        max(0.0, min(p.whole - sum(p.visits) - p.looks - p.advance for p in parts))
         for parts in (repeated, repeated_few)
     )
     book = max(0.0, of_all - of_few) / max(1, c - len(few))

@@ -35,7 +35,7 @@ from mpifl.protection.robust_rules import CoordinateRule, DistanceRule, NoRule, 
 from mpifl.protection.secure_sum import MaskedSums
 from mpifl.results import run_folder as folders
 from mpifl.runtime.hook_errors import DROP, ClientError, first_that_works
-from mpifl.runtime.protocol import ClientTask, GatheredReports, ReportHeader, TaskBatch
+from mpifl.runtime.protocol import ClientTask, GatheredReports, LookPlan, ReportHeader, TaskBatch
 from mpifl.runtime.server_step import ServerStep, Uploads
 from mpifl.supervision.progress import in_words
 
@@ -338,7 +338,7 @@ def first_plan(context: RunContext, server: Server) -> tuple[Plan, float]:
 
 
 def _first_report(step: ServerStep, server: Server, num_sampled: int, k: int) -> ReportHeader:
-    """Return the header of client `k`'s report; for second looks, the whole cohort equals client `k`."""
+    """Return the header of client `k`'s report; in a second look it finds itself in each other client."""
     reads = step.hooks.reads("reads", server, np.array([k]))[k]
     task = ClientTask(0, k, 0, reads)
     if uses(step.algorithm, ServerEvaluation):  # these methods run visits one by one
@@ -346,8 +346,15 @@ def _first_report(step: ServerStep, server: Server, num_sampled: int, k: int) ->
         header, _ = step.worker.run_visit(task, Message(vectors, reads))
         assert isinstance(header, ReportHeader)
         return header
-    peers = ((k, 0),) * num_sampled if step.hooks.probes(server, 1) else ()
-    return step.worker.run(TaskBatch(1, 0, (task,), {}, peers)).headers[0]
+    if not step.hooks.probes(server, 1):
+        return step.worker.run(TaskBatch(1, 0, (task,), {})).headers[0]
+    none = np.zeros(2, np.int64)
+    looks = LookPlan(np.array([k, k]), none, none, np.array([[num_sampled > 1] * 2, [False] * 2]))
+    batch = TaskBatch(1, 0, (task,), {}, looks)
+    header = step.worker.look(batch, step.worker.run(batch)).headers[0]
+    found = {name: np.repeat(value[1:], num_sampled) for name, value in header.findings.items()}
+    found["peer"] = np.arange(num_sampled)
+    return replace(header, findings=found)
 
 
 def planned_ranks(context: RunContext) -> int:

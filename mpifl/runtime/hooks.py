@@ -19,9 +19,9 @@ from mpifl.core.capabilities import (
     CAPABILITIES,
     INITIAL_CLIENTS,
     ComparedUploads,
-    Look,
     NewClients,
     OneShotStatistics,
+    Question,
     RememberedUploads,
     SecondLook,
     ServerEvaluation,
@@ -30,7 +30,7 @@ from mpifl.core.capabilities import (
     upload_named,
     uses,
 )
-from mpifl.core.client import Client, Peer
+from mpifl.core.client import Client
 from mpifl.core.devices import CPU
 from mpifl.core.errors import MethodError, NotFinite
 from mpifl.core.federation import Split
@@ -278,7 +278,10 @@ class ClientHooks:
         }
 
     def _call(self, hook: str, task: ClientTask) -> ClientCall:
-        return ClientCall(self.algorithm, hook, client=task.client, visit=task.visit)
+        return self._at(hook, task.client, task.visit)
+
+    def _at(self, hook: str, client: int, visit: int) -> ClientCall:
+        return ClientCall(self.algorithm, hook, client=client, visit=visit)
 
     def checked_report(
         self,
@@ -338,14 +341,49 @@ class ClientHooks:
             made = hooks_of(self.algorithm, OneShotStatistics).fingerprint(client, shown, key)
             return _checked_report(call, made, self._statistics, self.device)
 
-    def probe(
-        self, task: ClientTask, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key
-    ) -> Look:
-        """Return what a client finds when it looks at the data of its peers."""
-        with self._call("probe", task) as call:
-            look = hooks_of(self.algorithm, SecondLook).probe(client, own, peers, key)
-            _check_look(call, look)
-        return look
+    def ask(self, client: Client, visit: int, own: Mapping[str, Vector], key: Key) -> Question:
+        """Return the question of a client for its peers."""
+        with self._at("ask", client.id, visit) as call:
+            question = hooks_of(self.algorithm, SecondLook).ask(client, own, key)
+            if not isinstance(question, Question):
+                raise call.error(
+                    f"returned {_kind(question)}", "return Question(payload, shown, notes={...})"
+                )
+            payload, shown = question.payload, question.shown
+            _check_sent(call, payload)
+            if shown is not None:
+                _check_sent(call, shown)
+            notes = {name: _checked_note(call, name, value) for name, value in question.notes.items()}
+        return Question(payload, shown, notes)
+
+    def show(self, shown: torch.Tensor, asker: int, visit: int, peer: int, key: Key) -> torch.Tensor:
+        """Return what a client sends for the comparison with one peer."""
+        with self._at("show", asker, visit) as call:
+            sent = hooks_of(self.algorithm, SecondLook).show(shown, asker, peer, key)
+            return _check_sent(call, sent)
+
+    def answer(self, client: Client, visit: int, payload: torch.Tensor, key: Key) -> torch.Tensor:
+        """Return the answer of a client to the question of another."""
+        with self._at("answer", client.id, visit) as call:
+            return _check_sent(call, hooks_of(self.algorithm, SecondLook).answer(client, payload, key))
+
+    def compare(
+        self,
+        asker: int,
+        visit: int,
+        shown: torch.Tensor | None,
+        answered: torch.Tensor,
+        notes: Mapping[str, Any],
+    ) -> Mapping[str, float]:
+        """Return the numbers that the server finds when it compares a client with a peer."""
+        with self._at("compare", asker, visit) as call:
+            found = hooks_of(self.algorithm, SecondLook).compare(shown, answered, notes)
+            if not isinstance(found, Mapping):
+                raise call.error(f"returned {_kind(found)}", "return a mapping from names to numbers")
+            for name, value in found.items():
+                if np.ndim(_checked_note(call, name, value)):
+                    raise call.error(f"{name!r} is {_kind(value)}", "return one number of each name")
+        return {name: float(value) for name, value in found.items()}
 
     def inspect(
         self, task: ClientTask, vectors: Mapping[str, Vector], public: Sequence[Client]
@@ -493,12 +531,13 @@ def _checked_note(call: HookCall, name: str, value: Any) -> Any:
     return value
 
 
-def _check_look(call: HookCall, look: Any) -> None:
-    """Raise `MethodError` unless `look` is a `Look` of numbers, the result of a probe."""
-    if not isinstance(look, Look):
-        raise call.error(f"returned {_kind(look)}", "return Look(notes={...}, findings={...})")
-    for name, value in (*look.notes.items(), *look.findings.items()):
-        _checked_note(call, name, value)
+def _check_sent(call: HookCall, sent: Any) -> torch.Tensor:
+    """Return what a client sends in a second look; raise `MethodError` unless it is a float32 tensor."""
+    if not isinstance(sent, torch.Tensor) or sent.dtype is not torch.float32:
+        what = f"{sent.dtype} {list(sent.shape)}" if isinstance(sent, torch.Tensor) else _kind(sent)
+        remedy = "clients exchange float32 tensors; small numbers travel as notes of the question"
+        raise call.error(f"a client would send {what}", remedy)
+    return sent
 
 
 def _check_scores(call: HookCall, scores: Any, metric: str) -> None:

@@ -77,7 +77,7 @@ class PlainVisitRunner:
         """Return whether the visits of a step only train, with no further processing of their uploads."""
         whole = all(not t.fresh or (t.work is None and "model" in t.reads) for t in batch.visits)
         compared = batch.compared is None or batch.compared[0] in self.names
-        return self.possible and bool(batch.visits) and whole and compared and not batch.peers
+        return self.possible and bool(batch.visits) and whole and compared and batch.looks is None
 
     def run_visit(
         self, task: ClientTask, message: Message

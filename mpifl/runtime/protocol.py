@@ -13,6 +13,7 @@ from math import nan
 from typing import Any, overload
 
 import numpy as np
+import torch
 
 from mpifl.comm.transport import bytes_of
 from mpifl.core.errors import MethodError
@@ -42,7 +43,6 @@ class ClientTask:
         visit: number of earlier visits of the client.
         reads: rows that it downloads.
         fresh: False to return the remembered upload instead of training.
-        looks_at: which of the batch's `peers` it looks at in a probe, bool [m]; None for all.
         told: what the server tells the filters, by name (`UpdateFilter.told`).
         work: share of its mini-batches after which it stops; None trains on all.
     """
@@ -52,7 +52,6 @@ class ClientTask:
     visit: int
     reads: Reads
     fresh: bool = True
-    looks_at: np.ndarray | None = None
     told: Mapping[str, float] = field(default_factory=dict)
     work: Fraction | None = None
 
@@ -70,14 +69,12 @@ class TaskTable(Sequence[ClientTask]):
         columns: int64 [n, 4]: number of the report in the step; client; number of its earlier visits; index
             into `reads`, or -1 to return a remembered upload.
         reads: the distinct reads of the clients.
-        looks_at: see `ClientTask`, bool [n, m]; None for all.
         told: see `ClientTask`.
         work: client -> share of its mini-batches, for clients that do not train on all.
     """
 
     columns: np.ndarray
     reads: Sequence[Reads]
-    looks_at: np.ndarray | None = None
     told: Mapping[str, float] = field(default_factory=dict)
     work: Mapping[int, Fraction] = field(default_factory=dict)
 
@@ -92,10 +89,9 @@ class TaskTable(Sequence[ClientTask]):
         return tuple(self)[i]
 
     def __iter__(self) -> Iterator[ClientTask]:
-        for i, (number, client, visit, which) in enumerate(self.columns.tolist()):
-            reads, looks_at = self.reads[which] if which >= 0 else {}, self.looks_at
-            looks_at, work = None if looks_at is None else looks_at[i], self.work.get(client)
-            yield ClientTask(number, client, visit, reads, which >= 0, looks_at, self.told, work)
+        for number, client, visit, which in self.columns.tolist():
+            reads, work = self.reads[which] if which >= 0 else {}, self.work.get(client)
+            yield ClientTask(number, client, visit, reads, which >= 0, self.told, work)
 
     def split_by_rank(
         self, owners: np.ndarray, num_ranks: int
@@ -115,7 +111,7 @@ class TaskTable(Sequence[ClientTask]):
         order = np.argsort(owners, kind="stable")
         counts = np.bincount(owners, minlength=num_ranks)
         columns, nothing = self.columns[order], self.columns[:0]
-        if len(self.reads) <= SHARED_READS and self.looks_at is None and not self.work:
+        if len(self.reads) <= SHARED_READS and not self.work:
             return [replace(self, columns=nothing)] * num_ranks, columns, counts.tolist()
         out, start = [], 0
         for count in counts.tolist():
@@ -124,11 +120,41 @@ class TaskTable(Sequence[ClientTask]):
             skipped = int(len(used) > 0 and used[0] < 0)
             mine[:, 3] = which - skipped
             reads = [self.reads[i] for i in used[skipped:].tolist()]
-            looks_at = None if self.looks_at is None else self.looks_at[order[start : start + count]]
             work = {k: self.work[k] for k in mine[:, 1].tolist() if k in self.work}
-            out.append(TaskTable(nothing, reads, looks_at, self.told, work))
+            out.append(TaskTable(nothing, reads, self.told, work))
             start += count
         return out, columns, counts.tolist()
+
+
+@dataclass(frozen=True)
+class LookPlan:
+    """Which clients of a step look at which after training, and where they are.
+
+    Attributes:
+        clients: the clients of the step in the order of their reports, int64 [m].
+        visits: the visit on whose data each of them looks and is looked at [m].
+        owners: rank that has the task of each [m].
+        pairs: whether a client (row) looks at another, bool [m, m]; None if all look at all.
+    """
+
+    clients: np.ndarray
+    visits: np.ndarray
+    owners: np.ndarray
+    pairs: np.ndarray | None = None
+
+    @property
+    def clients_and_visits(self) -> list[tuple[int, int]]:
+        """(client, visit) of each client."""
+        return [*zip(self.clients.tolist(), self.visits.tolist(), strict=True)]
+
+    def asks(self, i: int) -> bool:
+        """Return whether a client, given by its place in the step, has a question."""
+        return self.pairs is None or bool(self.pairs[i].any())
+
+    def peers(self, i: int) -> np.ndarray:
+        """Return the places of the clients that client `i` looks at, without itself."""
+        others = np.arange(len(self.clients)) != i
+        return np.flatnonzero(others if self.pairs is None else self.pairs[i] & others)
 
 
 @dataclass(frozen=True)
@@ -140,7 +166,7 @@ class TaskBatch:
         version: version of the server whose rows are read.
         visits: the worker's tasks.
         missing: table -> (rows that are broadcast first, their width).
-        peers: (client, visit) of all clients that probes look at.
+        looks: who looks at whom after training; None if nobody does.
         compared: a table and its number of rows: distances to all of them are measured for the upload with
             the table's name.
     """
@@ -149,7 +175,7 @@ class TaskBatch:
     version: int
     visits: Sequence[ClientTask]
     missing: Mapping[str, tuple[list[int], int]]
-    peers: tuple[tuple[int, int], ...] = ()
+    looks: LookPlan | None = None
     compared: tuple[str, int] | None = None
 
     def having(self, rows: memoryview) -> TaskBatch:
@@ -183,14 +209,15 @@ class ReportHeader:
         client: number of the client.
         num_samples: number of the client's training samples.
         fresh: False for a remembered upload.
-        notes: notes of the method, from the visit and from a probe.
+        notes: notes of the method, from the visit and from the second look.
         findings: values that the server computes where the upload is; they cause no traffic.
         metrics: numbers for the observer.
         max_abs: upload -> largest absolute value of each of its components [C].
         sizes: upload -> how many numbers it has.
         widths: upload -> how many numbers each component has.
         bytes: upload -> its bytes as a federation would send it.
-        exchanges: (kind, direction, client) -> (numbers, messages) exchanged with peers in a probe.
+        shapes: upload -> its shape, [d] or [C, d].
+        exchanges: (kind, direction, client) -> (numbers, messages) exchanged with peers in the second look.
         unsent: names of uploads and notes that are not sent and cause no traffic.
     """
 
@@ -207,6 +234,18 @@ class ReportHeader:
     bytes: Mapping[str, int] = field(default_factory=dict)
     exchanges: Exchanges = field(default_factory=dict)
     unsent: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def shaped(self, name: str, components: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return an upload in the shape in which it was reported, from its components."""
+        return components[0] if len(self.shapes[name]) == 1 else torch.stack(list(components))
+
+    def having(
+        self, notes: Mapping[str, Any], findings: Mapping[str, Any], exchanges: Exchanges
+    ) -> ReportHeader:
+        """Return this header with what a second look has found."""
+        notes, findings = {**self.notes, **notes}, {**findings, **self.findings}
+        return replace(self, notes=notes, findings=findings, exchanges=exchanges)
 
     @property
     def note_sizes(self) -> Mapping[str, int]:

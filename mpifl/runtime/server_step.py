@@ -45,6 +45,7 @@ from .hook_errors import ClientError, Dropped, hook_name
 from .hooks import ServerHooks
 from .protocol import (
     GatheredReports,
+    LookPlan,
     ReportHeader,
     ReportTable,
     ScatteredTasks,
@@ -364,7 +365,10 @@ class ServerStep:
         with self._counted("training", batches, main=True):
             batch = self._scatter(batches)
             results = self.worker.run(batch)
-            reports = self._gather(batch, results, "local_update")
+        if batch.looks is not None:
+            with doing("clients look at each other"):
+                results = self.look(batch, results)
+        reports = self._gather(batch, results, "local_update")
         with doing("aggregating"):
             for measure in self.measures:
                 measure(self, server, CollectedUploads(batch, results, reports))
@@ -378,6 +382,10 @@ class ServerStep:
         self.taken[self.arrived] += 1
         self.config.filters.commit()
         return result
+
+    def look(self, batch: TaskBatch, results: VisitResults) -> VisitResults:
+        """Return the results of a step's visits after clients have looked at each other; every rank calls."""
+        return self.worker.look(batch, results)
 
     def advance(
         self,
@@ -619,13 +627,12 @@ class ServerStep:
         self.book_reads(step, CohortReads.of({**reads, **late}.items()) if late else reads, widths)
         probes = self.hooks.probes(server, step)
         costs = np.where(fresh, self.costs[clients], 1) + (len(clients) * 64 if probes else 0)
-        made = self.visits[clients] - ~fresh  # `ClientTask.data_visit` of each
-        peers = tuple(zip(clients.tolist(), made.tolist(), strict=True)) if probes else ()
-        pairs = self.hooks.pairs(server, clients, fresh) if probes else None
         compared = self.hooks.measured_table(server)
-        return self._batches(
-            step, clients, reads, costs, server.version, fresh, peers, compared, pairs, who.work
-        )
+        looks = None
+        if probes:
+            made = self.visits[clients] - ~fresh  # `ClientTask.data_visit` of each
+            looks = partial(LookPlan, clients, made, pairs=self.hooks.pairs(server, clients, fresh))
+        return self._batches(step, clients, reads, costs, server.version, fresh, compared, looks, who.work)
 
     def _batches(
         self,
@@ -635,14 +642,14 @@ class ServerStep:
         costs: np.ndarray,
         version: int,
         fresh: np.ndarray | None = None,
-        peers: tuple[tuple[int, int], ...] = (),
         compared: tuple[str, int] | None = None,
-        pairs: np.ndarray | None = None,
+        looks: Callable[[np.ndarray], LookPlan] | None = None,
         work: Mapping[int, Fraction] | None = None,
     ) -> ScatteredTasks:
         """Return the tasks of each rank; report numbers follow the order of `clients`.
 
-        `reads` has the reads of the `fresh` clients only, in the same order.
+        `reads` has the reads of the `fresh` clients only, in the same order. `looks` maps the rank of each
+        task to the second look of the step.
         """
         needed: dict[str, set[int]] = {compared[0]: set(range(compared[1]))} if compared else {}
         for rows in reads.distinct:
@@ -652,14 +659,14 @@ class ServerStep:
         which = np.full(len(clients), -1)
         which[slice(None) if fresh is None else fresh] = reads.which
         columns = np.stack((np.arange(len(clients)), clients, self.visits[clients], which), axis=1)
-        tasks = TaskTable(columns, reads.distinct, pairs, self.config.filters.told(), work or {})
-        tables, columns, counts = tasks.split_by_rank(
-            self.scheduler.assign(clients, costs), self.transport.size
-        )
+        tasks = TaskTable(columns, reads.distinct, self.config.filters.told(), work or {})
+        owners = self.scheduler.assign(clients, costs)
+        tables, columns, counts = tasks.split_by_rank(owners, self.transport.size)
+        plan = None if looks is None else looks(owners)
         batches: dict[int, TaskBatch] = {}  # ranks that share a table object share a batch object
         for mine in tables:
             if id(mine) not in batches:
-                batches[id(mine)] = TaskBatch(step, version, mine, missing, peers, compared)
+                batches[id(mine)] = TaskBatch(step, version, mine, missing, plan, compared)
         return ScatteredTasks([batches[id(mine)] for mine in tables], columns, counts)
 
     def _counted(

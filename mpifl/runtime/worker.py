@@ -1,10 +1,10 @@
-"""The worker's part of a step: visits, probes and evaluations of clients on this rank."""
+"""The worker's part of a step: visits, second looks and evaluations of clients on this rank."""
 
 from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -12,7 +12,6 @@ from itertools import accumulate, pairwise
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpifl.aggregation.exact_sum import max_abs
@@ -26,7 +25,7 @@ from mpifl.core.capabilities import (
     upload_named,
     uses,
 )
-from mpifl.core.client import Client, Peer
+from mpifl.core.client import Client
 from mpifl.core.devices import (
     CPU,
     RowsOnDevice,
@@ -36,23 +35,22 @@ from mpifl.core.devices import (
     to_main_memory,
     upload_budget,
 )
-from mpifl.core.errors import MethodError, UserError
+from mpifl.core.errors import MethodError
 from mpifl.core.parameters import take
 from mpifl.core.plan import statistics_of
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
 from mpifl.traffic.ledger import count_numbers
-from mpifl.traffic.payload import NumberFormat
 
+from .exchange import PairedLooks
 from .hook_errors import Dropped, VisitPlace, attempt, hook_name
 from .hooks import ClientHooks
-from .protocol import ClientTask, Exchanges, ReportHeader, ReportTable, TaskBatch, report_tables
+from .protocol import ClientTask, ReportHeader, ReportTable, TaskBatch, report_tables
 from .step_config import StepConfig
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
 TRAIN = "train"  # name of the training data among the sets on which clients are evaluated
-_Exchanges = dict[tuple[str, str, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -120,6 +118,7 @@ class Worker:
         self._sums_only = config.sums.exact and not (reused or config.filters.in_main_memory)
         self._plain = config.in_one_call and config.in_one_call(config, tables, watch)
         self._attempt = partial(attempt, kept=config.kept)
+        self._looks = PairedLooks(config, self.hooks, watch)
         self._buffer = UploadBuffer()
         self._downloads = RowsOnDevice(config.clients.device)
         self.sends_changes = False
@@ -171,14 +170,13 @@ class Worker:
                 tables, vectors = made
                 return VisitResults([], vectors, [], perf_counter() - start, tables)
         uploads: dict[str, list[torch.Tensor]] = {}
-        peers = [self.client(k, visit, batch.step) for k, visit in batch.peers]
         visits = _Blocks(self, batch)
         self._buffer.clear(self._room())
         counter = self.config.counter
         counter.begin()
         with self._downloads:
             for task in batch.visits:
-                work = partial(self._report, task, batch, peers, None if fingerprint else visits)
+                work = partial(self._report, task, batch, None if fingerprint else visits)
                 drops = self.config.drops and not fingerprint
                 report = self._attempt(work, self._place(batch.step, task.client, task.visit), drops)
                 counter.advance()
@@ -186,15 +184,59 @@ class Worker:
                     dropped.append(report)
                     if self._remembered is None or not task.visit or fingerprint:
                         continue
-                    # treated as a client outside the cohort
-                    task = replace(task, fresh=False, looks_at=np.zeros(len(peers), bool))
-                    with self.config.kept():
-                        report = self._report(task, batch, peers, visits)
+                    report = self._remembered_report(task, batch)
                 header, brought = report
                 headers.append(header)
                 for name, vector in brought.items():
                     uploads.setdefault(name, []).extend(self._buffer.put(vector, len(batch.visits)))
         return VisitResults(headers, uploads, dropped, perf_counter() - start)
+
+    def _remembered_report(
+        self, task: ClientTask, batch: TaskBatch
+    ) -> tuple[ReportHeader, Mapping[str, Vector]]:
+        """Return the report of a client that is left out, as of one outside of the cohort."""
+        self._bases.pop(task.number, None)
+        with self.config.kept():
+            return self._report(replace(task, fresh=False), batch, _Blocks(self, batch))
+
+    def look(self, batch: TaskBatch, results: VisitResults) -> VisitResults:
+        """Return the results of a step after its second look; every rank calls if the batch has one.
+
+        A client whose look fails is left out like one whose visit fails. One that failed before has no
+        question.
+
+        Args:
+            batch: this rank's tasks.
+            results: the results of its visits.
+        """
+        assert batch.looks is not None
+        tasks = {task.number: task for task in batch.visits}
+        uploads = {name: _components(rows, len(results.headers)) for name, rows in results.uploads.items()}
+        asking = {
+            h.number: {name: h.shaped(name, each[i]) for name, each in uploads.items()}
+            for i, h in enumerate(results.headers)
+            if h.fresh == tasks[h.number].fresh and batch.looks.asks(h.number)
+        }
+        found, failed = self._looks.run(batch.looks, batch.step, asking)
+        headers = list[ReportHeader]()
+        for i, header in enumerate(results.headers):
+            number = header.number
+            if number in failed:
+                task = tasks[number]
+                if self._remembered is None or not task.visit:
+                    for each in uploads.values():
+                        each[i] = []
+                    continue
+                header, brought = self._remembered_report(task, batch)
+                for name, vector in brought.items():
+                    uploads[name][i] = self._buffer.put(vector, len(batch.visits))
+            elif number in found:
+                header = header.having(found[number].notes, found[number].findings, found[number].exchanges)
+            headers.append(header)
+        joined = {name: [row for rows in each for row in rows] for name, each in uploads.items()}
+        dropped = [*results.dropped, *failed.values()]
+        self._check_code(batch)
+        return replace(results, headers=headers, uploads=joined, dropped=dropped)
 
     def updates(self, batch: TaskBatch, results: VisitResults) -> list[Vector]:
         """Return, for each visit of a step, the reported change of the model that it downloaded, [d] each."""
@@ -215,7 +257,7 @@ class Worker:
         return upload_budget(self.config.clients.device, ranks)
 
     def _report(
-        self, task: ClientTask, batch: TaskBatch, peers: list[Client], visits: _Blocks | None
+        self, task: ClientTask, batch: TaskBatch, visits: _Blocks | None
     ) -> tuple[ReportHeader, Mapping[str, Vector]]:
         """Return a client's report: the header and the uploads; one-shot statistics if `visits` is None."""
         hook = "fingerprint" if visits is None else "local_update"
@@ -224,9 +266,8 @@ class Worker:
         self.sends_changes |= change and visits is not None
         if self.config.evaluation.updates and "model" in report.based_on:
             self._bases[task.number] = report.based_on["model"]
-        notes, findings, exchanges = self._probe(report, task, peers, batch.step)
-        findings = {**findings, **self._row_distances(report, batch.compared)}
-        return self._header(hook, task, report, sizes, notes, findings, exchanges), report.vectors
+        findings = self._row_distances(report, batch.compared)
+        return self._header(hook, task, report, sizes, findings), report.vectors
 
     def _fingerprint(self, task: ClientTask, batch: TaskBatch) -> Coded:
         with self.watch("train"):
@@ -345,9 +386,7 @@ class Worker:
         task: ClientTask,
         report: Report,
         sizes: Mapping[str, int],
-        notes: Mapping[str, Any],
         findings: Mapping[str, Any],
-        exchanges: Exchanges,
     ) -> ReportHeader:
         """Return the header of a hook's report, after checking the report and that its vectors are finite."""
         # row by row: faster than all rows at once
@@ -358,14 +397,14 @@ class Worker:
             client=report.client,
             num_samples=report.num_samples,
             fresh=task.fresh,
-            notes={**report.notes, **notes},
+            notes=report.notes,
             findings=findings,
             metrics=report.metrics,
             max_abs=largest,
             sizes={name: count_numbers(v) for name, v in report.vectors.items()},
             widths={name: v.shape[-1] for name, v in report.vectors.items()},
             bytes=sizes,
-            exchanges=exchanges,
+            shapes={name: tuple(v.shape) for name, v in report.vectors.items()},
             unsent=report.unsent,
         )
 
@@ -377,24 +416,6 @@ class Worker:
         with self.watch("cluster"):
             u, rows = to_main_memory(report.vectors[name]), self.tables.rows(name, list(range(num_rows)))
             return {"row_distance": row_distances(u, rows, self.config.clients.layout)}
-
-    def _probe(
-        self, report: Report, task: ClientTask, peers: list[Client], step: int
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any], Exchanges]:
-        """Return notes, findings and exchanges of a client's look at its peers."""
-        exchanges: _Exchanges = {}
-        wanted = [True] * len(peers) if task.looks_at is None else task.looks_at.tolist()
-        if not any(wanted):
-            return {}, {}, exchanges
-        with self.watch("cluster"):
-            me = self.client(task.client, task.data_visit, step)
-            others = [
-                CountedPeer(me.id, p, exchanges, self.config.payload, w)
-                for p, w in zip(peers, wanted, strict=True)
-            ]
-            key = self._key("probe", task.client, step)
-            look = self.hooks.probe(task, me, report.vectors, others, key)
-        return look.notes, look.findings, exchanges
 
     # -- a single visit --------------------------------------------------------------------------------------
 
@@ -416,7 +437,7 @@ class Worker:
             report, sizes = self._train(client, task, self.config.filters.download(message))
             report = report_to_main_memory(report, self.config.clients.device)
             findings = self._inspect(task, report)
-            return self._header("local_update", task, report, sizes, {}, findings, {}), report
+            return self._header("local_update", task, report, sizes, findings), report
 
         self.config.counter.begin()
         with self._downloads:
@@ -541,6 +562,12 @@ class _Blocks:
         return self._trained.pop(task.number, None) or self.worker.visit(task, self.batch)
 
 
+def _components(rows: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
+    """Return the components of each of `count` uploads, whose components follow each other."""
+    c = len(rows) // max(count, 1)
+    return [[*rows[i * c : (i + 1) * c]] for i in range(count)]
+
+
 def _rows(upload: torch.Tensor) -> list[torch.Tensor]:
     """Return the components [d] of an upload, [d] or [C, d]."""
     return [upload] if upload.ndim == 1 else list(upload)
@@ -602,42 +629,3 @@ class UploadBuffer:
             rows.append(self._chunks[width][number % height])
         self._used[width] += 1
         return rows[number]
-
-
-class CountedPeer(Peer):
-    """A peer whose data are on this rank; counts the traffic of an exchange through the server.
-
-    Args:
-        me: number of the client that looks.
-        them: the client that is looked at.
-        exchanges: (kind, direction, client) -> (numbers, messages); exchanges are added in place.
-        payload: encoding of numbers in transit.
-        wanted: whether the method asked for this pair.
-    """
-
-    def __init__(
-        self, me: int, them: Client, exchanges: _Exchanges, payload: NumberFormat, wanted: bool = True
-    ) -> None:
-        self.id, self._me, self._them, self._exchanges, self._payload = them.id, me, them, exchanges, payload
-        self.wanted = wanted
-
-    def _count(self, kind: str, direction: str, client: int, tensor: Any) -> None:
-        if not isinstance(tensor, torch.Tensor):
-            remedy = "peers exchange tensors; small numbers travel as notes: Look(notes={...})"
-            raise UserError(kind, type(tensor).__name__, remedy)
-        numbers, messages = self._exchanges.get((kind, direction, client), (0, 0))
-        self._exchanges[kind, direction, client] = (numbers + tensor.numel(), messages + 1)
-
-    def send(self, payload: torch.Tensor) -> None:
-        """Count an upload of the client that looks."""
-        self._count("embedding", "up", self._me, payload)
-
-    def ask(
-        self, payload: torch.Tensor, answer: Callable[[Client, torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
-        """Return the peer's answer; count the payload up and down, and the answer up."""
-        self._count("extractor", "up", self._me, payload)
-        self._count("extractor", "down", self.id, payload)
-        out = answer(self._them, self._payload.rounded(payload))
-        self._count("embedding", "up", self.id, out)
-        return self._payload.rounded(out)

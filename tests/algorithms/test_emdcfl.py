@@ -61,35 +61,37 @@ class Seen(byhand.Quadratic):
         return vector[0] * x
 
 
-class Neighbour:
-    """Another client, and what was told to it and asked of it."""
-
-    def __init__(self, client: Seen, wanted: bool = True) -> None:
-        self.id, self.client, self.told, self.asked, self.wanted = client.id, client, [], [], wanted
-
-    def send(self, payload):
-        self.told.append(payload)
-
-    def ask(self, payload, answer):
-        self.asked.append(payload)
-        return answer(self.client, payload)
+def ask(method, client: Seen, *w: float):
+    """Return the question of a client whose model is `w`: extractor and head."""
+    return method.ask(client, {"model": torch.tensor(w)}, byhand.KEY)
 
 
-@pytest.mark.parametrize(("against", "distance"), [("val", 8.0), ("train", 18.0)])
-def test_a_client_of_emdcfl_measures_others_under_its_own_extractor(against, distance):
+def distance(method, own: Seen, other: Seen, *w: float) -> float:
+    """Return what the server finds when it compares two clients."""
+    question = ask(method, own, *w)
+    shown = method.show(question.shown, own.id, other.id, byhand.KEY)
+    return method.compare(shown, method.answer(other, question.payload, byhand.KEY), question.notes)[
+        "distance"
+    ]
+
+
+@pytest.mark.parametrize(("against", "found"), [("val", 8.0), ("train", 18.0)])
+def test_a_client_of_emdcfl_measures_others_under_its_own_extractor(against, found):
     """Extractor 2; own images 0 and 2 in training, 1 and 3 in validation: tau = 2 |1 - 0| = 2.
 
     The other has 5, 7 in validation: 2 * 5 = 10, less tau 8; in training 10, 12: 20 - 2 = 18. Test images, 90
     and 99, count nowhere.
     """
-    own = Seen(0, [0.0, 2.0], [1.0, 3.0], [90.0, 90.0])
-    other = Neighbour(Seen(1, [10.0, 12.0], [5.0, 7.0], [99.0, 99.0]))
+    own, other = (
+        Seen(0, [0.0, 2.0], [1.0, 3.0], [90.0, 90.0]),
+        Seen(1, [10.0, 12.0], [5.0, 7.0], [99.0, 99.0]),
+    )
     method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0, against=against)
-    look = method.probe(own, {"model": torch.tensor([2.0, 7.0])}, [Neighbour(own), other], byhand.KEY)
-    assert_allclose(look.findings["distance"], [0.0, distance], atol=1e-4)
-    assert_allclose(look.notes["tau"], 2.0, rtol=1e-6)
-    assert_close(other.asked[0], torch.tensor([2.0]))
-    assert_close(other.told[0].abs().sort(0).values, torch.tensor([[0.0], [4.0]]))
+    assert distance(method, own, other, 2.0, 7.0) == pytest.approx(found, abs=1e-4)
+    question = ask(method, own, 2.0, 7.0)
+    assert_allclose(question.notes["tau"], 2.0, rtol=1e-6)
+    assert_close(question.payload, torch.tensor([2.0]))
+    assert_close(question.shown.abs().sort(0).values, torch.tensor([[0.0], [4.0]]))
 
 
 @pytest.mark.parametrize(("tau", "found"), [("plain", [2 * 2**0.5]), ("shared", [0.0, 4.0])])
@@ -102,52 +104,42 @@ def test_emdcfl_measures_tau_on_unprojected_embeddings_if_asked(tau, found):
 
     own = Wide(0, [0.0, 2.0], [1.0, 3.0], [9.0])
     method = CATALOGUE["emdcfl"](metric="euclidean", projection=0.5, tau=tau)
-    look = method.probe(own, {"model": torch.tensor([2.0, 7.0])}, [], byhand.KEY)
-    assert any(look.notes["tau"] == pytest.approx(value) for value in found)
+    assert any(ask(method, own, 2.0, 7.0).notes["tau"] == pytest.approx(value) for value in found)
 
 
 def test_emdcfl_adds_noise_to_the_embeddings_that_are_sent():
-    """A thousand zeros with noise 3: what is sent and answered has a deviation of 3, each its own."""
-    own, other = Seen(0, [0.0] * 1000, [0.0], [9.0]), Neighbour(Seen(1, [0.0] * 1000, [0.0] * 1000, [9.0]))
-    own.num_samples = other.client.num_samples = 1000
+    """A thousand zeros with noise 3: what is shown and answered has a deviation of 3, each its own."""
+    own, other = Seen(0, [0.0] * 1000, [0.0], [9.0]), Seen(1, [0.0] * 1000, [0.0] * 1000, [9.0])
+    own.num_samples = other.num_samples = 1000
     method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0, noise=3.0, sample_cap=1000)
-    look = method.probe(own, {"model": torch.tensor([1.0, 0.0])}, [other], byhand.KEY)
-    assert float(other.told[0].std()) == pytest.approx(3.0, rel=0.1)
-    answered = method._answer(other.client, torch.tensor([1.0]), torch.ones(1, 1), byhand.KEY)
-    assert float(answered.std()) == pytest.approx(3.0, rel=0.1)
-    assert float((answered - other.told[0]).std()) == pytest.approx(3 * 2**0.5, rel=0.1)
-    assert look.notes["tau"] == 0.0
+    question = ask(method, own, 1.0, 0.0)
+    shown, again = (method.show(question.shown, 0, k, byhand.KEY) for k in (1, 2))
+    answered = method.answer(other, question.payload, byhand.KEY)
+    for noise in (shown, again, answered):
+        assert float(noise.std()) == pytest.approx(3.0, rel=0.1)
+    for one, two in ((answered, shown), (again, shown)):
+        assert float((one - two).std()) == pytest.approx(3 * 2**0.5, rel=0.1)
+    assert question.notes["tau"] == 0.0
 
 
 def test_emdcfl_looks_at_no_more_images_than_its_cap():
-    """Five images each, cap 3: three embeddings go to the other."""
-    own, other = Seen(0, [1.0] * 5, [1.0] * 5, [9.0]), Neighbour(Seen(1, [4.0] * 5, [4.0] * 5, [9.0]))
+    """Five images each, cap 3: three embeddings go to the server."""
+    own, other = Seen(0, [1.0] * 5, [1.0] * 5, [9.0]), Seen(1, [4.0] * 5, [4.0] * 5, [9.0])
     method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0, sample_cap=3)
-    look = method.probe(own, {"model": torch.tensor([1.0, 0.0])}, [other], byhand.KEY)
-    assert len(other.told[0]) == 3
-    assert_allclose(look.findings["distance"], [3.0], atol=1e-4)
+    question = ask(method, own, 1.0, 0.0)
+    assert len(question.shown) == len(method.answer(other, question.payload, byhand.KEY)) == 3
+    assert distance(method, own, other, 1.0, 0.0) == pytest.approx(3.0, abs=1e-4)
 
 
 @pytest.mark.parametrize(("share", "sent"), [(1.0, 20), (0.25, 7), (0.01, 2)])
 def test_emdcfl_takes_a_share_of_a_clients_images(share, sent):
     """Of 20 images in training and 8 in validation 0.25 are 7, and two are the least; no cap of 512."""
-    own, other = Seen(0, [1.0] * 20, [1.0] * 8, [9.0]), Neighbour(Seen(1, [4.0] * 20, [4.0] * 8, [9.0]))
-    own.num_samples = other.client.num_samples = 20
+    own, other = Seen(0, [1.0] * 20, [1.0] * 8, [9.0]), Seen(1, [4.0] * 20, [4.0] * 8, [9.0])
+    own.num_samples = other.num_samples = 20
     method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0, sample_share=share)
-    method.probe(own, {"model": torch.tensor([1.0, 0.0])}, [other], byhand.KEY)
-    assert len(other.told[0]) == sent
-    answered = method._embed(other.client, torch.tensor([1.0]), "val", byhand.KEY)
-    assert len(answered) == min(sent, 8)
-
-
-def test_emdcfl_exchanges_nothing_with_those_it_does_not_look_at():
-    own = Seen(0, [0.0, 2.0], [1.0, 3.0], [9.0])
-    others = [Neighbour(Seen(k, [10.0, 12.0], [5.0, 7.0], [9.0]), wanted=k == 2) for k in (1, 2)]
-    method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0)
-    look = method.probe(own, {"model": torch.tensor([2.0, 7.0])}, [Neighbour(own), *others], byhand.KEY)
-    assert_allclose(look.findings["distance"], [0.0, np.nan, 8.0], atol=1e-4)
-    assert_array_equal(look.findings["peer"], [0, 1, 2])
-    assert [len(o.asked) for o in others] == [0, 1]
+    question = ask(method, own, 1.0, 0.0)
+    assert len(question.shown) == sent
+    assert len(method.answer(other, question.payload, byhand.KEY)) == min(sent, 8)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +190,8 @@ def test_emdcfl_finds_the_groups_and_freezes_them(tmp_path):
 def test_the_projection_of_emdcfl_has_rows_of_unit_length_and_belongs_to_its_client():
     from mpifl.algorithms.emdcfl import _projection
 
-    R = _projection(40, 36, key(0, "probe", 1))
+    R = _projection(40, 36, key(0, "ask", 1))
     assert R.shape == (40, 36)
     assert_close(R.norm(dim=1), torch.ones(40))
-    assert_close(R, _projection(40, 36, key(0, "probe", 1)), rtol=0, atol=0)
-    assert float((R - _projection(40, 36, key(0, "probe", 2))).abs().max()) > 0.1
+    assert_close(R, _projection(40, 36, key(0, "ask", 1)), rtol=0, atol=0)
+    assert float((R - _projection(40, 36, key(0, "ask", 2))).abs().max()) > 0.1

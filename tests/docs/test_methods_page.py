@@ -58,7 +58,7 @@ def test_a_row_says_what_the_method_says(name):
         ("client state", method.needs.client_state),
         ("one-shot statistics", uses(method, OneShotStatistics)),
         ("remembered uploads", uses(method, RememberedUploads)),
-        ("pairwise probe", uses(method, SecondLook)),
+        ("second look", uses(method, SecondLook)),
         ("Gram matrix", uses(method, ComparedUploads) and method.gram is not None),
     ]
     assert needs == (", ".join(what for what, is_so in asked if is_so) or "-")

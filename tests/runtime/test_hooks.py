@@ -21,9 +21,9 @@ from mpifl.cli import main
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import (
     ComparedUploads,
-    Look,
     NewClients,
     OneShotStatistics,
+    Question,
     RememberedUploads,
     SecondLook,
 )
@@ -278,7 +278,11 @@ def test_several_vectors_have_no_distance_to_a_row(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "hook", ["fingerprint", "assign_new_clients", "new_clients", "probe", "inspect", "appraise", "compares"]
+    "hook",
+    [
+        *("fingerprint", "assign_new_clients", "new_clients", "ask", "answer", "compare"),
+        *("inspect", "appraise", "compares"),
+    ],
 )
 def test_a_hook_that_would_never_be_called_is_refused(hook, tmp_path):
     method = type("Mine", (Mine,), {hook: lambda self, *args: None})()
@@ -579,22 +583,39 @@ def test_a_carry_without_uploads_is_carried_out_by_events_too(tmp_path):
     assert_allclose(done.server.tables["model"], done.servers[0].tables["model"] / 2)
 
 
-def looking(probe: Callable[..., Any]) -> Algorithm:
-    """Return a method whose clients look at each other: `probe` gets their peers."""
-    hook = {"probe": lambda self, client, own, peers, key: probe(peers)}
-    return type("Looking", (SecondLook, Mine), hook)()
+ONE = torch.ones(1)
+LOOKS = {  # hook of a second look -> what it returns here
+    "ask": Question(ONE, ONE),
+    "show": ONE,
+    "answer": ONE,
+    "compare": {"found": 1.0},
+}
 
 
-@pytest.mark.parametrize("report", [Report(0, 1), Server({}, np.zeros(1))])
-def test_a_server_or_report_is_no_look(report, tmp_path):
-    with pytest.raises(MethodError, match=r"Looking.probe: client 0"):
-        toy.run(looking(lambda peers: report), toy.Tiny(), tmp_path, evaluate=False)
+def looking(**results: Any) -> Algorithm:
+    """Return a method whose clients look at each other, with hooks that return `LOOKS`, or `results`."""
+    hooks = {name: (lambda self, *args, x=x: x) for name, x in {**LOOKS, **results}.items()}
+    return type("Looking", (SecondLook, Mine), hooks)()
 
 
-@pytest.mark.parametrize("look", [Look({"a": "b"}), Look(findings={"a": object()})])
-def test_what_a_look_finds_are_numbers(look, tmp_path):
-    with pytest.raises(MethodError, match=r"Looking.probe: client 0, visit 0: note 'a' is "):
-        toy.run(looking(lambda peers: look), toy.Tiny(), tmp_path, evaluate=False)
+@pytest.mark.parametrize("question", [Report(0, 1), Server({}, np.zeros(1)), ONE])
+def test_a_server_or_report_is_no_question(question, tmp_path):
+    with pytest.raises(MethodError, match=r"Looking.ask: client 0"):
+        toy.run(looking(ask=question), toy.Tiny(), tmp_path, evaluate=False)
+
+
+@pytest.mark.parametrize(
+    ("hook", "result"),
+    [
+        ("ask", Question(ONE, ONE, {"a": "b"})),
+        ("compare", {"a": object()}),
+        ("compare", {"a": np.ones(2)}),
+        ("compare", 1.0),
+    ],
+)
+def test_what_a_look_finds_are_numbers(hook, result, tmp_path):
+    with pytest.raises(MethodError, match=rf"Looking.{hook}: client 0, visit 0: "):
+        toy.run(looking(**{hook: result}), toy.Tiny(), tmp_path, evaluate=False)
 
 
 def test_initial_clients_of_a_method_that_nobody_can_join_later_are_refused(tmp_path):
@@ -611,10 +632,14 @@ def test_initial_clients_of_a_method_that_nobody_can_join_later_are_refused(tmp_
         toy.run(Choosy(), toy.Tiny(), tmp_path, evaluate=False)
 
 
-@pytest.mark.parametrize("asked", [(b"x", None), (torch.ones(2), lambda client, x: 1.0)])
-def test_peers_exchange_tensors(asked, tmp_path):
-    with pytest.raises(MethodError, match=r"Looking.probe: client 0, visit 0: .*peers exchange tensors"):
-        toy.run(looking(lambda peers: peers[0].ask(*asked)), toy.Tiny(), tmp_path, evaluate=False)
+@pytest.mark.parametrize("sent", [b"x", 1.0, torch.ones(2, dtype=torch.float64)])
+@pytest.mark.parametrize("hook", ["ask", "show", "answer"])
+def test_clients_exchange_float32_tensors(hook, sent, tmp_path):
+    """The peer that answers client 0 is client 1."""
+    result = Question(sent) if hook == "ask" else sent
+    pattern = rf"Looking.{hook}: client {int(hook == 'answer')}, visit 0: .*clients exchange float32 tensors"
+    with pytest.raises(MethodError, match=pattern):
+        toy.run(looking(**{hook: result}), toy.Tiny(), tmp_path, evaluate=False)
 
 
 def test_the_default_of_new_clients_names_what_it_reads(tmp_path):
@@ -650,12 +675,5 @@ def test_clusters_are_checked_before_they_are_judged(kind, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("pairs", [None, np.ones((6, 6)), np.ones((5, 6), bool)])
 def test_pairs_are_an_array_of_the_clients_of_the_step(pairs, tmp_path):
-    class Looking(SecondLook, Mine):
-        def pairs(self, server, clients, fresh):
-            return pairs
-
-        def probe(self, client, own, peers, key):
-            return Look()
-
     with pytest.raises(MethodError, match=r"Looking.pairs: .*bool \[6, 6\]"):
-        toy.run(Looking(), toy.Tiny(), tmp_path, evaluate=False)
+        toy.run(looking(pairs=pairs), toy.Tiny(), tmp_path, evaluate=False)

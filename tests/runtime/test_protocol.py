@@ -58,7 +58,7 @@ def test_a_step_whose_clients_have_no_samples_has_no_mean():
     assert np.isnan(mean_metrics(tables)["loss"])
 
 
-def test_what_probes_exchanged_is_added_over_the_reports_of_a_table():
+def test_what_clients_exchanged_is_added_over_the_reports_of_a_table():
     place = ("embedding", "up", 1)
     (table,) = report_tables([header(i, i, exchanges={place: (5, 1)}) for i in range(2)])
     assert table.exchanges == {place: (10, 2)}
@@ -70,21 +70,17 @@ def test_tasks_of_each_rank_hold_the_reads_that_it_needs():
     columns = np.stack((np.arange(4), client, client + 10, np.array([1, 0, -1, 1])), axis=1)
     reads = [{"model": (0,)}, {"model": (1,)}]
     works = {6: Fraction(1, 2)}
-    looks = np.eye(4, dtype=bool)
-    for work, looks_at in (({}, None), (works, None), ({}, looks), (works, looks)):
-        tasks = TaskTable(columns, reads, looks_at, {}, work)
+    for work in ({}, works):
+        tasks = TaskTable(columns, reads, {}, work)
         nobody, one, two = parted(tasks, np.array([1, 2, 2, 1]), 3)
         assert len(nobody) == 0
-        found = [replace(task, looks_at=None) for task in (*one, *two)]
         half = work.get(6)
-        assert found == [
+        assert [*one, *two] == [
             ClientTask(0, 3, 13, reads[1]),
             ClientTask(3, 6, 16, reads[1], work=half),
             ClientTask(1, 4, 14, reads[0]),
             ClientTask(2, 5, 15, {}, fresh=False),
         ]
-        if looks_at is not None:
-            assert_array_equal([task.looks_at for task in (*one, *two)], looks[[0, 3, 1, 2]])
 
 
 def test_many_reads_go_only_to_the_ranks_whose_clients_have_them():

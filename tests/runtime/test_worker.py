@@ -223,11 +223,15 @@ class Looking(EMDCFL):
 
     looked: ClassVar[list[tuple[int, float, list[float]]]] = []
 
-    def probe(self, client, own, peers, key):
-        """Note."""
-        theirs = [total(peer._them.data.val) for peer in peers]
-        self.looked.append((client.id, total(client.data.train), theirs))
-        return super().probe(client, own, peers, key)
+    def ask(self, client, own, key):
+        """Note who asks."""
+        self.looked.append((client.id, total(client.data.train), []))
+        return super().ask(client, own, key)
+
+    def answer(self, client, payload, key):
+        """Note who answers."""
+        self.looked[-1][2].append(total(client.data.val))
+        return super().answer(client, payload, key)
 
 
 def test_a_remembered_model_looks_and_is_looked_at_on_the_data_it_was_made_from(tmp_path):
@@ -237,6 +241,6 @@ def test_a_remembered_model_looks_and_is_looked_at_on_the_data_it_was_made_from(
     steps_of(Looking(looks="seen"), world, tmp_path, [[0, 1], [2, 3]], participation=0.5)
     first = [world.client(k) for k in range(4)]
     vals = [total(data.val) for data in first]
-    expected = [(k, total(first[k].train), vals[:2]) for k in (0, 1)]
-    expected += [(k, total(first[k].train), vals) for k in range(4)]
+    expected = [(k, total(first[k].train), vals[1 - k : 2 - k]) for k in (0, 1)]
+    expected += [(k, total(first[k].train), vals[:k] + vals[k + 1 :]) for k in range(4)]
     assert Looking.looked == expected

@@ -26,7 +26,7 @@ from mpifl.comm.single import Single
 from mpifl.comm.transport import Transport
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import CAPABILITIES
-from mpifl.core.client import Client, Peer
+from mpifl.core.client import Client
 from mpifl.core.federation import ClientData, Federation, Split
 from mpifl.core.parameters import Layout
 from mpifl.core.plan import Plan
@@ -357,7 +357,7 @@ def arrays(value: Any, path: str = "args") -> dict[str, Any]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, (type, Key, Layout)):
         inside = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     else:
-        assert isinstance(value, (Peer, Key, Layout)) or callable(value), f"cannot look into {value!r}"
+        assert isinstance(value, (Key, Layout)) or callable(value), f"cannot look into {value!r}"
         return {}
     return {p: v for name, item in inside.items() for p, v in arrays(item, f"{path}.{name}").items()}
 
