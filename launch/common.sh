@@ -80,7 +80,7 @@ heartbeat() {
 install_torch() {
     case ${TORCH:-any} in
         any) pip_install torch==2.13.0 ;;
-        cpu) pip_install torch==2.13.0+cpu 2> /dev/null ||
+        cpu) pip_install torch==2.13.0+cpu torchvision==0.28.0+cpu 2> /dev/null ||
             pip_install --index-url https://download.pytorch.org/whl/cpu torch==2.13.0 torchvision==0.28.0 ;;
         *) fail "TORCH=$TORCH: cpu, or leave it out" ;;
     esac

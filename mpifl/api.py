@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Given = Config | str | Path | Mapping[str, Any]
+Compared = str | Path | Run | Sweep
 
 
 def run(config: Given, *, callbacks: Sequence[Any] = (), quiet: bool = True, **changes: Any) -> Run | None:
@@ -183,7 +184,7 @@ def _asked(config: Given) -> Given:
 
 
 def compare(
-    *runs: str | Path | Run | Sweep,
+    *runs: Compared | Sequence[Compared],
     columns: Sequence[str] = (),
     metric: str = "accuracy",
     test: str | None = None,
@@ -199,7 +200,8 @@ def compare(
     `metrics.csv` that `columns` names, have the units of the run folders: accuracies are in [0, 1].
 
     Args:
-        runs: folders of runs or sweeps, patterns of them, or return values of `run`, `load` and `load_sweep`.
+        runs: folders of runs or sweeps, patterns of them, or return values of `run`, `load` and `load_sweep`;
+            or lists of these.
         columns: figures to show, named as for `--columns`; empty for the usual ones.
         metric: the figure to test.
         test: test over seeds, `t`, `wilcoxon` or `none`; None: `t` if the runs can be paired by seed. The
@@ -235,7 +237,7 @@ def compare(
 
 
 def table(
-    *runs: str | Path | Run | Sweep,
+    *runs: Compared | Sequence[Compared],
     of: str = "metrics",
     target: float | None = None,
     finished_only: bool = False,
@@ -280,9 +282,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _names(runs: Sequence[str | Path | Run | Sweep]) -> list[str]:
-    """Return the folders of runs and sweeps."""
-    return [str(run.folder if isinstance(run, (Run, Sweep)) else run) for run in runs]
+def _names(runs: Sequence[Compared | Sequence[Compared]]) -> list[str]:
+    """Return the folders of runs and sweeps, and of those in lists."""
+    lists: list[Sequence[Any]] = [run if isinstance(run, (list, tuple)) else [run] for run in runs]
+    return [str(run.folder if isinstance(run, (Run, Sweep)) else run) for some in lists for run in some]
 
 
 def client_data(

@@ -712,7 +712,8 @@ def main(argv: Sequence[str]) -> int:
     escape_output()
     try:
         known = [*COMMANDS]
-        if argv and not argv[0].startswith("-") and argv[0] not in known:
+        argv = argv or ["--help"]
+        if not argv[0].startswith("-") and argv[0] not in known:
             raise UserError("command", argv[0], f"{nearest(argv[0], known)}; see mpifl --help")
         args, args_options = parser().parse_known_args(argv)
         args.options = args_options

@@ -94,6 +94,7 @@ def test_a_run_that_went_on_for_more_rounds_is_a_run_of_those(tmp_path):
     assert long.config["rounds"] == long.summary["rounds"] == 3
     other = mpifl.run(short, seed=1, output={**output, "id": "short"})
     assert mpifl.compare(long, other)["seeds"].tolist() == [1, 1]
+    pd.testing.assert_frame_equal(mpifl.compare([long, str(other.folder)]), mpifl.compare(long, other))
 
 
 def test_runs_are_compared_and_tabled_as_the_commands_do(tmp_path, capsys):

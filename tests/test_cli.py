@@ -229,6 +229,13 @@ def test_a_word_that_is_not_known_is_answered_with_what_is_there(words, said_the
     assert said_then in capsys.readouterr().err
 
 
+def test_no_command_at_all_is_answered_with_the_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    assert "cite" in capsys.readouterr().out
+
+
 def test_the_help_of_a_run_names_every_section_and_how_to_list_all_keys(said):
     keys = reference.keys()
     sections = {key.path for key in keys if key.is_section and "." not in key.path}

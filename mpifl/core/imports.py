@@ -199,15 +199,18 @@ def _from_file(file: Path, path: str, key: str) -> ModuleType:
     helpers = imported_from(file)
     if known is not None and (known._source, known._helpers) == (text, helpers):
         return known  # an unchanged file keeps its classes
-    _forget_changed({file.resolve().parent / other: content for other, content in helpers.items()})
+    folder = file.resolve().parent
+    _forget_changed({folder / other: content for other, content in helpers.items()})
+    _forget_namesakes(folder, helpers, key, path)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module._source, module._helpers = text, helpers  # type: ignore[attr-defined]  # ours
     sys.modules[name] = module
     try:
-        # from source: bytecode is matched to its source by times in whole seconds
-        exec(compile(text, file, "exec"), vars(module))
+        with _importable(folder):
+            # from source: bytecode is matched to its source by times in whole seconds
+            exec(compile(text, file, "exec"), vars(module))
     except BaseException as error:
         sys.modules.pop(name, None)  # the next call would find a half-loaded module
         if not isinstance(error, (Exception, SystemExit)):
@@ -229,6 +232,42 @@ def _forget_changed(helpers: Mapping[Path, bytes]) -> None:
                 del sys.modules[name]
         importlib.invalidate_caches()
     _helpers.update(helpers)
+
+
+def _forget_namesakes(folder: Path, helpers: Iterable[str], key: str, path: str) -> None:
+    """Forget modules with the names of a file's helpers that were imported from other folders of users.
+
+    Args:
+        folder: folder of the file.
+        helpers: the helpers' paths below the folder.
+        key: configuration key that holds the import path.
+        path: the import path.
+
+    Raises:
+        UserError: an installed module of that name is in use, which the file would get instead.
+    """
+    for helper in helpers:
+        name = ".".join(Path(helper).with_suffix("").parts).removesuffix(".__init__")
+        module = sys.modules.get(name)
+        place = getattr(module, "__file__", None)
+        if module is None or (place and Path(place).resolve() == (folder / helper).resolve()):
+            continue
+        if place is None or Path(place).resolve() not in _helpers:
+            raise UserError(key, path, f"imports {name}, which is another module's name; rename {helper}")
+        del sys.modules[name]
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Find the modules in a folder first within the block, as in a script there, and last after it."""
+    place = str(folder)
+    sys.path.insert(0, place)
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
+        if place not in sys.path:
+            sys.path.append(place)
 
 
 @contextmanager

@@ -52,8 +52,6 @@ def test_the_code_of_import_paths_is_that_of_their_files_loaded_or_not(tmp_path,
 
 
 HELPED = """
-import os, sys
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import json, torch
 from helper_of_one import number
 class Own:
@@ -107,6 +105,22 @@ def test_a_file_whose_helper_was_edited_is_imported_anew(helped):
     assert load_object(path, "algorithm") is first
     (helped / "parts_of_one" / "wide.py").write_text("TWO = 20\n")
     assert load_object(path, "algorithm")().of() == 21
+
+
+def test_helpers_of_one_name_in_two_folders_are_told_apart(helped, tmp_path):
+    (other := tmp_path / "elsewhere").mkdir()
+    (other / "helper_of_one.py").write_text("def number(): return 10\n")
+    (other / "mine.py").write_text("from helper_of_one import number\n")
+    for _ in range(2):
+        assert load_object(f"{helped}/helped.py:Own", "algorithm")().of() == 3
+        assert load_object(f"{other}/mine.py:number", "algorithm")() == 10
+
+
+def test_a_helper_with_the_name_of_a_module_in_use_is_refused(tmp_path):
+    (tmp_path / "json.py").touch()
+    (tmp_path / "mine.py").write_text("import json\nX = 1\n")
+    with pytest.raises(UserError, match=r"mine.py:X': imports json, .*; rename json.py"):
+        load_object(f"{tmp_path}/mine.py:X", "algorithm")
 
 
 def test_modules_that_import_each_other_are_counted_once(tmp_path):

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from configparser import ConfigParser
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from mpifl.cli import main
+from mpifl.results.identity import code
 from mpifl.tools.starter_files import JOB_SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,21 +51,38 @@ def test_configurations_are_seen_from_within_the_package():
     assert Path("quickstart.yaml") in inside
 
 
+def sources(folder: Path) -> Path:
+    """Copy to a folder what an installation is made from, without built kernels; return it."""
+    skipped = shutil.ignore_patterns("__pycache__", "*.so")
+    for name in ("mpifl", "configs", "docs", "launch"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=skipped)
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def pip(folder: Path, *words: object) -> None:
+    """Run pip without a network and without a compiler."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        *map(str, words),
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "CC": "false"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """A folder with what a wheel installs, built without the kernels."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    skipped = shutil.ignore_patterns("__pycache__", "*.so")
-    for name in ("mpifl", "configs", "docs", "launch"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=skipped)
-    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
-    environment = {**os.environ, "CC": "false"}
-    done = subprocess.run(
-        [*build, "-w", out, source], cwd=out, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    source, out = sources(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("wheel")
+    pip(out, "wheel", "-w", out, source)
     (file,) = out.glob("*.whl")
     zipfile.ZipFile(file).extractall(out / "installed")
     return out / "installed"
@@ -101,3 +120,32 @@ def test_a_wheel_carries_no_pictures_and_no_programs_of_the_site(wheel):
     carried = {path.suffix for path in (wheel / "mpifl" / "docs").rglob("*") if path.is_file()}
     assert carried == {".md", ".py", ".yaml", ".ipynb"}
     assert not (wheel / "mpifl" / "docs" / "site.py").exists()
+
+
+def test_a_wheel_and_a_checkout_are_the_same_code(wheel):
+    command = [sys.executable, "-c", "from mpifl.results.identity import code; print(code())"]
+    environment = {**os.environ, "PYTHONPATH": str(wheel)}
+    done = subprocess.run(command, cwd=wheel.parent, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == code(), done.stderr
+
+
+@pytest.mark.nightly
+def test_types_are_visible_after_an_editable_installation(tmp_path):
+    """To type checkers, which do not run the hooks of an editable installation."""
+    (tmp_path / "source").mkdir()
+    source, place = sources(tmp_path / "source"), tmp_path / "environment"
+    venv.create(place, system_site_packages=True, with_pip=False)
+    pip(tmp_path, "install", "--ignore-installed", "--prefix", place, "-e", source)
+    (tmp_path / "mine.py").write_text("import mpifl\nwrong: int = mpifl.__version__\n")
+    check = [sys.executable, "-m", "mypy", "--python-executable", place / "bin" / "python", "mine.py"]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")
+    }
+    done = subprocess.run(
+        [*map(str, check), "--follow-imports=silent"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert 'expression has type "str", variable has type "int"' in done.stdout, done.stdout

@@ -29,6 +29,18 @@ from mpifl.supervision.logging import warn_once
 ONE = {"processor": "fast", "kernels": "1a2b", "torch": "2"}
 
 
+def test_the_code_is_that_of_the_package_and_not_of_its_pages(tmp_path, monkeypatch):
+    """A checkout has links to docs/, a wheel holds the examples."""
+    monkeypatch.setattr(identities, "__file__", str(tmp_path / "results" / "identity.py"))
+    for name in ("results", "docs/examples"):
+        (tmp_path / name).mkdir(parents=True)
+    found = []
+    for name in ("results/identity.py", "docs/examples/one.py", "api.py"):
+        (tmp_path / name).touch()
+        found.append(identities.code.__wrapped__())
+    assert found[0] == found[1] != found[2]
+
+
 def test_every_field_is_in_the_hash():
     options = {"compiled": True, "threads": 1}
     found = identity(options, [ONE])
