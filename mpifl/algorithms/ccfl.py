@@ -10,7 +10,8 @@ the paper's 2000 images make. The factor stays 16 for other sizes of D_k: only t
 40 and 70, which the ablations of |D_k| keep. Scores are clamped at 1e-8 after the bar is subtracted. The
 sharpened u is used both for the update ratio and for the answer. a2 depends on t_k - tau, as printed.
 Distances are over parameters. Cluster models are pre-trained on D_k; for how long, the paper does not say
-(5.1, A.1). With one cluster u_1 = 1.
+(5.1, A.1). With one cluster u_1 = 1. Whoever joins during the run (4.1) starts from the mean of the cluster
+models as they are then: its shares are 1/K until its first upload.
 """
 
 from __future__ import annotations

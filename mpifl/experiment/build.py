@@ -56,7 +56,7 @@ from mpifl.simulation.client_devices import Alike
 from mpifl.simulation.delays import Constant
 from mpifl.simulation.durations import visit_duration
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts, Policy, RoundsPolicy
-from mpifl.simulation.sampling import cohort_size, newcomers
+from mpifl.simulation.sampling import cohort_size, join_seconds, join_steps, newcomers
 from mpifl.supervision.logging import warn_once
 from mpifl.training.batched import draws, sample_weights, stackable
 from mpifl.training.client import LocalClients, public_clients
@@ -70,7 +70,7 @@ from mpifl.training.tasks import Classification
 
 from . import loader
 from .checks import check_cohort, check_folder, check_noise, check_parts, check_private_statistics, check_rule
-from .context import Decisions, Parts, RunContext
+from .context import Decisions, Parts, RunContext, with_newcomers
 from .filters import build_filters
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .pretraining_cache import PretrainingCache
@@ -125,7 +125,7 @@ def _built(config: Config, transport: Transport, say: Say, resources: Resources)
         remedy = f"its frozen weights differ on {socket.gethostname()}; use the same file on all machines"
         same = checksum(parts.learner.flat.module) == decisions.base
         require(same, "model.weights", config.weights, remedy)
-    places = resources.places
+    parts, places = with_newcomers(parts, config.policy, decisions.joins), resources.places
     return RunContext(**vars(parts), config=config, transport=transport, decisions=decisions, places=places)
 
 
@@ -458,10 +458,11 @@ def decide(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisio
     check_parts(config, parts)
     n = parts.problem.num_clients
     num_sampled = cohort_size(config.participation, config.cohort_size, n)
-    absent = absent_clients(config.newcomers, config.seed.system, parts.federation)
-    if not absent and config.newcomers != Newcomers():
+    joins, system = newcomers_of(config, parts.federation), key(config.seed.system)
+    if not joins and config.newcomers != Newcomers():
         warn_once("newcomers.joins: without effect: no client is a newcomer; give share or groups")
-    present = n - len(absent) if config.newcomers.joins > 1 else n
+    present = n - sum(when > 1 for when in joins.values()) if config.policy.joins_by_step else n - len(joins)
+    parts = with_newcomers(parts, config.policy, joins)
     ties = isinstance(config.delay, Constant) and isinstance(config.devices, Alike)
     away = not parts.duration.presence.always
     check_cohort(config.algorithm, config.policy, num_sampled, present, ties, away)
@@ -472,7 +473,6 @@ def decide(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisio
     )
     for k in range(min(n, 10)):  # find durations that are far too long before anything is trained
         parts.duration.end(k, 0, 0.0)
-    system = key(config.seed.system)
     duration, rounds = parts.duration, config.rounds
     clock_parts = ClockParts(config.clock, duration, parts.federation, num_sampled, system, rounds)
     clock = config.policy.open_clock(clock_parts)
@@ -482,11 +482,20 @@ def decide(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisio
         check_base(config.start.run, config.weights, config.lora, config.seed.model, base)
     accountant = Accountant(config.privacy, n, num_sampled)
     spent = privacy_spent_before(config.start, config.weights, accountant, parts.federation.content)
-    return Decisions(num_sampled, absent, memory, stack, clock, base, spent)
+    return Decisions(num_sampled, joins, memory, stack, clock, base, spent)
+
+
+def newcomers_of(config: Config, federation: Federation) -> dict[int, float]:
+    """Return when the clients join that are absent at first: at a step or, by the policy, at a time."""
+    late, system = config.newcomers, config.seed.system
+    absent = absent_clients(late, system, federation)
+    if late.joins_s is None:
+        return {**join_steps(absent, late.joins, late.spread, key(system))}
+    return join_seconds(absent, late.joins_s, late.spread_s, key(system))
 
 
 def absent_clients(late: Newcomers, seed: int, federation: Federation) -> tuple[int, ...]:
-    """Return the clients that take part only from round `newcomers.joins` on, ascending.
+    """Return the clients that are absent at first, ascending.
 
     Args:
         late: the section `newcomers`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from mpifl.protection.privacy import CentralPrivacy
 from mpifl.results.identity import CONVOLUTIONS, OWN, WINOGRAD, identity, with_replaced
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import VisitDuration
+from mpifl.simulation.policies import Policy
 from mpifl.simulation.sampling import Sampler
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
@@ -47,13 +48,32 @@ class Parts:
     differing: Mapping[int, LocalConfig]
 
 
+def with_newcomers(parts: Parts, policy: Policy, joins: Mapping[int, float]) -> Parts:
+    """Return parts in whose virtual time newcomers are absent until they join.
+
+    Under rounds and `barrier`, where cohorts are drawn of the clients that have joined, they are unchanged.
+
+    Args:
+        parts: the parts.
+        policy: the section `policy`.
+        joins: `Decisions.joins`.
+    """
+    if policy.joins_by_step and policy.in_seconds:
+        return parts
+    if policy.joins_by_step:  # its clock counts steps: who is drawn for step t is there when t - 1 are done
+        joins = {k: when - 1 for k, when in joins.items()}
+    presence = parts.duration.presence.with_newcomers(joins)
+    return replace(parts, duration=replace(parts.duration, presence=presence))
+
+
 @dataclass(frozen=True)
 class Decisions:
     """Decisions of rank 0 when it checks a run; the same on every rank.
 
     Attributes:
         num_sampled: m, the number of clients in a round, or of visits under way at the same time.
-        absent: clients that take part only from round `newcomers.joins` on, ascending.
+        joins: client -> its first server step, for clients that are absent at first; under policies with
+            `joins_by_step` false, the time in seconds of virtual time at which it joins.
         mpi_memory: memory from which MPI reads sums that were computed on a GPU, `main` or `device`.
         stack: number of clients that are trained together.
         clock: the clock that orders the arrivals; None if the policy is synchronous.
@@ -62,12 +82,17 @@ class Decisions:
     """
 
     num_sampled: int
-    absent: tuple[int, ...]
+    joins: Mapping[int, float]
     mpi_memory: str
     stack: int
     clock: Clock | None
     base: str = ""
     spent: tuple[Spending, ...] = ()
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The clients that are absent at first, ascending."""
+        return tuple(sorted(self.joins))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +123,9 @@ class RunContext(Parts):
         m = self.config.policy.num_started(self.decisions.num_sampled, n)
         privacy = self.config.privacy
         poisson = isinstance(privacy, CentralPrivacy) and privacy.sampling == "poisson"
-        return Sampler(n, m, self.system_key, self.decisions.absent, self.config.newcomers.joins, poisson)
+        by_step = self.config.policy.joins_by_step
+        joins = {k: int(step) for k, step in self.decisions.joins.items()} if by_step else {}
+        return Sampler(n, m, self.system_key, joins, poisson)
 
     @cached_property  # the accountant caches the privacy loss of one round
     def accountant(self) -> Accountant:

@@ -19,6 +19,8 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import require
 from mpifl.core.options import (
+    FiniteNonNegative,
+    FinitePositive,
     NonNegativeFloat,
     NonNegativeInt,
     Options,
@@ -223,20 +225,36 @@ class StartConfig(Options):
 
 @dataclass(frozen=True)
 class Newcomers(Options):
-    """Clients that are absent at first: they miss one-shot clustering and join the cohorts later.
+    """Clients that are absent at first: they miss one-shot clustering and join later.
 
     Attributes:
         share: fraction of the clients, in [0, 1), that are absent at first; drawn with the system seed.
-        joins: first round in which they may take part.
+        joins: first server step (under `rounds`: first round) in which they may take part; for policies that
+            draw a cohort or a client for each step.
+        spread: number of steps over which they join one by one: each from a step of its own on, drawn
+            uniformly from joins..joins + spread.
+        joins_s: seconds of virtual time from which on they are there, instead of `joins`; for asynchronous
+            policies whose virtual time is in seconds.
+        spread_s: seconds over which they join one by one: each at a time of its own, drawn uniformly from
+            [joins_s, joins_s + spread_s).
         groups: true groups whose clients are absent at first; instead of `share`.
     """
 
     share: ShareBelowOne = 0.0
     joins: PositiveInt = 2
+    spread: NonNegativeInt = 0
+    joins_s: FinitePositive | None = None
+    spread_s: FiniteNonNegative = 0.0
     groups: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        remedy = "has no effect beside joins_s: newcomers join at a step or at a time; leave one of them out"
+        for name in ("joins", "spread"):
+            given = getattr(self, name)
+            require(self.joins_s is None or given == getattr(Newcomers, name), name, given, remedy)
+        remedy = "has no effect without joins_s; give it, or use spread"
+        require(self.joins_s is not None or not self.spread_s, "spread_s", self.spread_s, remedy)
         either = not (self.share and self.groups)
         require(either, "groups", list(self.groups), "newcomers are a share or groups, not both")
 

@@ -59,7 +59,7 @@ def check_sections(config: Config) -> None:
     policy.check(config.algorithm)
     policy.check_clock(clock)
     if not policy.synchronous:
-        check_without_rounds(config.evaluation, config.output, config.newcomers, config.system.stack)
+        check_without_rounds(config.evaluation, config.output, config.system.stack)
     remedy = "has no effect: this network has its own computing times; leave it out"
     remedy += f" ({_option_for('delay', config.delay, Constant())})"
     require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
@@ -86,10 +86,7 @@ def check_sections(config: Config) -> None:
             require(value == plain, name, value, remedy)
     check_local(config.algorithm.needs, config.local, config.per_client, config.system.stack, [config.local])
     check_output(config.algorithm, config.output, config.evaluation)
-    late = config.newcomers.share or list(config.newcomers.groups)
-    once = uses(config.algorithm, OneShotStatistics) and not uses(config.algorithm, NewClients)
-    remedy = "this method looks at its clients once, before training, and accepts none later; leave it out"
-    require(not (once and late), "newcomers", late, remedy)
+    check_newcomers(config)
 
 
 def _option_for(name: str, value: Any, plain: Any) -> str:
@@ -111,15 +108,12 @@ def _as_yaml(value: Any) -> Any:
     return "null" if value is None else value
 
 
-def check_without_rounds(
-    evaluation: EvaluationConfig, output: OutputConfig, late: Newcomers, stack: int
-) -> None:
+def check_without_rounds(evaluation: EvaluationConfig, output: OutputConfig, stack: int) -> None:
     """Raise `UserError` if an option needs rounds; called for policies that have none.
 
     Args:
         evaluation: the section `evaluation`.
         output: the section `output`.
-        late: the section `newcomers`.
         stack: `system.stack`.
     """
     remedy = "models of one round are compared; use policy rounds, or leave it out"
@@ -130,10 +124,26 @@ def check_without_rounds(
     require(not output.updates, "output.updates", True, remedy)
     remedy = "events.csv names the client of each upload, and clock.trace repeats them; use all"
     require(output.clients == "all", "output.clients", output.clients, remedy)
-    remedy = "newcomers join under policy rounds only"
-    require(not (late.share or late.groups), "newcomers.share", late.share, remedy)
     remedy = "clients are stacked under policy rounds only; use 1"
     require(stack <= 1, "system.stack", stack, remedy)
+
+
+def check_newcomers(config: Config) -> None:
+    """Raise `UserError` for newcomers that the method or the policy cannot take in."""
+    late, policy, algorithm = config.newcomers, config.policy, config.algorithm
+    who, once = late.share or list(late.groups), uses(algorithm, OneShotStatistics)
+    remedy = "this method looks at its clients once, before training, and accepts none later; leave it out"
+    require(not (who and once) or uses(algorithm, NewClients), "newcomers", who, remedy)
+    remedy = "this method takes statistics of newcomers at the start of a round; use policy rounds"
+    require(not (who and once) or policy.synchronous, "newcomers", who, remedy)
+    if policy.joins_by_step:
+        remedy = "newcomers join at a server step under this policy; use newcomers.joins"
+        require(late.joins_s is None, "newcomers.joins_s", late.joins_s, remedy)
+        return
+    remedy = "newcomers join at a time under this policy, whose clock counts seconds; give newcomers.joins_s"
+    require(not who or late.joins_s is not None, "newcomers.joins", late.joins, remedy)
+    why = config.clock.ignores_delays(policy.in_seconds)
+    require(not (who and why), "newcomers.joins_s", late.joins_s, f"has no effect: {why}")
 
 
 def check_output(algorithm: Algorithm, output: OutputConfig, evaluation: EvaluationConfig) -> None:

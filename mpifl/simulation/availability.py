@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import floor, inf, isfinite
 from typing import Annotated
@@ -80,15 +80,24 @@ class Presence:
         model: availability of all clients.
         key: random key of the draws.
         of: client -> its own availability, instead of `model`; None if all clients have `model`.
+        joins: client -> when it joins, on the run's clock, for clients that are absent until then.
     """
 
     def __init__(
-        self, model: Availability, key: Key, of: Callable[[int], Availability] | None = None
+        self,
+        model: Availability,
+        key: Key,
+        of: Callable[[int], Availability] | None = None,
+        joins: Mapping[int, float] | None = None,
     ) -> None:
-        self.model, self.key, self.of = model, key, of
-        self.always = model.always and of is None
+        self.model, self.key, self.of, self.joins = model, key, of, dict(joins or {})
+        self.always = model.always and of is None and not self.joins
         self._ends: dict[int, list[float]] = {}  # client -> ends of its phases
         self._shifts: dict[int, float] = {}  # client -> when its day begins
+
+    def with_newcomers(self, joins: Mapping[int, float]) -> Presence:
+        """Return the same availability with clients that are absent until they join."""
+        return Presence(self.model, self.key, self.of, joins) if joins else self
 
     def model_of(self, client: int) -> Availability:
         """Return the availability model of a client."""
@@ -101,6 +110,8 @@ class Presence:
 
     def _phase(self, client: int, time: float) -> tuple[bool, float]:
         """Return whether a client is available at `time`, and the earliest time at which this may change."""
+        if time < (joined := self.joins.get(client, -inf)):
+            return False, joined
         model = self.model_of(client)
         if model.always:
             return True, inf

@@ -18,6 +18,8 @@ from itertools import count
 from math import inf, nextafter
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+
 from mpifl.comm.liveness import wait_until
 from mpifl.core.errors import catalogue, require
 from mpifl.core.options import NonNegativeFloat, Options
@@ -137,7 +139,7 @@ class Replay(ClockConfig):
     def remark(self) -> str:
         """A message that says where times come from, and what the trace does not contain."""
         left = "downloads that its run began and never uploaded are not repeated"
-        return f"times are those of {self.trace}, not of delay, network and availability; {left}"
+        return f"times are those of {self.trace}, not of delay, network, availability and newcomers; {left}"
 
 
 CLOCKS: dict[str, type[ClockConfig]] = catalogue({"virtual": VirtualTime, "wall": WallTime, "replay": Replay})
@@ -258,11 +260,17 @@ class Clock(ABC):
 
 
 class _QueueClock(Clock):
-    """Visits arrive in the order in which they are due."""
+    """Visits arrive in the order in which they are due.
 
-    def __init__(self, in_seconds: bool = True) -> None:
+    Args:
+        in_seconds: whether time is in seconds; if not, it is the number of steps.
+        presence: when clients are available, on this clock; None: always.
+    """
+
+    def __init__(self, in_seconds: bool = True, presence: Presence | None = None) -> None:
         super().__init__(in_seconds)
         self._queue: list[Visit] = []
+        self.presence = presence
 
     @property
     def visits(self) -> Collection[Visit]:
@@ -282,6 +290,13 @@ class _QueueClock(Clock):
     def is_tied(self) -> bool:
         return bool(self._queue) and self._queue[0].due == self.now
 
+    @property
+    def available(self) -> Callable[[int], bool] | None:
+        presence = self.presence
+        if presence is None or presence.always:
+            return None
+        return lambda k: presence.is_available(k, self.now)
+
 
 class VirtualClock(_QueueClock):
     """Visits arrive at the times of the delay model.
@@ -291,7 +306,7 @@ class VirtualClock(_QueueClock):
     """
 
     def __init__(self, duration: VisitDuration) -> None:
-        super().__init__()
+        super().__init__(presence=duration.presence)
         self.duration = duration
 
     @property
@@ -306,12 +321,6 @@ class VirtualClock(_QueueClock):
     def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
         """Advance by the duration of the messages."""
         self.now = self.duration.statistics_end(moved)
-
-    @property
-    def available(self) -> Callable[[int], bool] | None:
-        """Client -> whether it is available now by the availability model; None if all always are."""
-        presence = self.duration.presence
-        return None if presence.always else (lambda k: presence.is_available(k, self.now))
 
     def goes_to_start(self, until: float, awaited: Collection[int], pool: TrainingPool) -> bool:
         """Advance to the first return of a client, if it is before the next arrival."""
@@ -341,12 +350,16 @@ class DrawnClock(_QueueClock):
     Args:
         num_clients: N, number of clients.
         key: random key of the draws; None: visits arrive in the order in which they start.
+        presence: from which step on newcomers are there, to be drawn for the next; None: all are from the
+            first.
     """
 
     AHEAD = 1024  # steps drawn at a time
 
-    def __init__(self, num_clients: int = 0, key: Key | None = None) -> None:
-        super().__init__(in_seconds=False)
+    def __init__(
+        self, num_clients: int = 0, key: Key | None = None, presence: Presence | None = None
+    ) -> None:
+        super().__init__(in_seconds=False, presence=presence)
         self.num_clients, self.key = num_clients, key
         self.drawn = self.started = 0
         self.turns: list[deque[int]] = [deque() for _ in range(num_clients)]
@@ -357,11 +370,22 @@ class DrawnClock(_QueueClock):
         if self.key is None:
             return float(self.started)
         while not self.turns[client]:
-            order = self.key.of(self.drawn).numpy().integers(self.num_clients, size=self.AHEAD)
-            for step, k in enumerate(order.tolist(), self.drawn * self.AHEAD + 1):
+            for step, k in enumerate(self._draw(self.key.of(self.drawn)), self.drawn * self.AHEAD + 1):
                 self.turns[k].append(step)
             self.drawn += 1
         return float(self.turns[client].popleft())
+
+    def _draw(self, key: Key) -> list[int]:
+        """Return who uploads in each of the next steps, uniform over the clients that have joined."""
+        rng, joins = key.numpy(), {} if self.presence is None else self.presence.joins
+        if not joins:
+            drawn: list[int] = rng.integers(self.num_clients, size=self.AHEAD).tolist()
+            return drawn
+        joined = np.array([joins.get(k, 0.0) for k in range(self.num_clients)])
+        order = np.argsort(joined, kind="stable")  # of their joining
+        before = np.arange(self.AHEAD) + self.drawn * self.AHEAD  # steps before each of these steps
+        present = np.searchsorted(joined[order], before, side="right")
+        return order[rng.integers(present)].tolist()  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the time and the drawn steps."""
@@ -380,10 +404,11 @@ class PlannedClock(_QueueClock):
 
     Args:
         reads: (step, from 0, address of the draws) -> version of the rows that its visit reads.
+        presence: from which step on newcomers are there; None: all are from the first.
     """
 
-    def __init__(self, reads: Callable[[int, Key], int]) -> None:
-        super().__init__(in_seconds=False)
+    def __init__(self, reads: Callable[[int, Key], int], presence: Presence | None = None) -> None:
+        super().__init__(in_seconds=False, presence=presence)
         self.reads = reads
         self._version = 0  # of the server when visits started last
 

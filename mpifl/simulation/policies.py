@@ -87,6 +87,11 @@ class Policy(Options, ABC):
         """Whether virtual time is in seconds, determined by delays and links; if not, it counts steps."""
         return True
 
+    @property
+    def joins_by_step(self) -> bool:
+        """Whether newcomers join at a server step; if not, at a time in seconds on the run's clock."""
+        return True
+
     def uploads_per_step(self, num_sampled: int) -> int:
         """Return the largest number of uploads that a server step takes.
 
@@ -276,6 +281,11 @@ class AsynchronousPolicy(Policy):
     refills: ClassVar[bool] = True
     traffic_depends_on = "which visits are under way at the end: they have downloaded and not uploaded"
 
+    @property
+    def joins_by_step(self) -> bool:
+        """Whether virtual time counts steps; in seconds, newcomers join at a time."""
+        return not self.in_seconds
+
     @abstractmethod
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
         """Return the number of visits that are under way at a time."""
@@ -456,6 +466,11 @@ class Barrier(AsynchronousPolicy):
     max_staleness: NonNegativeInt | None = None
     rate: PositiveShare = 1.0
     staleness_a: NonNegativeFloat = 0.0
+
+    @property
+    def joins_by_step(self) -> bool:
+        """True: a cohort is drawn for each step, and the server waits for all of it."""
+        return True
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
         """Return the size of the cohort."""
@@ -699,7 +714,7 @@ class DrawnStaleness(OneUploadPolicy):
 
     def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
         """Return a clock under which each step has a visit that was planned for it."""
-        return PlannedClock(self.version_read)
+        return PlannedClock(self.version_read, duration.presence)
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
         """Raise `UserError`: real arrivals would not have the drawn staleness."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import inf
@@ -49,16 +49,14 @@ class Sampler:
         num_clients: N, number of clients.
         num_sampled: m, size of a cohort.
         key: random key of the draws.
-        late: clients that take part from step `joins` on.
-        joins: the first step of the clients in `late`.
+        joins: client -> its first step, for clients that are absent at first.
         poisson: draw each client independently with probability m / N, so that cohort sizes vary.
     """
 
     num_clients: int
     num_sampled: int
     key: Key
-    late: tuple[int, ...] = ()
-    joins: int = 1
+    joins: Mapping[int, int] = field(default_factory=dict)
     poisson: bool = False
 
     def __call__(self, step: int) -> np.ndarray:
@@ -67,11 +65,12 @@ class Sampler:
             draws = self.key.of("poisson", step).numpy().random(self.num_clients)
             return np.flatnonzero(draws * self.num_clients < self.num_sampled)
         rng = self.key.of("cohort", step).numpy()
-        if not self.late or step >= self.joins:
+        absent = [k for k, first in self.joins.items() if step < first]
+        if not absent:
             if self.num_sampled >= self.num_clients:
                 return np.arange(self.num_clients)
             return np.sort(rng.choice(self.num_clients, self.num_sampled, replace=False))
-        present = np.setdiff1d(np.arange(self.num_clients), self.late)
+        present = np.setdiff1d(np.arange(self.num_clients), absent)
         if self.num_sampled >= len(present):
             return present
         return np.sort(rng.choice(present, self.num_sampled, replace=False))
@@ -89,6 +88,30 @@ def newcomers(share: float, num_clients: int, key: Key) -> tuple[int, ...]:
     if not count:
         return ()
     return tuple(np.sort(key.of("newcomers").numpy().permutation(num_clients)[:count]).tolist())
+
+
+def join_steps(late: Iterable[int], first: int, spread: int, key: Key) -> dict[int, int]:
+    """Return the first step of each client that joins later, uniform on first..first + spread.
+
+    Args:
+        late: the clients.
+        first: the earliest step.
+        spread: the most steps by which a client joins after it.
+        key: random key of the system seed.
+    """
+    return {k: first + (key.of("joins", k).below(spread + 1) if spread else 0) for k in late}
+
+
+def join_seconds(late: Iterable[int], first_s: float, spread_s: float, key: Key) -> dict[int, float]:
+    """Return when each client that joins later does so, uniform on [first_s, first_s + spread_s).
+
+    Args:
+        late: the clients.
+        first_s: the earliest time in seconds on the run's clock.
+        spread_s: seconds by which a client joins after it at most.
+        key: random key of the system seed.
+    """
+    return {k: first_s + spread_s * float(key.of("joins", k).numpy().random()) for k in late}
 
 
 def cohort_size(participation: float, size: int | None, num_clients: int) -> int:

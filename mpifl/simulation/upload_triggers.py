@@ -85,7 +85,7 @@ class OneEachStep(UploadTrigger):
 
     def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
         """Return a clock that draws a client for each step."""
-        return DrawnClock(num_clients, key.of("uploads"))
+        return DrawnClock(num_clients, key.of("uploads"), duration.presence)
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
         """Raise `UserError`: real arrivals would not be those of the drawn clients."""

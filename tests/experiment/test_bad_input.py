@@ -275,6 +275,43 @@ OPTIONS = {
         ["--algorithm", "{name: ifca, num_clusters: 2, restarts: 2}", "--newcomers", "{groups: [1]}"],
         ["newcomers = [1]", "accepts none later"],
     ),
+    "newcomers at a step of a clock of seconds": (
+        [*("--algorithm", "fedasync", "--policy", "every_arrival"), "--newcomers", "{share: 0.4, joins: 3}"],
+        ["newcomers.joins = 3", "give newcomers.joins_s"],
+    ),
+    "newcomers at a time of a clock of steps": (
+        [
+            *("--algorithm", "fedasync", "--policy", "client_decides"),
+            *("--newcomers", "{share: 0.4, joins_s: 3}"),
+        ],
+        ["newcomers.joins_s = 3", "use newcomers.joins"],
+    ),
+    "newcomers at a time in rounds": (
+        ["--newcomers", "{share: 0.4, joins_s: 3}"],
+        ["newcomers.joins_s = 3", "use newcomers.joins"],
+    ),
+    "newcomers by step and by time": (
+        ["--newcomers", "{share: 0.4, joins: 3, joins_s: 3}"],
+        ["newcomers.joins = 3", "leave one of them out"],
+    ),
+    "seconds between newcomers that join at a step": (
+        ["--newcomers", "{share: 0.4, spread_s: 3}"],
+        ["newcomers.spread_s = 3", "use spread"],
+    ),
+    "newcomers on a clock that holds nobody back": (
+        [
+            *("--algorithm", "fedasync", "--policy", "every_arrival", "--clock", "wall"),
+            *("--newcomers", "{share: 0.4, joins_s: 3}"),
+        ],
+        ["newcomers.joins_s = 3", "give a scale"],
+    ),
+    "newcomers that send statistics outside of rounds": (
+        [
+            *("--algorithm", "pacfl", "--policy", "{name: buffer, size: 2}"),
+            *("--newcomers", "{share: 0.4, joins_s: 3}"),
+        ],
+        ["newcomers = 0.4", "use policy rounds"],
+    ),
     "two points for the plane of FLT": (
         [*FLT, "--algorithm.centroids", "1", "--data.scenario.clients", "2"],
         ["algorithm.centroids = 1", "no plane through 2 points", "use more centroids"],

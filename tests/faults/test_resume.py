@@ -65,6 +65,14 @@ RUNS: dict[str, list[str]] = {
         *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 3}", *LATE),
         *("--attack", "{name: sign_flip, share: 0.25}", "--robust", "geometric_median"),
     ],
+    "newcomers among arrivals": [
+        *("--algorithm", "fedasync", "--policy", "client_decides", "--rounds", "24"),
+        *("--newcomers", "{share: 0.4, joins: 5, spread: 12}"),
+    ],
+    "newcomers at a time": [
+        *("--algorithm", "fedasync", "--policy", "{name: client_decides, uploads: when_done}", *LATE),
+        *("--newcomers", "{share: 0.4, joins_s: 1, spread_s: 3}"),
+    ],
     "arrivals one by one": ["--algorithm", "fedasync", "--policy", "every_arrival", *LATE],
 }
 

@@ -52,14 +52,14 @@ def test_other_seeds_have_other_newcomers():
 def test_newcomers_may_be_drawn_from_the_very_round_they_join(joins):
     """8 clients, 4 of them late; cohorts of 4 are all that are there, and from `joins` on some of all."""
     late = (1, 2, 5, 6)
-    sampler = Sampler(8, 4, key(3), late, joins)
+    sampler = Sampler(8, 4, key(3), dict.fromkeys(late, joins))
     cohorts = {step: sampler(step) for step in range(1, 60)}
     for step in range(1, joins):
         assert_array_equal(cohorts[step], [0, 3, 4, 7])
     drawn = np.bincount(np.concatenate([c for step, c in cohorts.items() if step >= joins]), minlength=8)
     assert (drawn > 10).all(), "old and new alike"
     assert_array_equal(cohorts[joins], Sampler(8, 4, key(3))(joins), "as if they had been there all the time")
-    everyone = Sampler(8, 8, key(3), late, joins)
+    everyone = Sampler(8, 8, key(3), dict.fromkeys(late, joins))
     assert_array_equal(everyone(joins), np.arange(8))
 
 
@@ -69,9 +69,7 @@ def test_the_first_round_of_newcomers_is_where_they_are_there_for_the_first_time
     context = toy.context_of(config, toy.Tiny())
     assert len(context.decisions.absent) == 3
     assert context.decisions.absent == newcomers(0.5, 6, key(config.seed.system))
-    decisions = context.decisions
-    sampler = Sampler(6, decisions.num_sampled, key(0), decisions.absent, config.newcomers.joins)
-    assert [len(sampler(step)) for step in (1, 2, 3, 4)] == [3, 3, 6, 6]
+    assert [len(context.sampler(step)) for step in (1, 2, 3, 4)] == [3, 3, 6, 6]
 
 
 def test_newcomers_may_be_the_clients_of_a_group():

@@ -33,7 +33,7 @@ from mpifl.core.plan import Plan
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Notes, Server
 from mpifl.experiment import build
-from mpifl.experiment.context import RunContext
+from mpifl.experiment.context import RunContext, with_newcomers
 from mpifl.experiment.schema import Config, EvaluationConfig, Seeds
 from mpifl.experiment.section_checks import check_sections
 from mpifl.models import MODELS
@@ -216,6 +216,7 @@ def context_of(config: Config, federation: Federation, transport: Transport | No
     public = build.public_sets(config.algorithm, config.data, federation, True)
     parts = build.build_parts(config, federation, public, device)
     decisions = build.decide(config, parts, MAIN, transport.size)
+    parts = with_newcomers(parts, config.policy, decisions.joins)
     return RunContext(**vars(parts), config=config, transport=transport, decisions=decisions)
 
 
