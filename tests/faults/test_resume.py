@@ -66,12 +66,13 @@ RUNS: dict[str, list[str]] = {
         *("--attack", "{name: sign_flip, share: 0.25}", "--robust", "geometric_median"),
     ],
     "newcomers among arrivals": [
-        *("--algorithm", "fedasync", "--policy", "client_decides", "--rounds", "24"),
-        *("--newcomers", "{share: 0.4, joins: 5, spread: 12}"),
+        *("--algorithm", "fedasync", "--policy", "client_decides", "--rounds", "8"),
+        *("--newcomers", "{share: 0.6, joins: 2, spread: 4}"),
     ],
     "newcomers at a time": [
         *("--algorithm", "fedasync", "--policy", "{name: client_decides, uploads: when_done}", *LATE),
-        *("--newcomers", "{share: 0.4, joins_s: 1, spread_s: 3}"),
+        *("--rounds", "8"),
+        *("--newcomers", "{share: 0.6, joins_s: 0.1, spread_s: 0.5}"),
     ],
     "arrivals one by one": ["--algorithm", "fedasync", "--policy", "every_arrival", *LATE],
 }
