@@ -55,8 +55,9 @@ from mpifl.runtime.virtual_rounds import VirtualRounds
 from mpifl.simulation.client_devices import Alike
 from mpifl.simulation.delays import Constant
 from mpifl.simulation.durations import visit_duration
+from mpifl.simulation.newcomers import join_seconds, join_steps, newcomers
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts, Policy, RoundsPolicy
-from mpifl.simulation.sampling import cohort_size, join_seconds, join_steps, newcomers
+from mpifl.simulation.sampling import cohort_size
 from mpifl.supervision.logging import warn_once
 from mpifl.training.batched import draws, sample_weights, stackable
 from mpifl.training.client import LocalClients, public_clients

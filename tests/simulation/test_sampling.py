@@ -11,7 +11,8 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.experiment.schema import Newcomers
-from mpifl.simulation.sampling import Sampler, cohort_size, newcomers
+from mpifl.simulation.newcomers import newcomers
+from mpifl.simulation.sampling import Sampler, cohort_size
 
 
 @pytest.mark.parametrize(
