@@ -577,15 +577,18 @@ def schema(transport: Transport, args: argparse.Namespace) -> None:
         print(json_schema())
 
 
-@command(CONFIG=CONFIG)
-def cite(transport: Transport, args: argparse.Namespace) -> None:
-    """Print the BibTeX entry of the method of a configuration."""
-    from mpifl.algorithms.registry import citation
-    from mpifl.experiment.loader import load
+CITED = {"help": "a YAML file, the name of a configuration, or the folder of a run or a sweep"}
 
-    config = load(args.CONFIG, args.options)
+
+@command(CONFIG=CITED)
+def cite(transport: Transport, args: argparse.Namespace) -> None:
+    """Print the BibTeX entries of the method, policy, model, data and others that a configuration uses."""
+    from mpifl.experiment.citations import cited
+    from mpifl.sweeps.cases import configurations_of
+
+    text = cited(configurations_of(args.CONFIG, args.options))
     if transport.is_server:
-        print(citation(type(config.algorithm)))
+        print(text)
 
 
 @command(SHELL={"choices": ["bash", "zsh"], "help": "bash or zsh"})

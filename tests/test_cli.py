@@ -22,8 +22,9 @@ from mpifl.comm.single import Single
 from mpifl.core.errors import UserError
 from mpifl.core.textfiles import yaml_file
 from mpifl.data import SCENARIOS, SOURCES
-from mpifl.experiment import reference
+from mpifl.experiment import citations, reference
 from mpifl.experiment.loader import find, load, to_tree
+from mpifl.experiment.schema import CHOICES
 from mpifl.models import MODELS
 from mpifl.simulation.delays import DELAYS
 from mpifl.simulation.network import NETWORKS
@@ -108,8 +109,45 @@ def test_a_class_of_ones_own_can_be_shown(said, tmp_path):
 
 
 def test_a_configuration_is_cited(said):
-    assert "@inproceedings{mcmahan2017communication," in said("cite", TINY)
-    assert "@inproceedings{li2020federated," in said("cite", TINY, "--algorithm", "fedprox")
+    """With all that it uses; what is cited twice stands once, after both."""
+    lines = said("cite", TINY, "--model", "lenet5", "--data.source", "mnist").splitlines()
+    assert [line for line in lines if line[:1] in ("%", "@")] == [
+        "% algorithm fedavg",
+        "@inproceedings{mcmahan2017communication,",
+        "% model lenet5, data.source mnist",
+        "@article{lecun1998gradient,",
+    ]
+    both = ["--payload.compression", "top_k", "--payload.error_feedback", "true"]
+    text = said("cite", TINY, "--algorithm", "fedprox", *both)
+    for key in ("li2020federated", "aji2017sparse", "karimireddy2019error"):
+        assert f"{{{key}," in text
+
+
+def test_folders_of_runs_and_sweeps_are_cited(said, tmp_path):
+    place = ["--output.folder", str(tmp_path), "--output.id", "x"]
+    said("run", TINY, "--algorithm", "ditto", *place)
+    assert "@inproceedings{li2021ditto," in said("cite", str(tmp_path / "tiny-x"))
+    place[-1] = "y"
+    said("sweep", TINY, "--vary.algorithm", "[scaffold, fednova]", *place)
+    text = said("cite", str(tmp_path / "tiny-y"))
+    assert "% algorithm scaffold\n@inproceedings{karimireddy2020scaffold," in text
+    assert "% algorithm fednova\n@inproceedings{wang2020tackling," in text
+
+
+def test_every_class_cites_an_entry_and_every_entry_is_cited():
+    classes = [cls for catalogue in CHOICES.values() for cls in catalogue.values()]
+    keys = {cls.paper for cls in classes} - {""}
+    optional = {
+        "hu2022lora",
+        "karimireddy2019error",
+        "andrew2021differentially",
+        "chai2021fedat",
+        "li2017deeper",
+    }
+    known = re.findall(r"^@\w+{(.+),$", citations.ENTRIES.read_text(), re.MULTILINE)
+    assert len(known) == len(set(known))
+    assert {*known} == keys | optional
+    assert all(citations.entry(key).startswith("@") for key in known)
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 """The catalogue: name -> method, for `algorithm.name` in configurations; and the papers of the methods."""
 
-import re
-from pathlib import Path
-
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import Registry
 
@@ -59,12 +56,3 @@ CATALOGUE: Registry[type[Algorithm]] = Registry(
         "clustered_async": "clustered_async:ClusteredAsync",
     },
 )
-
-
-def citation(method: type[Algorithm]) -> str:
-    """Return the BibTeX entry of a method's paper; empty if it names none."""
-    if not method.paper or method.paper.startswith("@"):
-        return method.paper
-    entries = (Path(__file__).parent / "papers.bib").read_text(encoding="utf-8")
-    found = re.search(rf"^@\w+{{{re.escape(method.paper)},$.*?^}}$", entries, re.MULTILINE | re.DOTALL)
-    return found[0] if found else method.paper

@@ -169,13 +169,11 @@ class Algorithm(Options, ABC):
     (`core/capabilities.py`).
 
     Attributes:
-        paper: its source, a key of `algorithms/papers.bib` or a BibTeX entry; empty for none.
         downloads: the rows that clients download.
         statistics: names of uploads that are named like a table but are not parameters of a model. They are
             neither attacked nor compressed, and are still averaged under distance-based robust rules.
     """
 
-    paper: ClassVar[str] = ""
     downloads: ClassVar[Downloads] = Downloads()
     statistics: ClassVar[tuple[str, ...]] = ()
 

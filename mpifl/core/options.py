@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt, MaxLen, MinLen, MultipleOf
 
@@ -61,7 +61,16 @@ class Options:
     """A frozen dataclass whose fields are options; its objects check their values.
 
     A class with a `__post_init__` of its own calls that of this class first.
+
+    Attributes:
+        paper: where it was published, a key of `papers.bib` or a BibTeX entry; empty for nowhere.
     """
+
+    paper: ClassVar[str] = ""
+
+    def papers(self) -> tuple[str, ...]:
+        """Return what is cited for this section under its options; see `paper`."""
+        return (self.paper,) if self.paper else ()
 
     def __post_init__(self) -> None:
         """Raise `UserError` for a value that its type rules out."""

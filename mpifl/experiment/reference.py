@@ -22,15 +22,16 @@ from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import MinLen
 
-from mpifl.algorithms.registry import CATALOGUE, citation
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
-from mpifl.core.options import choices_of, is_union, type_text, types_of, without_bounds
+from mpifl.core.options import Options, choices_of, is_union, type_text, types_of, without_bounds
 from mpifl.core.units import Unit, unit_of
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.models import MODELS
 
+from .citations import entry
 from .loader import SHIPPED, to_tree
 from .schema import CHOICES, Config, defaults_of, is_in, sections_of, walk
 
@@ -330,7 +331,7 @@ def _sentence(text: str) -> str:
 
 
 def describe(name: str, cls: type) -> str:
-    """Return the page of a component: its docstring, fields and defaults; for a method also its paper.
+    """Return the page of a component: its docstring, fields, defaults and paper.
 
     Args:
         name: its name in its catalogue.
@@ -350,8 +351,8 @@ def describe(name: str, cls: type) -> str:
     for name, hint in types_of(cls).items():
         default = repr(defaults[name]) if name in defaults else "required"
         lines.append(f"  {name}: {', '.join(choices_of(hint)) or type_text(hint)} = {default}")
-    if is_method:
-        lines += ["", citation(cls)]
+    if issubclass(cls, Options) and cls.paper:
+        lines += ["", entry(cls.paper)]
     return "\n".join(lines)
 
 

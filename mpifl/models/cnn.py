@@ -25,6 +25,8 @@ class EmdcflCNN(ShapeModel):
         embedding: width of the embedding.
     """
 
+    paper = "zhang2025clustered"
+
     channels: tuple[PositiveInt, PositiveInt] = (64, 128)
     embedding: PositiveInt = 128
 
@@ -55,6 +57,8 @@ class FltCNNMnist(ShapeModel):
     Attributes:
         dropout: share of channels and of units that are dropped in training.
     """
+
+    paper = "jamalirad2022federated"
 
     dropout: ShareBelowOne = 0.5
 
@@ -102,6 +106,8 @@ class FltCNNCifar(ShapeModel):
     Embedding = the 84 units.
     """
 
+    paper = "jamalirad2022federated"
+
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         return _lenet("flt_cnn_cifar", nn.MaxPool2d, shape, num_classes)
@@ -119,6 +125,8 @@ class LeNet5(ShapeModel):
             dense layers; their range is then 2.4 times PyTorch's default. With `all`, UCFL's first gradients
             distinguish rotations better.
     """
+
+    paper = "lecun1998gradient"
 
     he_uniform: Literal["convolutions", "all"] = "convolutions"
 
@@ -160,6 +168,8 @@ class LeafCNN(ShapeModel):
         embedding: width of the embedding.
     """
 
+    paper = "caldas2018leaf"
+
     channels: tuple[PositiveInt, PositiveInt] = (32, 64)
     embedding: PositiveInt = 2048
 
@@ -183,6 +193,8 @@ class CcflCNN(ShapeModel):
         embedding: width of the embedding.
     """
 
+    paper = "li2024towards"
+
     padding: Literal["valid", "same"] = "valid"
     channels: tuple[PositiveInt, PositiveInt] = (32, 64)
     embedding: PositiveInt = 512
@@ -202,6 +214,8 @@ class CflCNN(ShapeModel):
     conv5 -> 6, ReLU, pool; conv5 -> 16, ReLU, pool; fc -> L. 18,506 parameters on 1x28x28 with
     62 classes. Embedding = the 256 pooled activations.
     """
+
+    paper = "sattler2020clustered"
 
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""

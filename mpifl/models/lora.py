@@ -46,6 +46,12 @@ class LoRA(Options):
     layers: Annotated[tuple[str, ...], MinLen(1)] = ("*",)
     train: tuple[str, ...] = ("head",)
 
+    paper = "hu2022lora"
+
+    def papers(self) -> tuple[str, ...]:
+        """Return the paper if there are adapters."""
+        return (self.paper,) if self.rank else ()
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.rank:

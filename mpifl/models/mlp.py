@@ -42,6 +42,8 @@ class MLP(ShapeModel):
 class IfcaMLP(ShapeModel):
     """One hidden layer of 200 with ReLU. Ghosh et al., NeurIPS 2020 (IFCA), MNIST: 159,010 parameters."""
 
+    paper = "ghosh2020efficient"
+
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         return _mlp((200,), shape, num_classes)
@@ -57,6 +59,8 @@ class FltMLP(ShapeModel):
         hidden: units of the hidden layer.
         dropout: share of the units that are dropped in training.
     """
+
+    paper = "jamalirad2022federated"
 
     hidden: PositiveInt = 200
     dropout: ShareBelowOne = 0.5

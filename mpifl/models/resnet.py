@@ -52,6 +52,8 @@ class ResNet18Cifar(ShapeModel):
         width: channels of the first stage; each further stage has twice as many.
     """
 
+    paper = "he2016deep"
+
     width: PositiveInt = 64
 
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
@@ -69,6 +71,8 @@ class ResNet20(ShapeModel):
     He-normal. Embedding = the 64 pooled channels. `model.weights` takes the names of
     akamaster/pytorch_resnet_cifar10 (`resnet20-12fca82f.th`).
     """
+
+    paper = "he2016deep"
 
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""

@@ -40,6 +40,8 @@ class LSTM(ModelOptions):
         layers: number of stacked LSTM layers.
     """
 
+    paper = "caldas2018leaf"
+
     takes: ClassVar[tuple[str, ...]] = (TOKENS,)
 
     embedding: PositiveInt = 8
@@ -70,6 +72,8 @@ class Transformer(ModelOptions):
         dropout: share of the outputs of the attention, and of the two linear layers after it, that are
             dropped in training.
     """
+
+    paper = "radford2019language"
 
     takes: ClassVar[tuple[str, ...]] = (TOKENS,)
 

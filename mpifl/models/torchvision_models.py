@@ -34,6 +34,8 @@ class ResNet18(ShapeModel):
     `model.weights` takes torchvision's names.
     """
 
+    paper = "he2016deep"
+
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         module = torchvision().models.resnet18(num_classes=num_classes)
@@ -52,6 +54,8 @@ class ResNet50(ShapeModel):
 
     `model.weights` takes torchvision's names.
     """
+
+    paper = "he2016deep"
 
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
@@ -72,6 +76,8 @@ class EfficientNetB3(ShapeModel):
     `model.weights` takes torchvision's names.
     """
 
+    paper = "tan2019efficientnet"
+
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
         module = torchvision().models.efficientnet_b3(num_classes=num_classes)
@@ -91,6 +97,8 @@ class ViTB16(ShapeModel):
 
     `model.weights` takes torchvision's names.
     """
+
+    paper = "dosovitskiy2021image"
 
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""
@@ -116,6 +124,8 @@ class ConvNeXtBase(ShapeModel):
 
     `model.weights` takes torchvision's names.
     """
+
+    paper = "liu2022convnet"
 
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the network for images of `shape`."""

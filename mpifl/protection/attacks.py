@@ -159,6 +159,8 @@ class Scale(UploadAttack):
         factor: factor of the update; positive, not 1.
     """
 
+    paper = "bagdasaryan2020how"
+
     factor: PositiveFloat = 10.0
 
     def __post_init__(self) -> None:

@@ -93,6 +93,8 @@ class CentralPrivacy(_Gaussian):
             null takes m / 20.
     """
 
+    paper = "mcmahan2018learning"
+
     sampling: Literal["fixed", "poisson"] = "fixed"
     count_noise: NonNegativeFloat | None = None
     quantile: UnitInterval | None = None
@@ -108,6 +110,10 @@ class CentralPrivacy(_Gaussian):
             given = noise is not None or self.clip_lr != 0.2
             require(not given, "quantile_noise, clip_lr", noise, "have no effect without quantile")
         require(quantile is None or self.clips, "quantile", quantile, "give clip, where it begins")
+
+    def papers(self) -> tuple[str, ...]:
+        """Return the papers on the mechanism, and on clips that follow a quantile."""
+        return (self.paper, *(["andrew2021differentially"] if self.quantile is not None else []))
 
     def noise_of_quantile(self, num_sampled: int) -> float:
         """Return the standard deviation, in clients, of the noise on the count of updates within the clip."""

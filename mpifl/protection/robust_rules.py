@@ -100,6 +100,8 @@ class Median(CoordinateRule):
     than half of a group attack.
     """
 
+    paper = "yin2018byzantine"
+
     def too_small(self, members: int) -> bool:
         """Return whether a single attacker can move the median at will."""
         return members < 3
@@ -120,6 +122,8 @@ class TrimmedMean(CoordinateRule):
     Attributes:
         beta: share of a group that is left out at each end, in [0, 0.5); floor(beta * n) of n members.
     """
+
+    paper = "yin2018byzantine"
 
     beta: Annotated[float, Interval(ge=0, lt=0.5)] = 0.1
 
@@ -220,6 +224,8 @@ class Krum(_KrumRule):
         f: number of attackers that a group withstands.
     """
 
+    paper = "blanchard2017machine"
+
     def count(self, members: int) -> int:
         """Return 1."""
         return 1
@@ -233,6 +239,8 @@ class MultiKrum(_KrumRule):
         f: number of attackers that a group withstands.
         select: number of uploads whose mean is taken, at most n - f of a group; null takes n - f.
     """
+
+    paper = "blanchard2017machine"
 
     select: PositiveInt | None = None
 
@@ -277,6 +285,8 @@ class NormBound(DistanceRule):
         bound: largest norm of an update; null takes the median norm of the group (ignoring weights).
     """
 
+    paper = "sun2019can"
+
     from_row: ClassVar[bool] = True
     bound: PositiveFloat | None = None
 
@@ -308,6 +318,8 @@ class GeometricMedian(DistanceRule):
         smoothing: smallest distance that is used, in units of the model's parameters; smaller distances are
             replaced by it.
     """
+
+    paper = "pillutla2022robust"
 
     steps: PositiveInt = 1000
     smoothing: PositiveFloat = 1e-6

@@ -358,6 +358,8 @@ class MaskedSums(SecureConfig):
             unchanged, `abort` ends the run.
     """
 
+    paper = "bonawitz2017practical"
+
     threshold: PositiveShare = 2 / 3
     neighbours: Annotated[int, Ge(2), MultipleOf(2)] | None = None
     bits: Annotated[int, Interval(ge=16, le=64)] = 64

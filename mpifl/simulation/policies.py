@@ -199,6 +199,8 @@ class OverSelection(RoundsPolicy):
             upload nothing; with `sent` they upload nevertheless, and the uploads are not used.
     """
 
+    paper = "bonawitz2019towards"
+
     extra: FiniteNonNegative = 0.3
     deadline_s: FinitePositive | None = None
     late: Literal["stopped", "sent"] = "stopped"
@@ -247,6 +249,8 @@ class PartialWork(RoundsPolicy):
             uniform from 1 unit to all, as FedProx's authors simulate stragglers; they return earlier.
         unit: unit of partial work: `steps` for mini-batches, `epochs` for whole passes.
     """
+
+    paper = "li2020federated"
 
     deadline_s: FinitePositive | None = None
     stragglers: UnitInterval = 0.0
@@ -502,6 +506,8 @@ class EveryArrival(OneUploadPolicy):
         staleness_a: see `AsynchronousPolicy`; the default is FedAsync's.
     """
 
+    paper = "xie2020asynchronous"
+
     max_staleness: NonNegativeInt | None = None
     rate: PositiveShare = 0.6
     staleness_a: NonNegativeFloat = 0.5
@@ -524,6 +530,8 @@ class Buffer(AsynchronousPolicy):
         rate: see `AsynchronousPolicy`.
         staleness_a: see `AsynchronousPolicy`.
     """
+
+    paper = "nguyen2022federated"
 
     size: Annotated[PositiveInt, NO_BUFFER] = 10
     max_staleness: NonNegativeInt | None = None
@@ -569,6 +577,7 @@ class Waves(AsynchronousPolicy):
         staleness_a: see `AsynchronousPolicy`.
     """
 
+    paper = "wu2021safa"
     refills: ClassVar[bool] = False
 
     size: PositiveInt | None = None
@@ -581,6 +590,11 @@ class Waves(AsynchronousPolicy):
         super().__post_init__()
         remedy = "a wave ends with so many uploads, or every so many seconds; give size, every_s or both"
         require(self.size is not None or self.every_s is not None, "size", None, remedy)
+
+    def papers(self) -> tuple[str, ...]:
+        """Return the papers on steps with the first arrivals, and on steps at fixed times."""
+        first = (self.paper,) if self.size is not None else ()
+        return (*first, "chai2021fedat") if self.every_s is not None else first
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
         """Return the size of the cohort; raise `UserError` if it cannot fill a wave."""
@@ -641,6 +655,8 @@ class ClientDecides(OneUploadPolicy):
         staleness_a: see `AsynchronousPolicy`.
     """
 
+    paper = "li2024towards"
+
     uploads: UploadTrigger = field(default_factory=OneEachStep)
     max_staleness: NonNegativeInt | None = None
     rate: PositiveShare = 0.6
@@ -685,6 +701,8 @@ class DrawnStaleness(OneUploadPolicy):
         rate: see `AsynchronousPolicy`.
         staleness_a: see `AsynchronousPolicy`.
     """
+
+    paper = "xie2020asynchronous"
 
     most: NonNegativeInt = 4
     rate: PositiveShare = 0.6

@@ -21,7 +21,7 @@ from typing import Any
 
 from mpifl.core.case_names import folder_name, label_among, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError, nearest, require
-from mpifl.core.textfiles import MAX_NAME_BYTES
+from mpifl.core.textfiles import MAX_NAME_BYTES, is_file
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config, OutputConfig
 from mpifl.experiment.section_checks import check_sections
@@ -33,6 +33,7 @@ from mpifl.simulation.network import Links
 from mpifl.training.per_client import names_devices
 
 MAX_CASES = 10_000
+SWEEP_FILE = "sweep.yaml"  # in the sweep's folder: the configuration that it was started with
 LEAN = {"output": {"model": False}}  # cases keep no models, unless output.model is set to true
 CONFIGURATIONS = "vary.configuration"  # key of a started sweep's tree that holds these configurations
 
@@ -217,6 +218,28 @@ def unchecked_cases(tree: Mapping[str, Any]) -> list[Case]:
     if tree.get("table") is not None:
         table_of(tree).check(tree["vary"])
     return out
+
+
+def configurations_of(name: str, options: Sequence[str] = ()) -> list[Config]:
+    """Return the configurations of a file, a run folder or a sweep's folder; those of all cases of a sweep.
+
+    Args:
+        name: name or path of a configuration, or the folder.
+        options: words of `--key.path value` options.
+
+    Raises:
+        UserError: a file or a value is invalid.
+    """
+    if is_file(Path(name) / SWEEP_FILE, "CONFIG"):
+        from .results import started_with  # heavy
+
+        tree = started_with(Path(name), "CONFIG")
+    else:
+        run = Path(name) / "config.yaml"
+        tree = loader.read(str(run) if is_file(run, "CONFIG") else name)
+    tree = changed(tree, loader.overrides(options))
+    trees = [case.tree for case in unchecked_cases(tree)] if tree.get("vary") else [tree]
+    return [loader.from_tree(Config, one) for one in trees]
 
 
 def with_configurations(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,13 +32,12 @@ from mpifl.results.metrics import over_runs
 from mpifl.results.reader import Run, load
 from mpifl.supervision.logging import warn, warn_once
 
-from .cases import CONFIGURATIONS, Case, table_of, unchecked_cases
+from .cases import CONFIGURATIONS, SWEEP_FILE, Case, table_of, unchecked_cases
 from .table import Result, markdown, of_seeds
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SWEEP_FILE = "sweep.yaml"  # in the sweep's folder: the configuration that it was started with
 CONFIGURATIONS_FILE = "configurations.json"  # beside it: the configurations that it varies, at that time
 FIGURES = ("{}_mean", "{}_worst", "{}_before", "{}_cluster", "mixture_kl", "ari")  # {}: the metric
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")

@@ -41,8 +41,18 @@ from mpifl.results.reader import load
 from mpifl.supervision.progress import Progress
 from mpifl.supervision.signals import Signals
 
-from .cases import ALL, Case, Part, cases, changed, trainings, unchecked_cases, with_configurations
-from .results import SWEEP_FILE, Found, check_case, is_complete, keep, require_same, started_with
+from .cases import (
+    ALL,
+    SWEEP_FILE,
+    Case,
+    Part,
+    cases,
+    changed,
+    trainings,
+    unchecked_cases,
+    with_configurations,
+)
+from .results import Found, check_case, is_complete, keep, require_same, started_with
 from .retime import check as check_retime
 from .retime import write_retimed
 

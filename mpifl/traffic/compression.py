@@ -81,6 +81,8 @@ class TopK(Compression):
         share: fraction of the numbers to send; at least one number is sent.
     """
 
+    paper = "aji2017sparse"
+
     share: PositiveShare = 0.1
 
     def size(self, d: int, number_bytes: int) -> int:
@@ -102,6 +104,8 @@ class RandomK(Compression):
     Attributes:
         share: fraction of the numbers to send; at least one number is sent.
     """
+
+    paper = "konecny2016federated"
 
     share: PositiveShare = 0.1
 
@@ -128,6 +132,8 @@ class QSGD(Compression):
         bits: bits of each number, including its sign.
         bucket: number of consecutive numbers that share a norm.
     """
+
+    paper = "alistarh2017qsgd"
 
     sends_values = False
     bits: Annotated[int, Interval(ge=2, le=16)] = 8
@@ -204,6 +210,10 @@ class Payload(NumberFormat):
 
     compression: Compression = field(default_factory=Uncompressed)
     error_feedback: bool = False
+
+    def papers(self) -> tuple[str, ...]:
+        """Return the paper on error feedback if there is any."""
+        return ("karimireddy2019error",) if self.error_feedback else ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,8 +14,9 @@ from numpy.testing import assert_allclose
 from support import toy
 from support.cases import PARAMS, named
 
-from mpifl.algorithms.registry import CATALOGUE, citation
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.capabilities import OneShotStatistics, uses
+from mpifl.experiment import citations
 from mpifl.experiment.loader import from_tree, to_tree
 from mpifl.experiment.schema import Config
 from mpifl.training.client import LocalClient
@@ -136,7 +137,7 @@ def test_a_visit_without_a_step_leaves_what_training_left(name, tmp_path):
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_method_says_where_it_comes_from_and_is_configured_by_its_name(name):
     cls = CATALOGUE[name]
-    entry = citation(cls)
+    entry = citations.entry(cls.paper)
     assert entry.split("{")[1].startswith(f"{cls.paper},\n")
     assert all(f"  {field} = {{" in entry for field in ("author", "title", "year"))
     assert entry.endswith("\n}")

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import mpifl
-from mpifl.algorithms.registry import CATALOGUE, citation
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm.single import Single
 from mpifl.core.capabilities import ComparedUploads, OneShotStatistics, RememberedUploads, SecondLook, uses
 from mpifl.driver.run import run
+from mpifl.experiment import citations
 from mpifl.experiment.loader import load
 from mpifl.results.reader import load as load_run
 from mpifl.results.reader import read_rows
@@ -49,7 +50,7 @@ def test_a_row_says_what_the_method_says(name):
     """Its paper, the beginning of its docstring, and what it asks of the engine."""
     paper, keeps, _, needs = ROWS[name]
     method = CATALOGUE[name]()
-    entry = citation(type(method))
+    entry = citations.entry(type(method).paper)
     assert paper.split()[0].rstrip(",") in entry
     assert all(year in entry for year in re.findall(r"\b(?:19|20)\d\d$", paper))
     summary = " ".join((inspect.getdoc(type(method)) or "").split("\n\n")[0].split())

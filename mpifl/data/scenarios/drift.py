@@ -46,6 +46,8 @@ class Ccfl(Scenario):
         validation: share of a visit's images set aside for validation.
     """
 
+    paper = "li2024towards"
+
     tested_on: ClassVar[str] = "visits are tested on images of the source's test part; use test_images"
 
     clusters: PositiveInt = 4

@@ -67,6 +67,8 @@ class RotatedVersions(Scenario):
 class EmdCflMnist(RotatedVersions):
     """Rotated MNIST: 4 x 10 clients, balanced classes, a copy for each group; 4878 / 542 / 220 a client."""
 
+    paper = "zhang2025clustered"
+
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose rotated groups."""
         return replace(self._rotated(), test_parts="population", spread=False).compose(pool, key)
@@ -82,6 +84,8 @@ class EmdCflCifar(RotatedVersions):
         resize: side in pixels of the images that clients get; 224 for ImageNet's ResNet18, 32 or 40 for a
             model of your own.
     """
+
+    paper = "zhang2025clustered"
 
     resize: ImageSide = 224
 
@@ -128,6 +132,8 @@ class BackdoorMnist(Backdoor):
         kept: share of the training images that groups 0 and 2 keep.
     """
 
+    paper = "zhang2025clustered"
+
     kept: PositiveShare = 0.5
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -170,6 +176,8 @@ class BackdoorCifar(Backdoor):
     Attributes:
         resize: side in pixels of the images that clients get; the patch is painted before resizing.
     """
+
+    paper = "zhang2025clustered"
 
     clients: PositiveInt = 15
     resize: ImageSide | None = 224

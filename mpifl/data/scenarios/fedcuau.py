@@ -34,6 +34,8 @@ class FedCuau(Scenario):
         validation: share of each client's training samples set aside for validation.
     """
 
+    paper = "fedcuau"
+
     tested_on: ClassVar[str] = "clients are tested on images of the source's test part; use test_images"
 
     clients: PositiveInt = 100

@@ -113,6 +113,8 @@ class Flt1(SharedClasses):
             missing indices become -1, the last training image, whatever its label).
     """
 
+    paper = "jamalirad2022federated"
+
     least_classes: ClassVar[int] = 2
 
     images: Annotated[int, Ge(2)] | None = None
@@ -153,6 +155,8 @@ class Flt2(SharedClasses):
             n_train // N (MNIST 600, 200 from each class; CIFAR-10 500, 166 from each).
     """
 
+    paper = "jamalirad2022federated"
+
     least_classes: ClassVar[int] = 4
 
     images: Annotated[int, Ge(3)] | None = None
@@ -174,6 +178,8 @@ class Flt4(Scenario):
             in its test set.
         validation: share of each client's training samples set aside for validation.
     """
+
+    paper = "jamalirad2022federated"
 
     tested_on: ClassVar[str] = TESTED_ON
 

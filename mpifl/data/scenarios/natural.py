@@ -106,6 +106,8 @@ class Flt3(Scenario):
         validation: share of each client's training samples set aside for validation.
     """
 
+    paper = "jamalirad2022federated"
+
     tested_on: ClassVar[str] = "the paper tests writers on their own test files; use natural with test: own"
 
     clients: PositiveInt = 200
@@ -129,12 +131,18 @@ class Pacs(Scenario):
         test_share: share of each domain's images set aside for testing.
     """
 
+    paper = "zhang2025clustered"
+
     by_class: ClassVar[bool] = False
     of_images: ClassVar[bool] = False
 
     per_client: PositiveInt = 500
     validation: ShareBelowOne = 0.2
     test_share: ShareBelowOne = 0.2
+
+    def papers(self) -> tuple[str, ...]:
+        """Return the papers that made the clients, and the images."""
+        return self.paper, "li2017deeper"
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition by domain."""

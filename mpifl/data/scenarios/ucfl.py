@@ -116,6 +116,8 @@ class DrawnOrTrained(LabelShift):
 class UcflA(DrawnOrTrained):
     """Label shift: random images, each class cut by Dir(alpha 1_N) over users, 80 / 20 train / test."""
 
+    paper = "mestoukirdi2023user"
+
 
 @dataclass(frozen=True)
 class UcflB(DrawnOrTrained):
@@ -125,6 +127,8 @@ class UcflB(DrawnOrTrained):
         drawn: see `ucfl_a`.
         angles: rotation in degrees, one for each block of users; blocks with equal angles are one group.
     """
+
+    paper = "mestoukirdi2023user"
 
     clients: PositiveInt = 100
     points: int = 100_000
@@ -149,6 +153,8 @@ class UcflC(Scenario):
             labels of their group.
         validation: share of each client's training samples set aside for validation.
     """
+
+    paper = "mestoukirdi2023user"
 
     tested_on: ClassVar[str] = "the paper tests all users on the first 1000 test images; leave it out"
 
@@ -195,6 +201,8 @@ class UcflBatch(LabelShift):
         angles: rotation in degrees, one for each block of users; blocks with equal angles are one group; []:
             no covariate shift.
     """
+
+    paper = "mestoukirdi2023user"
 
     clients: PositiveInt = 100
     points: int = 100_000

@@ -216,6 +216,8 @@ class Dirichlet(PartitionedScenario):
             that is used up is no longer drawn.
     """
 
+    paper = "hsu2019measuring"
+
     by_class: ClassVar[bool] = True
 
     alpha: PositiveFloat = 0.5
@@ -239,6 +241,8 @@ class Shards(PartitionedScenario):
     Attributes:
         shards: number of shards of each client; with 2, most clients have two classes.
     """
+
+    paper = "mcmahan2017communication"
 
     by_class: ClassVar[bool] = True
 
@@ -299,6 +303,8 @@ class LabelQuantity(PartitionedScenario):
     Attributes:
         labels: number of different labels of each client.
     """
+
+    paper = "li2022federated"
 
     by_class: ClassVar[bool] = True
 
@@ -443,6 +449,8 @@ class FeatureNoise(Iid):
         groups: number of contiguous blocks of clients with one noise level each; null: every client has its
             own level. The blocks are the ground truth; if sigma is 0, it is a single group.
     """
+
+    paper = "li2022federated"
 
     of_images: ClassVar[bool] = False
 

@@ -72,6 +72,7 @@ class Cifar(Source):
 class Cifar10(Cifar):
     """CIFAR-10: 50,000 / 10,000 photographs, 32 x 32 colour, 10 classes (Krizhevsky, 2009)."""
 
+    paper = "krizhevsky2009learning"
     name: ClassVar[str] = "cifar10"
     published: ClassVar[Statistics | None] = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
     num_classes: ClassVar[int] = 10
@@ -89,6 +90,7 @@ class Cifar100(Cifar):
         classes: the classes to keep, numbered in this order; empty: all.
     """
 
+    paper = "krizhevsky2009learning"
     name: ClassVar[str] = "cifar100"
     published: ClassVar[Statistics | None] = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
     num_classes: ClassVar[int] = 100

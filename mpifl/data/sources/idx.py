@@ -76,6 +76,7 @@ class Idx(Source):
 class Mnist(Idx):
     """MNIST: 60,000 / 10,000 handwritten digits, 28 x 28 grey (LeCun et al., 1998)."""
 
+    paper = "lecun1998gradient"
     name: ClassVar[str] = "mnist"
     dataset: ClassVar[str] = "MNIST"
     published: ClassVar[Statistics | None] = ((0.1307,), (0.3081,))
@@ -85,6 +86,7 @@ class Mnist(Idx):
 class FashionMnist(Idx):
     """FashionMNIST: 60,000 / 10,000 articles of clothing, 28 x 28 grey (Xiao et al., 2017)."""
 
+    paper = "xiao2017fashion"
     name: ClassVar[str] = "fashionmnist"
     dataset: ClassVar[str] = "FashionMNIST"
     published: ClassVar[Statistics | None] = ((0.2860,), (0.3530,))
@@ -94,6 +96,7 @@ class FashionMnist(Idx):
 class KMnist(Idx):
     """KMNIST: 60,000 / 10,000 Kuzushiji characters, 28 x 28 grey (Clanuwat et al., 2018)."""
 
+    paper = "clanuwat2018deep"
     name: ClassVar[str] = "kmnist"
     dataset: ClassVar[str] = "KMNIST"
     published: ClassVar[Statistics | None] = ((0.1918,), (0.3483,))
@@ -112,6 +115,7 @@ class Emnist(Source):
         upright: whether to transpose the images, which the files store on their side (torchvision does not).
     """
 
+    paper = "cohen2017emnist"
     name: ClassVar[str] = "emnist"
     published: ClassVar[Statistics | None] = ((0.1751,), (0.3332,))
 
@@ -144,6 +148,7 @@ _KINDS = ("images-idx3", "labels-idx1")
 class QMnist(Mnist):
     """MNIST with the writer of each image (Yadav and Bottou, 2019): 539 in training, 297 others in test."""
 
+    paper = "yadav2019cold"
     name: ClassVar[str] = "qmnist"
 
     def files(self, root: Path) -> list[Path]:

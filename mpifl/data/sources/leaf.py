@@ -48,6 +48,7 @@ class Leaf(Source):
             that are stored as floats; null: whole numbers are classes, floats numbers.
     """
 
+    paper = "caldas2018leaf"
     name: ClassVar[str] = "leaf"
     readable_labels: ClassVar[tuple[str, ...]] = arrays.LABELS
 
@@ -181,6 +182,7 @@ class Femnist(Source):
         inverted: whether to invert the images to white on black, as in EMNIST.
     """
 
+    paper = "caldas2018leaf"
     name: ClassVar[str] = "femnist"
     published: ClassVar[Statistics | None] = ((0.0,), (1.0,))  # pixels / 255
 

@@ -109,6 +109,7 @@ class MedMnist(Source):
             share of each client's samples aside), `drop` leaves it out.
     """
 
+    paper = "yang2023medmnist"
     name: ClassVar[str] = "medmnist"
     needs_root: ClassVar[bool] = False
 

@@ -24,6 +24,7 @@ class Digits(Source):
     one.
     """
 
+    paper = "alpaydin1998optical"
     name: ClassVar[str] = "digits"
     needs_root: ClassVar[bool] = False
     published: ClassVar[Statistics | None] = ((0.3053,), (0.3761,))
@@ -51,6 +52,7 @@ class Photos(Source):
     They resemble no data set, so a server that learns from them learns nothing about its clients.
     """
 
+    paper = "pedregosa2011scikit"
     name: ClassVar[str] = "photos"
     published: ClassVar[Statistics | None] = ((0.0,), (1.0,))  # pixels / 255
     needs_root: ClassVar[bool] = False
@@ -88,6 +90,7 @@ class ScikitLearn(Source):
         table: diabetes, breast_cancer, wine, iris or linnerud.
     """
 
+    paper = "pedregosa2011scikit"
     name: ClassVar[str] = "sklearn"
     needs_root: ClassVar[bool] = False
 

@@ -21,6 +21,7 @@ USPS_TEXT = 1 << 26  # bytes; the larger file has 27 million
 class Svhn(Source):
     """SVHN, cropped: 73,257 / 26,032 house-number digits, 32 x 32 colour (Netzer et al., 2011)."""
 
+    paper = "netzer2011reading"
     name: ClassVar[str] = "svhn"
     published: ClassVar[Statistics | None] = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
 
@@ -62,6 +63,7 @@ class Svhn(Source):
 class Usps(Source):
     """USPS: 7,291 / 2,007 digits from envelopes, 16 x 16 grey (Hull, 1994), as libsvm text."""
 
+    paper = "hull1994database"
     name: ClassVar[str] = "usps"
     published: ClassVar[Statistics | None] = ((0.2469,), (0.2989,))
 
