@@ -21,7 +21,7 @@ from typing import Any
 
 from mpifl.core.case_names import folder_name, label_among, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError, nearest, require
-from mpifl.core.textfiles import MAX_NAME_BYTES, is_file
+from mpifl.core.textfiles import MAX_NAME_BYTES, is_file, json_file, yaml_file
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config, OutputConfig
 from mpifl.experiment.section_checks import check_sections
@@ -34,6 +34,7 @@ from mpifl.training.per_client import names_devices
 
 MAX_CASES = 10_000
 SWEEP_FILE = "sweep.yaml"  # in the sweep's folder: the configuration that it was started with
+CONFIGURATIONS_FILE = "configurations.json"  # beside it: the configurations that it varies, at that time
 LEAN = {"output": {"model": False}}  # cases keep no models, unless output.model is set to true
 CONFIGURATIONS = "vary.configuration"  # key of a started sweep's tree that holds these configurations
 
@@ -220,6 +221,25 @@ def unchecked_cases(tree: Mapping[str, Any]) -> list[Case]:
     return out
 
 
+def started_with(folder: Path, key: str = "RUN") -> dict[str, Any]:
+    """Return the configuration that a sweep was started with.
+
+    Args:
+        folder: the sweep's folder.
+        key: key or option that names the folder, for messages.
+
+    Raises:
+        UserError: there is no such file, or it holds no mapping.
+    """
+    require((folder / SWEEP_FILE).is_file(), key, str(folder), f"is not a sweep: it has no {SWEEP_FILE}")
+    tree = yaml_file(folder / SWEEP_FILE, key)
+    require(isinstance(tree, dict), key, str(folder), f"has a {SWEEP_FILE} that holds no mapping")
+    file = folder / CONFIGURATIONS_FILE
+    known = json_file(file, key) if file.is_file() else None
+    require(known is None or isinstance(known, dict), key, str(file), "holds no mapping")
+    return dict(tree) | ({} if known is None else {CONFIGURATIONS: known})
+
+
 def configurations_of(name: str, options: Sequence[str] = ()) -> list[Config]:
     """Return the configurations of a file, a run folder or a sweep's folder; those of all cases of a sweep.
 
@@ -231,8 +251,6 @@ def configurations_of(name: str, options: Sequence[str] = ()) -> list[Config]:
         UserError: a file or a value is invalid.
     """
     if is_file(Path(name) / SWEEP_FILE, "CONFIG"):
-        from .results import started_with  # heavy
-
         tree = started_with(Path(name), "CONFIG")
     else:
         run = Path(name) / "config.yaml"

@@ -22,7 +22,7 @@ from mpifl.core.conversion import untyped
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
 from mpifl.core.files import write_atomically, write_json
 from mpifl.core.imports import code_of
-from mpifl.core.textfiles import flat, json_file, json_mapping, yaml_file, yaml_text
+from mpifl.core.textfiles import flat, json_mapping, yaml_file, yaml_text
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 from mpifl.experiment.table_layout import METRIC, TableConfig
@@ -32,13 +32,20 @@ from mpifl.results.metrics import over_runs
 from mpifl.results.reader import Run, load
 from mpifl.supervision.logging import warn, warn_once
 
-from .cases import CONFIGURATIONS, SWEEP_FILE, Case, table_of, unchecked_cases
+from .cases import (
+    CONFIGURATIONS,
+    CONFIGURATIONS_FILE,
+    SWEEP_FILE,
+    Case,
+    started_with,
+    table_of,
+    unchecked_cases,
+)
 from .table import Result, markdown, of_seeds
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CONFIGURATIONS_FILE = "configurations.json"  # beside it: the configurations that it varies, at that time
 FIGURES = ("{}_mean", "{}_worst", "{}_before", "{}_cluster", "mixture_kl", "ari")  # {}: the metric
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
 VIRTUAL = "virtual_seconds"  # simulated time of rounds
@@ -55,25 +62,6 @@ TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
 def is_sweep(folder: Path) -> bool:
     """Return whether a folder is that of a sweep."""
     return (folder / SWEEP_FILE).is_file()
-
-
-def started_with(folder: Path, key: str = "RUN") -> dict[str, Any]:
-    """Return the configuration that a sweep was started with.
-
-    Args:
-        folder: the sweep's folder.
-        key: key or option that names the folder, for messages.
-
-    Raises:
-        UserError: there is no such file, or it holds no mapping.
-    """
-    require((folder / SWEEP_FILE).is_file(), key, str(folder), f"is not a sweep: it has no {SWEEP_FILE}")
-    tree = yaml_file(folder / SWEEP_FILE, key)
-    require(isinstance(tree, dict), key, str(folder), f"has a {SWEEP_FILE} that holds no mapping")
-    file = folder / CONFIGURATIONS_FILE
-    known = json_file(file, key) if file.is_file() else None
-    require(known is None or isinstance(known, dict), key, str(file), "holds no mapping")
-    return dict(tree) | ({} if known is None else {CONFIGURATIONS: known})
 
 
 def keep(tree: Mapping[str, Any], folder: Path) -> None:

@@ -26,8 +26,8 @@ from mpifl.simulation.durations import VisitDuration, visit_duration
 from mpifl.traffic.ledger import Moved
 from mpifl.training.per_client import local_configs, names_devices
 
-from .cases import Case, unchecked_cases
-from .results import Found, is_complete, is_sweep, keep, started_with
+from .cases import Case, started_with, unchecked_cases
+from .results import Found, is_complete, is_sweep, keep
 
 OF_OUTPUT = ("folder", "id", "label")
 ASYNCHRONOUS = "which upload comes first depends on the network: run it again under the new one"

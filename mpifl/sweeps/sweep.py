@@ -48,11 +48,12 @@ from .cases import (
     Part,
     cases,
     changed,
+    started_with,
     trainings,
     unchecked_cases,
     with_configurations,
 )
-from .results import Found, check_case, is_complete, keep, require_same, started_with
+from .results import Found, check_case, is_complete, keep, require_same
 from .retime import check as check_retime
 from .retime import write_retimed
 

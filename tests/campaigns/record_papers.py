@@ -31,9 +31,9 @@ from mpifl.experiment.table_layout import SAMPLE, SEED
 from mpifl.results.identity import OF_A_MACHINE, SAME, describe_inputs
 from mpifl.results.reader import load
 from mpifl.sweeps import papers
-from mpifl.sweeps.cases import Case, case_of, cases
+from mpifl.sweeps.cases import Case, case_of, cases, started_with
 from mpifl.sweeps.papers import Sweep, few, row_title, sweeps
-from mpifl.sweeps.results import check_case, is_complete, result_of, started_with
+from mpifl.sweeps.results import check_case, is_complete, result_of
 from mpifl.sweeps.table import markdown
 
 PAGES = Path(__file__).parents[2] / "docs" / "reproductions"
