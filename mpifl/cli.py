@@ -540,17 +540,22 @@ def check(transport: Transport, args: argparse.Namespace) -> int:
 # -- reference -----------------------------------------------------------------------------------------------
 
 
-@command(WHAT={"nargs": "?", "default": "", "help": "what to list; without it, what can be listed"})
+WHAT = {"nargs": "?", "default": "", "help": "what to list; without it, what can be listed"}
+WORDS = {"nargs": "*", "help": "of algorithms: which, as in `hard buffer`; all of these words must apply"}
+
+
+@command(WHAT=WHAT, WORDS=WORDS)
 def list(transport: Transport, args: argparse.Namespace) -> None:
     """List what mpifl has: keys, algorithms, data, models, policies, configurations, papers and others."""
     if args.WHAT == "papers":
         from mpifl.sweeps import papers
 
+        require(not args.WORDS, "list papers", " ".join(args.WORDS), "takes no words; leave them out")
         text = papers.listed()
     else:
         from mpifl.experiment import reference
 
-        text = reference.listed(args.WHAT)
+        text = reference.listed(args.WHAT, args.WORDS)
     if transport.is_server:
         print(text)
 

@@ -108,6 +108,23 @@ def test_a_class_of_ones_own_can_be_shown(said, tmp_path):
         reference.shown(f"{file}:dataclass")
 
 
+def test_methods_are_listed_with_year_and_policies_and_chosen_by_words(said):
+    def rows(*words: str) -> dict[str, list[str]]:
+        lines = [line for line in said("list", "algorithms", *words).splitlines() if line.startswith("  ")]
+        return {name: rest for name, *rest in (re.split(r",? +", line.strip()) for line in lines)}
+
+    every = rows()
+    assert [*every] == [*CATALOGUE]
+    assert every["ifca"][:4] == ["2020", "rounds", "buffer", "every_arrival"]
+    assert every["emdcfl"][:2] == ["2025", "rounds"]
+    assert "buffer" not in every["emdcfl"]
+    assert every["ccfl"][:2] == ["2024", "every_arrival"]
+    assert [*rows("soft")] == ["fedem", "fedsoft", "fedrc", "fedce"]
+    assert [*rows("soft", "every_arrival")] == ["fedem", "fedrc"]
+    for words in (["algorithms", "sft"], ["models", "soft"], ["papers", "soft"]):
+        assert main(["list", *words]) == 2
+
+
 def test_a_configuration_is_cited(said):
     """With all that it uses; what is cited twice stands once, after both."""
     lines = said("cite", TINY, "--model", "lenet5", "--data.source", "mnist").splitlines()

@@ -1,11 +1,12 @@
-"""The catalogue: name -> method, for `algorithm.name` in configurations; and the papers of the methods."""
+"""The catalogue: name -> method, for `algorithm.name` in configurations."""
+
+from collections.abc import Mapping
 
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import Registry
 
-CATALOGUE: Registry[type[Algorithm]] = Registry(
-    "mpifl.algorithms",
-    {  # in the order of docs/methods.md
+METHODS: Mapping[str, Mapping[str, str]] = {  # heading of docs/methods.md -> name -> module and class
+    "One model, no communication or one for all": {
         "local": "local:Local",
         "fedavg": "fedavg:FedAvg",
         "fedavg_ft": "fedavg_ft:FedAvgFT",
@@ -17,6 +18,8 @@ CATALOGUE: Registry[type[Algorithm]] = Registry(
         "fedadam": "fedopt:FedAdam",
         "fedyogi": "fedopt:FedYogi",
         "moon": "moon:MOON",
+    },
+    "Hard clustering": {
         "emdcfl": "emdcfl:EMDCFL",
         "flt": "flt:FLT",
         "fedcuau": "fedcuau:FedCUAU",
@@ -31,15 +34,21 @@ CATALOGUE: Registry[type[Algorithm]] = Registry(
         "cflgp": "cflgp:CFLGP",
         "flhc": "flhc:FLHC",
         "oracle": "oracle:Oracle",
+    },
+    "Soft clustering": {
         "fedem": "fedem:FedEM",
         "fedsoft": "fedsoft:FedSoft",
         "fedrc": "fedrc:FedRC",
         "fedce": "fedce:FedCE",
+    },
+    "User-centric and graphs": {
         "ucfl": "ucfl:UCFL",
         "pfedgraph": "pfedgraph:PFedGraph",
         "fedsac": "fedsac:FedSaC",
         "fedfomo": "fedfomo:FedFomo",
         "fedamp": "fedamp:FedAMP",
+    },
+    "Personal parts and personal models": {
         "ditto": "ditto:Ditto",
         "pfedme": "pfedme:PFedMe",
         "apfl": "apfl:APFL",
@@ -49,10 +58,15 @@ CATALOGUE: Registry[type[Algorithm]] = Registry(
         "fedbabu": "fedbabu:FedBABU",
         "lgfedavg": "lgfedavg:LGFedAvg",
         "fedbn": "fedbn:FedBN",
+    },
+    "Asynchronous": {
         "fedasync": "fedasync:FedAsync",
         "fedbuff": "fedbuff:FedBuff",
         "ccfl": "ccfl:CCFL",
         "fedsoft_async": "fedsoft_async:FedSoftAsync",
         "clustered_async": "clustered_async:ClusteredAsync",
     },
+}
+CATALOGUE: Registry[type[Algorithm]] = Registry(
+    "mpifl.algorithms", {name: where for some in METHODS.values() for name, where in some.items()}
 )

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import MinLen
 
-from mpifl.algorithms.registry import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE, METHODS
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
@@ -30,6 +30,7 @@ from mpifl.core.options import Options, choices_of, is_union, type_text, types_o
 from mpifl.core.units import Unit, unit_of
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.models import MODELS
+from mpifl.simulation.policies import POLICIES, Policy
 
 from .citations import entry
 from .loader import SHIPPED, to_tree
@@ -54,6 +55,8 @@ LISTED: dict[str, dict[str, Mapping[str, type]]] = {  # argument of `mpifl list`
         if field not in ("algorithm", "model", "source", "public", "scenario")
     },
 }
+ALGORITHMS = "algorithms"
+TRIED = ("rounds", "buffer", "every_arrival")  # policies that `mpifl list algorithms` names
 CONFIGURATIONS, KEYS, PAPERS = "configurations", "keys", "papers"
 OTHER_WORDS = {"methods": "algorithms", "datasets": "data", "configs": CONFIGURATIONS}
 _NUMBERS = re.compile(r"\b(int|float)\b")
@@ -180,16 +183,20 @@ def _attributes(cls: type) -> str:
 # -- pages ---------------------------------------------------------------------------------------------------
 
 
-def listed(what: str) -> str:
+def listed(what: str, words: Sequence[str] = ()) -> str:
     """Return the page of `mpifl list`.
 
     Args:
         what: a key of `LISTED`, `configurations`, `keys`, or empty for the list of these words.
+        words: of algorithms, those that are listed: words of their headings, and policies.
 
     Raises:
-        UserError: `what` is something else.
+        UserError: `what` is something else, or a word is unknown.
     """
     what = OTHER_WORDS.get(what, what)
+    if what == ALGORITHMS:
+        return "\n".join(_algorithms(words))
+    require(not words, f"list {what}", " ".join(words), "takes no words; leave them out")
     if not what:
         return "\n".join(["mpifl list WHAT, which is one of", *(f"  {kind}" for kind in kinds())])
     if what == CONFIGURATIONS:
@@ -203,6 +210,36 @@ def listed(what: str) -> str:
     for title, catalogue in LISTED[what].items():
         lines += [title, *(f"  {name:22} {_summary(cls)}" for name, cls in catalogue.items())]
     return "\n".join(lines)
+
+
+def _algorithms(words: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each method to which all words apply: name, year, policies, summary; by headings."""
+    tried = {name: POLICIES[name]() for name in TRIED}
+    kinds = {title: {*title.lower().replace(",", "").split()} for title in METHODS}
+    known = sorted({word for some in kinds.values() for word in some if len(word) > 3} | {*TRIED})
+    for word in words:
+        require(word in known, "list algorithms", word, nearest(word, known))
+    yield "name, year, policies that it runs under (of " + ", ".join(TRIED) + "), summary"
+    for title, some in METHODS.items():
+        lines = []
+        for name in some:
+            cls = CATALOGUE[name]
+            under = [policy for policy, rule in tried.items() if _runs(cls, rule)]
+            if {*words} <= kinds[title] | {*under}:
+                year = re.search(r"year = \{(\d+)", entry(cls.paper))
+                line = f"  {name:16} {year[1] if year else '':4}  {', '.join(under):29} {_summary(cls)}"
+                lines.append(line.rstrip())
+        if lines:
+            yield from ("", title, *lines)
+
+
+def _runs(cls: type[Algorithm], policy: Policy) -> bool:
+    """Return whether a method with its default options runs under a policy with its own."""
+    try:
+        policy.check(cls())
+    except UserError:
+        return False
+    return True
 
 
 def kinds() -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import mpifl
-from mpifl.algorithms.registry import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE, METHODS
 from mpifl.comm.single import Single
 from mpifl.core.capabilities import ComparedUploads, OneShotStatistics, RememberedUploads, SecondLook, uses
 from mpifl.driver.run import run
@@ -41,7 +41,9 @@ USUAL = (  # one of each way to move models; all others, nightly
 )
 
 
-def test_every_method_has_a_row():
+def test_every_method_has_a_row_under_its_heading():
+    found = [(title or name) for title, name in re.findall(r"^## (.*)|^\| `(\w+)`", PAGE, re.MULTILINE)]
+    assert found == [word for title, some in METHODS.items() for word in (title, *some)]
     assert list(ROWS) == list(CATALOGUE)
 
 
