@@ -35,6 +35,7 @@ class FedBuff(PlainVisits, Algorithm):
     normalise: Literal["size", "weights"] = "size"
 
     paper = "nguyen2022federated"
+    policies = ("buffer",)
     changes = MappingProxyType({"delta": "model"})
     needs = Needs(weighs_staleness=True, averages=True)
 

@@ -169,11 +169,14 @@ class Algorithm(Options, ABC):
     (`core/capabilities.py`).
 
     Attributes:
+        policies: names of the policies that its paper has; empty if it does not depend on them. Under another
+            one a line says so.
         downloads: the rows that clients download.
         statistics: names of uploads that are named like a table but are not parameters of a model. They are
             neither attacked nor compressed, and are still averaged under distance-based robust rules.
     """
 
+    policies: ClassVar[tuple[str, ...]] = ()
     downloads: ClassVar[Downloads] = Downloads()
     statistics: ClassVar[tuple[str, ...]] = ()
 

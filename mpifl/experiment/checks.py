@@ -77,6 +77,7 @@ def check_parts(config: Config, parts: Parts) -> None:
     check_batches(ways, parts.learner.drop_single)
     warn_of_ignored(algorithm, local, config.per_client, bool(config.evaluation.finetune_epochs))
     warn_of_ignored_options(algorithm)
+    warn_of_another_policy(algorithm, config.policy)
     if config.policy.under_way and (config.participation < 1 or config.cohort_size is not None):
         name = "participation" if config.cohort_size is None else "cohort_size"
         warn_once(f"{name}: without effect: {config.policy.under_way} are under way at a time")
@@ -359,6 +360,14 @@ def warn_of_ignored_options(algorithm: Algorithm) -> None:
     for name, why in algorithm.ignored_options().items():
         if getattr(algorithm, name) != getattr(type(algorithm), name):  # the default
             warn_once(f"algorithm.{name}: without effect: {why}")
+
+
+def warn_of_another_policy(algorithm: Algorithm, policy: Policy) -> None:
+    """Say that a method that was published with one policy runs under another."""
+    name, published = name_of(policy), algorithm.policies
+    if published and name not in published:
+        known = " or ".join(published)
+        warn_once(f"algorithm {name_of(algorithm)} was published with policy {known}; it runs under {name}")
 
 
 def warn_of_unused_public(algorithm: Algorithm, data: DataConfig) -> None:

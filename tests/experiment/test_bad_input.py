@@ -17,6 +17,8 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import main
 from mpifl.comm.single import Single
 from mpifl.data import SOURCES
+from mpifl.simulation.policies import Buffer, EveryArrival
+from mpifl.supervision.logging import warn_once
 from mpifl.training.config import LocalConfig
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
@@ -774,6 +776,23 @@ def test_only_clients_that_take_no_step_are_idle(name, idle, capsys):
     local = LocalConfig(epochs=0, weight_decay=1e-3 * idle)  # lines are said once
     toy.context_of(toy.config_of(CATALOGUE[name](), local=local), toy.Tiny(5 + idle))
     assert ("clients take no step" in capsys.readouterr().err) == idle
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "told"),
+    [
+        ("fedbuff", EveryArrival(), "policy buffer; it runs under every_arrival"),
+        ("fedasync", Buffer(2), "policy every_arrival or drawn_staleness; it runs under buffer"),
+        ("fedbuff", Buffer(2), None),
+        ("fedasync", EveryArrival(), None),
+        ("ifca", Buffer(2), None),
+    ],
+)
+def test_a_method_under_another_policy_than_its_papers_says_so(name, policy, told, capsys):
+    warn_once.cache_clear()
+    toy.context_of(toy.config_of(CATALOGUE[name](), policy=policy), toy.Tiny(5))
+    err = capsys.readouterr().err
+    assert (told in err) if told else ("was published with" not in err)
 
 
 def test_a_network_may_have_more_outputs_than_there_are_classes(tmp_path, monkeypatch):
