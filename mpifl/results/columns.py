@@ -249,7 +249,7 @@ def _agreement(found: Evaluation) -> Columns:
     row: Columns = dict.fromkeys(("ari", "nmi", "purity", "ari_everyone"), float("nan"))
     if groups is not None:
         row["ari_everyone"] = ari(labels, groups)
-        if known.any():
+        if np.count_nonzero(known) > 1:  # one client agrees with everything
             for name, agreement in (("ari", ari), ("nmi", nmi), ("purity", purity)):
                 row[name] = agreement(labels[known], groups[known])
     return row

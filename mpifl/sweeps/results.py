@@ -50,6 +50,7 @@ FIGURES = ("{}_mean", "{}_worst", "{}_before", "{}_cluster", "mixture_kl", "ari"
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
 VIRTUAL = "virtual_seconds"  # simulated time of rounds
 DECIDES_BITS = ("kernels", "stack", "sums", "cuda_graphs", "deterministic")  # of `system`
+ROUNDING = 1e-12  # a deviation below this share of the mean is that of rounding
 DRAWING_SHARE = 10  # spend at most a tenth of the time on drawing intermediate figures
 FIRST_DRAWING_S = 0.5  # assumed time of the first drawing
 CaseFigures = tuple[dict[str, Any], Curve, Result]  # row of `sweep.csv`, curve of the figure, row of `table`
@@ -356,6 +357,7 @@ def _spread(values: Sequence[Any]) -> Any:
     if len(set(there)) == 1:
         return f"{_shown(there[0])}{few}" if few else there[0]
     centre, spread = over_runs(np.array(there))
+    spread = 0.0 if spread < ROUNDING * abs(centre) else spread
     more = f" ± {spread:.2g}" if isfinite(spread) else ""  # infinite figures have no deviation
     return f"{centre:.4g}{more}{few}"
 

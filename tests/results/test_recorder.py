@@ -596,6 +596,19 @@ def test_clients_nobody_has_seen_are_in_no_cluster(tmp_path):
     assert len(seen) == 2
 
 
+def test_one_placed_client_agrees_with_nothing(tmp_path):
+    """It would agree with any partition: an index of 1."""
+    options = ["--cohort_size", "1", "--rounds", "8", "-q", "--algorithm", "{name: ifca, num_clusters: 2}"]
+    options += ["--evaluation.every", "1", "--output.folder", str(tmp_path)]
+    assert cli.main(["run", str(TINY), *options]) == 0
+    first, *_, last = rows_of(tmp_path)
+    assert first["num_unplaced"] == "7"
+    assert int(last["num_unplaced"]) < 7
+    for name in ("ari", "nmi", "purity"):
+        assert first[name] in ("", "nan")
+        assert float(last[name]) <= 1
+
+
 def test_groups_that_join_after_the_end_are_evaluated_but_never_train(tmp_path):
     late = ["--newcomers", "{groups: [1], joins: 9}", "--evaluation.every", "1", "-q"]
     assert cli.main(["run", str(TINY), *late, "--output.folder", str(tmp_path)]) == 0

@@ -863,6 +863,8 @@ def test_figures_over_seeds_are_means_with_standard_deviations():
     """1 and 3: mean 2, standard deviation sqrt(2)."""
     rows = [{"m": "a", "seed": s, "x": x, "bytes": 8} for s, x in (("0", 1.0), ("1", 3.0))]
     assert over_seeds(rows) == [{"m": "a", "x": "2 ± 1.4", "bytes": 8}]
+    rows[0]["x"], rows[1]["x"] = 0.9, 0.9 + 1.2e-16
+    assert over_seeds(rows) == [{"m": "a", "x": "0.9 ± 0", "bytes": 8}]
 
 
 def test_figures_that_some_seeds_lack_say_of_how_many_they_are():
