@@ -45,7 +45,8 @@ COPIED = ("mpifl", "tests")  # the rest of the tree is linked to
 KINDS = ("textbook", "hole")
 LIMIT_S = 300.0
 PYTEST = ("-m", "pytest", "-x", "-q", "--tb=line", "--assert=plain", "-p", "no:cacheprovider", "-m")
-WITH_NIGHTLY = ("tests/comm", "tests/mpi/test_hosts.py")  # nightly tests of others take minutes
+# nightly tests of others take minutes
+WITH_NIGHTLY = ("tests/comm", "tests/mpi/test_hosts.py", "tests/results/test_trackers.py")
 PASSED, NONE_COLLECTED, USAGE = 0, 5, 4  # exit codes of pytest
 SUFFIXES = (".c", ".h", ".inc")
 
