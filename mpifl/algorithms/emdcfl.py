@@ -14,6 +14,9 @@ for tau and for all its distances (`tau="plain"`: tau of unprojected embeddings,
 distance, and at most the share `sample_share` of the client's images (the paper, 3.1: the lesser of 512 and
 10 %, `sample_share=0.1`; the repository: 512). `noise` is the paper's remark on differential privacy
 (section 3): Gaussian noise on the projected embeddings before they are sent (Kenthapadi et al., 2012).
+`samples="server"` is its remark for many clients (3.1): each client stores the samples that enter distances
+at the server when it first takes part. The server has the uploaded models, so it computes all embeddings
+itself, with one R: O(C |w|) bytes instead of O(C^2 |w|), and no extractor or embedding is sent.
 
 Partial participation: two clients are compared once, in the first round after which both have taken part; an
 absent client counts with its last model (the paper: a pair without a distance is compared, and no other). A
@@ -25,7 +28,7 @@ averaged too; clients never seen stay alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -39,8 +42,10 @@ from mpifl.core.method import (
     Algorithm,
     Client,
     Key,
+    LookSizes,
     Needs,
     Plan,
+    PlannedLook,
     PlannedRun,
     Question,
     RememberedUploads,
@@ -68,6 +73,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
             distances), `full` (a square one of its own) or `plain` (none).
         noise: standard deviation of Gaussian noise on the projected embeddings that a client sends.
         train_mode: compute embeddings with batch statistics.
+        samples: where the compared samples are kept: at the `clients`, or at the `server` (see above).
         looks: which pairs of clients are compared in a round: `once` (pairs seen so far that have not been
             compared), `together` (pairs that take part and have not been compared) or `seen` (all pairs seen
             so far).
@@ -84,6 +90,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     tau: Literal["shared", "full", "plain"] = "shared"
     noise: NonNegativeFloat = 0.0
     train_mode: bool = False
+    samples: Literal["clients", "server"] = "clients"
     looks: Literal["once", "together", "seen"] = "once"
 
     paper = "zhang2025clustered"
@@ -91,8 +98,18 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     question = "extractor"
 
     def ignored_options(self) -> Mapping[str, str]:
-        """`reg` belongs to solver `sinkhorn`."""
-        return {} if self.solver == "sinkhorn" else {"reg": "only solver sinkhorn is regularised"}
+        """`reg` belongs to solver `sinkhorn`, `noise` to embeddings that are sent."""
+        ignored = {} if self.solver == "sinkhorn" else {"reg": "only solver sinkhorn is regularised"}
+        return ignored | ({"noise": "no embeddings are sent with samples: server"} if self.at_server else {})
+
+    @property
+    def at_server(self) -> bool:
+        """Whether the server has the samples."""
+        return self.samples == "server"
+
+    def store(self, client: Client, key: Key) -> torch.Tensor:
+        """Return the training and validation images that enter the distances of a client."""
+        return torch.cat([self._sample(client, split, key) for split in ("train", "val")])
 
     def probes(self, server: Server, step: int) -> bool:
         """Compare until every pair has a distance; under `seen` stop only if round 1 had all clients."""
@@ -151,15 +168,22 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
 
     def _noisy(self, Z: torch.Tensor, key: Key) -> torch.Tensor:
         """Return Z [n, p] with noise, if there is any."""
-        return Z + self.noise * torch.randn(Z.shape, generator=key.torch()) if self.noise else Z
+        if not self.noise or self.at_server:
+            return Z
+        return Z + self.noise * torch.randn(Z.shape, generator=key.torch())
 
     def _embed(self, client: Client, extractor: Vector, split: str, key: Key) -> torch.Tensor:
         """Return Z [n, e] of a sample of a client's images under an extractor."""
-        x = getattr(client.data, split).x
+        model = put(client.init, client.layout.part("body"), extractor)
+        x = self._sample(client, split, key)
+        return client.embed(model, x, train_mode=self.train_mode).flatten(1).cpu()
+
+    def _sample(self, client: Client, split: str, key: Key) -> torch.Tensor:
+        """Return a sample of a client's images."""
+        x: torch.Tensor = getattr(client.data, split).x
         most = self._most(client.num_samples, len(client.data.val))
         chosen = key.of("sample", split, client.id).numpy().permutation(len(x))[:most]
-        model = put(client.init, client.layout.part("body"), extractor)
-        return client.embed(model, x[torch.from_numpy(chosen)], train_mode=self.train_mode).flatten(1).cpu()
+        return x[torch.from_numpy(chosen)]
 
     def _most(self, train: int, val: int) -> int:
         """Return how many images of a split may enter, for a client with `train` and `val` images."""
@@ -193,35 +217,29 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         W[notes.client, notes.client] = 0.0
         return W
 
-    def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
-        """Count the traffic of the pairwise comparisons.
-
-        For each ordered pair, an extractor goes up and down, and the projected embeddings of both clients go
-        up. Each client that takes part and compares sends tau.
-        """
+    def look_sizes(self, run: PlannedRun) -> LookSizes:
+        """Return the sizes of omega_c, of Z_c|c R and Z_c'|c R, and of tau."""
         body = sum(s.stop - s.start for s in run.problem.layout.part("body"))
         width = run.client.embed(run.client.init, run.client.data.train.x[:1]).flatten(1).shape[1]
-        p, down, up = max(1, int(self.projection * width)), 0, 0
+        p = max(1, int(self.projection * width))
         most = [self._most(int(train), int(val)) for train, val in run.sizes[:, :2]]
-        of_train, of_other = (np.minimum(run.sizes[:, i], most) for i in (0, int(self.against == "val")))
+        own, val = (np.minimum(run.sizes[:, i], most) for i in (0, 1))
+        stored = (own + val) * run.client.data.train.x[0].numel() if self.at_server else None
+        return LookSizes(body, p * own, p * (val if self.against == "val" else own), 1, stored)
+
+    def planned_looks(self, run: PlannedRun) -> Iterator[PlannedLook]:
+        """Yield the pairs of each round, until every pair has a distance."""
         n = run.problem.num_clients
         W, seen = np.full((n, n), np.nan), np.zeros(0, np.int64)
         for round_, cohort in enumerate(run.cohorts(), 1):
             if not np.isnan(W).any() and (self.looks != "seen" or run.num_sampled == n) and round_ > 1:
-                break
+                return
             seen = np.union1d(seen, cohort)
             fresh, here = np.isin(seen, cohort), np.ix_(seen, seen)
-            looks = self._pairs(W[here], fresh)
-            W[here] = np.where(looks, 0.0, W[here])
+            pairs = self._pairs(W[here], fresh)
+            W[here] = np.where(pairs, 0.0, W[here])
             W[seen, seen] = 0.0
-            asks = int((looks.any(1) & fresh).sum())  # clients that take part and compare
-            looks &= ~np.eye(len(seen), dtype=bool)
-            pairs = int(looks.sum())
-            numbers = p * int(looks.sum(1) @ of_train[seen] + looks.sum(0) @ of_other[seen])
-            down += run.message_bytes(pairs * body, pairs)
-            up += run.message_bytes(pairs * body + numbers, 3 * pairs)
-            up += run.message_bytes(asks, asks, note=True)
-        return down, up
+            yield PlannedLook(seen, fresh, pairs)
 
     def labels(self, server: Server) -> np.ndarray:
         """Return the neighbourhood [N] of each client."""

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,11 +38,12 @@ from .transport import (
     Transport,
     bytes_of,
     check_block,
+    check_parts,
     device_ranks,
     divided,
 )
 
-TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T}
+TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T, torch.uint8: MPI.BYTE}
 TAGS = 30000  # the tags of scatter and gather cycle through this many numbers; MPI guarantees 32767
 HEADER, BLOCK, ALARM, STOP = 30001, 30002, 30003, 30004
 LENGTH = struct.Struct("q")  # a message begins with the number of bytes of its rows; rows and value follow
@@ -400,15 +402,32 @@ class Mpi(Transport):
 
     @guarded
     def Alltoallv(
-        self, block: torch.Tensor, sent: Sequence[int], received: Sequence[int], purpose: str
+        self,
+        block: torch.Tensor,
+        sent: Sequence[int],
+        received: Sequence[int],
+        purpose: str,
+        starts: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Exchange parts of flat blocks between all ranks."""
-        check_block(block, purpose, torch.float32, (sum(sent),), self._who)
+        check_block(block, purpose, torch.float32, (sum(sent) if starts is None else None,), self._who)
+        starts = [*accumulate(sent[:-1], initial=0)] if starts is None else [*starts]
+        check_parts(len(block), sent, starts, purpose, self._who)
         out = torch.empty(sum(received), dtype=block.dtype)
-        leaves = (len(block) - sent[self.rank]) * block.element_size()
+        leaves = (sum(sent) - sent[self.rank]) * block.element_size()
         with self.traffic("alltoallv", purpose, leaves, self.size - 1):
-            kind = TYPES[block.dtype]
-            self.comm.Alltoallv([block.numpy(), list(sent), kind], [out.numpy(), list(received), kind])
+            kind, given = TYPES[block.dtype], (list(sent), starts)
+            self.comm.Alltoallv([block.numpy(), given, kind], [out.numpy(), list(received), kind])
+        return out
+
+    @guarded
+    def Allgatherv(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
+        """Gather the workers' blocks onto each worker, over their own communicator."""
+        check_block(block, purpose, torch.float32, (counts[self.rank],), self._who)
+        sizes, others = [counts[r] for r in self.workers], len(self.workers) - 1
+        out, kind = torch.empty(sum(sizes), dtype=block.dtype), TYPES[block.dtype]
+        with self.traffic("allgatherv", purpose, block.nbytes * others, others):
+            self._workers_comm.Allgatherv(_buffer(block), [out.numpy(), sizes, kind])
         return out
 
     @guarded

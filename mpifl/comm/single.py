@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .transport import MpiTraffic, Transport, bytes_of, check_block
+from .transport import MpiTraffic, Transport, bytes_of, check_block, check_parts
 
 
 class Single(Transport):
@@ -78,10 +78,23 @@ class Single(Transport):
         return block
 
     def Alltoallv(
-        self, block: torch.Tensor, sent: Sequence[int], received: Sequence[int], purpose: str
+        self,
+        block: torch.Tensor,
+        sent: Sequence[int],
+        received: Sequence[int],
+        purpose: str,
+        starts: Sequence[int] | None = None,
     ) -> torch.Tensor:
+        """Return the part of the block that is sent."""
+        check_block(block, purpose, torch.float32, (sum(sent) if starts is None else None,))
+        if starts is None:
+            return block
+        check_parts(len(block), sent, starts, purpose)
+        return block[starts[0] : starts[0] + sent[0]]
+
+    def Allgatherv(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
         """Return the block."""
-        check_block(block, purpose, torch.float32, (sum(sent),))
+        check_block(block, purpose, torch.float32, (counts[0],))
         return block
 
     def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:

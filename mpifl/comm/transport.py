@@ -249,14 +249,31 @@ class Transport(ABC):
 
     @abstractmethod
     def Alltoallv(
-        self, block: torch.Tensor, sent: Sequence[int], received: Sequence[int], purpose: str
+        self,
+        block: torch.Tensor,
+        sent: Sequence[int],
+        received: Sequence[int],
+        purpose: str,
+        starts: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Send each rank a part of a block; return the parts received from all ranks, in rank order, flat.
 
         Args:
-            block: flat, float32 and contiguous: the parts for all ranks, in rank order.
+            block: flat, float32 and contiguous: the parts for all ranks.
             sent: how many numbers this rank sends to each rank.
             received: how many numbers this rank receives from each rank.
+            purpose: label under which the traffic is counted.
+            starts: where in the block the part for each rank starts; parts may overlap. None: the parts fill
+                the block in rank order.
+        """
+
+    @abstractmethod
+    def Allgatherv(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
+        """Return the blocks of all workers, in rank order, flat, on each worker; only workers call.
+
+        Args:
+            block: flat, float32 and contiguous: [counts[rank]].
+            counts: how many numbers each rank gives.
             purpose: label under which the traffic is counted.
         """
 
@@ -356,6 +373,23 @@ class Transport(ABC):
             purpose: label under which the traffic is counted.
         """
         return self.scatter([value] * self.size if self.is_server else None, purpose)
+
+
+def check_parts(length: int, sent: Sequence[int], starts: Sequence[int], purpose: str, who: str = "") -> None:
+    """Check that the parts of a block that are sent lie inside it.
+
+    Args:
+        length: how many numbers the block has.
+        sent: how many numbers each part has.
+        starts: where each part starts.
+        purpose: label under which its traffic is counted.
+        who: whose block it is.
+
+    Raises:
+        Mismatch: a part ends behind the block.
+    """
+    if any(start < 0 or start + count > length for start, count in zip(starts, sent, strict=True)):
+        raise Mismatch(f"{purpose}: {who or 'a block'} has {length} numbers, parts end behind them")
 
 
 def bytes_of(rows: np.ndarray) -> memoryview:

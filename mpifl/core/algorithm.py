@@ -8,7 +8,7 @@ a frozen dataclass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -18,7 +18,16 @@ import torch
 
 from mpifl.core.options import AtMostClients, Options, types_of, without_bounds
 
-from .capabilities import Capability, NewClients, PlainVisit, PlainVisits, declared, hooks_of, uses
+from .capabilities import (
+    Capability,
+    NewClients,
+    PlainVisit,
+    PlainVisits,
+    PlannedRun,
+    declared,
+    hooks_of,
+    uses,
+)
 from .client import Client
 from .errors import MethodError, Missing, require
 from .federation import Split
@@ -129,34 +138,6 @@ def chosen_rows(choice: RowChoice, server: Server, k: int) -> Reads:
     if choice == "all":
         return {name: tuple(range(len(rows))) for name, rows in server.tables.items()}
     return {"model": (int(server.assign[k]),)} if choice == "own" else {}
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run in rounds before it begins, for methods that forecast their traffic (`Algorithm.extra_bytes`).
-
-    Attributes:
-        problem: the same as in `setup`.
-        num_rounds: T.
-        num_sampled: m, clients in a round.
-        cohort: round, from 1 -> its clients, int64 [m] ascending.
-        sizes: samples for training, validation and test of each client, int64 [N, 3].
-        message_bytes: (numbers, messages=1, note=False, named_rows=0) -> bytes of so many messages, which
-            hold so many numbers and name so many of the rows that compressed uploads are relative to.
-        client: a client that takes no steps when it trains.
-    """
-
-    problem: ProblemInfo
-    num_rounds: int
-    num_sampled: int
-    cohort: Callable[[int], np.ndarray]
-    sizes: np.ndarray
-    message_bytes: Callable[..., int]
-    client: Client
-
-    def cohorts(self) -> Iterator[np.ndarray]:
-        """Yield the clients of each round."""
-        return map(self.cohort, range(1, self.num_rounds + 1))
 
 
 class Algorithm(Options, ABC):
@@ -299,9 +280,9 @@ class Algorithm(Options, ABC):
     def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
         """Return the bytes (down, up), by unicast, that a run sends beyond the traffic of equal rounds.
 
-        The forecast multiplies the reads and reports of round 1 by the number of rounds. A method whose
-        rounds differ, or that has a second look, returns the difference here; it is negative if the run sends
-        less. Default: zero.
+        The forecast multiplies the reads and reports of round 1 by the number of rounds, and adds what
+        `SecondLook.look_sizes` and `planned_looks` say. A method whose rounds differ returns the difference
+        here; it is negative if the run sends less. Default: zero.
         """
         return 0, 0
 

@@ -10,7 +10,7 @@ A method declares a capability by inheriting from it, which brings the hooks of 
 | `NewClients` | first visit of a client | `new_clients`, `assign_new_clients` |
 | `RememberedUploads` | gathering | none |
 | `ComparedUploads` | before `aggregate` | `compares`, `measures` |
-| `SecondLook` | after training, in pairs | `probes`, `pairs`, `ask`, `show`, `answer`, `compare` |
+| `SecondLook` | after training, in pairs | `probes`, `pairs`, `ask`, `show`, `answer`, `compare`, ... |
 | `ServerEvaluation` | before `aggregate` | `inspect`, `appraise` |
 | `RowUpdates` | at the client, and mixing | none |
 | `PlainVisits` | at the client | `plain_visit` |
@@ -21,7 +21,7 @@ The engine asks `uses(algorithm, OneShotStatistics)`; it never checks whether a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar, cast
@@ -41,6 +41,36 @@ NO_SINGLE_MODEL = "clients of this method do not train one whole model that they
 
 class Capability:
     """A group of hooks for one phase."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run in rounds before it begins, for methods that forecast their traffic.
+
+    It is the argument of `Algorithm.extra_bytes`, `SecondLook.look_sizes` and `SecondLook.planned_looks`.
+
+    Attributes:
+        problem: the same as in `setup`.
+        num_rounds: T.
+        num_sampled: m, clients in a round.
+        cohort: round, from 1 -> its clients, int64 [m] ascending.
+        sizes: samples for training, validation and test of each client, int64 [N, 3].
+        message_bytes: (numbers, messages=1, note=False, named_rows=0) -> bytes of so many messages, which
+            hold so many numbers and name so many of the rows that compressed uploads are relative to.
+        client: a client that takes no steps when it trains.
+    """
+
+    problem: ProblemInfo
+    num_rounds: int
+    num_sampled: int
+    cohort: Callable[[int], np.ndarray]
+    sizes: np.ndarray
+    message_bytes: Callable[..., int]
+    client: Client
+
+    def cohorts(self) -> Iterator[np.ndarray]:
+        """Yield the clients of each round."""
+        return map(self.cohort, range(1, self.num_rounds + 1))
 
 
 class OneShotStatistics(Capability, ABC):
@@ -145,6 +175,41 @@ class Question:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class LookSizes:
+    """How many numbers clients send in a second look, before it begins.
+
+    Attributes:
+        question: numbers of a question.
+        shown: numbers that each client shows for one comparison, int64 [N]; 0 for none.
+        answered: numbers that each client answers, int64 [N].
+        notes: numbers in the notes of a question.
+        stored: numbers in the samples that each client stores at the server, int64 [N]; None if
+            `SecondLook.at_server` is False.
+    """
+
+    question: int
+    shown: np.ndarray
+    answered: np.ndarray
+    notes: int = 0
+    stored: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class PlannedLook:
+    """The second look of a round before it begins.
+
+    Attributes:
+        clients: the clients of the step, int64 [m].
+        fresh: whether they train in it, bool [m]; the others take part with remembered uploads.
+        pairs: which client (row) looks at which (column), bool [m, m].
+    """
+
+    clients: np.ndarray
+    fresh: np.ndarray
+    pairs: np.ndarray
+
+
 class SecondLook(Capability, ABC):
     """After local training, clients look at each other in pairs through what they uploaded. EMD-CFL.
 
@@ -162,6 +227,19 @@ class SecondLook(Capability, ABC):
 
     question: ClassVar[str] = "model"
     answered: ClassVar[str] = "embedding"
+
+    @property
+    def at_server(self) -> bool:
+        """Whether clients store samples at the server, which then computes everything itself. Default: no.
+
+        Each client sends what `store` returns when it first takes part, and nothing for a pair. The hooks see
+        the data of the client's first visit, and one key that belongs to all clients and steps.
+        """
+        return False
+
+    def store(self, client: Client, key: Key) -> torch.Tensor:
+        """Return the samples that a client stores at the server (`at_server`); any shape."""
+        raise Missing("store is not defined", "return the samples that clients store at the server")
 
     def probes(self, server: Server, step: int) -> bool:
         """Return whether clients look at each other in this step. Default: always."""
@@ -221,6 +299,16 @@ class SecondLook(Capability, ABC):
             answered: the peer's answer, as it arrives.
             notes: notes of the question.
         """
+
+    def look_sizes(self, run: PlannedRun) -> LookSizes | None:
+        """Return the sizes of what clients send, for the forecast. Default: they are not known before."""
+        return None
+
+    def planned_looks(self, run: PlannedRun) -> Iterator[PlannedLook]:
+        """Yield the second looks of a run. Default: in each round, all clients look at all."""
+        for cohort in run.cohorts():
+            everyone = np.ones((len(cohort), len(cohort)), bool)
+            yield PlannedLook(cohort, np.ones(len(cohort), bool), everyone)
 
 
 class ServerEvaluation(Capability):

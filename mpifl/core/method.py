@@ -1,13 +1,16 @@
 """Arguments and results of the hooks of a method, and the capabilities. Builders of mixings: `mixing.py`."""
 
-from .algorithm import Algorithm, Downloads, Needs, PlannedRun, chosen_rows
+from .algorithm import Algorithm, Downloads, Needs, chosen_rows
 from .capabilities import (
     Capability,
     ComparedUploads,
+    LookSizes,
     NewClients,
     OneShotStatistics,
     PlainVisit,
     PlainVisits,
+    PlannedLook,
+    PlannedRun,
     Question,
     RememberedUploads,
     RowUpdates,
@@ -28,6 +31,7 @@ __all__ = [
     "Direction",
     "Downloads",
     "Key",
+    "LookSizes",
     "Loss",
     "Message",
     "Needs",
@@ -37,6 +41,7 @@ __all__ = [
     "PlainVisit",
     "PlainVisits",
     "Plan",
+    "PlannedLook",
     "PlannedRun",
     "ProblemInfo",
     "Question",

@@ -70,7 +70,15 @@ from mpifl.training.precision import FLOAT32, check_precision, set_tf32
 from mpifl.training.tasks import Classification
 
 from . import loader
-from .checks import check_cohort, check_folder, check_noise, check_parts, check_private_statistics, check_rule
+from .checks import (
+    check_cohort,
+    check_folder,
+    check_noise,
+    check_parts,
+    check_private_statistics,
+    check_rule,
+    warn_of_unused_exchange,
+)
 from .context import Decisions, Parts, RunContext, with_newcomers
 from .filters import build_filters
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
@@ -457,6 +465,7 @@ def decide(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisio
         UserError: something does not fit; names the key, its value and a remedy.
     """
     check_parts(config, parts)
+    warn_of_unused_exchange(config.system, num_ranks)
     n = parts.problem.num_clients
     num_sampled = cohort_size(config.participation, config.cohort_size, n)
     joins, system = newcomers_of(config, parts.federation), key(config.seed.system)
@@ -608,6 +617,7 @@ def build_server_step(
                 costs=costs_of(system.cost, context.transport),
                 direct=decisions.mpi_memory == DEVICE,
             ),
+            exchange=system.exchange,
             shuffle=None if system.placement_seed is None else key(system.placement_seed, "shuffle"),
             absent=decisions.absent,
             evaluation=StepEvaluation(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.collective_costs import ByBytes
+from mpifl.aggregation.exchange_choice import OverMpi
 from mpifl.core.algorithm import Algorithm, vector_parts
 from mpifl.core.capabilities import (
     INITIAL_CLIENTS,
@@ -388,6 +389,12 @@ def warn_of_unused_collective(system: SystemConfig, policy: Policy) -> None:
         unused = ["system.cost"] * (named and by_costs)
     if unused:
         warn_once(f"{', '.join(unused)}: without effect: {why}")
+
+
+def warn_of_unused_exchange(system: SystemConfig, num_ranks: int) -> None:
+    """Warn of an exchange between ranks that was chosen for one process."""
+    if num_ranks == 1 and system.exchange != OverMpi():
+        warn_once("system.exchange: without effect: one process computes everything")
 
 
 def check_outputs(model: Any, task: Task, federation: Federation) -> None:

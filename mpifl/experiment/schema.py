@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Interval, MinLen
 
 from mpifl.aggregation.collective_costs import COSTS, ByBytes
+from mpifl.aggregation.exchange_choice import EXCHANGES, OverMpi
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import require
@@ -150,6 +151,8 @@ class SystemConfig(Options):
         sums: `exact` (the same bits for any number of ranks) or `fast` (float32, half the bytes).
         collective: `reduce`, `gather`, or `auto`, which chooses the cheaper one for each mixing.
         cost: what `collective: auto` compares: `bytes`, `given` or `measured` seconds.
+        exchange: for methods whose clients look at each other (EMD-CFL): whether what they ask and answer
+            travels between ranks (`mpi`), or the rank of the client that looks computes everything (`local`).
         placement_seed: seed of a random placement of clients on ranks; null balances the ranks instead.
         scratch: folder for the client state of a node; null uses shared memory or the temporary folder.
         stopped_timeout_s: seconds after which a rank that was stopped (SIGSTOP) is killed, so that the others
@@ -182,6 +185,7 @@ class SystemConfig(Options):
     sums: Literal["exact", "fast"] = "exact"
     collective: Literal["auto", "reduce", "gather"] = "auto"
     cost: Any = field(default_factory=ByBytes)
+    exchange: Any = field(default_factory=OverMpi)
     placement_seed: int | None = None
     scratch: str | None = None
     stopped_timeout_s: NonNegativeFloat = 30.0
@@ -412,6 +416,7 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (Config, "privacy"): PRIVACIES,
     (Config, "secure_aggregation"): SECURE,
     (SystemConfig, "cost"): COSTS,
+    (SystemConfig, "exchange"): EXCHANGES,
     (DataConfig, "source"): SOURCES,
     (DataConfig, "public"): SOURCES,
     (DataConfig, "scenario"): SCENARIOS,

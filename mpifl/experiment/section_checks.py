@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from mpifl.aggregation.exchange_choice import Local, OverMpi
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import (
     NO_SINGLE_MODEL,
@@ -13,6 +14,7 @@ from mpifl.core.capabilities import (
     OneShotStatistics,
     RememberedUploads,
     RowUpdates,
+    SecondLook,
     hooks_of,
     uses,
 )
@@ -74,6 +76,7 @@ def check_sections(config: Config) -> None:
     config.devices.check(config.delay, config.network, away)
     check_privacy(config.privacy, config.algorithm, config.policy, config.newcomers)
     check_secure_aggregation(config)
+    check_exchange(config.system.exchange, config.algorithm)
     check_exclusions(vars(config), config.algorithm.needs, type(config.algorithm).__name__)
     check_sample_losses(config.task, config.algorithm)
     check_robust(config.robust, config.algorithm)
@@ -239,6 +242,13 @@ def check_secure_aggregation(config: Config) -> None:
     matrices = config.evaluation.matrices
     require("parameters" not in matrices, "evaluation.matrices", list(matrices), remedy)
     require(not config.output.updates, "output.updates", True, remedy)
+
+
+def check_exchange(exchange: OverMpi | Local, algorithm: Algorithm) -> None:
+    """Raise `UserError` for another exchange than the usual one if clients exchange nothing."""
+    remedy = f"no client of {type(algorithm).__name__} looks at another; leave it out"
+    unused = exchange == OverMpi() or uses(algorithm, SecondLook)
+    require(unused, "system.exchange", name_of(exchange), remedy)
 
 
 def check_sample_losses(task: Task, algorithm: Algorithm) -> None:

@@ -15,10 +15,11 @@ from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.collective_choice import GATHER, REDUCE, SCATTER, busiest_bytes, choose, is_sharded
 from mpifl.aggregation.collective_costs import Costs, Given, between, crossover
+from mpifl.aggregation.exchange_choice import Local
 from mpifl.aggregation.tables import read_rows
 from mpifl.comm.single import Single
 from mpifl.comm.transport import Transport, on_server
-from mpifl.core.capabilities import OneShotStatistics, SecondLook, ServerEvaluation, uses
+from mpifl.core.capabilities import OneShotStatistics, SecondLook, ServerEvaluation, hooks_of, uses
 from mpifl.core.errors import name_of, require
 from mpifl.core.parameters import Part
 from mpifl.core.plan import Mixing, Plan
@@ -53,7 +54,7 @@ from .time import (
     efficiencies,
     forecast_time,
 )
-from .traffic import TrafficForecast, forecast, uploads_per_step, without_training
+from .traffic import TrafficForecast, forecast, look_bytes_of_ranks, uploads_per_step, without_training
 from .trials import try_outcomes
 
 MANY_CLIENTS = 10**8  # a table of ranks also gives the bytes for this number of clients
@@ -153,6 +154,7 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
         *_size_lines(context),
         "",
         *(_mixing_line(mixing, traffic.server, context, costs) for mixing in plan.mixings),
+        *_exchange_lines(context),
         *_crossover_lines(context, costs),
         "",
         *_traffic_lines(traffic, config),
@@ -439,6 +441,27 @@ def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Cos
         each = (costs.mixing(c, rows, uploads, d, size, exact) for c in (REDUCE, GATHER))
         line += " (Reduce {:.3g} s, Gatherv {:.3g} s)".format(*each)
     return line
+
+
+def _exchange_lines(context: RunContext) -> list[str]:
+    """Return what the second looks of the run move between ranks, and what they are in the federation."""
+    size, looking = planned_ranks(context), context.config.algorithm
+    if size == 1 or not uses(looking, SecondLook):
+        return []
+    if isinstance(context.config.system.exchange, Local):
+        return ["second look             nothing moves (system.exchange: local)"]
+    found = look_bytes_of_ranks(context, size)
+    if found is None:
+        return ["second look             sizes are not known before (SecondLook.look_sizes)"]
+    names = hooks_of(looking, SecondLook)
+    calls, copies, moved = " or ".join(found.calls) or "nothing", found.copies, found.moved
+    asked, compared = FLOAT_BYTES * 2 * found.asked, FLOAT_BYTES * found.compared
+    return [
+        f"second look             {found.pairs} pairs: {names.question} by {calls}, "
+        f"{in_bytes(FLOAT_BYTES * copies)} to ranks ({in_bytes(asked)} up and down in the federation)",
+        f"                        {names.answered} by Alltoallv, {in_bytes(FLOAT_BYTES * moved)} "
+        f"to the ranks that compare ({in_bytes(compared)} up in the federation)",
+    ]
 
 
 def _robust_bytes(rule: Rule, mixing: Mixing, d: int, size: int, rest: int, name: str) -> tuple[int, str]:

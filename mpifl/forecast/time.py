@@ -23,7 +23,7 @@ from mpifl.core.capabilities import NewClients, OneShotStatistics, RememberedUpl
 from mpifl.core.plan import Plan
 from mpifl.experiment.context import RunContext
 from mpifl.runtime.engine import EvaluationSchedule
-from mpifl.runtime.scheduler import Scheduler
+from mpifl.runtime.scheduler import Scheduler, task_costs
 from mpifl.simulation.clock import (
     DrawnClock,
     Replay,
@@ -242,7 +242,7 @@ class _Job:
             pairs = len(clients) ** 2 - (len(seen) ** 2 if measured.looks_once and step > 1 else 0)
             if measured.looks_once and looks and not remembers and step > 1:
                 pairs = 0
-            costs_of = np.where(fresh, sizes[clients], 1) + (64 * len(clients) if looks and pairs else 0)
+            costs_of = task_costs(sizes[clients], fresh, bool(looks and pairs))
             owners = scheduler.assign(clients, costs_of)
             places = (owners * n + clients).tolist()
             cold = np.array([place not in met for place in places])

@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from mpifl.aggregation.exchange_choice import ExchangeBytes, OverMpi, exchange_bytes
 from mpifl.aggregation.tables import read_rows
 from mpifl.aggregation.update_filter import FilteredVisit
-from mpifl.core.algorithm import PlannedRun
+from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import (
     INITIAL_CLIENTS,
     NO_SINGLE_MODEL,
     NewClients,
     OneShotStatistics,
+    PlannedRun,
     RememberedUploads,
+    SecondLook,
     ServerEvaluation,
     hooks_of,
     upload_named,
@@ -32,12 +35,14 @@ from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.torch_state import kept
 from mpifl.core.types import Message, Notes, Report, Server, State
+from mpifl.experiment.build import effort
 from mpifl.experiment.context import RunContext
 from mpifl.experiment.filters import build_filters
 from mpifl.experiment.schema import Config
 from mpifl.protection.secure_sum import MaskedSums
 from mpifl.runtime.hook_errors import DROP, ClientCall, ServerCall, first_that_works
 from mpifl.runtime.measures import NO_MODELS
+from mpifl.runtime.scheduler import Scheduler, task_costs
 from mpifl.traffic.compression import INDEX_BYTES, Payload
 from mpifl.traffic.encoding import (
     download_bytes,
@@ -148,8 +153,8 @@ def forecast(context: RunContext) -> TrafficForecast:
         return TrafficForecast(
             server, report, fingerprints, per_round, None, why, kept=stored, setup_memory=grown
         )
-    rounds = (config.rounds * per_round[0], config.rounds * per_round[1])
-    extra, new = algorithm.extra_bytes(planned_run(context)), _new_fingerprints(context)
+    rounds, run = (config.rounds * per_round[0], config.rounds * per_round[1]), planned_run(context)
+    extra, new = _sum([algorithm.extra_bytes(run), look_bytes(algorithm, run)]), _new_fingerprints(context)
     total = _sum([fingerprints, rounds, new, extra])
     return TrafficForecast(server, report, fingerprints, per_round, total, "", new, extra, stored, grown)
 
@@ -239,6 +244,73 @@ def compared(context: RunContext, ledger: Ledger) -> dict[str, Any]:
                 down, up = found.total
                 why = "" if found.total == (ledger.total("down"), ledger.total("up")) else DIFFERENT
     return {"down": down, "up": up, "why": why}
+
+
+def look_bytes(algorithm: Algorithm, run: PlannedRun) -> Bytes:
+    """Return the bytes of the second looks of a run; 0 if there are none, or if they are not known before.
+
+    For each pair, a question goes up and down, and the two tensors that are compared go up. Each client that
+    trains and asks sends the notes of its question. If the server has the clients' samples, they are all that
+    is sent, once.
+    """
+    if not uses(algorithm, SecondLook):
+        return 0, 0
+    looking, down, up = hooks_of(algorithm, SecondLook), 0, 0
+    if (sizes := looking.look_sizes(run)) is None:
+        return 0, 0
+    met = np.zeros(0, np.int64)
+    for look in looking.planned_looks(run):
+        if sizes.stored is not None:
+            new = np.setdiff1d(look.clients[look.fresh], met)
+            met = np.union1d(met, new)
+            up += run.message_bytes(int(sizes.stored[new].sum()), len(new))
+            continue
+        asks = int((look.pairs.any(1) & look.fresh).sum())
+        pairs = look.pairs & ~np.eye(len(look.clients), dtype=bool)
+        shown, answered = sizes.shown[look.clients], sizes.answered[look.clients]
+        count, asked = int(pairs.sum()), int(pairs.sum()) * sizes.question
+        numbers = int(pairs.sum(1) @ shown + pairs.sum(0) @ answered)
+        messages = count + int(pairs.sum(1) @ (shown > 0))
+        down += run.message_bytes(asked, count)
+        up += run.message_bytes(asked + numbers, count + messages)
+        up += run.message_bytes(asks * sizes.notes, asks * (sizes.notes > 0), note=True)
+    return down, up
+
+
+def look_bytes_of_ranks(context: RunContext, num_ranks: int) -> ExchangeBytes | None:
+    """Return what the second looks of a run send between ranks, beside the federation; None if unknown.
+
+    Clients are placed on ranks of one node and of equal speed, as in the first round of a run.
+
+    Args:
+        context: context of the run.
+        num_ranks: P, number of ranks.
+    """
+    algorithm, exchange = context.config.algorithm, context.config.system.exchange
+    if not uses(algorithm, SecondLook):
+        return None
+    looking, run, d = hooks_of(algorithm, SecondLook), planned_run(context), context.problem.layout.size
+    sizes = looking.look_sizes(run)
+    if sizes is None:
+        return None
+    workers, visits = tuple(range(1, num_ranks)) or (0,), run.sizes[:, 0]
+    factor = effort(context)
+    costs, found = visits if factor is None else visits * factor, ExchangeBytes()
+    scheduler = Scheduler((0,) * num_ranks, workers, visits, stack=context.decisions.stack)
+    for look in looking.planned_looks(run):
+        k = look.clients
+        owners = scheduler.assign(k, task_costs(costs[k], look.fresh, True))
+        found += exchange_bytes(
+            look.pairs,
+            owners,
+            sizes.question,
+            sizes.shown[k],
+            sizes.answered[k],
+            d,
+            num_ranks if isinstance(exchange, OverMpi) else 1,
+            isinstance(exchange, OverMpi) and exchange.distances == "server",
+        )
+    return found if sizes.stored is None else replace(found, asked=0, compared=0)
 
 
 def planned_run(context: RunContext) -> PlannedRun:

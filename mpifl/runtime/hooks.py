@@ -349,12 +349,15 @@ class ClientHooks:
                 raise call.error(
                     f"returned {_kind(question)}", "return Question(payload, shown, notes={...})"
                 )
-            payload, shown = question.payload, question.shown
-            _check_sent(call, payload)
-            if shown is not None:
-                _check_sent(call, shown)
+            payload, shown = _check_sent(call, question.payload), question.shown
+            shown = None if shown is None else _check_sent(call, shown)
             notes = {name: _checked_note(call, name, value) for name, value in question.notes.items()}
         return Question(payload, shown, notes)
+
+    def store(self, client: Client, key: Key) -> torch.Tensor:
+        """Return the samples that a client stores at the server."""
+        with self._at("store", client.id, 0) as call:
+            return _check_sent(call, hooks_of(self.algorithm, SecondLook).store(client, key))
 
     def show(self, shown: torch.Tensor, asker: int, visit: int, peer: int, key: Key) -> torch.Tensor:
         """Return what a client sends for the comparison with one peer."""
@@ -537,7 +540,7 @@ def _check_sent(call: HookCall, sent: Any) -> torch.Tensor:
         what = f"{sent.dtype} {list(sent.shape)}" if isinstance(sent, torch.Tensor) else _kind(sent)
         remedy = "clients exchange float32 tensors; small numbers travel as notes of the question"
         raise call.error(f"a client would send {what}", remedy)
-    return sent
+    return sent.detach()
 
 
 def _check_scores(call: HookCall, scores: Any, metric: str) -> None:

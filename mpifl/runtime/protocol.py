@@ -156,6 +156,11 @@ class LookPlan:
         others = np.arange(len(self.clients)) != i
         return np.flatnonzero(others if self.pairs is None else self.pairs[i] & others)
 
+    def matrix(self) -> np.ndarray:
+        """Return which client (row) looks at which other, bool [m, m]."""
+        others = ~np.eye(len(self.clients), dtype=bool)
+        return others if self.pairs is None else self.pairs & others
+
 
 @dataclass(frozen=True)
 class TaskBatch:

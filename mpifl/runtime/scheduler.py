@@ -16,6 +16,20 @@ from mpifl.core.rng import Key
 SPEED_DECAY = 0.3  # weight of the last step in a worker's moving average of speed
 
 
+LOOK_COST = 64  # work of a look at one other client, in samples of training
+
+
+def task_costs(costs: np.ndarray, fresh: np.ndarray, looks: bool) -> np.ndarray:
+    """Return the predicted work of the tasks of a step [m], in samples.
+
+    Args:
+        costs: work of each client's training [m].
+        fresh: whether it trains, bool [m].
+        looks: whether the clients look at each other.
+    """
+    return np.where(fresh, costs, 1) + (len(costs) * LOOK_COST if looks else 0)
+
+
 def balance(costs: np.ndarray, workers: Sequence[int], speeds: Sequence[float] | None = None) -> np.ndarray:
     """Return the worker [m] of each task: longest processing time first, ties go to the lowest rank.
 

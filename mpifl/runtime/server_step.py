@@ -6,6 +6,7 @@ communicates; values that only rank 0 knows are None on the other ranks.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +29,8 @@ from mpifl.core.capabilities import (
     NewClients,
     OneShotStatistics,
     RememberedUploads,
+    SecondLook,
+    hooks_of,
     upload_named,
     uses,
 )
@@ -56,12 +59,14 @@ from .protocol import (
     mean_metrics,
     report_tables,
 )
-from .scheduler import Scheduler
+from .scheduler import Scheduler, task_costs
 from .step_config import StepConfig
 from .worker import VisitResults, Worker, rows_and_seconds
 
 Uploads = Mapping[str, Sequence[torch.Tensor]]  # name -> vectors [w], all components of all uploads
 MODEL_BLOCK = 1 << 26  # most numbers of client models gathered at a time
+STATISTICS_BLOCK = 1 << 30  # most bytes of one-shot statistics gathered at a time
+LENGTH = struct.Struct("q")
 
 
 @dataclass(frozen=True)
@@ -626,11 +631,13 @@ class ServerStep:
         late = self.hooks.reads("reads", server, who.late) if len(who.late) else {}
         self.book_reads(step, CohortReads.of({**reads, **late}.items()) if late else reads, widths)
         probes = self.hooks.probes(server, step)
-        costs = np.where(fresh, self.costs[clients], 1) + (len(clients) * 64 if probes else 0)
+        costs = task_costs(self.costs[clients], fresh, probes)
         compared = self.hooks.measured_table(server)
         looks = None
         if probes:
             made = self.visits[clients] - ~fresh  # `ClientTask.data_visit` of each
+            if hooks_of(self.algorithm, SecondLook).at_server:
+                made = np.zeros(len(clients), np.int64)
             looks = partial(LookPlan, clients, made, pairs=self.hooks.pairs(server, clients, fresh))
         return self._batches(step, clients, reads, costs, server.version, fresh, compared, looks, who.work)
 
@@ -702,7 +709,11 @@ class ServerStep:
     def _gather(self, batch: TaskBatch, results: VisitResults, hook: str) -> GatheredReports | None:
         """Book and return all reports of a step on rank 0; None elsewhere, or if there are none."""
         with self.watch("wait"):
-            parts = self.transport.gather_rows(*results.packed(), "notes")
+            packed = results.packed()
+            if hook == "fingerprint":
+                parts = self._gather_statistics(*packed)
+            else:
+                parts = self.transport.gather_rows(*packed, "notes")
         if parts is None:
             return None
         heads, dropped = [head for head, _ in parts[0]], [d for _, some in parts[0] for d in some]
@@ -727,6 +738,30 @@ class ServerStep:
         none = np.zeros(sum(map(len, tables)), np.int64)
         arrival = self.seed.of("arrival", batch.step).numpy().permutation(len(none))
         return gathered_reports(tables, owners, none, hook_name(self.algorithm, hook), arrival)
+
+    def _gather_statistics(self, value: Any, rows: bytes) -> tuple[list[Any], list[memoryview]] | None:
+        """Return the values and rows of all ranks, as `gather_rows` does; the rows come by `Gatherv`.
+
+        One-shot statistics can be large: centroids (FLT), bases of subspaces (PACFL).
+        """
+        t = self.transport
+        told = t.gather_rows(value, LENGTH.pack(len(rows)), "notes")
+        lengths = None if told is None else [LENGTH.unpack(length)[0] for length in told[1]]
+        lengths = t.bcast(lengths, "statistics")
+        most = STATISTICS_BLOCK // t.size
+        parts: list[list[bytes]] = [[] for _ in lengths]
+        mine = (
+            torch.frombuffer(bytearray(rows), dtype=torch.uint8)
+            if rows
+            else torch.zeros(0, dtype=torch.uint8)
+        )
+        for low in range(0, max(lengths), most):
+            counts = [min(max(length - low, 0), most) for length in lengths]
+            block = mine[low : low + most].reshape(-1, 1)
+            found = t.Gatherv(block, counts, "statistics", torch.uint8)
+            for some, part in zip(parts, () if found is None else found.split(counts), strict=False):
+                some.append(part.numpy().tobytes())
+        return None if told is None else (told[0], [memoryview(b"".join(some)) for some in parts])
 
     def reports_of(
         self, headers: Sequence[ReportHeader], staleness: np.ndarray, arrival: np.ndarray | None = None

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.collective_choice import CostModel
+from mpifl.aggregation.exchange_choice import Local, OverMpi
 from mpifl.aggregation.tables import Tables
 from mpifl.aggregation.update_filter import UpdateFilters
 from mpifl.comm.transport import Transport
@@ -106,6 +107,7 @@ class StepConfig:
         store: state that clients keep between visits.
         seed: key of the training seed.
         sums: how uploads are added.
+        exchange: how the second look travels between ranks.
         shuffle: key for placing tasks at random; None balances them.
         absent: clients that are not there before training.
         evaluation: what is computed beside the clients' scores.
@@ -135,6 +137,7 @@ class StepConfig:
     store: ClientStates
     seed: Key
     sums: Sums = field(default_factory=Sums)
+    exchange: OverMpi | Local = field(default_factory=OverMpi)
     shuffle: Key | None = None
     absent: Sequence[int] = ()
     evaluation: StepEvaluation = field(default_factory=StepEvaluation)

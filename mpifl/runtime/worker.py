@@ -22,6 +22,7 @@ from mpifl.core.capabilities import (
     RowUpdates,
     SecondLook,
     ServerEvaluation,
+    hooks_of,
     upload_named,
     uses,
 )
@@ -43,7 +44,7 @@ from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
 from mpifl.traffic.ledger import count_numbers
 
-from .exchange import PairedLooks
+from .exchange import PairedLooks, stored
 from .hook_errors import Dropped, VisitPlace, attempt, hook_name
 from .hooks import ClientHooks
 from .protocol import ClientTask, ReportHeader, ReportTable, TaskBatch, report_tables
@@ -232,6 +233,12 @@ class Worker:
                     uploads[name][i] = self._buffer.put(vector, len(batch.visits))
             elif number in found:
                 header = header.having(found[number].notes, found[number].findings, found[number].exchanges)
+            task = tasks[number]
+            if header.fresh and not task.visit and hooks_of(self.config.algorithm, SecondLook).at_server:
+                work = partial(stored, self.hooks, self.config, self.client(task.client, 0, batch.step))
+                sent = self._attempt(work, self._place(batch.step, task.client, 0), drops=False)
+                assert not isinstance(sent, Dropped)
+                header = replace(header, exchanges=sent)
             headers.append(header)
         joined = {name: [row for rows in each for row in rows] for name, each in uploads.items()}
         dropped = [*results.dropped, *failed.values()]

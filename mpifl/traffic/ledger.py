@@ -26,6 +26,7 @@ KINDS: dict[str, str] = {  # name of a vector or note in the methods -> kind
     "centroids": "centroid",
     "cluster": "assignment",
     "labels": "statistic",
+    "samples": "sample",
     "seed": "seed",
     **dict.fromkeys(("control", TIME_STAMP), "control"),
     **dict.fromkeys(("secure_keys", "secure_grid", "secure_shares", "secure_unmasking"), "control"),
@@ -54,7 +55,7 @@ class Entry:
     Attributes:
         step: server step in which it was sent.
         direction: `up` or `down`.
-        kind: model, part, gradient, embedding, statistic, centroid, assignment, seed or control.
+        kind: model, part, gradient, embedding, statistic, sample, centroid, assignment, seed or control.
         name: name of the vector or note in the method.
         cast: how a multicast link would send it: `unicast`, `group` (several of the cohort read the row) or
             `broadcast` (all of them do).

@@ -195,3 +195,58 @@ def test_the_projection_of_emdcfl_has_rows_of_unit_length_and_belongs_to_its_cli
     assert_close(R.norm(dim=1), torch.ones(40))
     assert_close(R, _projection(40, 36, key(0, "ask", 1)), rtol=0, atol=0)
     assert float((R - _projection(40, 36, key(0, "ask", 2))).abs().max()) > 0.1
+
+
+def test_emdcfl_with_samples_at_the_server_finds_the_same_and_sends_them_once(tmp_path):
+    """Section 3.1, O(C |w|): six clients of 8, 11, 14, 17, 8, 11 training and 6 validation images [1, 4, 4].
+
+    All of them enter; without a projection, distances do not depend on R. Nothing goes in pairs, tau is
+    found by the server, and the images go up once: 4 * 16 * (69 + 36) bytes.
+    """
+    options = {"epsilon": 0.1, "projection": 1.0, "metric": "euclidean"}
+
+    class Plain(CATALOGUE["emdcfl"]):
+        def _own_projection(self, e, key):
+            return torch.eye(e)
+
+    found = {}
+    for samples in ("clients", "server"):
+        method = Plain(**options, samples=samples)
+        found[samples] = toy.run(method, toy.Tiny(), tmp_path / samples, steps=2, evaluate=False)
+    W = [done.server.algorithm_state["distance"] for done in found.values()]
+    assert_allclose(W[1], W[0], atol=1e-3)
+    ledger = found["server"].server_step.ledger.rows()
+    assert {row["name"] for row in ledger} == {"model", "samples"}
+    (sent,) = (row for row in ledger if row["name"] == "samples")
+    assert (sent["direction"], sent["step"], sent["messages"]) == ("up", 1, 6)
+    assert sent["bytes"] == 4 * 16 * (8 + 11 + 14 + 17 + 8 + 11 + 6 * 6)
+
+
+def test_samples_at_the_server_are_those_of_the_first_visit_and_always_the_same(tmp_path):
+    """Four clients whose data change come in turns; each stores once, and is compared by what it stored."""
+    seen = {}
+
+    class Watched(CATALOGUE["emdcfl"]):
+        def _sample(self, client, split, key):
+            x = super()._sample(client, split, key)
+            seen.setdefault((client.id, split), []).append(x)
+            return x
+
+    method = Watched(samples="server", sample_cap=4, looks="seen")
+    done = toy.run(method, toy.Drifting(4), tmp_path, steps=4, evaluate=False, participation=0.5)
+    assert sum(row["messages"] for row in done.server_step.ledger.rows() if row["name"] == "samples") == len(
+        {k for k, _ in seen}
+    )
+    for (k, split), every in seen.items():
+        assert len(every) > 1
+        data = getattr(toy.Drifting(4).client(k), split).x
+        for x in every:
+            assert torch.equal(x, every[0])
+        assert all(any(torch.equal(image, other) for other in data) for image in every[0])
+
+
+def test_emdcfl_without_sent_embeddings_has_no_noise_on_them():
+    method = CATALOGUE["emdcfl"](samples="server", noise=3.0)
+    assert "noise" in method.ignored_options()
+    assert_close(method.show(torch.zeros(2, 2), 0, 1, byhand.KEY), torch.zeros(2, 2))
+    assert "noise" not in CATALOGUE["emdcfl"](noise=3.0).ignored_options()

@@ -2,7 +2,7 @@
 
     mpirun -n 3 python tests/campaigns/mpi_bytes.py
 
-Four small runs use every collective that moves numbers; each line of the table has the bytes of one kind of
+Five small runs use every collective that moves numbers; each line of the table has the bytes of one kind of
 call in one run. Exit code 1 if they differ by a byte, 2 if this MPI has no monitoring.
 
 `prepare` must be called before MPI starts, because MPI_Init chooses the component. A `Monitor` makes the
@@ -169,19 +169,23 @@ TINY: dict[str, Any] = {  # takes a second; its data come with scikit-learn
     "participation": 0.5,
     "model": {"name": "mlp", "hidden": [12]},
     "local": {"batch_size": 32, "lr": 0.1},
-    "data": {"source": "digits", "scenario": {"name": "rotated", "angles": [0, 180], "clients": 8}},
+    "data": {
+        "source": "digits",
+        "scenario": {"name": "rotated", "angles": [0, 180], "clients": 8, "validation": 0.2},
+    },
     "evaluation": {"every": 0},
 }
 RUNS: dict[str, dict[str, Any]] = {  # together they use every collective that moves numbers
     "rounds, CFL": {"algorithm": {"name": "cfl", "warmup": 1, "eps1": 100, "eps2": 0}},
     "rounds, UCFL": {"algorithm": "ucfl"},
     "rounds, median": {"algorithm": "fedavg", "robust": "median"},
+    "rounds, EMD-CFL": {"algorithm": {"name": "emdcfl", "sample_cap": 16}},
     "asynchronous, FedBuff": {"algorithm": "fedbuff", "policy": {"name": "buffer", "size": 2}},
 }
 CALLS = {  # kinds that Open MPI counts -> calls of mpi_traffic.csv
     "O2A": ("bcast",),
     "A2O": ("reduce", "gatherv"),
-    "A2A": ("reduce_scatter", "alltoallv"),
+    "A2A": ("reduce_scatter", "alltoallv", "allgatherv"),
     "point": ("send",),
 }
 NAMES = {"O2A": "broadcasts", "A2O": "reductions and gathers", "A2A": "exchanges", "point": "messages"}
@@ -250,6 +254,7 @@ def warm_up(transport: Transport) -> None:
     if transport.is_worker:
         workers = len(transport.workers)
         transport.Reduce_scatter(torch.zeros(workers, 8), [0] + [1] * workers, "check")
+        transport.Allgatherv(torch.zeros(8), [0] + [8] * workers, "check")
     each = [8] * transport.size
     transport.Alltoallv(torch.zeros(8 * transport.size), each, each, "check")
 

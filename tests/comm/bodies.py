@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from mpi4py import MPI
 from numpy.testing import assert_allclose, assert_array_equal
@@ -183,6 +184,29 @@ def parts_change_places_and_only_those_of_others_are_counted(t: Mpi, folder: Pat
     count = t.traffic.counts["alltoallv", "swap"]
     assert (count.calls, count.messages) == (1, t.size - 1)
     assert count.bytes == 4 * (sum(sent) - sent[t.rank])
+
+
+@body
+def parts_may_overlap_where_they_are_sent(t: Mpi, folder: Path) -> None:
+    """Rank r sends each rank s its first s + 1 of the numbers 100 r, 100 r + 1, ..."""
+    block = 100.0 * t.rank + torch.arange(t.size + 0.0)
+    sent = [s + 1 for s in range(t.size)]
+    found = t.Alltoallv(block, sent, [t.rank + 1] * t.size, "overlap", [0] * t.size)
+    assert_array_equal(found.numpy(), [100.0 * q + n for q in range(t.size) for n in range(t.rank + 1)])
+    assert t.traffic.counts["alltoallv", "overlap"].bytes == 4 * (sum(sent) - sent[t.rank])
+    with pytest.raises(Mismatch, match="end behind"):
+        t.Alltoallv(block, sent, [t.rank + 1] * t.size, "overlap", [t.size] * t.size)
+
+
+@body
+def workers_gather_each_others_blocks(t: Mpi, folder: Path) -> None:
+    """Rank r gives r + 1 numbers r."""
+    counts = [r + 1 for r in range(t.size)]
+    if t.is_worker:
+        found = t.Allgatherv(torch.full((counts[t.rank],), float(t.rank)), counts, "everyone")
+        assert_array_equal(found.numpy(), [float(r) for r in t.workers for _ in range(counts[r])])
+        count, others = t.traffic.counts["allgatherv", "everyone"], len(t.workers) - 1
+        assert (count.calls, count.messages, count.bytes) == (1, others, 4 * counts[t.rank] * others)
 
 
 @body

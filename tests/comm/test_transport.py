@@ -96,6 +96,8 @@ def test_a_run_that_would_end_the_process_fails_its_test_instead(ends):
         (lambda t: t.Gatherv(torch.zeros(3), [3], "mix"), r"\[3\].*\[3, any\]"),
         (lambda t: t.Reduce_scatter(torch.zeros(2, 3), [3], "mix"), r"\[2, 3\].*\[3, any\]"),
         (lambda t: t.Alltoallv(torch.zeros(5), [4], [4], "robust"), r"\[5\].*\[4\]"),
+        (lambda t: t.Alltoallv(torch.zeros(5), [4], [4], "asked", [2]), r"5 numbers, parts end behind"),
+        (lambda t: t.Allgatherv(torch.zeros(5), [4], "asked"), r"\[5\].*\[4\]"),
     ],
 )
 def test_a_block_of_another_type_or_size_than_agreed_never_reaches_mpi(call, said):
@@ -118,5 +120,6 @@ def test_every_exchange_of_ranks_tells_the_loss_of_one():
         "run_guarded",
         "barrier",
     }
-    exchanges |= {"barrier", "Bcast", "Reduce", "Gatherv", "Reduce_scatter", "Alltoallv", "isend", "poll"}
+    exchanges |= {"barrier", "Bcast", "Reduce", "Gatherv", "Reduce_scatter", "Alltoallv", "Allgatherv"}
+    exchanges |= {"isend", "poll"}
     assert guarded == exchanges

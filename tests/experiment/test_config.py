@@ -24,11 +24,13 @@ from mpifl.experiment.checks import (
     warn_of_ignored_options,
     warn_of_numbered_categories,
     warn_of_unused_collective,
+    warn_of_unused_exchange,
     warn_of_unused_public,
 )
 from mpifl.experiment.loader import dump, from_tree, load, merged, overrides
 from mpifl.experiment.reference import meanings
 from mpifl.experiment.schema import Config, Seeds
+from mpifl.experiment.section_checks import check_sections
 from mpifl.models import MODELS
 from mpifl.supervision.logging import warn_once
 from mpifl.training.config import LocalConfig
@@ -434,6 +436,19 @@ def test_a_collective_that_is_not_called_is_said(options, warning, capsys):
     config = load(TINY, options)
     warn_of_unused_collective(config.system, config.policy)
     assert capsys.readouterr().err == (f"mpifl: {warning}\n" if warning else "")
+
+
+@pytest.mark.parametrize("exchange", ["local", "{name: mpi, distances: server}"])
+def test_an_exchange_of_clients_who_exchange_nothing_is_refused(exchange, capsys):
+    with pytest.raises(UserError, match=r"system.exchange = '(local|mpi)'.*no client of FedAvg"):
+        check_sections(load(TINY, ["--system.exchange", exchange]))
+    config = load(TINY, ["--system.exchange", exchange, "--algorithm", "emdcfl"])
+    check_sections(config)
+    warn_once.cache_clear()
+    warn_of_unused_exchange(config.system, 3)
+    assert capsys.readouterr().err == ""
+    warn_of_unused_exchange(config.system, 1)
+    assert "one process computes everything" in capsys.readouterr().err
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ RUNS: dict[str, list[str]] = {
     "scaffold": ["--algorithm", "scaffold", *HALF, "--payload", CODED],
     "cfl": ["--algorithm", "{name: cfl, warmup: 1, eps1: 100, eps2: 0}", *HALF],
     "ucfl": ["--algorithm", "ucfl", *HALF],
+    "emdcfl": ["--algorithm", "{name: emdcfl, sample_cap: 16}", *HALF],
     "newcomers": ["--algorithm", "{name: pca_km_hc, components: 16}", *JOINS],
     "fedbuff": ["--algorithm", "fedbuff", "--policy", "{name: buffer, size: 3}", *FEW],
     "scaffold-events": ["--algorithm", "scaffold", "--policy", "{name: buffer, size: 2}", *FEW],
@@ -36,7 +37,7 @@ RUNS: dict[str, list[str]] = {
         *("--data.scenario", CCFL),
     ],
 }
-SYNCHRONOUS = ("fedavg", "scaffold", "cfl", "ucfl", "newcomers")
+SYNCHRONOUS = ("fedavg", "scaffold", "cfl", "ucfl", "emdcfl", "newcomers")
 ROUNDS_CALLS = ("scatter", "gather", "barrier", "Bcast", "Reduce", "train")
 EVENTS_CALLS = ("poll", "isend", "train", "gather")
 ULFM = ("--with-ft", "ulfm")

@@ -22,7 +22,8 @@ MANY = int(os.environ.get("MPIFL_DEATHS", "0"))
 STOP = {"signal": signal.SIGSTOP}
 FEW: dict[
     str, deaths.Plan
-] = {  # of one job of six ranks: each run goes on with those that the one before left
+] = {  # of one job of seven ranks: each run goes on with those that the one before left
+    "emdcfl": [{"rank": 6, "call": "Alltoallv", "nth": 2}],  # in the second look
     "scaffold": [{"rank": 1, "call": "train", "nth": 3}, {"rank": 5, "call": "Reduce", "nth": 4}],
     "ucfl": [{"rank": 2, "call": "train", "nth": 3, **STOP}],  # rows that live with their readers
     "fedbuff": [{"rank": 3, "call": "train", "nth": 3}],
@@ -59,11 +60,11 @@ def has_ulfm(stderr: str) -> bool:
 
 
 def test_runs_outlive_their_workers(whole, mpirun, tmp_path):
-    """In training, at a reduction, in a visit; two at once; killed or stopped; till the server is alone."""
+    """In a look, training, a reduction, a visit; two at once; killed or stopped; till the server is alone."""
     jobs = [(plan, deaths.arguments(tmp_path, name, name, whole.cache)) for name, plan in FEW.items()]
     for name in FEW:
         whole(name)
-    end = deaths.launch_all(mpirun, 6, jobs, launcher=deaths.ULFM)
+    end = deaths.launch_all(mpirun, 7, jobs, launcher=deaths.ULFM)
     if not has_ulfm(end.stderr):
         pytest.skip("this MPI has no fault tolerance (Open MPI has)")
     assert end.returncode == 0, end.stderr

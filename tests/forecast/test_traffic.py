@@ -69,9 +69,12 @@ def test_the_ledger_holds_what_was_foretold(name, tmp_path):
 
 
 @pytest.mark.parametrize("participation", [0.34, 0.5, 0.7, 1.0])
-@pytest.mark.parametrize("looks", ["together", "once", "seen"])
-def test_second_looks_are_foretold(looks, participation, tmp_path):
-    method = CATALOGUE["emdcfl"](looks=looks, sample_share=0.3)
+@pytest.mark.parametrize(
+    ("looks", "samples"),
+    [("together", "clients"), ("once", "clients"), ("seen", "clients"), ("once", "server")],
+)
+def test_second_looks_are_foretold(looks, samples, participation, tmp_path):
+    method = CATALOGUE["emdcfl"](looks=looks, samples=samples, sample_share=0.3)
     said = forecast_of(method, participation=participation)
     assert said.total == sent_by(method, tmp_path, participation=participation)
 

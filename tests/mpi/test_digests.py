@@ -31,7 +31,9 @@ FEW = (  # on one process and on three ranks; all of them, also on other numbers
         "ifca",
         "cfl",
         "emdcfl-half",
+        "emdcfl-server",
         "pfedgraph",
+        "pacfl",
         "ucfl",
         "ucfl-reduced",
     ),
@@ -48,7 +50,7 @@ PLACES = {  # name -> ranks, options of all runs, their names
 }
 MONITOR = {"OMPI_MCA_pml_monitoring_enable": "2", "OMPI_MCA_pml_monitoring_enable_output": "3", **ALLTOALLV}
 FILES = ("metrics.csv", "clients.csv", "clusters.csv", "ledger.csv", "visits.csv", "client_traffic.csv")
-CALLS = ("bcast", "reduce", "gatherv", "reduce_scatter", "alltoallv", "send")
+CALLS = ("bcast", "reduce", "gatherv", "reduce_scatter", "alltoallv", "allgatherv", "send")
 USUAL, *NIGHTLY = PLACES
 
 
@@ -126,6 +128,8 @@ def test_only_the_collective_may_change_without_changing_the_digest(alone, there
     digests = {name: alone.summary(name)["digest"] for name in there.names}
     assert digests.pop("fedavg-gathered") == digests.pop("fedavg-measured") == digests["fedavg"]
     assert digests.pop("ucfl-reduced") == digests["ucfl"]
+    assert digests.pop("emdcfl-server") == digests["emdcfl-half"]
+    assert digests.pop("emdcfl-local", digests.get("emdcfl")) == digests.get("emdcfl")
     for name in ("secure", "own-metric", "updates", "evaluated"):
         assert digests.pop(name) == digests["fedavg"], f"{name} changes nothing"
     assert len(set(digests.values())) == len(digests), "every other run is one of its own"
@@ -145,8 +149,20 @@ def test_the_runs_do_what_they_are_there_for(alone, there):
     assert gathered["gatherv"] > 0 == gathered["reduce"]
     assert reduced["reduce"] > 0 == reduced["reduce_scatter"]
     assert alone.summary("fedavg")["mpi_bytes"] == 0
+    looks = {row["purpose"]: int(row["bytes"]) for row in there.table("emdcfl-server", "mpi_traffic.csv")}
+    assert looks["embedding"] > 0
+    assert (looks.get("extractor", 0) > 0) == several, "one worker hosts all clients"
     assert there.mpi_bytes("median")["alltoallv"] > 0 == there.mpi_bytes("median")["reduce"]
     assert there.mpi_bytes("norm-bound")["alltoallv"] > 0 < there.mpi_bytes("norm-bound")["reduce"]
+
+
+def test_statistics_before_training_come_by_gatherv(there):
+    """PACFL: 24 bytes of each worker; of each client three integers, U [64, 30] in float32, and its size."""
+    rows = [row for row in there.table("pacfl", "mpi_traffic.csv") if row["purpose"] == "statistics"]
+    sent = Counter({row["call"]: 0 for row in rows})
+    for row in rows:
+        sent[row["call"]] += int(row["bytes"])
+    assert sent["gatherv"] == 24 * (there.ranks - 1) + 8 * (3 * 8 + 64 * 30 * 4 + 8)
 
 
 def test_costs_that_choose_the_collective_are_measured_and_kept(there):
@@ -166,10 +182,12 @@ def test_bytes_are_those_that_open_mpi_monitored(there):
     }
     assert sent["bcast"] == kind["O2A"]
     assert sent["reduce"] + sent["gatherv"] == kind["A2O"]
-    assert sent["reduce_scatter"] + sent["alltoallv"] == kind["A2A"]
+    assert sent["reduce_scatter"] + sent["alltoallv"] + sent["allgatherv"] == kind["A2A"]
     assert sent["send"] == sum(count.size for count in seen["point"].values())
     assert sum(there.summary(name)["mpi_bytes"] for name in there.names) == sum(sent.values())
-    assert {call for call in CALLS if not sent[call]} <= ({"reduce_scatter"} if there.ranks == 2 else set())
+    assert {call for call in CALLS if not sent[call]} <= (
+        {"reduce_scatter", "allgatherv"} if there.ranks == 2 else set()
+    )
 
 
 def test_each_rank_counted_what_it_sent_itself(there):

@@ -2,104 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
-
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_array_equal
 from support import toy
+from support.asking import Asking, AskingOnce, Remembering, steps
 
-from mpifl.core.capabilities import Question, RememberedUploads, SecondLook
-from mpifl.core.method import Algorithm, Plan
-from mpifl.core.mixing import average
+from mpifl.aggregation import exchange_choice as choice
+from mpifl.core.capabilities import Question
 from mpifl.runtime.hook_errors import ClientError
 from mpifl.traffic.compression import Payload
-
-
-@dataclass(frozen=True)
-class Asking(SecondLook, Algorithm):
-    """Each client asks each other, by its own number; the answer is 10 times that, and the peer's number.
-
-    Attributes:
-        fails: a hook that fails.
-        at: the asking client, or the asking client and the peer, for which it fails.
-        times: how often it fails.
-    """
-
-    fails: str = ""
-    at: tuple[int, ...] = ()
-    times: int = 2
-    failed: ClassVar[list[str]] = []
-
-    def local_update(self, message, state, client, key):
-        """Upload the downloaded model, with the client's number in front."""
-        model = message["model"][0].clone()
-        model[0] = client.id
-        return client.report(model=model), state
-
-    def ask(self, client, own, key):
-        """Ask with the number, and show it twice."""
-        self._fail("ask", client.id)
-        number = own["model"][:1]
-        return Question(number.clone(), number.repeat(2), {"told": client.id})
-
-    def answer(self, client, payload, key):
-        """Return both numbers as one."""
-        asker = int(payload[0])
-        self._fail("answer", asker, client.id)
-        return 10 * payload.reshape(1, 1).repeat(1, 3) + client.id
-
-    def compare(self, shown, answered, notes):
-        """Return the answer, and what was shown and told."""
-        self._fail("compare", int(shown[0]), int(answered[0, 0]) % 10)
-        return {"answer": float(answered.mean()), "shown": float(shown.sum()) + 100 * notes["told"]}
-
-    def _fail(self, hook: str, *at: int) -> None:
-        if hook == self.fails and at == self.at and self.failed.count(hook) < self.times:
-            self.failed.append(hook)
-            raise RuntimeError("no")
-
-    def aggregate(self, server, notes):
-        """Average."""
-        return Plan([average(notes)])
-
-
-@dataclass(frozen=True)
-class AskingOnce(Asking):
-    """Clients ask in round 1 only those with larger numbers."""
-
-    def probes(self, server, step):
-        """Look in round 1."""
-        return step == 1
-
-    def pairs(self, server, clients, fresh):
-        """Look at larger ones."""
-        return clients[:, None] < clients[None, :]
-
-
-@dataclass(frozen=True)
-class Remembering(RememberedUploads, Asking):
-    """Absent clients ask and are asked, too."""
 
 
 @pytest.fixture(autouse=True)
 def none_failed():
     Asking.failed.clear()
-
-
-def steps(method: Algorithm, folder: Path, cohorts: list[list[int]], **changes: object) -> toy.Run:
-    """Take a step with each of these cohorts of six clients."""
-    out = toy.Run()
-    out.server_step, _ = toy.start(method, toy.Tiny(), folder, **changes)
-    out.servers.append(out.server_step.initialize())
-    for cohort in cohorts:
-        server, notes = toy.step_of(out.server_step, out.server, np.array(cohort))
-        out.servers.append(server)
-        out.notes.append(notes)
-    return out
 
 
 def test_each_client_of_a_step_asks_each_other(tmp_path):
@@ -113,14 +31,14 @@ def test_each_client_of_a_step_asks_each_other(tmp_path):
 
 
 def test_what_is_exchanged_is_counted_for_each_pair_that_looks(tmp_path):
-    """Clients 0, 1, 2 ask 3 larger ones in all: a number up and down, two shown and three answered."""
+    """Clients 0, 1, 2 ask 3 larger ones in all: five numbers up and down, two shown and three answered."""
     done = steps(AskingOnce(), tmp_path, [[0, 1, 2], [0, 1, 2]])
     rows = {(r["direction"], r["name"]): r for r in done.server_step.ledger.rows() if r["step"] == 1}
     assert (rows["up", "embedding"]["messages"], rows["up", "embedding"]["bytes"]) == (6, 3 * 4 * (2 + 3))
     d = done.server.tables["model"].shape[1]
-    assert (rows["up", "model"]["messages"], rows["up", "model"]["bytes"]) == (3 + 3, 4 * (3 * d + 3))
-    down = [r for r in done.server_step.ledger.rows() if r["step"] == 1 and r["direction"] == "down"]
-    assert sorted((r["messages"], r["bytes"]) for r in down) == [(3, 4 * 3), (3, 4 * 3 * d)]
+    assert (rows["up", "model"]["messages"], rows["up", "model"]["bytes"]) == (3, 4 * 3 * d)
+    assert (rows["up", "extractor"]["messages"], rows["up", "extractor"]["bytes"]) == (3, 4 * 3 * 5)
+    assert (rows["down", "extractor"]["messages"], rows["down", "extractor"]["bytes"]) == (3, 4 * 3 * 5)
     assert "answer" in done.notes[0].columns
     assert "answer" not in done.notes[1].columns
     assert_array_equal(np.isnan(done.notes[0]["told"]), [False, False, True])
@@ -180,3 +98,67 @@ def test_messages_are_rounded_as_they_arrive(tmp_path):
 
     (notes,) = steps(Fine(), tmp_path, [[1, 2]], payload=Payload("bfloat16")).notes
     assert_array_equal(notes["arrived"], [[np.nan, 0], [0, np.nan]])
+
+
+# -- blocks and collectives ----------------------------------------------------------------------------------
+
+OWNERS = np.array([1, 2, 1, 3, 3, 1])
+
+
+def test_one_client_of_each_rank_asks_at_a_time():
+    """Rank 1 has 0, 2 and 5, rank 2 has 1, rank 3 has 3 and 4; 4 does not ask."""
+    waves = choice.asking_waves(OWNERS, np.array([0, 1, 2, 3, 5]), 10)
+    assert [w.tolist() for w in waves] == [[0, 1, 3], [2], [5]]
+    waves = choice.asking_waves(OWNERS, np.array([0, 1, 2, 3, 5]), choice.BLOCK // 2)
+    assert [w.tolist() for w in waves] == [[0, 1], [3], [2], [5]], "two questions fill a block"
+    assert [*choice.asking_waves(OWNERS, np.zeros(0, np.int64), 10)] == []
+
+
+@pytest.mark.parametrize("at_server", [False, True])
+@pytest.mark.parametrize("shown", [1, 3000, 1 << 20, 1 << 23])
+@pytest.mark.parametrize("num_workers", [1, 3, 40])
+def test_blocks_have_each_pair_once_and_fit(shown, at_server, num_workers):
+    """What a rank answers in a block, and what it receives of answers, fits, or is of one pair."""
+    owners = 1 + np.arange(100) % num_workers
+    wave = np.arange(num_workers)
+    seen = np.zeros((num_workers, 100), int)
+    room = max(choice.BLOCK, shown)
+    for some, those in choice.pair_blocks(wave, owners, shown, at_server, num_workers):
+        seen[np.ix_(some, those)] += 1
+        answers = np.bincount(owners[those]).max() * len(some) * shown
+        assert answers <= room
+        received = len(some) * len(those) if at_server else len(those)
+        assert received * shown <= room
+    assert (seen == 1).all()
+
+
+def test_questions_go_to_each_rank_once_and_by_the_cheaper_collective():
+    """0 (rank 1) looks at 2 (its own rank), 3 and 4 (rank 3): one copy; 1 (rank 2) at nobody far but 0."""
+    pairs = np.zeros((6, 6), bool)
+    pairs[0, [2, 3, 4]] = pairs[1, 0] = True
+    needed = choice.needed_copies([0, 1], pairs, OWNERS, 4)
+    assert needed.astype(int).tolist() == [[0, 0], [0, 1], [0, 0], [1, 0]]
+    assert choice.choose_question(OWNERS[:2], needed) == choice.ALLTOALL
+    everyone = choice.needed_copies([0, 1], ~np.eye(6, dtype=bool), OWNERS, 4)
+    assert choice.choose_question(OWNERS[:2], everyone) == choice.ALLGATHER
+
+
+def test_bytes_of_ranks_and_of_the_federation_differ_by_copies_and_neighbours():
+    """As above. In the federation four pairs ask 7 numbers each; two ranks get a copy.
+
+    Shown 2 and answered 3 numbers by each: 4 * 5 in the federation; of the answers, those of 3 and 4 to rank
+    1 and that of 0 to rank 2 move: 9. At rank 0 all of them arrive.
+    """
+    pairs = np.zeros((6, 6), bool)
+    pairs[0, [2, 3, 4]] = pairs[1, 0] = True
+    sizes = (7, np.full(6, 2), np.full(6, 3), 100, 4)
+    found = choice.exchange_bytes(pairs, OWNERS, *sizes)
+    assert (found.pairs, found.asked, found.copies) == (4, 4 * 7, 2 * 7)
+    assert (found.compared, found.moved) == (4 * 5, 9)
+    assert found.calls == (choice.ALLTOALL,)
+    assert choice.exchange_bytes(pairs, OWNERS, *sizes, at_server=True).moved == 4 * 5
+    everyone = choice.exchange_bytes(~np.eye(6, dtype=bool), OWNERS, *sizes)
+    assert (everyone.pairs, everyone.copies) == (30, 6 * 2 * 7), "each worker gets each question of others"
+    assert (found + everyone).calls == (choice.ALLGATHER, choice.ALLTOALL)
+    alone = choice.exchange_bytes(pairs, np.zeros(6, np.int64), *sizes[:-1], 1)
+    assert (alone.copies, alone.moved, alone.asked) == (0, 0, 28)

@@ -40,6 +40,14 @@ RUNS: dict[str, list[str]] = {
         *("--algorithm", "{name: emdcfl, sample_cap: 32, solver: sinkhorn}", *HALF),
         *("--evaluation.distances", "true", "--evaluation.matrices", "[parameters, gradients, angles]"),
     ],
+    "emdcfl-server": [
+        *("--algorithm", "{name: emdcfl, sample_cap: 32, solver: sinkhorn}", *HALF),
+        *("--system.exchange", "{name: mpi, distances: server}"),
+    ],
+    "emdcfl-local": [
+        *("--algorithm", "{name: emdcfl, sample_cap: 32, epsilon: 0.05}", "--system.exchange", "local")
+    ],
+    "pacfl": ["--algorithm", "pacfl", *HALF],
     "ucfl": ["--algorithm", "ucfl", *HALF],
     "ucfl-reduced": ["--algorithm", "ucfl", *HALF, "--system.collective", "reduce"],
     "fedavg-measured": [*HALF, "--system.cost.name", "measured"],

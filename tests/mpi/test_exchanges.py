@@ -1,0 +1,93 @@
+"""The second look over ranks: the numbers of one process, and bytes that a count of pairs explains."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi.exchanges import METHODS, WAYS, all_found
+from support import toy
+
+from mpifl.comm.single import Single
+
+SCRIPT = Path(__file__).with_name("exchanges.py")
+SAME = ("columns", "clients", "fresh", "model", "visits", "dropped", "ledger")
+PAYLOAD, SHOWN, ANSWERED = 5, 2, 3  # numbers that a client of `Asking` sends
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """What one process finds."""
+    return json.loads(json.dumps(all_found(Single())))
+
+
+@pytest.fixture(
+    scope="module", params=[4, *(pytest.param(p, marks=pytest.mark.nightly) for p in (2, 3, 5, 7))]
+)
+def there(request, mpirun, tmp_path_factory) -> dict[str, Any]:
+    """What some ranks find."""
+    file = tmp_path_factory.mktemp("looks") / "found.json"
+    end = mpirun(request.param, SCRIPT, file, env=toy.PYTHONPATH | {"PYTHONPATH": path()})
+    assert end.returncode == 0, end.stderr
+    return json.loads(file.read_text())
+
+
+def path() -> str:
+    """Return the folders from which the script imports."""
+    return f"{toy.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"
+
+
+def test_what_is_found_and_who_is_left_out_do_not_depend_on_the_ranks(alone, there):
+    assert len(there) == len(METHODS) * len(WAYS)
+    for name, found in there.items():
+        for what in SAME:
+            assert json.dumps(found[what]) == json.dumps(alone[name][what]), f"{name}: {what}"
+        assert json.dumps(found["columns"]) == json.dumps(alone[f"{name.split(':')[0]}: local"]["columns"])
+
+
+def sent(found: dict[str, Any], purpose: str) -> Counter[str]:
+    """Return the bytes of each call of one purpose."""
+    out: Counter[str] = Counter()
+    for row in found["mpi"]:
+        out[row["call"]] += row["bytes"] if row["purpose"] == purpose else 0
+    return +out
+
+
+@pytest.mark.parametrize("name", ["all", "some"])
+@pytest.mark.parametrize("way", [*WAYS])
+def test_bytes_over_mpi_and_in_the_ledger_differ_by_what_stays_on_a_rank(name, way, there):
+    """An extractor goes once to each other rank with a peer, in the federation up and down for each pair.
+
+    A tensor to be compared moves if another rank compares it, in the federation always.
+    """
+    found = there[f"{name}: {way}"]
+    extractors = embeddings = pairs = 0
+    for matrix, owners in zip(found["pairs"], map(np.array, found["owners"]), strict=True):
+        asks = [(i, j) for i, row in enumerate(matrix) for j, looks in enumerate(row) if looks]
+        pairs += len(asks)
+        extractors += len({(i, owners[j]) for i, j in asks if owners[j] != owners[i]})
+        if "server" in way:
+            embeddings += len(asks) * (SHOWN + ANSWERED)
+        else:
+            embeddings += sum(ANSWERED for i, j in asks if owners[j] != owners[i])
+    ledger = Counter[tuple[str, str]]()
+    for row in found["ledger"]:
+        ledger[row["name"], row["direction"]] += row["bytes"]
+    assert ledger["extractor", "up"] == ledger["extractor", "down"] == 4 * pairs * PAYLOAD
+    assert ledger["embedding", "up"] == 4 * pairs * (SHOWN + ANSWERED)
+    if way == "local":
+        assert not sent(found, "extractor") + sent(found, "embedding")
+        return
+    assert sent(found, "extractor").total() == 4 * PAYLOAD * extractors
+    assert sent(found, "embedding").total() == 4 * embeddings
+    assert set(sent(found, "embedding")) <= {"alltoallv"}
+
+
+def test_questions_go_by_the_cheaper_collective(there):
+    """If each looks at each, every worker needs every question."""
+    workers = max(max(owners) for owners in there["all: workers"]["owners"])
+    assert set(sent(there["all: workers"], "extractor")) == ({"allgatherv"} if workers > 1 else set())
