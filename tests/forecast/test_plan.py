@@ -150,3 +150,24 @@ def test_what_times_leave_out_is_said(options, said, tmp_path):
     text = page(*options, "--rounds", "2", "--output.folder", str(tmp_path), asked=Asked(True))
     line = re.search(r"^not counted +(.*): 6 were measured$", text, re.M)
     assert (line and line[1]) == said
+
+
+@pytest.mark.parametrize(
+    ("exchange", "said"),
+    [
+        # 8 extractors of 780 numbers go to the other worker; 32 of 56 pairs are apart
+        (
+            "mpi",
+            ["56 pairs: extractor by Allgatherv, 24.96 kB to ranks (349.4 kB up", "40.96 kB to the ranks"],
+        ),
+        # and both embeddings of 32 images and 10 numbers of each pair go to rank 0
+        ("{name: mpi, distances: server}", ["24.96 kB to ranks (349.4 kB up", "143.4 kB to the ranks"]),
+        ("local", ["nothing moves (system.exchange: local)"]),
+    ],
+)
+def test_a_plan_says_what_second_looks_move_between_ranks(exchange, said):
+    method = ("--algorithm", "{name: emdcfl, sample_cap: 32}", "--system.ranks", "3")
+    text = page(*method, "--system.exchange", exchange)
+    for words in said:
+        assert words in text
+    assert "second look" not in page("--system.ranks", "3")

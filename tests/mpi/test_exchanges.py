@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 from mpi.exchanges import METHODS, WAYS, all_found
 from support import toy
+from support.runs import CONFIG, Runs
 
 from mpifl.comm.single import Single
+from mpifl.experiment import loader
+from mpifl.experiment.build import build
+from mpifl.forecast.traffic import look_bytes_of_ranks
 
 SCRIPT = Path(__file__).with_name("exchanges.py")
 SAME = ("columns", "clients", "fresh", "model", "visits", "dropped", "ledger")
@@ -91,3 +95,24 @@ def test_questions_go_by_the_cheaper_collective(there):
     """If each looks at each, every worker needs every question."""
     workers = max(max(owners) for owners in there["all: workers"]["owners"])
     assert set(sent(there["all: workers"], "extractor")) == ({"allgatherv"} if workers > 1 else set())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("distances", ["workers", "server"])
+def test_bytes_between_ranks_are_foretold(distances, mpirun, tmp_path):
+    """All clients look at each other in round 1, when ranks are taken for equally fast."""
+    options = ("--algorithm", "{name: emdcfl, sample_cap: 32}")
+    exchange = ("--system.exchange", f"{{name: mpi, distances: {distances}}}")
+    place = ("--output.folder", tmp_path, "--output.id", "x", "--quiet")
+    end = mpirun(4, "-m", "mpifl", "run", CONFIG, *options, *exchange, *place, env=toy.PYTHONPATH)
+    assert end.returncode == 0, end.stderr
+    counted = Counter[str]()
+    for row in Runs(tmp_path).table("x", "mpi_traffic.csv"):
+        counted[row["purpose"]] += int(row["bytes"])
+    context = build(loader.load(str(CONFIG), [*options, *exchange]), Single())
+    said = look_bytes_of_ranks(context, 4)
+    assert said is not None
+    assert (4 * said.copies, 4 * said.moved) == (counted["extractor"], counted["embedding"])
+    rows = Runs(tmp_path).table("x", "ledger.csv")
+    ledger = Counter({name: sum(int(r["bytes"]) for r in rows if r["name"] == name) for name in counted})
+    assert (8 * said.asked, 4 * said.compared) == (ledger["extractor"], ledger["embedding"])
