@@ -76,9 +76,7 @@ class Found:
             column[peer] = value
 
 
-def stored(
-    hooks: ClientHooks, config: StepConfig, client: Client
-) -> dict[tuple[str, str, int], tuple[int, int]]:
+def stored(hooks: ClientHooks, config: StepConfig, client: Client) -> Counted:
     """Return the exchanges of a client that stores its samples at the server, with its first upload.
 
     Args:
