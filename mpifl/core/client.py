@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from .computation import ComputationCounter
 from .federation import ClientData, Split
 from .parameters import Layout, Part
 from .rng import Key
@@ -228,8 +229,10 @@ class ClientHost(ABC):
         metric_names: names of the metrics of `evaluation.metrics`.
         metric_directions: for each, 1 where higher is better, -1 where lower is, 0 where it is unknown.
         task: the task that models are trained for.
+        computation: counts what its clients compute.
     """
 
+    computation: ComputationCounter
     keeps_optimizer: bool = False
     metric_names: tuple[str, ...] = ()
     metric_directions: tuple[int, ...] = ()

@@ -95,10 +95,12 @@ def finish(
     if uploads_none(summary):
         whole.pop("model", None)  # nobody trained it
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
-    recorder.write_traffic(server_step.ledger.moved.columns(), server_step.ledger.per_client())
+    ledger, computation = server_step.ledger, server_step.computation
+    recorder.write_traffic(ledger.moved.columns(), ledger.per_client(), computation.per_client())
     recorder.close(
         files if context.config.output.model else None,
-        ledger=server_step.ledger.rows(),
+        ledger=ledger.rows(),
+        computation=computation.rows(),
         mpi_traffic=traffic,
         algorithm_state=server.algorithm_state,
         summary=summary,
@@ -224,6 +226,7 @@ def _summary(
         **({"directions": directions} if directions else {}),
         "federation_bytes_up": server_step.ledger.total("up"),
         "federation_bytes_down": server_step.ledger.total("down"),
+        **server_step.computation.columns(),
     }
 
 

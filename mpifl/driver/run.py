@@ -149,6 +149,7 @@ def train(
         server_step = build_server_step(context, store, counter)
         if recorder is not None and recorder.written is not None:
             server_step.ledger.remember(recorder.written)
+            server_step.computation.remember(recorder.written)
         arrived = ignore if recorder is None else recorder.arrived
         engine = build_engine(context, server_step, arrived, checkpoints)
         with progress_file(context, folder, saved, counter) as file:
@@ -304,6 +305,7 @@ def observer(
             labels=hooks.labels(record.server),
             train=columns(context, record, server_step, engine, recorder.running),
             traffic={f"federation_bytes_{way}": total for way, total in moved().items()},
+            computation=server_step.computation.columns(),
             timing=timing,
             virtual_seconds=record.virtual_seconds,
             placed=hooks.placed(record.server, server_step.taken > 0),

@@ -17,6 +17,8 @@ from mpifl.core.files import write_atomically
 from mpifl.core.rng import Key
 from mpifl.core.types import ProblemInfo
 
+FORM = 2  # of the files; from 2 on they hold what the server computed
+
 
 @dataclass(frozen=True)
 class PretrainingCache:
@@ -60,7 +62,8 @@ class PretrainingCache:
         names = hooks_of(algorithm, OneShotStatistics).shown_from
         chosen = [f.name for f in fields(algorithm) if names is None or f.name in names]  # type: ignore[arg-type]
         options = {name: getattr(algorithm, name) for name in chosen}
-        told = {"method": type(algorithm).__qualname__, "options": options, "key": key.entropy, **self.about}
+        about = {"form": FORM, "key": key.entropy, **self.about}
+        told = {"method": type(algorithm).__qualname__, "options": options, **about}
         sha = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
         sha.update(problem.public[0].auxiliary.init.numpy().data)
         for client in problem.public:

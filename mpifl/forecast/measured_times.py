@@ -462,6 +462,7 @@ class _Observer:
         )
         if written is not None:
             step.ledger.remember(written)
+            step.computation.remember(written)
         self.seconds: list[float] = []
 
     def __call__(self, record: Record) -> None:
@@ -475,6 +476,7 @@ class _Observer:
             labels=self.step.hooks.labels(record.server),
             train=record.train,
             traffic={},
+            computation={},
             timing=record.timing,
             placed=self.step.hooks.placed(record.server, self.step.visits > 0),
         )

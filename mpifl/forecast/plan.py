@@ -345,7 +345,7 @@ def _first_report(step: ServerStep, server: Server, num_sampled: int, k: int) ->
     task = ClientTask(0, k, 0, reads)
     if uses(step.algorithm, ServerEvaluation):  # these methods run visits one by one
         vectors = {name: read_rows(step.tables.rows, name, rows) for name, rows in reads.items()}
-        header, _ = step.worker.run_visit(task, Message(vectors, reads))
+        (header, _), _ = step.worker.run_visit(task, Message(vectors, reads))
         assert isinstance(header, ReportHeader)
         return header
     if not step.hooks.probes(server, 1):

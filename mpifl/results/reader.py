@@ -45,7 +45,9 @@ NPZ_ERRORS = (
 INTEGER, ANY = re.compile(r"-?[0-9]{1,18}"), re.compile(r".*", re.DOTALL)
 NUMBER = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,2})?|nan|)")
 FIGURE = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,3})?|nan|-?inf|)")  # in a run that may diverge
+WHOLE = re.compile(r"[0-9]{1,300}")  # without bound: FLOPs
 METRICS = ("num_clusters", "ari")
+PASSES = ("forward_passes", "forward_samples", "backward_passes", "backward_samples")
 SENT = ("federation_bytes_up", "federation_bytes_down")
 AGAINST: dict[str, tuple[str, tuple[str, ...], float]] = {  # axis of `Run.plot` -> title, columns, unit
     "rounds": ("rounds", ("round",), 1.0),
@@ -64,6 +66,7 @@ COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # file -> its required colum
         "direction": re.compile("up|down"),
         "kind": ANY,
     },
+    "computation.csv": {**dict.fromkeys(("step", *PASSES), INTEGER), "purpose": ANY, "flops": WHOLE},
     "visits.csv": {
         **dict.fromkeys(("step", "client", "visit", "bytes_down", "bytes_up"), INTEGER),
         "trains": re.compile("True|False"),
@@ -74,7 +77,10 @@ COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # file -> its required colum
     "events.csv": {"staleness": INTEGER, "time": NUMBER},
 }
 FIGURES = ("ranks", "clients", "rounds", "model_parameters", "mpi_bytes", "wall_seconds")  # of summary.json
-OF_CLIENTS = ("clients.csv", "clusters.csv", "assignments.csv", "client_traffic.csv", "visits.csv")
+OF_CLIENTS = (
+    *("clients.csv", "clusters.csv", "assignments.csv"),
+    *("client_traffic.csv", "client_computation.csv", "visits.csv"),
+)
 
 
 def _table(file: str) -> cached_property[DataFrame]:
@@ -199,6 +205,10 @@ class Run:
     """`assignments.csv`: the clusters at the first evaluation, and all changes at later ones."""
     ledger = _table("ledger.csv")
     """`ledger.csv`: the bytes a federation would have sent, by step, direction and kind."""
+    computation = _table("computation.csv")
+    """`computation.csv`: passes, samples and FLOPs by step and purpose."""
+    client_computation = _table("client_computation.csv")
+    """`client_computation.csv`: passes, samples and FLOPs of each client by purpose, in the whole run."""
     visits = _table("visits.csv")
     """`visits.csv`: the bytes each client downloaded and uploaded at each visit."""
     events = _table("events.csv")

@@ -190,6 +190,7 @@ class Recorder:
         labels: np.ndarray,
         train: Mapping[str, float],
         traffic: Mapping[str, int],
+        computation: Mapping[str, int],
         timing: Sequence[Mapping[str, float]],
         virtual_seconds: float | None = None,
         placed: np.ndarray | None = None,
@@ -206,6 +207,7 @@ class Recorder:
             train: means of the training figures that clients reported, and figures that only some methods
                 have.
             traffic: bytes of the federation so far.
+            computation: passes, samples and FLOPs of clients and server so far.
             timing: seconds of each phase since the previous evaluation, for each rank; empty for a lost rank.
             virtual_seconds: time on the simulated clock; None if there is none.
             placed: whose cluster is known, bool [N]; None for all.
@@ -249,7 +251,7 @@ class Recorder:
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}
         self._check_own(train)
         first = {"round": step, "seconds": round(seconds, 3), **virtual, **self.last}
-        row = {**first, **with_figures(train, first, traffic)}
+        row = {**first, **with_figures(train, first, traffic, computation)}
         self.metrics.append(row)
         self.timing += [{"round": step, "rank": r, **phases} for r, phases in enumerate(timing) if phases]
         single = {name: v for name, v in scores.items() if not name.startswith(SUMS)}
@@ -354,18 +356,27 @@ class Recorder:
         """Return a row with the device of its client, if clients have devices."""
         return {**row, "device": self.devices[int(row["client"])]} if self.devices else row
 
-    def write_traffic(self, visits: Mapping[str, np.ndarray], clients: Mapping[str, np.ndarray]) -> None:
-        """Write `visits.csv`, with a column `device` if clients have devices, and `client_traffic.csv`.
+    def write_traffic(
+        self,
+        visits: Mapping[str, np.ndarray],
+        clients: Mapping[str, np.ndarray],
+        computation: Mapping[str, np.ndarray],
+    ) -> None:
+        """Write `visits.csv`, `client_traffic.csv` and `client_computation.csv`.
+
+        The first has a column `device` if clients have devices.
 
         Args:
             visits: columns with the traffic of each visit.
             clients: columns with the traffic of each client in the whole run.
+            computation: columns with the computation of each client by purpose in the whole run.
         """
         if not self._writes_clients:
             return
         devices = {"device": np.array(self.devices)[visits["client"]]} if self.devices else {}
         write_columns(self.folder / "visits.csv", {**visits, **devices})
         write_columns(self.folder / "client_traffic.csv", clients)
+        write_columns(self.folder / "client_computation.csv", computation)
 
     def _write_arrivals(self) -> None:
         self.events.append(*self._arrivals)
@@ -375,6 +386,7 @@ class Recorder:
         self,
         model: Mapping[str, torch.Tensor] | None,
         ledger: Sequence[Mapping[str, Any]],
+        computation: Sequence[Mapping[str, Any]],
         mpi_traffic: Sequence[Mapping[str, Any]],
         algorithm_state: Mapping[str, np.ndarray],
         summary: Mapping[str, Any],
@@ -385,6 +397,7 @@ class Recorder:
         Args:
             model: content of `model.safetensors`; None writes no such file.
             ledger: rows of `ledger.csv`.
+            computation: rows of `computation.csv`.
             mpi_traffic: rows of `mpi_traffic.csv`.
             algorithm_state: content of `algorithm_state.npz`.
             summary: content of `summary.json`, to which figures of distances and updates are added.
@@ -406,6 +419,7 @@ class Recorder:
             write_csv(self.folder / "clients.csv", self.clients)
             write_columns(self.folder / "clusters.csv", self._clusters())
         write_csv(self.folder / "ledger.csv", ledger)
+        write_csv(self.folder / "computation.csv", computation)
         write_csv(self.folder / "mpi_traffic.csv", mpi_traffic)
         write_csv(self.folder / "timing.csv", self.timing)
         arrays: dict[str, Any] = {name: np.asarray(v) for name, v in algorithm_state.items()}

@@ -47,6 +47,7 @@ from .protocol import ClientTask, GatheredReports, ReportHeader, weighted_mean
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, needs_workers, save
 from .server_step import Aggregator, MpiAggregator, ServerStep, Uploads
 from .upload_size import UploadSizes
+from .worker import SingleVisit
 
 T = TypeVar("T")
 Row = dict[str, Any]  # of events.csv
@@ -288,12 +289,12 @@ class AsynchronousEngine(Engine):
     def _on_all(self, pool: RecoveringPool, command: str, act: Callable[[], T]) -> T:
         """Execute a command on every rank, and repeat it if a rank is lost meanwhile; on rank 0."""
         while True:
-            self.server_step.ledger.commit()
+            self.server_step.commit()
             pool.command_all(command)
             try:
                 return act()
             except RankLost:
-                self.server_step.ledger.roll_back()
+                self.server_step.roll_back()
                 pool.recover()
 
     def _close(self, pool: RecoveringPool, command: str, argument: Any = None) -> None:
@@ -347,7 +348,7 @@ class AsynchronousEngine(Engine):
 
     def _visit(
         self, header: VisitHeader, vectors: Mapping[str, torch.Tensor]
-    ) -> tuple[ReportHeader | Dropped, dict[str, torch.Tensor]]:
+    ) -> tuple[SingleVisit, dict[str, torch.Tensor]]:
         task, step, version = header
         message = Message(vectors, task.reads, version, step)
         self.server_step.config.give_back()
@@ -418,7 +419,8 @@ class AsynchronousEngine(Engine):
     def _arrived(self, visit: Visit, server: Server, pool: RecoveringPool) -> Arrival | None:
         """Return the upload of a visit that has arrived; None if the visit failed."""
         with self.server_step.watch("wait"):
-            header, vectors = pool.result(visit.number)
+            (header, computed), vectors = pool.result(visit.number)
+        self.server_step.computation.add(server.version + 1, computed)
         if isinstance(header, Dropped):
             self.failed += 1  # its client may start again later
             self.server_step.drop([header], nobody=self.failed > 2 * self.sampler.num_clients)
@@ -463,7 +465,7 @@ class AsynchronousEngine(Engine):
             step.taken[a.visit.client] += 1  # a client may be there twice
         self.on_arrivals(self.rows)
         self.rows = []
-        step.ledger.commit()
+        step.commit()
         step.config.give_back()
         self.servers[new.version] = new
         self.servers.pop(new.version - self.policy.num_versions, None)
@@ -542,7 +544,7 @@ class AsynchronousEngine(Engine):
         receives = uses(algorithm, ServerEvaluation) and not algorithm.needs.client_state
         if not len(clients) or not receives or not self.clock.knows_visits:
             return {}
-        with step.watch("evaluate"):
+        with step.watch("evaluate"), step.config.clients.computation.counting("evaluation") as computed:
             tasks = {v.client: pool.tasks[v.number] for v in self.clock.visits}
             found = []
             for k, serves in step.hooks.reads("serves", server, clients).items():
@@ -560,6 +562,7 @@ class AsynchronousEngine(Engine):
                 )
                 name = client.task.metric.name
                 found.append(scores[name])
+        step.computation.add(server.version, computed.table)
         return {f"{name}_received": float(np.mean(found)), f"{name}_received_std": float(np.std(found))}
 
     def _evaluate(self, server: Server | None) -> Evaluated:

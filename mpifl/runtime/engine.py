@@ -128,18 +128,18 @@ def run_command(server_step: ServerStep, command: str, execute: Execute) -> None
     Args:
         server_step: server step of this rank.
         command: one word.
-        execute: executes the command on this rank. Before a repetition, the ledger and the list of dropped
-            visits are rolled back.
+        execute: executes the command on this rank. Before a repetition, the ledgers and the list of
+            dropped visits are rolled back.
     """
     known = len(server_step.dropped)
     while True:
         try:
             server_step.transport.bcast(command, "control")
             execute(command)
-            server_step.ledger.commit()
+            server_step.commit()
             return
         except RankLost:
-            server_step.ledger.roll_back()
+            server_step.roll_back()
             del server_step.dropped[known:]
             regroup(server_step)
 

@@ -34,7 +34,7 @@ from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Vector
 
-from .hook_errors import Dropped, VisitPlace, attempt
+from .hook_errors import Dropped, VisitPlace, counted_attempt
 from .hooks import ClientHooks
 from .protocol import LookPlan
 from .step_config import StepConfig
@@ -181,8 +181,9 @@ class _Look:
         Raises:
             _LeftOut: it failed twice, and clients that fail are left out.
         """
+        c = self.config
         with self.watch("cluster"):
-            made = attempt(work, self._place(i), self.config.drops, self.config.kept)
+            made = counted_attempt(work, self._place(i), c.drops, c.kept, c.clients.computation)
         if isinstance(made, Dropped):
             raise _LeftOut(made)
         return made

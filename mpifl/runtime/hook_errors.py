@@ -19,6 +19,7 @@ from typing import Self, TypeVar
 import torch
 
 from mpifl.core.algorithm import Algorithm
+from mpifl.core.computation import Computation, ComputationCounter
 from mpifl.core.errors import (
     INTERRUPTED,
     CodeFailed,
@@ -245,6 +246,22 @@ def attempt(work: Callable[[], Made], place: VisitPlace, drops: bool, kept: Kept
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return Dropped(place.step, place.client, place.visit, reason)
+
+
+def counted_attempt(
+    work: Callable[[], Made], place: VisitPlace, drops: bool, kept: Kept, counter: ComputationCounter
+) -> Made | Dropped:
+    """Return the result of `attempt`; of what it computes only the last attempt counts, also if it fails."""
+    last = Computation()
+
+    def counted() -> Made:
+        nonlocal last
+        with counter.apart() as last:
+            return work()
+
+    made = attempt(counted, place, drops, kept)
+    counter.add_all(last)
+    return made
 
 
 def first_that_works(

@@ -20,6 +20,7 @@ from mpifl.core.types import Server
 from .server_step import ServerStep
 
 SAVE, STOP = "save", "stop"  # commands: write a checkpoint; write one and end the run
+BOOKS = ("ledger", "computation")  # parts of the state of a server step that are arrays by name
 FileSums = dict[str, tuple[int, str]]  # file name -> (bytes, SHA-256)
 
 
@@ -78,14 +79,16 @@ class Saved:
     def put_step_state(self, server_step: ServerStep) -> None:
         """Add the state of the server step."""
         state = server_step.state_dict()
-        self.put_arrays("ledger", state.pop("ledger"))
+        for name in BOOKS:
+            self.put_arrays(name, state.pop(name))
         self.arrays |= {name: state.pop(name) for name in ("visits", "taken")}
         self.values |= state
 
     def load_step_state(self, server_step: ServerStep) -> None:
         """Restore the state of the server step."""
-        state = {"ledger": self.arrays_under("ledger"), "visits": self.arrays["visits"]}
-        server_step.load_state_dict({**self.values, **state, "taken": self.arrays["taken"]})
+        state: dict[str, Any] = {name: self.arrays_under(name) for name in BOOKS}
+        state |= {name: self.arrays[name] for name in ("visits", "taken")}
+        server_step.load_state_dict({**self.values, **state})
 
 
 class Checkpointer(ABC):

@@ -7,8 +7,8 @@ communicates; values that only rank 0 knows are None on the other ranks.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -34,6 +34,7 @@ from mpifl.core.capabilities import (
     upload_named,
     uses,
 )
+from mpifl.core.computation import Computation
 from mpifl.core.errors import MethodError
 from mpifl.core.parameters import Part, take, width
 from mpifl.core.plan import Plan, statistics_of, with_statistics_apart
@@ -42,6 +43,7 @@ from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import CohortReads, Notes, Reads, Server
 from mpifl.simulation.sampling import RoundPlan
+from mpifl.traffic.computation import ComputationLedger
 from mpifl.traffic.ledger import TIME_STAMP, Ledger, StatisticsSize, is_among
 
 from .hook_errors import ClientError, Dropped, hook_name
@@ -61,9 +63,10 @@ from .protocol import (
 )
 from .scheduler import Scheduler, task_costs
 from .step_config import StepConfig
-from .worker import VisitResults, Worker, rows_and_seconds
+from .worker import VisitResults, Worker, unpacked
 
 Uploads = Mapping[str, Sequence[torch.Tensor]]  # name -> vectors [w], all components of all uploads
+COMPUTED = ".computation"  # name beside those of the rows that are shown; no row has a name with a dot
 MODEL_BLOCK = 1 << 26  # most numbers of client models gathered at a time
 STATISTICS_BLOCK = 1 << 30  # most bytes of one-shot statistics gathered at a time
 LENGTH = struct.Struct("q")
@@ -230,6 +233,7 @@ class ServerStep:
         scheduler: places tasks on workers.
         watch: seconds of each phase on this rank.
         ledger: the federation's traffic; on rank 0.
+        computation: what clients and server have computed; on rank 0.
         visits: number of visits of each client so far, int64 [N]; on rank 0.
         taken: number of each client's uploads that steps have used, int64 [N]: all except those that were too
             stale or did not arrive; on rank 0.
@@ -256,6 +260,7 @@ class ServerStep:
         self.update_aggregator = MpiAggregator(self.mixer, c.filters.mixer(self.mixer))
         self.worker = Worker(c, self.tables, self.watch)
         self.ledger = Ledger(len(self.sizes), c.payload)
+        self.computation = ComputationLedger(len(self.sizes))
         needs = c.algorithm.needs
         keeps = needs.client_state or uses(c.algorithm, RememberedUploads)
         pinned = keeps or bool(c.filters.remembered) or c.clients.keeps_optimizer
@@ -271,6 +276,7 @@ class ServerStep:
         self.client_products: ClientProducts | None = None
         self.updates: list[dict[str, Any]] = []
         self._shown: Mapping[str, torch.Tensor] = {}  # rows downloaded for one-shot statistics; on rank 0
+        self._showing = Computation().table  # what the server computed to make them
 
     # -- before the first step -------------------------------------------------------------------------------
 
@@ -280,7 +286,7 @@ class ServerStep:
         reports, uploads = self._first_statistics() if one_shot else (None, {})
         server = None
         if self.transport.is_server:
-            with self.watch("cluster"), doing("the first server", ends_at_once=True):
+            with self.watch("cluster"), doing("the first server", ends_at_once=True), self._serving(0):
                 server = self.hooks.setup(None if reports is None else reports.notes)
                 server = self.hooks.appraise(None, server)
             self.tables.publish(server.tables)
@@ -288,6 +294,13 @@ class ServerStep:
             server = self._mix_fingerprints("initial_plan", server, reports, uploads)
         self.distribute(server)
         return server
+
+    @contextmanager
+    def _serving(self, step: int) -> Iterator[None]:
+        """Book what the server computes in a block; on rank 0."""
+        with self.config.clients.computation.counting("server") as found:
+            yield
+        self.computation.add(step, found.table)
 
     def distribute(self, server: Server | None) -> None:
         """Publish the tables of a server; shard tables in which each row is read by one client."""
@@ -335,10 +348,21 @@ class ServerStep:
             except RankLost:
                 continue
 
+    def commit(self) -> None:
+        """Make what was booked permanent; on rank 0."""
+        self.ledger.commit()
+        self.computation.commit()
+
+    def roll_back(self) -> None:
+        """Undo what was booked since the last commit; on rank 0."""
+        self.ledger.roll_back()
+        self.computation.roll_back()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that is kept between steps besides the server; on rank 0."""
         return {
             "ledger": self.ledger.state_dict(),
+            "computation": self.computation.state_dict(),
             "visits": self.visits,
             "taken": self.taken,
             "dropped": [asdict(d) for d in self.dropped],
@@ -348,6 +372,7 @@ class ServerStep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; on rank 0."""
         self.ledger.load_state_dict(state["ledger"])
+        self.computation.load_state_dict(state["computation"])
         self.visits = state["visits"].copy()
         self.taken = state["taken"].copy()
         self.dropped = [Dropped(**d) for d in state["dropped"]]
@@ -421,10 +446,11 @@ class ServerStep:
         if server is None or plan is None or new is None:
             return None
         new = self.config.filters.server(new)
-        if not self._is_given_up(plan):
-            new = self.hooks.server_update(server, new)
-        with self.watch("evaluate"):
-            new = self.hooks.appraise(server, new)
+        with self._serving(new.version):
+            if not self._is_given_up(plan):
+                new = self.hooks.server_update(server, new)
+            with self.watch("evaluate"):
+                new = self.hooks.appraise(server, new)
         self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.sharded})
         return StepResult(new, plan, reports)
 
@@ -538,6 +564,7 @@ class ServerStep:
                 present = np.setdiff1d(clients, np.asarray(self.config.absent, np.int64))
                 clients = self.hooks.initial_clients(present)
             self._book_shown(0, clients)
+            self.computation.add(0, self._showing)  # a step that is repeated does not make them again
         return self.fingerprint_round(clients, None)
 
     def _assign_new_clients(self, server: Server | None, who: RoundPlan) -> Server | None:
@@ -601,11 +628,19 @@ class ServerStep:
         if not self._shown:
             early = not self.visits.any()  # a resumed run makes them again for its new clients
             with self.watch("cluster"), doing("what the server shows all clients", ends_at_once=early):
-                cache, shows = self.config.pretraining_cache, self.hooks.shows
+                cache, make = self.config.pretraining_cache, self._made_shown
                 made_from = (self.algorithm, self.problem, self.hooks.shows_key)
-                self._shown = shows() if cache is None else cache.get(*made_from, shows)
+                found = make() if cache is None else cache.get(*made_from, make)
+                self._shown = {name: rows for name, rows in found.items() if name != COMPUTED}
+                self._showing = found[COMPUTED].numpy()
             self.tables.publish(self._shown)
         return self._shown
+
+    def _made_shown(self) -> Mapping[str, torch.Tensor]:
+        """Return the rows that are shown to all clients, and as `COMPUTED` what the server computed."""
+        with self.config.clients.computation.counting("server") as found:
+            shown = self.hooks.shows()
+        return {**shown, COMPUTED: torch.from_numpy(found.table)}
 
     def _mix_fingerprints(
         self, hook: str, server: Server | None, reports: GatheredReports | None, uploads: Uploads
@@ -717,7 +752,8 @@ class ServerStep:
         if parts is None:
             return None
         heads, dropped = [head for head, _ in parts[0]], [d for _, some in parts[0] for d in some]
-        seconds, rows = zip(*(rows_and_seconds(data) for data in parts[1]), strict=True)
+        seconds, computed, rows = zip(*map(unpacked, parts[1]), strict=True)
+        self.computation.add(batch.step, np.concatenate(computed))
         tables, owners = joined_tables(heads, rows)
         weighs = self.config.effort is not None and hook == "local_update"
         work = np.zeros(self.transport.size)
@@ -826,7 +862,10 @@ class ServerStep:
                 ledger.add_down(step, kind, client, numbers, messages)
 
     def book_arrival(self, step: int, report: ReportHeader) -> None:
-        """Count a visit whose upload has arrived by itself, and book its traffic."""
+        """Count a visit whose upload has arrived by itself, and book its traffic.
+
+        What the visit computed is booked by the caller, who also knows of visits that failed.
+        """
         self.visits[report.client] += 1
         self.book(step, report)
 
@@ -883,12 +922,13 @@ class ServerStep:
             batches = self._batches(server.version, clients, serves, costs, server.version)
         with self._counted("evaluating", batches, "clients"):
             batch = self._scatter(batches)
-            scores = self.worker.evaluate(batch)
+            evaluated = self.worker.evaluate(batch)
             with self.watch("wait"):
-                parts = self.transport.gather(scores, "scores")
+                parts = self.transport.gather(evaluated, "scores")
         if parts is None:
             return None
-        everyone = {k: s for part in parts for k, s in part.items()}
+        self.computation.add(batch.step, np.concatenate([computed for _, computed in parts]))
+        everyone = {k: s for scores, _ in parts for k, s in scores.items()}
         sums = {name: np.zeros_like(v) for s in everyone.values() for name, v in s.items() if _is_sum(name)}
         names = [*filterfalse(_is_sum, everyone[int(clients[0])])]
         other = next((k for k, s in everyone.items() if {*filterfalse(_is_sum, s)} != {*names}), None)

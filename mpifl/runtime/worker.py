@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from mpifl.aggregation.exact_sum import max_abs
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.aggregation.update_filter import FilteredVisit
+from mpifl.comm.transport import bytes_of
 from mpifl.core.capabilities import (
     RememberedUploads,
     RowUpdates,
@@ -27,6 +28,7 @@ from mpifl.core.capabilities import (
     uses,
 )
 from mpifl.core.client import Client
+from mpifl.core.computation import COLUMNS, Computation
 from mpifl.core.devices import (
     CPU,
     RowsOnDevice,
@@ -45,7 +47,7 @@ from mpifl.core.types import Message, Report, State, Vector
 from mpifl.traffic.ledger import count_numbers
 
 from .exchange import PairedLooks, stored
-from .hook_errors import Dropped, VisitPlace, attempt, hook_name
+from .hook_errors import Dropped, VisitPlace, attempt, counted_attempt, hook_name
 from .hooks import ClientHooks
 from .protocol import ClientTask, ReportHeader, ReportTable, TaskBatch, report_tables
 from .step_config import StepConfig
@@ -64,6 +66,7 @@ class VisitResults:
         dropped: visits that failed and are left out.
         seconds: seconds that all visits took.
         tables: the reports, if they were made as columns, for rank 0; `headers` is then empty.
+        computation: what the visits computed, as `Computation.table` has it.
     """
 
     headers: list[ReportHeader]
@@ -71,16 +74,18 @@ class VisitResults:
     dropped: list[Dropped]
     seconds: float
     tables: Sequence[ReportTable] = ()
+    computation: np.ndarray = field(default_factory=lambda: Computation().table)
 
     def packed(self) -> tuple[tuple[list[ReportTable], list[Dropped]], bytes]:
         """Return what is sent to rank 0: (tables without reports, visits left out), and bytes.
 
-        The former are equal on ranks whose reports have the same forms. The bytes hold the reports and the
-        seconds; `rows_and_seconds` unpacks them.
+        The former are equal on ranks whose reports have the same forms. The bytes hold the seconds, the
+        computation and the reports; `unpacked` returns them.
         """
         tables = [*self.tables] or report_tables(self.headers)
         packed = [table.packed() for table in tables]
-        heads, rows = [head for head, _ in packed], [found for _, found in packed]
+        heads = [head for head, _ in packed]
+        rows = [bytes_of(np.ascontiguousarray(self.computation)), *(found for _, found in packed)]
         lengths = struct.pack(f"d{1 + len(rows)}q", self.seconds, len(rows), *map(len, rows))
         return (heads, self.dropped), b"".join((lengths, *rows))
 
@@ -90,12 +95,39 @@ class VisitResults:
         return sorted([h.number for h in self.headers] + [n for t in self.tables for n in t.number.tolist()])
 
 
-def rows_and_seconds(data: memoryview) -> tuple[float, list[memoryview]]:
-    """Return the seconds that a rank's visits took, and the rows of each of its tables, from `packed`."""
+class Unpacked(NamedTuple):
+    """What `VisitResults.packed` sends of a rank as bytes.
+
+    Attributes:
+        seconds: seconds that its visits took.
+        computation: what they computed.
+        rows: the rows of each of its tables.
+    """
+
+    seconds: float
+    computation: np.ndarray
+    rows: list[memoryview]
+
+
+def unpacked(data: memoryview) -> Unpacked:
+    """Return what a rank has packed."""
     seconds, count = struct.unpack_from("dq", data)
     lengths = struct.unpack_from(f"{count}q", data, 16)
     ends = [*accumulate(lengths, initial=16 + 8 * count)]
-    return seconds, [data[lo:hi] for lo, hi in pairwise(ends)]
+    counts, *rows = [data[lo:hi] for lo, hi in pairwise(ends)]
+    return Unpacked(seconds, np.frombuffer(counts, np.int64).reshape(-1, len(COLUMNS)), rows)
+
+
+class SingleVisit(NamedTuple):
+    """A visit that was run by itself.
+
+    Attributes:
+        report: header of its report; for a visit that is left out, a `Dropped`.
+        computation: what it computed, as `Computation.table` has it.
+    """
+
+    report: ReportHeader | Dropped
+    computation: np.ndarray
 
 
 class Worker:
@@ -118,8 +150,9 @@ class Worker:
         reused = self._remembered is not None or uses(config.algorithm, SecondLook)
         self._sums_only = config.sums.exact and not (reused or config.filters.in_main_memory)
         self._plain = config.in_one_call and config.in_one_call(config, tables, watch)
-        self._attempt = partial(attempt, kept=config.kept)
         self._looks = PairedLooks(config, self.hooks, watch)
+        self._counter = config.clients.computation
+        self._attempt = partial(counted_attempt, kept=config.kept, counter=self._counter)
         self._buffer = UploadBuffer()
         self._downloads = RowsOnDevice(config.clients.device)
         self.sends_changes = False
@@ -167,15 +200,18 @@ class Worker:
         self._bases.clear()
         if self._plain is not None and not fingerprint:
             self._buffer.clear()
-            if (made := self._plain.run(batch, self._buffer.rows)) is not None:
+            with self._counter.counting() as computation:
+                made = self._plain.run(batch, self._buffer.rows)
+            if made is not None:
                 tables, vectors = made
-                return VisitResults([], vectors, [], perf_counter() - start, tables)
+                seconds = perf_counter() - start
+                return VisitResults([], vectors, [], seconds, tables, computation.table)
         uploads: dict[str, list[torch.Tensor]] = {}
         visits = _Blocks(self, batch)
         self._buffer.clear(self._room())
         counter = self.config.counter
         counter.begin()
-        with self._downloads:
+        with self._downloads, self._counter.counting() as computation:
             for task in batch.visits:
                 work = partial(self._report, task, batch, None if fingerprint else visits)
                 drops = self.config.drops and not fingerprint
@@ -190,7 +226,7 @@ class Worker:
                 headers.append(header)
                 for name, vector in brought.items():
                     uploads.setdefault(name, []).extend(self._buffer.put(vector, len(batch.visits)))
-        return VisitResults(headers, uploads, dropped, perf_counter() - start)
+        return VisitResults(headers, uploads, dropped, perf_counter() - start, (), computation.table)
 
     def _remembered_report(
         self, task: ClientTask, batch: TaskBatch
@@ -218,7 +254,9 @@ class Worker:
             for i, h in enumerate(results.headers)
             if h.fresh == tasks[h.number].fresh and batch.looks.asks(h.number)
         }
-        found, failed = self._looks.run(batch.looks, batch.step, asking)
+        at_server = hooks_of(self.config.algorithm, SecondLook).at_server
+        with self._counter.counting("server" if at_server else "statistics") as computation:
+            found, failed = self._looks.run(batch.looks, batch.step, asking)
         headers = list[ReportHeader]()
         for i, header in enumerate(results.headers):
             number = header.number
@@ -243,7 +281,8 @@ class Worker:
         joined = {name: [row for rows in each for row in rows] for name, each in uploads.items()}
         dropped = [*results.dropped, *failed.values()]
         self._check_code(batch)
-        return replace(results, headers=headers, uploads=joined, dropped=dropped)
+        computed = np.concatenate([results.computation, computation.table])
+        return replace(results, headers=headers, uploads=joined, dropped=dropped, computation=computed)
 
     def updates(self, batch: TaskBatch, results: VisitResults) -> list[Vector]:
         """Return, for each visit of a step, the reported change of the model that it downloaded, [d] each."""
@@ -277,7 +316,7 @@ class Worker:
         return self._header(hook, task, report, sizes, findings), report.vectors
 
     def _fingerprint(self, task: ClientTask, batch: TaskBatch) -> Coded:
-        with self.watch("train"):
+        with self.watch("train"), self._counter.during("statistics"):
             client = self.client(task.client, task.visit, batch.step)
             shown = self._downloads.message(self.message(task, batch.step, 0)).vectors
             key = self._key("fingerprint", task.client)
@@ -426,18 +465,12 @@ class Worker:
 
     # -- a single visit --------------------------------------------------------------------------------------
 
-    def run_visit(
-        self, task: ClientTask, message: Message
-    ) -> tuple[ReportHeader | Dropped, dict[str, torch.Tensor]]:
-        """Run one visit whose rows came with its task.
-
-        Returns:
-            The header of the report and its uploads, name -> [C, d]; or, for a visit that is left out, a
-            `Dropped` and no uploads.
-        """
-        plain = self._run_plain_visit(task, message)
+    def run_visit(self, task: ClientTask, message: Message) -> tuple[SingleVisit, dict[str, torch.Tensor]]:
+        """Run one visit whose rows came with its task; return its report and uploads, name -> [C, d]."""
+        with self._counter.counting() as computation:
+            plain = self._run_plain_visit(task, message)
         if plain is not None:
-            return plain
+            return SingleVisit(plain[0], computation.table), plain[1]
         client = self.client(task.client, task.visit, message.step)
 
         def work() -> tuple[ReportHeader, Report]:
@@ -447,13 +480,14 @@ class Worker:
             return self._header("local_update", task, report, sizes, findings), report
 
         self.config.counter.begin()
-        with self._downloads:
+        with self._downloads, self._counter.counting() as computation:
             made = self._attempt(work, self._place(message.step, task.client, task.visit), self.config.drops)
         self.config.counter.advance()
         if isinstance(made, Dropped):
-            return made, {}
+            return SingleVisit(made, computation.table), {}
         header, report = made
-        return header, {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
+        uploads = {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
+        return SingleVisit(header, computation.table), uploads
 
     def _run_plain_visit(
         self, task: ClientTask, message: Message
@@ -479,18 +513,19 @@ class Worker:
 
     # -- evaluation ------------------------------------------------------------------------------------------
 
-    def evaluate(self, batch: TaskBatch) -> dict[int, dict[str, float]]:
+    def evaluate(self, batch: TaskBatch) -> tuple[dict[int, dict[str, float]], np.ndarray]:
         """Evaluate clients on their test sets.
 
         Returns:
             Client -> scores: the task's metrics (such as `accuracy`) and `loss`; on further test sets as
             `accuracy_NAME`; on the training data as `accuracy_train`; and after fine-tuning as
-            `accuracy_finetuned`.
+            `accuracy_finetuned`. Second, what was computed for it, as `Computation.table` has it.
         """
         out: dict[int, dict[str, float]] = {}
         device, counter = self.config.clients.device, self.config.counter
         counter.begin()
-        with self._downloads, self.watch("evaluate"):
+        computation = Computation()
+        with self._downloads, self.watch("evaluate"), self._counter.counting("evaluation", computation):
             for task in batch.visits:
                 # if a client's data change over visits, its model is evaluated on the data of the last visit
                 last = max(task.visit - 1, 0)
@@ -498,12 +533,13 @@ class Worker:
                 message = self._downloads.message(self.message(task, batch.step, batch.version))
                 state = state_on(self.config.store.load("state", task.client, task.visit), device)
                 work = partial(self._scores, message, state, client)
-                scores = self._attempt(work, self._place(batch.step, task.client, last), drops=False)
+                place = self._place(batch.step, task.client, last)
+                scores = attempt(work, place, drops=False, kept=self.config.kept)
                 counter.advance()
                 assert not isinstance(scores, Dropped)
                 out[task.client] = scores
         self._check_code(batch)
-        return out
+        return out, computation.table
 
     def models(self, batch: TaskBatch) -> tuple[list[int], torch.Tensor]:
         """Return clients and the models [n, d] with which they are evaluated, float32 in main memory."""
@@ -517,7 +553,8 @@ class Worker:
                 work = partial(
                     self.hooks.model_of, message, state_on(state, device), client, client.layout.size
                 )
-                model = self._attempt(work, self._place(batch.step, task.client, task.visit), drops=False)
+                place = self._place(batch.step, task.client, task.visit)
+                model = attempt(work, place, drops=False, kept=self.config.kept)
                 assert not isinstance(model, Dropped)
                 row.copy_(to_main_memory(model))
         return clients, rows
@@ -556,6 +593,7 @@ class _Blocks:
     def __init__(self, worker: Worker, batch: TaskBatch) -> None:
         self.worker, self.batch, self.stack = worker, batch, worker.config.stack
         self._trained: dict[int, Coded] = {}  # by report number; reports not yet requested
+        self._computed = Computation()  # in their visits
         self._started: set[int] = set()
 
     def report(self, task: ClientTask) -> Coded:
@@ -565,8 +603,12 @@ class _Blocks:
             self._started.add(block)
             tasks = [t for t in self.batch.visits if t.fresh and t.number // self.stack == block]
             if len(tasks) > 1:
-                self._trained |= self.worker.train_block(tasks, self.batch)
-        return self._trained.pop(task.number, None) or self.worker.visit(task, self.batch)
+                with self.worker.config.clients.computation.counting(into=self._computed):
+                    self._trained |= self.worker.train_block(tasks, self.batch)
+        if (made := self._trained.pop(task.number, None)) is None:
+            return self.worker.visit(task, self.batch)
+        self.worker.config.clients.computation.add_all(self._computed, task.client)
+        return made
 
 
 def _components(rows: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mpifl.core.client import Client, ClientHost, Direction, Loss, T, Trained, TrainedVisits
+from mpifl.core.computation import SERVER, Call
 from mpifl.core.devices import CPU, split_on
 from mpifl.core.errors import Missing, require
 from mpifl.core.federation import ClientData, Federation, LazyClient, Split, StoredSamples
@@ -25,10 +26,11 @@ from mpifl.core.task import Task
 from mpifl.core.torch_state import kept
 from mpifl.core.types import State, Vector
 
-from .backend import VisitRequests, train_visits
+from .backend import VisitRequests, sizes_of, train_visits
 from .config import LocalConfig
 from .learner import Learner
 from .own_metrics import OwnMetric
+from .passes import figures, form_of
 
 
 class Batch(Split):
@@ -138,6 +140,9 @@ class LocalClient(Client):
         if not isinstance(split, Batch):
             config = self._shortened(config, len(train))
         steps = config.num_steps(len(train), self._learner.drop_single)
+        self._learner.count(
+            self._counted_as, "sgd", lambda: self._learner.passes.training(train, config, part)
+        )
         with self._training(steps) as stage:
             trained = self._learner.sgd(
                 start,
@@ -183,6 +188,7 @@ class LocalClient(Client):
     def gradient(self, vector: Vector, split: Split | None = None) -> Vector:
         """Return the gradient [p] of the mean loss at `vector`."""
         split = self.data.train if split is None else split_on(split, self._learner.device)
+        self._learner.count(self._counted_as, "gradient", lambda: self._learner.passes.gradient(split))
         return self._learner.gradient(vector, split).to(self._results_on)
 
     def losses(self, vector: Vector, split: Split | None = None) -> torch.Tensor:
@@ -192,7 +198,7 @@ class LocalClient(Client):
             UserError: `split` is empty, although the client has training data.
         """
         split = self._filled(split)
-        output = self.logits(vector, split.x)
+        output = self._outputs("losses", vector, split.x)
         return self.task.losses(output, split.y.to(output.device))
 
     def loss(self, vector: Vector, split: Split | None = None) -> float:
@@ -204,7 +210,7 @@ class LocalClient(Client):
         split, task = self._filled(split), self.task
         if task.has_total and type(task).count is Task.count:
             return float(self.losses(vector, split).double().mean())
-        output = self.logits(vector, split.x)
+        output = self._outputs("loss", vector, split.x)
         y = split.y.to(output.device)
         if not task.has_total:
             return float(task.loss(output, y))
@@ -228,7 +234,7 @@ class LocalClient(Client):
         if not len(split):
             names = (*(m.name for m in self.task.scored), "loss", *(m.name for m in self._metrics))
             return dict.fromkeys(names, float("nan"))
-        output = self.logits(vector, split.x)
+        output = self._outputs("evaluate", vector, split.x)
         y = split.y.to(output.device)
         return {**self.task.evaluate(output, y), **self.measure(output, y)}
 
@@ -238,15 +244,30 @@ class LocalClient(Client):
 
     def logits(self, vector: Vector, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs [n, ...] of samples `x` under `vector`: logits [n, L] of classes."""
-        return self._learner.outputs(vector, x).to(self._results_on)
+        return self._outputs("logits", vector, x)
 
     def embed(self, vector: Vector, x: torch.Tensor, *, train_mode: bool = False) -> torch.Tensor:
         """Return the embeddings [n, ...] of samples `x` under the extractor of `vector`."""
-        return self._learner.outputs(vector, x, embedding=True, train_mode=train_mode).to(self._results_on)
+        return self._outputs("embed", vector, x, train_mode)
+
+    def _outputs(self, call: Call, vector: Vector, x: torch.Tensor, train_mode: bool = False) -> torch.Tensor:
+        """Return the outputs of samples for a call, or the embeddings for `embed`."""
+        learner, embedding = self._learner, call == "embed"
+        learner.count(self._counted_as, call, lambda: learner.passes.outputs(x, embedding, train_mode))
+        return learner.outputs(vector, x, embedding, train_mode).to(self._results_on)
+
+    @property
+    def _counted_as(self) -> int:
+        """The client whose computation this is."""
+        return self.id
 
 
 class ServerClient(LocalClient):
     """A labelled set of the server as a client; its trainings are shown as stages of rank 0's progress."""
+
+    @property
+    def _counted_as(self) -> int:
+        return SERVER
 
     def _training(self, num_steps: int) -> AbstractContextManager[Stage | None]:
         return doing("training on the server's data", num_steps, "mini-batches")
@@ -302,6 +323,7 @@ class LocalClients(ClientHost):
         self.federation, self.learner, self.local = federation, learner, local
         self.differing, self.metrics = differing or {}, metrics
         self.device, self.task, self.layout = learner.device, learner.task, learner.layout
+        self.computation = learner.computation
         self.keeps_optimizer = local.keep_optimizer
         self.metric_names = tuple(metric.name for metric in metrics)
         self.metric_directions = tuple(metric.better for metric in metrics)
@@ -341,14 +363,26 @@ class LocalClients(ClientHost):
             return None
         samples = self._samples(visits)
         asked = VisitRequests(*visits, starts, out, samples, self.local, key, step, mu, change)
-        return train_visits(self.learner.backends, asked)
+        made = train_visits(self.learner.backends, asked)
+        if made is not None:
+            passes, form = self.learner.passes, form_of(self.federation.shape)
+            works = [passes.trainings(form, n, self.local) for n in made.num_samples.tolist()]
+            self.computation.add_clients(visits[0], "training", figures(works))
+        return made
 
     def best_models(
         self, visits: tuple[np.ndarray, np.ndarray], models: Sequence[torch.Tensor]
     ) -> np.ndarray | None:
         """Return the index of the best model of each visit, from the kernels; None where they cannot."""
-        kernels = self.learner.kernels
-        return None if kernels is None else kernels.best_models(self._samples(visits), models)
+        if self.learner.kernels is None:
+            return None
+        samples = self._samples(visits)
+        made = self.learner.kernels.best_models(samples, models)
+        if made is not None:
+            passes, form, each = self.learner.passes, form_of(self.federation.shape), len(models[0])
+            works = [passes.forward(form, n).times(each) for n in sizes_of(samples).tolist()]
+            self.computation.add_clients(visits[0], "choice", figures(works))
+        return made
 
     def _samples(self, visits: tuple[np.ndarray, np.ndarray]) -> StoredSamples | list[Split]:
         """Return where the training samples of some visits are stored, or the split of each visit."""

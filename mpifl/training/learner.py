@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from mpifl.core.client import Direction, Loss, Trained, WeightedLoss
+from mpifl.core.computation import OF_CALL, Call, ComputationCounter, Purpose, Work
 from mpifl.core.devices import split_on
 from mpifl.core.errors import MethodError, UserError
 from mpifl.core.federation import Split
@@ -28,6 +29,7 @@ from .config import LocalConfig
 from .cuda_graph import CapturedStacks, CudaGraphBackend, Replayed
 from .kernel_backend import KernelBackend
 from .model_context import ModelContext
+from .passes import Passes
 from .pytorch_backend import NoTraining, PyTorchBackend, mean_gradient, outputs
 from .tasks import Classification
 
@@ -61,6 +63,8 @@ class Learner:
         init: the common initial vector [d], on the device.
         auxiliary: the learner of the auxiliary network, or None.
         task: the task of the model.
+        computation: counts what clients compute with this learner and with that of the auxiliary network.
+        passes: the passes of the model over samples, and their FLOPs.
         dry_run: whether requests return without taking a step.
 
     Raises:
@@ -84,6 +88,9 @@ class Learner:
         self.device, self.layout, self.flat = context.device, context.layout, context.flat
         self.init = self.flat.vector.clone() if init is None else init.to(self.device)
         self.auxiliary, self.dry_run = auxiliary, False
+        self.passes, self.computation = Passes(context), ComputationCounter()
+        if auxiliary is not None:
+            auxiliary.computation = self.computation
         self._in_step = False  # whether a method's `direction` or `loss` is being called
         self.kernels = KernelBackend(context) if known and self.device.type == "cpu" else None
         self.stacks = CapturedStacks() if graphs == Replayed() else None
@@ -117,6 +124,15 @@ class Learner:
         dry.dry_run, dry.kernels, dry.backends = True, None, (NoTraining(self.context),)
         dry.auxiliary = None if self.auxiliary is None else self.auxiliary.without_training()
         return dry
+
+    def count(self, client: int, call: Call, work: Callable[[], Work]) -> None:
+        """Count the work of a client's call, if anything is counted now.
+
+        A method's `direction` or `loss` that evaluates other vectors is part of the training.
+        """
+        if self.computation.is_open:
+            purpose: Purpose = "training" if self._in_step else OF_CALL[call]
+            self.computation.add(client, purpose, work())
 
     def sgd(
         self,

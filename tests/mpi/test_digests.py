@@ -18,7 +18,7 @@ import pytest
 from campaigns.mpi_bytes import ALLTOALLV, parse_monitoring
 from numpy.testing import assert_allclose
 from support import toy
-from support.runs import CONFIG, RUNS, SCRIPT, TASK_RUNS, Alone, Runs, columns_of
+from support.runs import CONFIG, RUNS, SCRIPT, TABLES, TASK_RUNS, Alone, Runs, columns_of
 
 from mpifl.results.reader import load
 
@@ -49,7 +49,6 @@ PLACES = {  # name -> ranks, options of all runs, their names
     "6 ranks": (6, [], [*RUNS]),
 }
 MONITOR = {"OMPI_MCA_pml_monitoring_enable": "2", "OMPI_MCA_pml_monitoring_enable_output": "3", **ALLTOALLV}
-FILES = ("metrics.csv", "clients.csv", "clusters.csv", "ledger.csv", "visits.csv", "client_traffic.csv")
 CALLS = ("bcast", "reduce", "gatherv", "reduce_scatter", "alltoallv", "allgatherv", "send")
 USUAL, *NIGHTLY = PLACES
 
@@ -105,7 +104,7 @@ def test_digests_and_tables_do_not_depend_on_the_ranks(alone, there):
         for figure in one:
             if figure not in ("ranks", "mpi_bytes", "wall_seconds", "peak_bytes", "asynchronous"):
                 assert one[figure] == other[figure], f"{name}: {figure}"
-        for file in FILES:
+        for file in TABLES:
             mine, theirs = (columns_of(runs.of(name) / file) for runs in (alone, there))
             assert mine == theirs, f"{name}: {file}"
 

@@ -20,7 +20,7 @@ from mpifl.runtime.protocol import (
     mean_metrics,
     report_tables,
 )
-from mpifl.runtime.worker import VisitResults, rows_and_seconds
+from mpifl.runtime.worker import VisitResults, unpacked
 
 
 def test_largest_values_and_ranks_of_components_go_together():
@@ -111,7 +111,7 @@ def test_reports_of_all_ranks_become_one_table_for_each_form_in_the_order_of_the
     packed = [VisitResults(headers, {}, [], 0.5).packed() for headers in ranks]
     heads = [value[0] for value, _ in packed]
     heads[2] = heads[0]  # equal, so that they arrive as one object
-    seconds, rows = zip(*(rows_and_seconds(memoryview(data)) for _, data in packed), strict=True)
+    seconds, _, rows = zip(*(unpacked(memoryview(data)) for _, data in packed), strict=True)
     assert seconds == (0.5,) * 4
     tables, owners = joined_tables(heads, rows)
     assert sorted(table.number.tolist() for table in tables) == [[0, 3], [1], [2]]
@@ -126,7 +126,7 @@ def test_ranks_with_reports_of_one_form_share_a_table():
     packed = [VisitResults(headers, {}, [], 0.5).packed() for headers in ranks]
     assert pickle.dumps(packed[1][0]) == pickle.dumps(packed[2][0])
     heads = [packed[0][0][0], packed[1][0][0], packed[1][0][0]]
-    rows = [rows_and_seconds(memoryview(data))[1] for _, data in packed]
+    rows = [unpacked(memoryview(data)).rows for _, data in packed]
     (table,), (owners,) = joined_tables(heads, rows)
     assert_array_equal(table.client, [10, 11, 12, 13])
     assert_array_equal(owners, [2, 1, 1, 2])

@@ -214,7 +214,10 @@ class Alone(Runs):
         return folder
 
 
-TABLES = ("metrics.csv", "ledger.csv", "clients.csv", "clusters.csv", "visits.csv", "client_traffic.csv")
+TABLES = (
+    *("metrics.csv", "clients.csv", "clusters.csv", "ledger.csv", "visits.csv", "client_traffic.csv"),
+    *("computation.csv", "client_computation.csv"),
+)
 SOMETIMES = ("events.csv", "dropped.csv")  # of asynchronous runs, and of those in which clients fail
 CLOCKS = ("seconds",)  # columns of wall-clock times
 OF_A_LAUNCH = (

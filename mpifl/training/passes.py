@@ -1,0 +1,174 @@
+"""The passes of a network over samples, and their FLOPs, from the shapes of what is asked for.
+
+FLOPs are those that PyTorch's own counter finds (`torch.utils.flop_counter`): of matrix products and
+convolutions, two for a multiplication and an addition. It runs on a copy of the network without data (device
+`meta`), so nothing is computed, and the counts are the same on every device and for every backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mpifl.core.computation import NOTHING, Work
+from mpifl.core.federation import Split
+from mpifl.core.parameters import Part, bounds
+from mpifl.core.rng import key
+from mpifl.core.torch_state import kept
+
+from .config import LocalConfig
+from .model_context import ModelContext
+from .pytorch_backend import EVAL_BATCH, STATISTICS_BATCH
+
+FEW = (2, 3, 4)  # batch sizes that are measured; the FLOPs of nearly all networks are linear in them
+Sizes = list[tuple[int, int]]  # (number of batches, samples in each)
+Form = tuple[tuple[int, ...], torch.dtype]  # shape and type of a sample
+
+
+class Passes:
+    """The passes of one network; measures FLOPs once for each kind of pass.
+
+    Args:
+        context: the network.
+    """
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+        self._flops: dict[Hashable, int] = {}
+        self._lines: dict[Hashable, tuple[int, int] | None] = {}  # (FLOPs of no sample, of each)
+        self._known: dict[Hashable, Work] = {}
+
+    def training(self, split: Split, config: LocalConfig, part: Part | None = None) -> Work:
+        """Return the work of a training on `split`.
+
+        Args:
+            split: the samples.
+            config: gives the batches.
+            part: the part that is trained; None for all parameters.
+        """
+        return self.trainings(_form(split.x), len(split), config, part)
+
+    def trainings(self, form: Form, num_samples: int, config: LocalConfig, part: Part | None = None) -> Work:
+        """Return the work of a training on `num_samples` samples of a form; see `training`."""
+        drops = self.context.drop_single
+        at = "sgd", form, num_samples, config.epochs, config.steps, config.batch_size, bounds(part)
+        if at not in self._known:
+            steps, size = config.num_steps(num_samples, drops), config.batch_size
+            trained = config.num_trained(num_samples, drops)
+            rest = config.num_usable(num_samples, drops) % size
+            short = (steps * size - trained) // (size - rest) if rest else 0  # batches of `rest` samples
+            self._known[at] = self._backward(form, [(steps - short, size), (short, rest)], True, part)
+        return self._known[at]
+
+    def gradient(self, split: Split, batch_size: int = EVAL_BATCH) -> Work:
+        """Return the work of the gradient of the mean loss over `split`."""
+        whole = not self.context.task.has_total
+        at = "gradient", _form(split.x), len(split), whole
+        if at not in self._known:
+            size = max(len(split), 1) if whole else batch_size
+            self._known[at] = self._backward(_form(split.x), _batches(len(split), size), False, None)
+        return self._known[at]
+
+    def outputs(self, x: torch.Tensor, embedding: bool = False, train_mode: bool = False) -> Work:
+        """Return the work of the outputs, or embeddings, of samples."""
+        return self.forward(_form(x), len(x), embedding, train_mode)
+
+    def forward(
+        self, form: Form, num_samples: int, embedding: bool = False, train_mode: bool = False
+    ) -> Work:
+        """Return the work of the outputs of `num_samples` samples of a form; see `outputs`."""
+        at = "outputs", form, num_samples, embedding, train_mode
+        if at not in self._known:
+            sizes = _batches(num_samples, STATISTICS_BATCH if train_mode else EVAL_BATCH)
+            if train_mode and self.context.drop_single and len(sizes) > 1 and sizes[-1] == (1, 1):
+                full = sizes[0][0]  # the single sample joins the last full batch
+                sizes = [(full - 1, STATISTICS_BATCH), (1, STATISTICS_BATCH + 1)]
+            kind = "embed" if embedding else "forward"
+            flops = sum(count * self._of(kind, form, size, train_mode) for count, size in sizes if count)
+            passes = sum(count for count, _ in sizes)
+            self._known[at] = Work(passes, num_samples, 0, 0, flops)
+        return self._known[at]
+
+    def _backward(self, form: Form, sizes: Sizes, train_mode: bool, part: Part | None) -> Work:
+        found = [(count, size) for count, size in sizes if count]
+        if not found:
+            return NOTHING
+        passes, samples = sum(count for count, _ in found), sum(count * size for count, size in found)
+        flops = sum(count * self._of("backward", form, size, train_mode, part) for count, size in found)
+        return Work(0, 0, passes, samples, flops)
+
+    def _of(self, kind: str, form: Form, size: int, train_mode: bool, part: Part | None = None) -> int:
+        """Return the FLOPs of a pass over a batch of `size` samples."""
+        at = kind, form, train_mode, bounds(part)
+        if at not in self._lines:
+            first, second, third = (self._measured(kind, form, n, train_mode, part) for n in FEW)
+            straight = third - second == second - first
+            each = second - first
+            self._lines[at] = (first - FEW[0] * each, each) if straight else None
+        line = self._lines[at]
+        if line is not None:
+            return line[0] + line[1] * size
+        if (*at, size) not in self._flops:
+            self._flops[*at, size] = self._measured(kind, form, size, train_mode, part)
+        return self._flops[*at, size]
+
+    def _measured(self, kind: str, form: Form, size: int, train_mode: bool, part: Part | None) -> int:
+        """Return what PyTorch counts in a pass over `size` samples, on no device or else on the network's."""
+        context = self.context
+        with kept(), context.seeded(key(0, "flops")), torch.autocast(context.device.type, enabled=False):
+            try:
+                return self._counted(kind, form, size, train_mode, part, torch.device("meta"))
+            except Exception:  # code of a network that reads numbers, which are nowhere there
+                return self._counted(kind, form, size, train_mode, part, context.device)
+
+    def _counted(
+        self, kind: str, form: Form, size: int, train_mode: bool, part: Part | None, device: torch.device
+    ) -> int:
+        module = _copy(self.context.flat.module, device).train(train_mode)
+        trained = None if part is None else {id(p) for p in self.context.moving(part).params}
+        for param, own in zip(module.parameters(), self.context.flat.module.parameters(), strict=True):
+            param.requires_grad_(own.requires_grad and (trained is None or id(own) in trained))
+        shape, dtype = form
+        x = torch.zeros(size, *shape, dtype=dtype, device=device)
+        function: Callable[..., Any] = module.embed if kind == "embed" else module  # type: ignore[assignment]
+        with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(kind == "backward"):
+            out = function(x)
+            if kind == "backward" and out.requires_grad:
+                moving = [p for p in module.parameters() if p.requires_grad]
+                torch.autograd.grad(out.sum(), moving, allow_unused=True)
+        return int(counter.get_total_flops())
+
+
+def _form(x: torch.Tensor) -> Form:
+    return tuple(x.shape[1:]), x.dtype
+
+
+def form_of(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Form:
+    """Return the form of samples of a shape."""
+    return tuple(shape), dtype
+
+
+def _batches(num_samples: int, size: int) -> Sizes:
+    full, rest = divmod(num_samples, size)
+    return [(n, of) for n, of in ((full, size), (int(rest > 0), rest)) if n]
+
+
+def _copy(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of a module whose tensors are on a device; without their numbers on `meta`."""
+    memo: dict[int, Any] = {}
+    for p in module.parameters():
+        memo[id(p)] = nn.Parameter(p.detach().to(device, copy=True), requires_grad=p.requires_grad)
+    for b in module.buffers():
+        memo[id(b)] = b.detach().to(device, copy=True)
+    return deepcopy(module, memo)
+
+
+def figures(works: list[Work]) -> np.ndarray:
+    """Return works as rows, int64 [m, 5]."""
+    return np.array(works, np.int64).reshape(-1, len(NOTHING))
