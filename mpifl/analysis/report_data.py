@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from mpifl.core.computation import FIGURES, PURPOSES
 from mpifl.core.errors import UserError, first_of, require
 from mpifl.core.metric import ACCURACY, Metric, metric_of_column
 from mpifl.core.textfiles import json_mapping
@@ -37,7 +38,10 @@ AXES = {  # column -> title, unit, factor that converts to the unit
     "seconds": ("wall time", "s", 1.0),
 }
 LIKE_ROUNDS = {"bytes": 0.01, "virtual_seconds": 0.01, "seconds": 0.05}  # tolerances of `_like_rounds`
-NO_CURVES = ("round", "seconds", "virtual_seconds", "federation_bytes_up", "federation_bytes_down")
+NO_CURVES = (
+    *("round", "seconds", "virtual_seconds", "federation_bytes_up", "federation_bytes_down"),
+    *("flops", *(f"flops_{purpose}" for purpose in PURPOSES), *FIGURES),
+)
 TITLES = {  # column of metrics.csv -> its title
     "accuracy_mean": "mean accuracy over clients",
     "accuracy_worst": "accuracy of the worst client",

@@ -281,10 +281,10 @@ class OutputConfig(Options):
         client_models: whether to write the model of each evaluated client, as it is evaluated, to
             `client_models.safetensors`, for `Run.model(client=...)`. Not needed for methods whose clients use
             rows of the server's table unchanged.
-        clients: clients that have rows in `clusters.csv`, `assignments.csv`, `client_traffic.csv` and
-            `visits.csv`: `all`; `sample`, 1000 clients drawn with `seed.training`; or `none`, which omits
-            these files and `clients.csv`. Totals and metrics always count all clients. `sample` and `none`
-            require synchronous rounds.
+        clients: clients that have rows in `clusters.csv`, `assignments.csv`, `client_traffic.csv`,
+            `client_computation.csv` and `visits.csv`: `all`; `sample`, 1000 clients drawn with
+            `seed.training`; or `none`, which omits these files and `clients.csv`. Totals and metrics always
+            count all clients. `sample` and `none` require synchronous rounds.
         callbacks: objects that are called at the run's start, rounds, evaluations and end: `tensorboard`,
             `wandb`, `mlflow`, your own class as `package.module:Name`, or a mapping of `name` and options.
     """

@@ -476,7 +476,6 @@ class _Observer:
             labels=self.step.hooks.labels(record.server),
             train=record.train,
             traffic={},
-            computation={},
             timing=record.timing,
             placed=self.step.hooks.placed(record.server, self.step.visits > 0),
         )

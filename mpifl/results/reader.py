@@ -52,6 +52,7 @@ SENT = ("federation_bytes_up", "federation_bytes_down")
 AGAINST: dict[str, tuple[str, tuple[str, ...], float]] = {  # axis of `Run.plot` -> title, columns, unit
     "rounds": ("rounds", ("round",), 1.0),
     "bytes": ("MB sent, up and down", SENT, 1e6),
+    "flops": ("GFLOP of the clients", ("flops",), 1e9),
     "seconds": ("virtual time, s", ("virtual_seconds",), 1.0),
     "wall_seconds": ("real time, s", ("seconds",), 1.0),
 }
@@ -275,7 +276,8 @@ class Run:
 
         Args:
             metric: the column; None takes the mean of the task's metric (`accuracy_mean` for classification).
-            against: `rounds`, `bytes` (up and down), `seconds` (virtual time) or `wall_seconds`.
+            against: `rounds`, `bytes` (up and down), `flops` (of the clients), `seconds` (virtual time) or
+                `wall_seconds`.
             label: label in the legend; None takes the run's label or its method.
             ax: axes to draw into; None creates new axes.
             style: keyword arguments of `Axes.plot`.
@@ -287,7 +289,7 @@ class Run:
         require(metric in metrics, "metric", metric, nearest(metric, list(metrics)))
         require(against in AGAINST, "against", against, f"use one of {', '.join(AGAINST)}")
         title, columns, unit = AGAINST[against]
-        remedy = "this run has no virtual time; use wall_seconds"
+        remedy = f"this run has no column {columns[0]}; use wall_seconds"
         require(columns[0] in metrics, "against", against, remedy)
         if against == "rounds" and "asynchronous" in self.summary:
             title = "server steps"

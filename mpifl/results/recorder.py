@@ -190,8 +190,8 @@ class Recorder:
         labels: np.ndarray,
         train: Mapping[str, float],
         traffic: Mapping[str, int],
-        computation: Mapping[str, int],
         timing: Sequence[Mapping[str, float]],
+        computation: Mapping[str, int] | None = None,
         virtual_seconds: float | None = None,
         placed: np.ndarray | None = None,
         visits: np.ndarray | None = None,
@@ -207,8 +207,8 @@ class Recorder:
             train: means of the training figures that clients reported, and figures that only some methods
                 have.
             traffic: bytes of the federation so far.
-            computation: passes, samples and FLOPs of clients and server so far.
             timing: seconds of each phase since the previous evaluation, for each rank; empty for a lost rank.
+            computation: passes, samples and FLOPs of clients and server so far; None if they are not counted.
             virtual_seconds: time on the simulated clock; None if there is none.
             placed: whose cluster is known, bool [N]; None for all.
             visits: number of visits that every client has made [N]; if samples change between visits, it
@@ -251,7 +251,7 @@ class Recorder:
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}
         self._check_own(train)
         first = {"round": step, "seconds": round(seconds, 3), **virtual, **self.last}
-        row = {**first, **with_figures(train, first, traffic, computation)}
+        row = {**first, **with_figures(train, first, traffic, computation or {})}
         self.metrics.append(row)
         self.timing += [{"round": step, "rank": r, **phases} for r, phases in enumerate(timing) if phases]
         single = {name: v for name, v in scores.items() if not name.startswith(SUMS)}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.computation import COLUMNS, FIGURES, NOTHING, PURPOSES, Purpose, Work
+from mpifl.core.errors import require
 
 OF_CLIENTS: tuple[Purpose, ...] = (
     "training",
@@ -143,7 +144,12 @@ class ComputationLedger:
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore the counts that `state_dict` returned."""
+        """Restore the counts that `state_dict` returned.
+
+        Raises:
+            UserError: a checkpoint of a version that did not count computation.
+        """
+        require("totals" in state, "RUN", "a checkpoint without counts of computation", "run it again")
         known = {str(p): p for p in PURPOSES}
         heads = zip(state["step"].tolist(), state["purpose"].tolist(), state["totals"].tolist(), strict=True)
         self.entries = {(step, known[purpose]): Work(*map(int, row)) for step, purpose, row in heads}

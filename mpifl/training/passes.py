@@ -1,8 +1,8 @@
 """The passes of a network over samples, and their FLOPs, from the shapes of what is asked for.
 
-FLOPs are those that PyTorch's own counter finds (`torch.utils.flop_counter`): of matrix products and
-convolutions, two for a multiplication and an addition. It runs on a copy of the network without data (device
-`meta`), so nothing is computed, and the counts are the same on every device and for every backend.
+FLOPs are those of PyTorch's own counter (`torch.utils.flop_counter`): of matrix products, convolutions and
+attention, two for a multiplication and an addition. They are counted on a copy of the network without data
+(device `meta`), so nothing is computed, and they are the same on every device and for every backend.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from mpifl.core.computation import NOTHING, Work
 from mpifl.core.federation import Split
@@ -29,6 +30,36 @@ from .pytorch_backend import EVAL_BATCH, STATISTICS_BATCH
 FEW = (2, 3, 4)  # batch sizes that are measured; the FLOPs of nearly all networks are linear in them
 Sizes = list[tuple[int, int]]  # (number of batches, samples in each)
 Form = tuple[tuple[int, ...], torch.dtype]  # shape and type of a sample
+
+
+class FlopCounter(TorchDispatchMode):
+    """Adds up FLOPs as `torch.utils.flop_counter.FlopCounterMode` does, by its formulas.
+
+    That class also tracks modules, and loads PyTorch's compiler, which takes longer than a small run.
+
+    Attributes:
+        flops: FLOPs of all operations inside the context.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise the compiler is loaded to be told so
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count it, or the operations that it consists of."""
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func.overloadpacket) if isinstance(func, torch._ops.OpOverload) else None
+        if formula is not None:
+            out = func(*args, **kwargs)
+            self.flops += formula(*args, **kwargs, out_val=out)
+            return out
+        with self:
+            parts = func.decompose(*args, **kwargs)
+        return func(*args, **kwargs) if parts is NotImplemented else parts
 
 
 class Passes:
@@ -121,7 +152,7 @@ class Passes:
     def _measured(self, kind: str, form: Form, size: int, train_mode: bool, part: Part | None) -> int:
         """Return what PyTorch counts in a pass over `size` samples, on no device or else on the network's."""
         context = self.context
-        with kept(), context.seeded(key(0, "flops")), torch.autocast(context.device.type, enabled=False):
+        with kept(), context.seeded(key(0, "flops")):
             try:
                 return self._counted(kind, form, size, train_mode, part, torch.device("meta"))
             except Exception:  # code of a network that reads numbers, which are nowhere there
@@ -137,12 +168,12 @@ class Passes:
         shape, dtype = form
         x = torch.zeros(size, *shape, dtype=dtype, device=device)
         function: Callable[..., Any] = module.embed if kind == "embed" else module  # type: ignore[assignment]
-        with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(kind == "backward"):
+        with FlopCounter() as counter, torch.set_grad_enabled(kind == "backward"):
             out = function(x)
             if kind == "backward" and out.requires_grad:
                 moving = [p for p in module.parameters() if p.requires_grad]
                 torch.autograd.grad(out.sum(), moving, allow_unused=True)
-        return int(counter.get_total_flops())
+        return int(counter.flops)
 
 
 def _form(x: torch.Tensor) -> Form:

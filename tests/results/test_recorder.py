@@ -244,7 +244,7 @@ def test_each_judged_client_has_its_own_cluster_samples_and_group_in_its_row(tmp
     federation = toy.Tiny()
     recorder = Recorder(tmp_path, federation)
     judged(recorder, 1, [0.25, 0.75], [1, 4], [9, 7, 9, 9, 3, 9])
-    recorder.close(None, [], [], {}, {})
+    recorder.close(None, [], [], [], {}, {})
     assert table(tmp_path / "clients.csv") == [
         {"client": "1", "cluster": "7", "accuracy": "0.25", "loss": "0.75", **sizes(11), "group": "0"},
         {"client": "4", "cluster": "3", "accuracy": "0.75", "loss": "0.25", **sizes(8), "group": "1"},
@@ -295,7 +295,7 @@ def test_samples_are_those_of_the_visit_that_was_evaluated(tmp_path):
     assert_allclose(row["accuracy_pooled"], (69 + 9 / 4) / 87)
     assert_allclose(row["accuracy_standard_error"], np.sqrt(5 / 12 * 7 / 12 / 87))
     assert_allclose(row["accuracy_hard_pooled"], 9 / 16)
-    recorder.close(None, [], [], {}, {})
+    recorder.close(None, [], [], [], {}, {})
     rows = table(tmp_path / "clients.csv")
     assert [(r["train"], r["val"], r["test"]) for r in rows] == [
         ("31", "8", "69"),
@@ -453,7 +453,7 @@ def test_updates_go_on_where_they_were_and_end_as_means(tmp_path):
         ("2", "1", "0", "2.0"),
         ("2", "4", "1", "2.0"),
     ]
-    again.close(None, [], [], {}, {})
+    again.close(None, [], [], [], {}, {})
     found = json.loads((tmp_path / "summary.json").read_text())["updates"]["head"]
     figures = {"size": 1.5, "pair_cosine": 0.5, "distance": 4.0}
     groups = {"distance_group0": 2.5, "distance_group1": 5.5}
