@@ -70,6 +70,7 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
     pretrain_epochs: NonNegativeInt = 5
 
     paper = "li2024towards"
+    trains_once = True
     row_distance = "model"
     needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True, classes=True)
 

@@ -70,6 +70,7 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
     variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "sattler2020clustered"
+    trains_once = True
     changes = MappingProxyType({"delta": "model"})
     needs = Needs(averages=True)
     gram = "update"

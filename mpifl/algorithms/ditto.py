@@ -9,15 +9,17 @@ weights (`weighted=False`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mpifl.core.client import proximal
+from mpifl.core.computation import Asked, Held
 from mpifl.core.method import Algorithm, Client, Downloads, Key, Needs, Plan, RowUpdates
 from mpifl.core.mixing import average
 from mpifl.core.options import NonNegativeFloat
-from mpifl.core.types import Message, Notes, Report, Server, State
+from mpifl.core.types import Message, Notes, ProblemInfo, Report, Server, State
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class Ditto(RowUpdates, Algorithm):
         w_k = client.sgd(w, key)
         v = client.sgd(self.model_of(message, state, client), key, direction=proximal(self.lam, w))
         return client.report(model=w_k.vector, metrics={"train_loss": v.loss}), {"model": v.vector}
+
+    def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
+        """Return the trainings of the global and of the personal model."""
+        return [Asked("sgd", held.train, 2)]
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average the trained w."""

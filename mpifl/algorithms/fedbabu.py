@@ -8,13 +8,15 @@ the paper averages by samples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from mpifl.core.computation import Asked, Held
 from mpifl.core.federation import Split
-from mpifl.core.method import Client, Key, Message, Needs, Notes, Plan, Report, Server, State
+from mpifl.core.method import Client, Key, Message, Needs, Notes, Plan, ProblemInfo, Report, Server, State
 from mpifl.core.mixing import average
 from mpifl.core.options import NonNegativeInt
 from mpifl.core.parameters import take
@@ -39,6 +41,10 @@ class FedBABU(SharedPart):
 
     paper = "oh2022fedbabu"
     needs = Needs(averages=True)
+
+    def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
+        """Return the training of the body."""
+        return [Asked("sgd", held.train, part="body")]
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the body under the frozen head."""

@@ -11,12 +11,14 @@ evaluated with the last component alone, as trained by that client.
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from mpifl.core.computation import Asked, Held
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Downloads, Key, Needs, Plan
 from mpifl.core.mixing import Mixing, componentwise, sample_weights, updated
@@ -81,6 +83,11 @@ class MixtureOfModels(Algorithm, ABC):
         return evaluate_mixture(client, message["model"], pi, split)
 
 
+def losses_and_trainings(held: Held, num_models: int) -> list[Asked]:
+    """Return what a visit asks for: the losses and the training of each model."""
+    return [Asked("losses", held.train, num_models), Asked("sgd", held.train, num_models)]
+
+
 @dataclass(frozen=True)
 class FedEM(MixtureOfModels):
     """K rows, all read and all trained by everyone.
@@ -92,6 +99,10 @@ class FedEM(MixtureOfModels):
     num_components: NumModels = 3
 
     paper = "marfoq2021federated"
+
+    def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
+        """Return the losses and the trainings of all components."""
+        return losses_and_trainings(held, self.num_components)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models: equal ones would stay equal."""

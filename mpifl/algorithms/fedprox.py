@@ -30,6 +30,7 @@ class FedProx(PlainVisits, RowUpdates, Algorithm):
     variant: Literal["standard", "unsquared"] = "standard"
 
     paper = "li2020federated"
+    trains_once = True
     needs = Needs(averages=True)
 
     def plain_visit(self) -> PlainVisit | None:

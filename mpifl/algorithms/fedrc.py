@@ -10,6 +10,7 @@ Variant `emdcfl` is that of FedEM.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +18,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mpifl.core.computation import Asked, Held
 from mpifl.core.method import Client, Key, Plan
 from mpifl.core.mixing import Mixing, componentwise
 from mpifl.core.options import NumModels
 from mpifl.core.types import Message, Notes, ProblemInfo, Server
 
-from .fedem import MixtureOfModels
+from .fedem import MixtureOfModels, losses_and_trainings
 
 FLOOR = 1e-8  # of the label sums
 
@@ -40,6 +42,10 @@ class FedRC(MixtureOfModels):
     paper = "guo2024fedrc"
     needs = replace(MixtureOfModels.needs, classes=True)
     statistics = ("labels",)
+
+    def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
+        """Return the losses and the trainings of all models."""
+        return losses_and_trainings(held, self.num_clusters)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models and a constant C."""

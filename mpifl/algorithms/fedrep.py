@@ -7,9 +7,11 @@ Collins et al., "Exploiting Shared Representations for Personalized Federated Le
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpifl.core.method import Client, Key, Message, Report, State
+from mpifl.core.computation import Asked, Held
+from mpifl.core.method import Client, Key, Message, ProblemInfo, Report, State
 from mpifl.core.options import NonNegativeInt
 
 from .shared_part import SharedPart
@@ -26,6 +28,11 @@ class FedRep(SharedPart):
     head_epochs: NonNegativeInt = 10
 
     paper = "collins2021exploiting"
+
+    def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
+        """Return the trainings of the head and of the body."""
+        head = Asked("sgd", held.train, changes={"epochs": self.head_epochs, "steps": None}, part="head")
+        return [head, Asked("sgd", held.train, part="body")]
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the head, then the body; report the body, keep the head."""

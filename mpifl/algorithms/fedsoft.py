@@ -14,7 +14,7 @@ mixture of centres; there is no proximal term.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from mpifl.core.computation import Asked, Held
 from mpifl.core.method import Algorithm, Client, Downloads, Key, Needs, Plan, PlannedRun
 from mpifl.core.mixing import rows
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, NumModels, PositiveInt, PositiveShare
@@ -105,6 +106,11 @@ class FedSoft(Algorithm):
         report = client.report(notes, {"train_loss": w.loss}, model=w.vector)
         model = state["model"] if state and not w.steps else w.vector
         return report, {"model": model, "counts": counts, "samples": n}
+
+    def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
+        """Return the losses of all centres, in every `period`-th round, and a training."""
+        split = held.val if self.variant == "emdcfl" else held.train
+        return [Asked("losses", split, self.num_clusters, at_most=self.period > 1), Asked("sgd", held.train)]
 
     def _counts(self, c: torch.Tensor, client: Client) -> torch.Tensor:
         """Return n_is [K]: samples whose loss is lowest under c_s, with a small positive number for none."""

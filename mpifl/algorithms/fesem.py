@@ -70,6 +70,7 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
     initial_models: bool = False
 
     paper = "long2023multi"
+    trains_once = True
     needs = Needs(averages=True)
     gram = "model"
     row_distance = "model"

@@ -37,6 +37,7 @@ from torch import nn
 from mpifl.clustering.distances import closest_pair, matching_distance, pairwise
 from mpifl.clustering.server_plans import client_centroids
 from mpifl.clustering.umap_projection import umap_plane
+from mpifl.core.computation import Asked, Held
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Client, Key, Needs
@@ -126,6 +127,12 @@ class FLT(RelatedClients):
         images = Split(torch.cat([s.x for s in sets]), torch.cat([s.y for s in sets]))
         w = self._fit(house, house.init, key, self.pretrain_epochs, images)
         return {"autoencoder": take(w, self._part(house)).cpu()[None]}
+
+    def statistics_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
+        """Return the fine-tuning of the autoencoder, and the codes."""
+        tuned = {"epochs": self.finetune_epochs, "steps": None, "batch_size": 32}
+        fit = Asked("sgd", held.train, changes=tuned, auxiliary=True)
+        return [fit, Asked("embed", held.train, auxiliary=True)]
 
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return M_k, the centroids [k, e] of the codes; rows of NaN where there are fewer."""

@@ -8,8 +8,10 @@ training choice; a client that never took part chooses when it is evaluated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpifl.core.computation import Asked, Held
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -49,6 +51,10 @@ class HypCluster(PlainVisits, RowUpdates, Algorithm):
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return the served hypothesis, or the best-fitting of several."""
         return fitting_model(client, message["model"])
+
+    def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
+        """Return the losses of all hypotheses, and a training."""
+        return [Asked("loss", held.train, self.num_clusters), Asked("sgd", held.train)]
 
     def plain_visit(self) -> PlainVisit:
         """Train the best hypothesis."""

@@ -26,6 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from mpifl.core.computation import Asked, Held
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
@@ -195,6 +196,15 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         """Return the served model, or the best-fitting of several."""
         models = self._models(message, client)
         return models[self._best(client, models) if len(models) > 1 else 0]
+
+    def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
+        """Return the losses of all models, and a training; without choice in the first `warm_rounds`."""
+        split = held.train if self._on == "train" else held.val
+        losses = Asked("loss", split, self.num_clusters, at_most=self.warm_rounds > 0)
+        step = {"epochs": 1, "steps": None, "batch_size": max(held.train, 1)}
+        return [losses] * (self.num_clusters > 1) + [
+            Asked("sgd", held.train, changes=step if self.variant == "gradient" else {})
+        ]
 
     def plain_visit(self) -> PlainVisit | None:
         """Choose by the loss on the training data, and train a whole model."""

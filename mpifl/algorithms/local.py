@@ -32,6 +32,7 @@ class Local(ServerEvaluation, Algorithm):
     pretrain_epochs: NonNegativeInt = 0
 
     paper = "mcmahan2017communication"
+    trains_once = True
 
     @cached_property
     def needs(self) -> Needs:

@@ -21,7 +21,7 @@ that holds the label, finds none, and takes p for every class. Its published row
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,7 @@ import torch
 from mpifl.clustering.distances import pairwise, subspace_angle
 from mpifl.clustering.partitions import merge_closest
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, inherited, joined
+from mpifl.core.computation import Asked, Held
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVisits, Plan
@@ -80,6 +81,10 @@ class PACFL(NewClients, PlainVisits, Algorithm):
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send nothing: a client needs its own images only."""
         return {}
+
+    def statistics_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
+        """Return nothing: the bases are computed without a network."""
+        return []
 
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return U [D, p L]; columns of classes that the client lacks are NaN."""

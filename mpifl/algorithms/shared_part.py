@@ -23,6 +23,7 @@ class SharedPart(RowUpdates, Algorithm, ABC):
     """
 
     names: ClassVar[tuple[str, str]] = ("body", "head")
+    trains_once = True
     needs = Needs(client_state=True, averages=True)
 
     @property

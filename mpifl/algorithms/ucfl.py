@@ -20,7 +20,7 @@ unchanged.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -30,6 +30,7 @@ from annotated_types import Ge
 
 from mpifl.clustering.distances import squared_distances
 from mpifl.clustering.partitions import kmeans, kmeans_by_silhouette
+from mpifl.core.computation import Asked, Held
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Split
 from mpifl.core.imports import load_object
@@ -169,6 +170,19 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
     def reads(self, server: Server, k: int) -> Reads:
         """Download the own mixture, or all streams."""
         return chosen_rows("all" if self.parallel else "own", server, k)
+
+    def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked] | None:
+        """Return a training of each stream that is read; None if the statistics decide how many there are."""
+        if self.parallel and self.streams == -1:
+            return None
+        streams = (self.streams or problem.num_clients) if self.parallel else 1
+        return [Asked("sgd", held.train, streams)]
+
+    def statistics_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
+        """Return the gradients of all samples and of the mini-batches for sigma."""
+        size = min(self._batch(held.train), held.train)
+        batches = max(1, held.train // size) if size else 1
+        return [Asked("gradient", held.train), Asked("gradient", size, batches)]
 
     def plain_visit(self) -> PlainVisit | None:
         """Train the one model that was downloaded."""

@@ -8,7 +8,11 @@ a frozen dataclass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+<<<<<<< HEAD
 from collections.abc import Mapping
+=======
+from collections.abc import Callable, Iterator, Mapping, Sequence
+>>>>>>> 95b277e6 (Methods declare what a visit and the statistics ask a client for)
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -29,6 +33,7 @@ from .capabilities import (
     uses,
 )
 from .client import Client
+from .computation import Asked, Held
 from .errors import MethodError, Missing, require
 from .federation import Split
 from .parameters import Layout, VectorParts
@@ -153,12 +158,15 @@ class Algorithm(Options, ABC):
         policies: names of the policies that its paper has; empty if it does not depend on them. Under another
             one a line says so.
         downloads: the rows that clients download.
+        trains_once: whether its own `local_update` trains once, on all training data, and asks the client for
+            no other loss, gradient or embedding; see `visit_passes`.
         statistics: names of uploads that are named like a table but are not parameters of a model. They are
             neither attacked nor compressed, and are still averaged under distance-based robust rules.
     """
 
     policies: ClassVar[tuple[str, ...]] = ()
     downloads: ClassVar[Downloads] = Downloads()
+    trains_once: ClassVar[bool] = False
     statistics: ClassVar[tuple[str, ...]] = ()
 
     @cached_property
@@ -255,6 +263,21 @@ class Algorithm(Options, ABC):
         return message["model"][0]
 
     # -- before a run
+
+    def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked] | None:
+        """Return what a visit asks a client for, without evaluation; None if only the run shows it.
+
+        `costs: all` charges visits for it, and `mpifl plan` foretells it. Default: one training for visits
+        that only train; None for others. Methods whose visits do more declare here what they do.
+
+        Args:
+            held: the samples of the client.
+            problem: the same as in `setup`.
+        """
+        plain = plain_visit(self)
+        own = type(self).local_update is not Algorithm.local_update
+        once = (self.trains_once or not own) if plain is None else not plain.choice
+        return [Asked("sgd", held.train)] if once else None
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` when this method cannot run on this problem.

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from .client import Client, proximal
+from .computation import Asked, Held
 from .errors import Missing
 from .metric import least_finite
 from .plan import Plan
@@ -97,6 +98,10 @@ class OneShotStatistics(Capability, ABC):
     @abstractmethod
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return the statistics of a client, which downloaded `shown`."""
+
+    def statistics_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked] | None:
+        """Return what the statistics ask a client for; see `Algorithm.visit_passes`. Default: None."""
+        return None
 
     def initial_plan(self, server: Server, fingerprints: Notes) -> Plan:
         """Return the plan that mixes initial clients' vectors into the first rows. Default: an empty plan."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -52,6 +53,37 @@ class Work(NamedTuple):
     def times(self, count: int) -> Work:
         """Return this computation, `count` times."""
         return Work(*(count * n for n in self))
+
+
+class Held(NamedTuple):
+    """How many samples of each split a client holds at a visit."""
+
+    train: int
+    val: int
+    test: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a method asks a client for, known before a visit (`Algorithm.visit_passes`).
+
+    Attributes:
+        call: the method of `Client` that is called.
+        samples: the samples of a call.
+        times: number of such calls.
+        changes: fields of `LocalConfig` that differ in a training.
+        part: name of the part of the model that is trained (`Layout.part`).
+        auxiliary: whether it is asked of the auxiliary network.
+        at_most: whether some visits ask for less.
+    """
+
+    call: Call
+    samples: int
+    times: int = 1
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    part: str = "all"
+    auxiliary: bool = False
+    at_most: bool = False
 
 
 FIGURES = Work._fields

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
 from functools import cached_property
 from time import perf_counter
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from mpifl.core.client import Direction, Loss, Trained, WeightedLoss
-from mpifl.core.computation import OF_CALL, Call, ComputationCounter, Purpose, Work
+from mpifl.core.computation import NOTHING, OF_CALL, Asked, Call, ComputationCounter, Purpose, Work
 from mpifl.core.devices import split_on
-from mpifl.core.errors import MethodError, UserError
+from mpifl.core.errors import MethodError, Missing, UserError
 from mpifl.core.federation import Split
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part
@@ -29,7 +29,7 @@ from .config import LocalConfig
 from .cuda_graph import CapturedStacks, CudaGraphBackend, Replayed
 from .kernel_backend import KernelBackend
 from .model_context import ModelContext
-from .passes import Passes
+from .passes import Form, Passes
 from .pytorch_backend import NoTraining, PyTorchBackend, mean_gradient, outputs
 from .tasks import Classification
 
@@ -133,6 +133,26 @@ class Learner:
         if self.computation.is_open:
             purpose: Purpose = "training" if self._in_step else OF_CALL[call]
             self.computation.add(client, purpose, work())
+
+    def work(self, asked: Sequence[Asked], form: Form, local: LocalConfig) -> Work:
+        """Return the work of what a method asks a client for, without doing it.
+
+        Args:
+            asked: what it asks for.
+            form: form of the client's samples.
+            local: how the client trains.
+
+        Raises:
+            Missing: it asks for an auxiliary network, and there is none.
+        """
+        found = NOTHING
+        for one in asked:
+            learner = self.auxiliary if one.auxiliary else self
+            if learner is None:
+                raise Missing("no network beside the model", "name one: define auxiliary()")
+            part = None if one.part == "all" else learner.layout.part(one.part)
+            found = found.plus(learner.passes.asked(one, form, local, part))
+        return found
 
     def sgd(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from mpifl.core.computation import NOTHING, Work
+from mpifl.core.computation import NOTHING, Asked, Work
 from mpifl.core.federation import Split
 from mpifl.core.parameters import Part, bounds
 from mpifl.core.rng import key
@@ -97,13 +98,16 @@ class Passes:
             self._known[at] = self._backward(form, [(steps - short, size), (short, rest)], True, part)
         return self._known[at]
 
-    def gradient(self, split: Split, batch_size: int = EVAL_BATCH) -> Work:
+    def gradient(self, split: Split) -> Work:
         """Return the work of the gradient of the mean loss over `split`."""
-        whole = not self.context.task.has_total
-        at = "gradient", _form(split.x), len(split), whole
+        return self.gradients(_form(split.x), len(split))
+
+    def gradients(self, form: Form, num_samples: int) -> Work:
+        """Return the work of the gradient of a mean loss over `num_samples` samples of a form."""
+        at = "gradient", form, num_samples
         if at not in self._known:
-            size = max(len(split), 1) if whole else batch_size
-            self._known[at] = self._backward(_form(split.x), _batches(len(split), size), False, None)
+            size = EVAL_BATCH if self.context.task.has_total else max(num_samples, 1)
+            self._known[at] = self._backward(form, _batches(num_samples, size), False, None)
         return self._known[at]
 
     def outputs(self, x: torch.Tensor, embedding: bool = False, train_mode: bool = False) -> Work:
@@ -125,6 +129,24 @@ class Passes:
             passes = sum(count for count, _ in sizes)
             self._known[at] = Work(passes, num_samples, 0, 0, flops)
         return self._known[at]
+
+    def asked(self, asked: Asked, form: Form, local: LocalConfig, part: Part | None = None) -> Work:
+        """Return the work of what a method asks a client for.
+
+        Args:
+            asked: what it asks for.
+            form: form of the client's samples.
+            local: how the client trains.
+            part: the part that `asked` names; None for all.
+        """
+        n = asked.samples
+        if asked.call == "sgd":
+            once = self.trainings(form, n, replace(local, **asked.changes), part)
+        elif asked.call == "gradient":
+            once = self.gradients(form, n)
+        else:
+            once = self.forward(form, n, asked.call == "embed")
+        return once.times(asked.times)
 
     def _backward(self, form: Form, sizes: Sizes, train_mode: bool, part: Part | None) -> Work:
         found = [(count, size) for count, size in sizes if count]

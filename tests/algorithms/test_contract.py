@@ -15,11 +15,13 @@ from support import toy
 from support.cases import PARAMS, named
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.core.capabilities import OneShotStatistics, uses
+from mpifl.core.capabilities import NewClients, OneShotStatistics, hooks_of, uses
+from mpifl.core.computation import Held
 from mpifl.experiment import citations
 from mpifl.experiment.loader import from_tree, to_tree
 from mpifl.experiment.schema import Config
 from mpifl.training.client import LocalClient
+from mpifl.training.passes import form_of
 
 
 def three_steps(name: str, options: dict[str, object], folder: Path, participation: float) -> toy.Run:
@@ -71,11 +73,36 @@ def what_is_sent_is_booked_for_those_who_take_part(done: toy.Run) -> None:
         assert (np.delete(ledger.up, never) > 0).all()
 
 
+def visits_compute_what_is_declared(done: toy.Run) -> None:
+    """No more than is declared, and exactly so much unless it is declared as `at_most`."""
+    step, federation, problem = done.server_step, toy.Tiny(), done.server_step.problem
+    algorithm, learner = step.algorithm, step.config.clients.learner
+    made = np.bincount(np.concatenate([n.client[n.fresh] for n in done.notes]).astype(int), minlength=6)
+    form = form_of(toy.SHAPE)
+    for k in range(6):
+        held = Held(*federation.sizes[k].tolist())
+        asked = algorithm.visit_passes(held, problem)
+        found = step.computation.of_client(k, "training").plus(step.computation.of_client(k, "choice"))
+        if asked is not None:
+            most = learner.work(asked, form, toy.LOCAL).times(int(made[k]))
+            if any(one.at_most for one in asked):
+                assert all(a <= b for a, b in zip(found, most, strict=True))
+            else:
+                assert found == most, f"client {k}"
+        if not uses(algorithm, OneShotStatistics) or (made[k] == 0 and uses(algorithm, NewClients)):
+            continue
+        asked = hooks_of(algorithm, OneShotStatistics).statistics_passes(held, problem)
+        if asked is not None:
+            once = learner.work(asked, form, toy.LOCAL)
+            assert step.computation.of_client(k, "statistics") == once, f"statistics of client {k}"
+
+
 PROPERTIES: tuple[Callable[[toy.Run], None], ...] = (
     three_steps_are_finite,
     rows_are_convex_mixtures_or_old_rows_with_updates_added,
     every_client_has_a_row_and_a_cluster,
     what_is_sent_is_booked_for_those_who_take_part,
+    visits_compute_what_is_declared,
 )
 
 
