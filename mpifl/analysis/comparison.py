@@ -34,7 +34,7 @@ HIGHER = ("ari", "nmi", "purity")  # columns of no metric, and prefixes of such 
 LOWER = (
     *("loss", "train_loss", "federation_bytes", "seconds", "virtual_seconds", "churn", "refusal_rate"),
     *("mixture_kl", "client_distance", "head_distance", "staleness"),
-    *("flops", "forward", "backward"),
+    *("flops", "forward", "backward", "joules"),
 )
 
 
@@ -75,6 +75,7 @@ COLUMNS: dict[str, Column] = {
     "mb_up": Column("MB up", "federation_bytes_up", 1e-6, "g4"),
     "mb_down": Column("MB down", "federation_bytes_down", 1e-6, "g4"),
     "gflops": Column("GFLOP of clients", "flops", 1e-9, "g4"),
+    "joules": Column("energy of clients, J", "joules", form="g4"),
     "virtual_s": Column("virtual s", "virtual_seconds", form="g4"),
     **{
         f"{name}_to_target": Column(f"{UNITS[name]} to target", axis, scale, "g4", -1, target=True)

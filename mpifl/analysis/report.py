@@ -196,6 +196,7 @@ def _reached(run: Run) -> dict[str, str]:
         ("MB up", "federation_bytes_up", 1e-6, ".4g"),
         ("MB down", "federation_bytes_down", 1e-6, ".4g"),
         ("GFLOP of clients", "flops", 1e-9, ".4g"),
+        ("energy of clients, J", "joules", 1.0, ".4g"),
     )
     values = {title: (last.get(name, math.nan) * scale, form) for title, name, scale, form in wanted}
     return {title: "" if math.isnan(v) else format(v, form) for title, (v, form) in values.items()}

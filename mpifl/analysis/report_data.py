@@ -41,6 +41,7 @@ LIKE_ROUNDS = {"bytes": 0.01, "virtual_seconds": 0.01, "seconds": 0.05}  # toler
 NO_CURVES = (
     *("round", "seconds", "virtual_seconds", "federation_bytes_up", "federation_bytes_down"),
     *("flops", *(f"flops_{purpose}" for purpose in PURPOSES), *FIGURES),
+    "joules",
 )
 TITLES = {  # column of metrics.csv -> its title
     "accuracy_mean": "mean accuracy over clients",

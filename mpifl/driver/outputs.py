@@ -96,7 +96,8 @@ def finish(
         whole.pop("model", None)  # nobody trained it
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
     ledger, computation = server_step.ledger, server_step.computation
-    recorder.write_traffic(ledger.moved.columns(), ledger.per_client(), computation.per_client())
+    of_clients = ledger.per_client(), computation.per_client(), computation.energy()
+    recorder.write_traffic(ledger.moved.columns(), *of_clients)
     recorder.close(
         files if context.config.output.model else None,
         ledger=ledger.rows(),

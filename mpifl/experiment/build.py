@@ -85,6 +85,7 @@ from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .pretraining_cache import PretrainingCache
 from .schema import Config, Newcomers, StartConfig, SystemConfig
 from .starting_model import FILE, check_base, earlier_privacy, read_model
+from .visit_loads import visit_loads
 
 FLOAT_BYTES = 4
 
@@ -348,7 +349,9 @@ def build_parts(
     samples = _TrainedSamples(federation, config.local, differing, learner.drop_single)
     fleet = replace(fleet, samples=samples, cycle=samples.cycle)
     delay, network, availability = config.delay, config.network, config.availability
-    duration = visit_duration(delay, network, availability, system, n, whole_bytes, config.devices, fleet)
+    times = delay, network, availability, system, n, whole_bytes, config.devices, fleet
+    loads = visit_loads(config, federation, problem, learner, differing) if config.costs == "all" else None
+    duration = visit_duration(*times, loads)
     return Parts(federation, problem, learner, duration, differing)
 
 

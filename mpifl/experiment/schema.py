@@ -334,6 +334,11 @@ class Config(Options):
         start: the model of an earlier run, from which this one starts.
         policy: when the server takes a step.
         delay: how long clients compute.
+        costs: what the computing time of a visit is charged for. `training`: one local training as `local`
+            says, whatever the visit does, and nothing for one-shot statistics. `all`: all that a client
+            computes (several trainings, losses by which it chooses a model, statistics), in proportion to the
+            FLOPs of that one training; for methods that declare what a visit asks for. Second looks take only
+            the time of their messages.
         network: how long messages take.
         payload: number format and compression of the messages between clients and server.
         privacy: clipping of the clients' updates, and noise on them.
@@ -368,6 +373,7 @@ class Config(Options):
     start: StartConfig = StartConfig()
     policy: Policy = field(default_factory=Synchronous)
     delay: Delay = field(default_factory=Constant)
+    costs: Literal["training", "all"] = "training"
     network: Network = field(default_factory=Links)
     payload: Payload = field(default_factory=Payload)
     privacy: Privacy = field(default_factory=Privacy)

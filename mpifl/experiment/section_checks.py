@@ -83,6 +83,7 @@ def check_sections(config: Config) -> None:
     if why := clock.ignores_delays(policy.in_seconds):
         remedy = f"has no effect: {why}; --devices alike leaves it out"
         require(not config.devices.is_timed, "devices", config.devices, remedy)
+        require(config.costs == "training", "costs", config.costs, f"has no effect: {why}; leave it out")
         for name, plain in (("delay", Constant()), ("network", Links()), ("availability", Availability())):
             value = getattr(config, name)
             remedy = f"has no effect: {why}; {_option_for(name, value, plain)} leaves it out"

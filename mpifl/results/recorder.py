@@ -191,7 +191,7 @@ class Recorder:
         train: Mapping[str, float],
         traffic: Mapping[str, int],
         timing: Sequence[Mapping[str, float]],
-        computation: Mapping[str, int] | None = None,
+        computation: Mapping[str, float] | None = None,
         virtual_seconds: float | None = None,
         placed: np.ndarray | None = None,
         visits: np.ndarray | None = None,
@@ -361,6 +361,7 @@ class Recorder:
         visits: Mapping[str, np.ndarray],
         clients: Mapping[str, np.ndarray],
         computation: Mapping[str, np.ndarray],
+        energy: Mapping[str, np.ndarray],
     ) -> None:
         """Write `visits.csv`, `client_traffic.csv` and `client_computation.csv`.
 
@@ -370,6 +371,7 @@ class Recorder:
             visits: columns with the traffic of each visit.
             clients: columns with the traffic of each client in the whole run.
             computation: columns with the computation of each client by purpose in the whole run.
+            energy: columns with the energy of each client, for `client_energy.csv`; empty for no such file.
         """
         if not self._writes_clients:
             return
@@ -377,6 +379,8 @@ class Recorder:
         write_columns(self.folder / "visits.csv", {**visits, **devices})
         write_columns(self.folder / "client_traffic.csv", clients)
         write_columns(self.folder / "client_computation.csv", computation)
+        if energy:
+            write_columns(self.folder / "client_energy.csv", energy)
 
     def _write_arrivals(self) -> None:
         self.events.append(*self._arrivals)

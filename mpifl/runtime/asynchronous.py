@@ -227,6 +227,8 @@ class AsynchronousEngine(Engine):
         self.stamp_bytes = time_stamp_bytes(
             server_step.config.payload, server_step.algorithm.needs.time_stamps
         )
+        if clock.energy is not None:
+            server_step.computation.count_energy(len(server_step.visits))
         self.stats, self.rows = AsyncStats(), list[Row]()
         self.dispatcher = Dispatcher(policy, clock, sampler, key or server_step.seed, self.stats.advance)
         self.metrics: dict[int, Mapping[str, float]] = {}  # metrics of each client's last visit
@@ -285,6 +287,9 @@ class AsynchronousEngine(Engine):
         visits, nobody = self.server_step.visits, np.zeros(0, np.int64)
         moved = self.server_step.ledger.moved_in(0, nobody, visits.__getitem__)
         self.dispatcher.take_statistics(moved, pool)
+        if (energy := self.clock.energy) is not None:
+            for m in moved:
+                self.server_step.computation.add_energy(m.client, energy.joules_of_statistics(m.client))
 
     def _on_all(self, pool: RecoveringPool, command: str, act: Callable[[], T]) -> T:
         """Execute a command on every rank, and repeat it if a rank is lost meanwhile; on rank 0."""
@@ -421,6 +426,9 @@ class AsynchronousEngine(Engine):
         with self.server_step.watch("wait"):
             (header, computed), vectors = pool.result(visit.number)
         self.server_step.computation.add(server.version + 1, computed)
+        if (energy := self.clock.energy) is not None:
+            joules = energy.joules(visit.client, visit.visit)
+            self.server_step.computation.add_energy(visit.client, joules)
         if isinstance(header, Dropped):
             self.failed += 1  # its client may start again later
             self.server_step.drop([header], nobody=self.failed > 2 * self.sampler.num_clients)

@@ -16,7 +16,7 @@ from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.round_rules import RoundRule, RoundStart
 from mpifl.simulation.sampling import RoundPlan
 from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
-from mpifl.traffic.ledger import is_among
+from mpifl.traffic.ledger import Moves, is_among
 
 from .protocol import GatheredReports, Kind, ReportTable, kind_of_visit
 from .server_step import ServerStep, StepResult
@@ -54,6 +54,8 @@ class VirtualRounds(RoundClock):
         self.now = 0.0  # in seconds
         self.left_out = np.zeros(len(server_step.visits), np.int64)  # times each client was
         self._sizes = UploadSizes(server_step)  # used if links have a rate
+        if duration.watts:
+            server_step.computation.count_energy(len(server_step.visits))
         self._metrics: Mapping[str, float] = {}
 
     def start(self) -> None:
@@ -141,9 +143,22 @@ class VirtualRounds(RoundClock):
 
         moved = ledger.close(step, plan.cohort, visits).without(plan.late)
         shares = {k: float(share) for k, share in plan.work.items()}
+        if self.duration.watts:
+            self._book_energy(moved, shares)
         if self.duration.same_for_all and not shares:
             moved = moved.sizes()
         return max(plan.until, self.duration.round_end(self.now, moved, ledger.cast_bytes(step), shares))
+
+    def _book_energy(self, moved: Moves, shares: Mapping[int, float]) -> None:
+        """Book the energy of those who have computed in a step, given what they moved."""
+        for m in moved:
+            if m.trains:
+                joules = self.duration.joules(m.client, m.visit, shares.get(m.client, 1.0))
+            elif m.step == 0:
+                joules = self.duration.joules_of_statistics(m.client)
+            else:  # it only moves something
+                continue
+            self.server_step.computation.add_energy(m.client, joules)
 
     @property
     def virtual(self) -> float:

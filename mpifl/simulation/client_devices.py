@@ -76,6 +76,10 @@ class Devices(Options, ABC):
         """The names of the devices that clients may have; empty if all are alike."""
         return ()
 
+    def watts_of(self, fleet: Fleet, num_clients: int) -> tuple[float, ...]:
+        """Return the power of each client's device while it computes [N]; empty (default): not given."""
+        return ()
+
     @abstractmethod
     def fleet(self, num_clients: int, key: Key) -> Fleet:
         """Return the device of each client.
@@ -107,9 +111,22 @@ class Devices(Options, ABC):
 
 @dataclass(frozen=True)
 class Alike(Devices):
-    """All clients have the device that `delay`, `network` and `availability` define."""
+    """All clients have the device that `delay`, `network` and `availability` define.
 
-    is_timed = False
+    Attributes:
+        watts: power of a device while it computes, from which a run counts energy; null counts none.
+    """
+
+    watts: NonNegativeFloat | None = None
+
+    @property
+    def is_timed(self) -> bool:  # type: ignore[override]  # an attribute of Devices
+        """Whether energy is counted, which is power times time."""
+        return self.watts is not None
+
+    def watts_of(self, fleet: Fleet, num_clients: int) -> tuple[float, ...]:
+        """Return the same power for all."""
+        return () if self.watts is None else (self.watts,) * num_clients
 
     def fleet(self, num_clients: int, key: Key) -> Fleet:
         """Return a fleet without names."""
@@ -263,6 +280,8 @@ class DeviceClass(Options):
         downlink_bytes_s: bytes per second of downloads; null uses `network`.
         latency_s: seconds until the first byte of a message arrives; null uses `network`.
         availability: availability of its devices; null uses the section `availability`.
+        watts: power of a device while it computes, from which a run counts energy; either all classes have
+            it, or none.
     """
 
     share: UnitInterval
@@ -271,10 +290,11 @@ class DeviceClass(Options):
     downlink_bytes_s: PositiveFloat | None = None
     latency_s: NonNegativeFloat | None = None
     availability: Availability | None = None
+    watts: NonNegativeFloat | None = None
 
     @property
     def is_timed(self) -> bool:
-        """Whether it determines times."""
+        """Whether it determines times, or what is computed from times."""
         return self != DeviceClass(self.share)
 
 
@@ -293,6 +313,9 @@ class Classes(Devices):
         total = sum(c.share for c in self.classes.values())
         shares = [c.share for c in self.classes.values()]
         require(abs(total - 1) < 1e-9, "classes", shares, f"the shares sum to {total:g}; let them sum to 1")
+        without = [name for name, c in self.classes.items() if c.watts is None]
+        remedy = f"the other classes have watts; give {', '.join(without)} some, or leave them out"
+        require(len(without) in (0, len(self.classes)), "classes.watts", None, remedy)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -320,6 +343,11 @@ class Classes(Devices):
         out = np.empty(num_clients, names.dtype)
         out[key.of("classes").numpy().permutation(num_clients)] = names
         return Fleet(tuple(map(str, out)), key)
+
+    def watts_of(self, fleet: Fleet, num_clients: int) -> tuple[float, ...]:
+        """Return the power of the client's class."""
+        given = {name: c.watts for name, c in self.classes.items()}
+        return tuple(w for name in fleet.names if (w := given[name]) is not None)
 
     def delay(self, plain: Delay, fleet: Fleet) -> Delay:
         """Return the computing times of `plain`, divided by the speed of the client's class."""

@@ -174,6 +174,11 @@ class Clock(ABC):
         return
 
     @property
+    def energy(self) -> VisitDuration | None:
+        """What gives the energy of visits; None (default) where none is counted."""
+        return None
+
+    @property
     @abstractmethod
     def visits(self) -> Collection[Visit]:
         """The visits under way."""
@@ -308,6 +313,11 @@ class VirtualClock(_QueueClock):
     def __init__(self, duration: VisitDuration) -> None:
         super().__init__(presence=duration.presence)
         self.duration = duration
+
+    @property
+    def energy(self) -> VisitDuration | None:
+        """The durations, if devices have watts."""
+        return self.duration if self.duration.watts else None
 
     @property
     def needs_bytes(self) -> bool:
@@ -446,6 +456,11 @@ class WallClock(Clock):
         self.duration, self.scale = duration, scale
         self._origin = time.perf_counter()
         self._visits: dict[int, Visit] = {}  # by number
+
+    @property
+    def energy(self) -> VisitDuration | None:
+        """The durations, if devices have watts and time is simulated."""
+        return self.duration if self.duration.watts and self.scale else None
 
     def take_statistics(self, moved: Moves, pool: TrainingPool) -> None:
         """Wait until the statistics are due."""

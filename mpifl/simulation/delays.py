@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -17,6 +17,7 @@ from mpifl.core.options import FiniteNonNegative, FinitePositive, NonNegativeFlo
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
+Load = Callable[[int, int], float]  # (client, visit) -> work, in units of one local training
 MOST_SIGMA = 20.0  # limit on sigma of a logarithm: a draw of ten sigma is then e^200 times the median
 
 
@@ -188,6 +189,27 @@ def _durations(file: str) -> dict[int, list[float]]:
         return seconds
 
     return read_per_client(file, "delay.file", "client, seconds", "a client and its seconds", parse)
+
+
+@dataclass(frozen=True)
+class Loaded(Delay):
+    """The seconds of one local training, times the work of a visit in units of it; see `Config.costs`.
+
+    Attributes:
+        training: the seconds of one local training.
+        load: the work of a visit.
+    """
+
+    training: Delay
+    load: Load
+
+    def check(self, num_clients: int) -> None:
+        """Check the model of the training."""
+        self.training.check(num_clients)
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Return the seconds of all that the visit computes."""
+        return self.training.seconds(client, visit, key) * self.load(client, visit)
 
 
 DELAYS: dict[str, type[Delay]] = catalogue(

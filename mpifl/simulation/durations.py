@@ -14,7 +14,7 @@ from mpifl.traffic.ledger import Moved, Moves
 
 from .availability import Availability, Presence
 from .client_devices import Alike, Devices, Fleet
-from .delays import Delay
+from .delays import Delay, Load, Loaded
 from .network import LinkRates, Network
 
 
@@ -30,6 +30,9 @@ class VisitDuration:
         presence: when clients are available.
         model_bytes: bytes of the whole model in float32.
         devices: name of the device of each client; empty if all are alike.
+        computing: the computing times of visits, without what a client waits for; None: `delay`.
+        statistics: computing times of one-shot statistics before training; None: they take no time.
+        watts: power of each client's device while it computes [N]; empty if no energy is counted.
     """
 
     delay: Delay
@@ -39,6 +42,24 @@ class VisitDuration:
     presence: Presence
     model_bytes: int = 0
     devices: tuple[str, ...] = ()
+    computing: Delay | None = None
+    statistics: Delay | None = None
+    watts: tuple[float, ...] = ()
+
+    def joules(self, client: int, visit: int, share: float = 1.0) -> float:
+        """Return the energy that a client's computing takes at a visit, of which it does a `share`."""
+        return self.watts[client] * share * (self.computing or self.delay).seconds(client, visit, self.key)
+
+    def joules_of_statistics(self, client: int) -> float:
+        """Return the energy that one-shot statistics before training take; 0 where they take no time."""
+        return self.watts[client] * self._statistics_seconds(client)
+
+    def _statistics_seconds(self, client: int) -> float:
+        return 0.0 if self.statistics is None else self.statistics.seconds(client, 0, self.key)
+
+    def _beside_training(self, m: Moved) -> float:
+        """Return the computing seconds of a client that does not train: of statistics before training."""
+        return 0.0 if m.step else self._statistics_seconds(m.client)
 
     def end(
         self, client: int, visit: int, start: float, down: int = 0, up: int = 0, share: float = 1.0
@@ -93,7 +114,8 @@ class VisitDuration:
         downloads = self._downloads(moved, cast_bytes)
         ready = []
         for m, download in zip(moved, downloads, strict=True):
-            work = self.delay.seconds(m.client, m.visit, self.key) if m.trains else 0.0
+            trains = m.trains and self.delay.seconds(m.client, m.visit, self.key)
+            work = trains or self._beside_training(m)
             ready.append(self.presence.end(m.client, start, download + work))
         return self._uploads(moved, ready, start)
 
@@ -108,7 +130,8 @@ class VisitDuration:
     def _only_moving(self, m: Moved) -> float:
         """Return the seconds of a client that only downloads and uploads."""
         rates = self.rates(m.client, m.visit)
-        return 2 * rates.latency_s + (m.bytes_down / rates.down + m.bytes_up / rates.up)
+        moving = 2 * rates.latency_s + (m.bytes_down / rates.down + m.bytes_up / rates.up)
+        return self._beside_training(m) + moving
 
     def _downloads(self, moved: Sequence[Moved], cast_bytes: int) -> list[float]:
         """Return the seconds of each client's download over shared links."""
@@ -149,6 +172,7 @@ def visit_duration(
     model_bytes: int = 0,
     devices: Devices | None = None,
     fleet: Fleet | None = None,
+    loads: tuple[Load, Load] | None = None,
 ) -> VisitDuration:
     """Return how long visits last by the sections `delay`, `network`, `availability` and `devices`.
 
@@ -161,6 +185,8 @@ def visit_duration(
         model_bytes: bytes of the whole model in float32.
         devices: the clients' devices; None: all are alike.
         fleet: the device of each client, if already drawn; None draws it.
+        loads: the work of a visit, and of one-shot statistics before training, in units of one local
+            training; None: visits take the time of one, and statistics none.
 
     Raises:
         UserError: a file does not fit the clients.
@@ -171,6 +197,18 @@ def visit_duration(
     fleet = devices.fleet(num_clients, key.of("devices")) if fleet is None else fleet
     presence = Presence(availability, key.of("presence"), devices.availability(availability, fleet))
     computing, network = devices.delay(computing, fleet), devices.network(network, fleet)
+    visits, statistics = computing, None
+    if loads is not None:
+        visits, statistics = (Loaded(computing, load) for load in loads)
     return VisitDuration(
-        computing, key.of("delay"), network, key.of("network"), presence, model_bytes, fleet.names
+        visits,
+        key.of("delay"),
+        network,
+        key.of("network"),
+        presence,
+        model_bytes,
+        fleet.names,
+        visits,
+        statistics,
+        devices.watts_of(fleet, num_clients),
     )

@@ -194,7 +194,8 @@ class Drift(UploadTrigger):
 
     def interval(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
         """Return a duration that lasts until the client's data have drifted."""
-        return replace(duration, delay=_AfterDrift(federation.cycle, duration.delay))
+        cycle, delay = federation.cycle, duration.delay
+        return replace(duration, delay=_AfterDrift(cycle, delay), computing=_LastCycle(cycle, delay))
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,16 @@ class _AfterDrift(Delay):
         last = self.cycle(client, visit - 1) if visit else -1
         cycles = range(last + 1, self.cycle(client, visit) + 1)
         return sum(self.work.seconds(client, c, key) for c in cycles)
+
+
+@dataclass(frozen=True)
+class _LastCycle(Delay):
+    cycle: Cycle
+    work: Delay
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Return the seconds of the cycle in which the client trains."""
+        return self.work.seconds(client, self.cycle(client, visit), key)
 
 
 UPLOAD_TRIGGERS: dict[str, type[UploadTrigger]] = catalogue(

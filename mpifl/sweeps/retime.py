@@ -39,6 +39,8 @@ SOME_VISITS = "lacks visits (output.clients), from which the times are computed;
 NO_VISITS = "has no visits.csv, from which the times are computed; run it again"
 BY_DEVICE = "averages its metrics by devices, which change: run it again, or leave `devices` as they are"
 OTHER_TRAINING = "clients train in another way on other devices (per_client): run it again"
+COMPUTED = "times follow from what networks compute, which the run folder does not hold: run it again"
+ENERGY = "the energy of the run follows from its times: run it again"
 PER_SAMPLE = "has seconds per sample, and "
 SOME_SAMPLES = f"{PER_SAMPLE}the run evaluated some clients only, whose samples it knows; run it again"
 CHANGING = f"{PER_SAMPLE}the samples of this run's clients change from visit to visit: run it again"
@@ -161,6 +163,10 @@ def check(run: Run, config: Config) -> None:
     require(config.policy.fixed_visits, "RUN", folder, ASYNCHRONOUS)
     require(run.written == "all", "RUN", folder, SOME_VISITS)
     require(bool(run.rows("visits.csv")), "RUN", folder, NO_VISITS)
+    timed = config.costs == old.costs == "training"
+    require(timed, "costs", "all", COMPUTED)
+    has_energy = any(d.watts_of(d.fleet(1, key(0)), 1) for d in (old.devices, devices))
+    require(not has_energy, "devices", "watts", ENERGY)
     same = old.devices == devices
     require(same or not names_devices(config.per_client), "devices", devices, OTHER_TRAINING)
     require(same or "device" not in old.evaluation.by, "devices", devices, BY_DEVICE)

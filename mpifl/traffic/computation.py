@@ -37,11 +37,23 @@ class ComputationLedger:
         self._which: np.ndarray | None = None  # clients whose own counts are kept, ascending; None: all
         self._num_kept = num_clients
         self._of: dict[Purpose, np.ndarray] = {}  # purpose -> figures of each kept client [k, 5]
+        self.joules: np.ndarray | None = None  # of each client [N]
         self._undo: list[Callable[[], object]] = []  # these calls undo all counts since a commit
 
     def remember(self, clients: np.ndarray) -> None:
         """Keep the counts of these clients only; totals still count all clients."""
         self._which, self._num_kept = np.sort(clients), len(clients)
+
+    def count_energy(self, num_clients: int) -> None:
+        """Count energy from now on; without this there is no column of it."""
+        self.joules = np.zeros(num_clients)
+
+    def add_energy(self, client: int, joules: float) -> None:
+        """Add the energy of a client's computing."""
+        assert self.joules is not None
+        of, before = self.joules, float(self.joules[client])
+        of[client] += joules
+        self._undo.append(lambda: of.__setitem__(client, before))
 
     def commit(self) -> None:
         """Make all counts permanent."""
@@ -88,10 +100,10 @@ class ComputationLedger:
                 found = found.plus(work)
         return found
 
-    def columns(self) -> dict[str, int]:
+    def columns(self) -> dict[str, float]:
         """Return the columns of `metrics.csv`: the work so far.
 
-        `flops` and the passes and samples are those of the clients, without what only evaluates their models.
+        `flops`, the passes and samples are those of the clients, without what only evaluates their models.
         """
         of: dict[Purpose, Work] = dict.fromkeys(PURPOSES, NOTHING)
         for (_, purpose), work in self.entries.items():
@@ -101,6 +113,7 @@ class ComputationLedger:
             "flops": clients.flops,
             **{f"flops_{purpose}": work.flops for purpose, work in of.items()},
             **{name: n for name, n in clients._asdict().items() if name != "flops"},
+            **({} if self.joules is None else {"joules": float(self.joules.sum())}),
         }
 
     def rows(self) -> list[dict[str, Any]]:
@@ -127,6 +140,13 @@ class ComputationLedger:
         }
         return columns | dict(zip(FIGURES, of.reshape(-1, len(FIGURES))[worked].T, strict=True))
 
+    def energy(self) -> dict[str, np.ndarray]:
+        """Return the columns of `client_energy.csv`: each kept client's energy; empty if none is counted."""
+        if self.joules is None:
+            return {}
+        which = np.arange(len(self.joules)) if self._which is None else self._which
+        return {"client": which, "joules": self.joules[which]}
+
     def of_client(self, client: int, purpose: Purpose) -> Work:
         """Return the work of a kept client for a purpose in the whole run."""
         place = client if self._which is None else int(np.searchsorted(self._which, client))
@@ -141,6 +161,7 @@ class ComputationLedger:
             "purpose": np.array(purposes, str),
             "totals": totals.reshape(-1, len(FIGURES)),
             **{f"of_{purpose}": of for purpose, of in self._of.items()},
+            **({} if self.joules is None else {"joules": self.joules}),
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -153,6 +174,7 @@ class ComputationLedger:
         known = {str(p): p for p in PURPOSES}
         heads = zip(state["step"].tolist(), state["purpose"].tolist(), state["totals"].tolist(), strict=True)
         self.entries = {(step, known[purpose]): Work(*map(int, row)) for step, purpose, row in heads}
+        self.joules = state["joules"].copy() if "joules" in state else self.joules
         self._of = {p: state[f"of_{p}"].copy() for p in PURPOSES if f"of_{p}" in state}
 
 

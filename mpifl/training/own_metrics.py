@@ -27,6 +27,7 @@ TAKEN = {  # names, and beginnings of names, of columns of metrics.csv and clien
     *("epsilon", "clip", "work", "late_clients", "secure_dropped", "secure_skipped", "robust_too_small"),
     *("mixture_kl_uploads", "tuned"),
     *("flops", "forward_passes", "forward_samples", "backward_passes", "backward_samples"),
+    "joules",
 }
 PREFIXES = ("accuracy", "loss", "tuned_size")
 SUFFIXES = ("_train", "_initial", "_finetuned", "_mean", "_std", "_min", "_max")
