@@ -80,10 +80,13 @@ def check_sections(config: Config) -> None:
     check_exclusions(vars(config), config.algorithm.needs, type(config.algorithm).__name__)
     check_sample_losses(config.task, config.algorithm)
     check_robust(config.robust, config.algorithm)
+    if why := clock.lacks_computing(policy.in_seconds):
+        require(config.costs == "training", "costs", config.costs, f"has no effect: {why}; leave it out")
+        remedy = f"has no effect: {why}; leave watts out"
+        require(not config.devices.has_power, "devices.watts", config.devices, remedy)
     if why := clock.ignores_delays(policy.in_seconds):
         remedy = f"has no effect: {why}; --devices alike leaves it out"
         require(not config.devices.is_timed, "devices", config.devices, remedy)
-        require(config.costs == "training", "costs", config.costs, f"has no effect: {why}; leave it out")
         for name, plain in (("delay", Constant()), ("network", Links()), ("availability", Availability())):
             value = getattr(config, name)
             remedy = f"has no effect: {why}; {_option_for(name, value, plain)} leaves it out"

@@ -66,10 +66,12 @@ class Devices(Options, ABC):
     Attributes:
         is_timed: whether it determines times; if not, devices only have names, for `per_client`.
         needs_samples: whether times depend on the number of samples that a client trains on.
+        has_power: whether devices have watts, from which a run counts energy.
     """
 
     is_timed: bool = True
     needs_samples: bool = False
+    has_power: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,11 +119,12 @@ class Alike(Devices):
         watts: power of a device while it computes, from which a run counts energy; null counts none.
     """
 
+    is_timed = False
     watts: NonNegativeFloat | None = None
 
     @property
-    def is_timed(self) -> bool:  # type: ignore[override]  # an attribute of Devices
-        """Whether energy is counted, which is power times time."""
+    def has_power(self) -> bool:  # type: ignore[override]  # an attribute of Devices
+        """Whether the device has watts."""
         return self.watts is not None
 
     def watts_of(self, fleet: Fleet, num_clients: int) -> tuple[float, ...]:
@@ -294,8 +297,8 @@ class DeviceClass(Options):
 
     @property
     def is_timed(self) -> bool:
-        """Whether it determines times, or what is computed from times."""
-        return self != DeviceClass(self.share)
+        """Whether it determines times."""
+        return self != DeviceClass(self.share, watts=self.watts)
 
 
 @dataclass(frozen=True)
@@ -321,6 +324,11 @@ class Classes(Devices):
     def names(self) -> tuple[str, ...]:
         """The names of the classes."""
         return tuple(self.classes)
+
+    @property
+    def has_power(self) -> bool:  # type: ignore[override]  # an attribute of Devices
+        """Whether the classes have watts."""
+        return any(c.watts is not None for c in self.classes.values())
 
     @property
     def is_timed(self) -> bool:  # type: ignore[override]  # an attribute of Devices

@@ -78,6 +78,14 @@ class ClockConfig(Options, ABC):
         """
         return ""
 
+    def lacks_computing(self, in_seconds: bool) -> str:
+        """Return why no seconds of computing are known, as `costs` and watts need; empty if they are.
+
+        Args:
+            in_seconds: whether the policy's virtual time is in seconds.
+        """
+        return self.ignores_delays(in_seconds)
+
     @property
     def remark(self) -> str:
         """A message to print at the start of a run; empty for none."""
@@ -134,6 +142,10 @@ class Replay(ClockConfig):
     def open(self, policy: ClockMaker, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
         """Return a clock that follows the trace."""
         return ReplayClock(Trace(self.trace, num_clients), policy.in_seconds)
+
+    def lacks_computing(self, in_seconds: bool) -> str:
+        """Return that a trace has the times of uploads only."""
+        return "a trace has the times of uploads, not those of computing"
 
     @property
     def remark(self) -> str:

@@ -165,8 +165,7 @@ def check(run: Run, config: Config) -> None:
     require(bool(run.rows("visits.csv")), "RUN", folder, NO_VISITS)
     timed = config.costs == old.costs == "training"
     require(timed, "costs", "all", COMPUTED)
-    has_energy = any(d.watts_of(d.fleet(1, key(0)), 1) for d in (old.devices, devices))
-    require(not has_energy, "devices", "watts", ENERGY)
+    require(not (old.devices.has_power or devices.has_power), "devices", "watts", ENERGY)
     same = old.devices == devices
     require(same or not names_devices(config.per_client), "devices", devices, OTHER_TRAINING)
     require(same or "device" not in old.evaluation.by, "devices", devices, BY_DEVICE)

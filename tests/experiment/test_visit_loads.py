@@ -1,0 +1,162 @@
+"""Virtual time for all that clients compute, and energy, by hand.
+
+A training of the MLP 16 -> 8 -> 3 takes 656 FLOPs a sample, a loss 304 (`tests/traffic/test_computation.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from support import toy
+
+from mpifl.aggregation.client_store import ClientStore
+from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.errors import UserError
+from mpifl.experiment import build
+from mpifl.experiment.visit_loads import visit_loads
+from mpifl.simulation.client_devices import Alike, Classes, DeviceClass
+from mpifl.simulation.clock import Replay
+from mpifl.simulation.delays import Constant
+from mpifl.simulation.policies import ClientDecides, EveryArrival
+from mpifl.simulation.upload_triggers import Drift, OneEachStep, WhenDone
+
+
+def refused(key: str, text: str):
+    """Expect a refusal of a key."""
+    return pytest.raises(UserError, match=f"{key}.*{text}")
+
+
+def duration_of(name, clients=4, **options):
+    """Return the durations of a method's visits under `costs: all`, a training taking 2 seconds."""
+    changes = {"delay": Constant(2.0), "costs": "all", **options.pop("changes", {})}
+    config = toy.config_of(CATALOGUE[name](**options), **changes)
+    return toy.context_of(config, toy.Tiny(clients)).duration
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "work"),
+    [
+        ("fedavg", {}, 1),
+        ("ifca", {"num_clusters": 4}, 1 + 4 * 304 / 656),
+        ("hypcluster", {"num_clusters": 2}, 1 + 2 * 304 / 656),
+        ("ucfl", {"streams": 3, "parallel": True}, 3),
+        ("ucfl", {"parallel": True}, 4),
+        ("ucfl", {"streams": 3}, 1),
+        ("ditto", {}, 2),
+        ("fedem", {"num_components": 3}, 3 + 3 * 304 / 656),
+        ("fedrep", {"head_epochs": 2}, (2 * (304 + 48) + 656 - 48) / 656),
+        ("ccfl", {"changes": {"policy": EveryArrival()}}, 1),
+        ("emdcfl", {}, 1),
+    ],
+)
+def test_a_visit_takes_the_time_of_all_that_it_computes(name, options, work):
+    """Under the usual rule it takes 2 seconds, whatever it does."""
+    duration = duration_of(name, **dict(options))
+    assert_allclose([duration.end(k, 0, 10.0) for k in range(4)], 10 + 2 * work, rtol=1e-12)
+    changes = {**options.get("changes", {}), "costs": "training"}
+    usual = duration_of(name, **{**options, "changes": changes})
+    assert usual.end(3, 5, 10.0) == 12.0
+
+
+def test_statistics_before_training_take_the_time_of_what_they_compute(tmp_path):
+    """Clients 0 to 3 hold 8, 11, 14 and 17 samples: the gradient of all, and of 2, 2, 3, 4 batches of 4."""
+    method = CATALOGUE["ucfl"](noise_batch=4)
+    times = {}
+    for costs in ("training", "all"):
+        run = toy.Run()
+        config = toy.config_of(method, delay=Constant(2.0), costs=costs, rounds=1)
+        context = toy.context_of(config, toy.Tiny(4))
+        step = build.build_server_step(context, ClientStore("test", str(tmp_path / costs)))
+        build.build_engine(context, step).run(run.observe)
+        times[costs] = run.times
+    longest = max((n + 4 * (n // 4)) / n for n in (8, 11, 14, 17))
+    assert_allclose(times["all"][-1], 2 * longest + 2, rtol=1e-12)
+    assert times["training"][-1] == 2.0
+
+
+def test_a_share_of_a_visit_takes_a_share_of_its_time():
+    duration = duration_of("ditto")
+    assert duration.end(0, 0, 0.0, share=0.5) == 2.0
+
+
+def test_what_is_not_known_before_a_visit_is_refused():
+    with refused("costs", "moon does not declare what a visit computes"):
+        duration_of("moon")
+    with refused("costs", "ucfl does not declare"):
+        duration_of("ucfl", streams=-1, parallel=True)
+    with refused("costs", "fedclust does not declare what its statistics compute"):
+        duration_of("fedclust")
+    config = toy.config_of(CATALOGUE["ccfl"](), policy=ClientDecides(uploads=WhenDone()), costs="all")
+    context = toy.context_of(config, toy.Tiny(4))
+    drifting = replace(config, policy=ClientDecides(uploads=Drift()))
+    with refused("costs", "cycle of data"):
+        visit_loads(drifting, context.federation, context.problem, context.learner, {})
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("key", ["costs", "devices"])
+def test_without_seconds_neither_costs_nor_energy(replayed, key, tmp_path):
+    (tmp_path / "events.csv").write_text("client,visit,start,time,read_version\n0,0,0,1,0\n")
+    trace = Replay(str(tmp_path / "events.csv"))
+    steps = {"policy": ClientDecides(uploads=OneEachStep())}
+    changes = {"policy": EveryArrival(), "clock": trace, "rounds": 1} if replayed else steps
+    asked = {"costs": "all"} if key == "costs" else {"devices": Alike(watts=3.0)}
+    with refused(key, "has no effect"):
+        toy.context_of(toy.config_of(CATALOGUE["ccfl"](), **changes, **asked), toy.Tiny(4))
+
+
+def test_a_bound_is_said(capsys):
+    duration = duration_of("fedsoft", num_clusters=3)
+    assert duration.end(0, 0, 0.0) == pytest.approx(2 * (1 + 3 * 304 / 656))
+    assert "fedsoft compute less than they are charged for" in capsys.readouterr().err
+
+
+# -- energy --------------------------------------------------------------------------------------------------
+
+TWO = Classes({"slow": DeviceClass(0.5, watts=3.0), "fast": DeviceClass(0.5, speed=4.0, watts=10.0)})
+
+
+def energy_of(folder, method="fedavg", **changes):
+    """Return the server step and the names of the clients' devices after a run."""
+    algorithm = CATALOGUE[method]()
+    config = toy.config_of(algorithm, **{"delay": Constant(2.0), "rounds": 3, "devices": TWO, **changes})
+    context = toy.context_of(config, toy.Tiny(4))
+    step = build.build_server_step(context, ClientStore("test", str(folder)))
+    run = toy.Run()
+    build.build_engine(context, step, run.arrivals.extend).run(run.observe)
+    return step, np.array(context.duration.devices), run
+
+
+def test_energy_is_power_times_computing_time(tmp_path):
+    """Three rounds: 3 W for 2 s each, and 10 W for half a second."""
+    step, names, _ = energy_of(tmp_path)
+    assert_allclose(step.computation.joules, np.where(names == "slow", 3 * 3 * 2.0, 3 * 10 * 0.5))
+    assert step.computation.columns()["joules"] == 2 * 18 + 2 * 15
+
+
+def test_energy_of_all_that_is_computed(tmp_path):
+    step, names, _ = energy_of(tmp_path, "ditto", costs="all")
+    assert_allclose(step.computation.joules, 2 * np.where(names == "slow", 18.0, 15.0))
+
+
+def test_energy_of_visits_that_arrived(tmp_path):
+    step, names, run = energy_of(tmp_path, policy=EveryArrival(), rounds=9)
+    made = np.bincount([a["client"] for a in run.arrivals], minlength=4)
+    assert made.sum() == 9
+    assert_allclose(step.computation.joules, made * np.where(names == "slow", 6.0, 5.0))
+
+
+def test_one_power_for_all_and_none_without_it(tmp_path):
+    step, _, _ = energy_of(tmp_path / "one", devices=Alike(watts=1.5))
+    assert_allclose(step.computation.joules, 3 * 1.5 * 2)
+    step, _, _ = energy_of(tmp_path / "none", devices=Alike())
+    assert step.computation.joules is None
+    assert "joules" not in step.computation.columns()
+
+
+def test_classes_without_power_beside_some_with_it_are_refused():
+    with refused("classes.watts", "the other classes have watts; give b some"):
+        Classes({"a": DeviceClass(0.5, watts=3.0), "b": DeviceClass(0.5)})
