@@ -25,6 +25,7 @@ from mpifl.experiment import loader
 from mpifl.experiment.client_matrices import compare_clients
 from mpifl.experiment.context import RunContext
 from mpifl.experiment.placement import Place, place
+from mpifl.forecast.computation import compared_computation
 from mpifl.forecast.traffic import compared
 from mpifl.models.pretrained import uploads_none
 from mpifl.results import run_folder as folders
@@ -78,6 +79,7 @@ def finish(
     summary = {
         **_summary(context, server_step, recorder.last, sha, origin),
         "federation_bytes_expected": compared(context, server_step.ledger),
+        "flops_expected": compared_computation(context, server_step.computation),
         "mpi_bytes": sum(row["bytes"] for row in traffic),
         "peak_bytes": [rank["peak_bytes"] for rank in places],
         "wall_seconds": round(perf_counter() - start, 3),

@@ -40,6 +40,7 @@ from mpifl.runtime.protocol import ClientTask, GatheredReports, LookPlan, Report
 from mpifl.runtime.server_step import ServerStep, Uploads
 from mpifl.supervision.progress import in_words
 
+from .computation import computation_lines, forecast_computation
 from .data_preview import named_classes
 from .measured_times import VISITS, MeasuredTimes, measure
 from .memory import CLIENT_BYTES, FLOAT_BYTES, MeasuredMemory, StateMemory, peak_memory
@@ -158,6 +159,7 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
         *_crossover_lines(context, costs),
         "",
         *_traffic_lines(traffic, config),
+        *computation_lines(forecast_computation(context), config.on_client_error),
         *_privacy_lines(context),
         *_memory_lines(memory, state, context, traffic),
     ]
