@@ -27,7 +27,11 @@ from .capabilities import (
     NewClients,
     PlainVisit,
     PlainVisits,
+<<<<<<< HEAD
     PlannedRun,
+=======
+    SecondLook,
+>>>>>>> 090a2184 (Energy of six methods: a sweep; figures of tables may have a unit; EMD-CFL declares the embeddings of its second looks)
     declared,
     hooks_of,
     uses,
@@ -308,6 +312,13 @@ class Algorithm(Options, ABC):
         here; it is negative if the run sends less. Default: zero.
         """
         return 0, 0
+
+    def extra_passes(self, run: PlannedRun) -> Sequence[Asked] | None:
+        """Return what a run asks its clients for beyond visits and one-shot statistics: its second looks.
+
+        None (default of methods with second looks): only the run shows it.
+        """
+        return None if uses(self, SecondLook) else []
 
     # -- evaluation
 

@@ -11,7 +11,7 @@ from annotated_types import Interval, MinLen
 from mpifl.core.case_names import label_among, labels_of
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.metric import SPREADS
-from mpifl.core.options import Options
+from mpifl.core.options import Options, PositiveFloat
 
 ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table
 MORE, LESS = "more", "less"
@@ -29,6 +29,7 @@ class Figure(Options):
         of: a column of `metrics.csv` at the last evaluation (`accuracy_mean_max`: the largest mean over all
             evaluations), or a number of `summary.json` (dotted).
         percent: whether to show hundredths.
+        per: the unit in which the figure is shown, such as 1e9 for GFLOP of `flops`.
         digits: number of decimals.
         better: `more` or `less`, for ranks; for `metric_mean` and similar figures, the metric decides.
         deviation: standard deviation over seeds, `sample` or `population`.
@@ -36,6 +37,7 @@ class Figure(Options):
 
     of: str
     percent: bool = False
+    per: PositiveFloat = 1.0
     digits: Annotated[int, Interval(ge=0, le=MAX_DIGITS)] = 2
     better: Literal["more", "less"] = "more"
     deviation: Literal["sample", "population"] = "sample"
@@ -53,7 +55,7 @@ class Figure(Options):
 
     def scaled(self, value: float) -> float:
         """Return a value in the unit of the table."""
-        return 100 * value if self.percent else value
+        return (100 * value if self.percent else value) / self.per
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from mpifl.core.capabilities import NewClients, OneShotStatistics, SecondLook, uses
+from mpifl.core.capabilities import NewClients, OneShotStatistics, uses
 from mpifl.core.computation import NOTHING, OF_CALL, PURPOSES, Asked, Purpose, Work
 from mpifl.core.errors import name_of
 from mpifl.experiment.context import RunContext
 from mpifl.experiment.visit_loads import WorkOf, declared_statistics
 from mpifl.runtime.hook_errors import DROP
 from mpifl.traffic.computation import ComputationLedger
+
+from .traffic import planned_run
 
 UNDECLARED = "what {} computes in a visit, which it does not declare (visit_passes)"
 OF_STATISTICS = "what the statistics of {} compute, which it does not declare (statistics_passes)"
@@ -66,8 +68,9 @@ def forecast_computation(context: RunContext) -> ComputationForecast:
         why = OF_STATISTICS.format(name)
     elif uses(algorithm, NewClients) and _some_later(context):
         why = CHOSEN
-    elif uses(algorithm, SecondLook):
-        why = LOOKS
+    extra = None if why else algorithm.extra_passes(planned_run(context))
+    if extra is None:
+        why = why or LOOKS
     if why:
         return ComputationForecast(visit, None, why)
     total: Counter[tuple[Purpose, str]] = Counter()
@@ -89,6 +92,8 @@ def forecast_computation(context: RunContext) -> ComputationForecast:
             add(statistics, k, 0, 1, "statistics")
         for visit_number in range(count if changing else min(count, 1)):
             add(visits, k, visit_number, 1 if changing else count)
+    for of, looks in _by_purpose(visits, extra or (), 0, "statistics").items():
+        total.update({(of, name): n for name, n in looks._asdict().items()})
     found = {p: Work(*(total[p, name] for name in Work._fields)) for p in PURPOSES}
     return ComputationForecast(visit, {p: work for p, work in found.items() if work != NOTHING})
 

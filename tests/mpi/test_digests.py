@@ -23,6 +23,7 @@ from support.runs import CONFIG, RUNS, SCRIPT, TABLES, TASK_RUNS, Alone, Runs, c
 from mpifl.results.reader import load
 
 FEW = (  # on one process and on three ranks; all of them, also on other numbers of ranks, are nightly
+    *("costs-all", "costs-all-events"),
     *(
         "fedavg",
         "fedavg-gathered",

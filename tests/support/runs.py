@@ -25,6 +25,10 @@ TASK_CONFIG = HERE / "configs" / "tasks.yaml"
 SCRIPT = HERE / "mpi" / "many.py"  # runs them all with one start of Python
 HALF = ["--participation", "0.5", "--rounds", "3"]
 SIGN_FLIP = ["--attack", "{name: sign_flip, share: 0.25, factor: 4}"]
+CHARGED = [
+    *("--costs", "all", "--delay.name", "exponential", "--devices"),
+    "{name: classes, classes: {a: {share: 0.5, watts: 3}, b: {share: 0.5, speed: 3, watts: 8}}}",
+]
 RUNS: dict[str, list[str]] = {
     "fedavg": HALF,
     "fedavg-stacked": [*HALF, "--system.stack", "3"],
@@ -72,6 +76,8 @@ RUNS: dict[str, list[str]] = {
         *("--secure_aggregation", "{name: masks, neighbours: 4, bits: 32, dropout: 0.2, threshold: 0.5}"),
     ],
     "private-local": [*HALF, "--privacy", "{name: local, clip: 0.5, noise_multiplier: 0.1}"],
+    "costs-all": ["--algorithm", "{name: ifca, num_clusters: 3}", *HALF, *CHARGED],
+    "costs-all-events": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF, *CHARGED],
     "over-selection": [
         *(
             "--algorithm",
