@@ -28,12 +28,7 @@ averaged too; clients never seen stay alone.
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from collections.abc import Iterator, Mapping
-=======
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
->>>>>>> 090a2184 (Energy of six methods: a sweep; figures of tables may have a unit; EMD-CFL declares the embeddings of its second looks)
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -43,7 +38,7 @@ from annotated_types import Ge
 
 from mpifl.clustering.distances import emd
 from mpifl.clustering.server_plans import neighbourhood_labels, neighbourhood_plan
-from mpifl.core.computation import Asked
+from mpifl.core.computation import Asked, Held
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -229,7 +224,6 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         width = run.client.embed(run.client.init, run.client.data.train.x[:1]).flatten(1).shape[1]
         p = max(1, int(self.projection * width))
         most = [self._most(int(train), int(val)) for train, val in run.sizes[:, :2]]
-<<<<<<< HEAD
         own, val = (np.minimum(run.sizes[:, i], most) for i in (0, 1))
         stored = (own + val) * run.client.data.train.x[0].numel() if self.at_server else None
         return LookSizes(body, p * own, p * (val if self.against == "val" else own), 1, stored)
@@ -247,46 +241,12 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
             W[here] = np.where(pairs, 0.0, W[here])
             W[seen, seen] = 0.0
             yield PlannedLook(seen, fresh, pairs)
-=======
-        of_train, of_other = (np.minimum(run.sizes[:, i], most) for i in (0, int(self.against == "val")))
-        for seen, looks, fresh in self._planned(run):
-            asks = int((looks.any(1) & fresh).sum())  # clients that take part and compare
-            looks &= ~np.eye(len(seen), dtype=bool)
-            pairs = int(looks.sum())
-            numbers = p * int(looks.sum(1) @ of_train[seen] + looks.sum(0) @ of_other[seen])
-            down += run.message_bytes(pairs * body, pairs)
-            up += run.message_bytes(pairs * body + numbers, 3 * pairs)
-            up += run.message_bytes(asks, asks, note=True)
-        return down, up
->>>>>>> 090a2184 (Energy of six methods: a sweep; figures of tables may have a unit; EMD-CFL declares the embeddings of its second looks)
 
-    def _planned(self, run: PlannedRun) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield the clients seen so far [m], who of them looks at whom [m, m], and who takes part [m]."""
-        n = run.problem.num_clients
-        W, seen = np.full((n, n), np.nan), np.zeros(0, np.int64)
-        for round_, cohort in enumerate(run.cohorts(), 1):
-            if not np.isnan(W).any() and (self.looks != "seen" or run.num_sampled == n) and round_ > 1:
-                return
-            seen = np.union1d(seen, cohort)
-            fresh, here = np.isin(seen, cohort), np.ix_(seen, seen)
-            looks = self._pairs(W[here], fresh)
-            W[here] = np.where(looks, 0.0, W[here])
-            W[seen, seen] = 0.0
-            yield seen, looks, fresh
-
-    def extra_passes(self, run: PlannedRun) -> Sequence[Asked]:
-        """Return the embeddings of the comparisons: of the own data once, of the other's for each pair."""
-        train, val = (run.sizes[:, i] for i in (0, 1))
-        most = np.array([self._most(int(n), int(m)) for n, m in zip(train, val, strict=True)])
-        own, held, other = np.minimum(train, most), np.minimum(val, most), {"train": train, "val": val}
-        asked = Counter[int]()
-        for seen, looks, _ in self._planned(run):
-            for k in seen[looks.any(1)].tolist():
-                asked.update([int(own[k]), int(held[k])])
-            looks &= ~np.eye(len(seen), dtype=bool)
-            for k, times in zip(seen.tolist(), looks.sum(0).tolist(), strict=True):
-                asked[int(min(other[self.against][k], most[k]))] += times
-        return [Asked("embed", n, times) for n, times in sorted(asked.items())]
+    def look_passes(self, held: Held) -> tuple[Sequence[Asked], Sequence[Asked]]:
+        """Return the embeddings of the own data for a question, and of one split for an answer."""
+        most = self._most(held.train, held.val)
+        train, val = (Asked("embed", min(n, most)) for n in (held.train, held.val))
+        return [train, val], [val if self.against == "val" else train]
 
     def labels(self, server: Server) -> np.ndarray:
         """Return the neighbourhood [N] of each client."""

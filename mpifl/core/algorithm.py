@@ -8,11 +8,7 @@ a frozen dataclass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-<<<<<<< HEAD
-from collections.abc import Mapping
-=======
-from collections.abc import Callable, Iterator, Mapping, Sequence
->>>>>>> 95b277e6 (Methods declare what a visit and the statistics ask a client for)
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -27,11 +23,7 @@ from .capabilities import (
     NewClients,
     PlainVisit,
     PlainVisits,
-<<<<<<< HEAD
     PlannedRun,
-=======
-    SecondLook,
->>>>>>> 090a2184 (Energy of six methods: a sweep; figures of tables may have a unit; EMD-CFL declares the embeddings of its second looks)
     declared,
     hooks_of,
     uses,
@@ -312,13 +304,6 @@ class Algorithm(Options, ABC):
         here; it is negative if the run sends less. Default: zero.
         """
         return 0, 0
-
-    def extra_passes(self, run: PlannedRun) -> Sequence[Asked] | None:
-        """Return what a run asks its clients for beyond visits and one-shot statistics: its second looks.
-
-        None (default of methods with second looks): only the run shows it.
-        """
-        return None if uses(self, SecondLook) else []
 
     # -- evaluation
 

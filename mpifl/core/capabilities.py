@@ -309,6 +309,13 @@ class SecondLook(Capability, ABC):
         """Return the sizes of what clients send, for the forecast. Default: they are not known before."""
         return None
 
+    def look_passes(self, held: Held) -> tuple[Sequence[Asked], Sequence[Asked]] | None:
+        """Return what a question and an answer ask a client for; see `Algorithm.visit_passes`.
+
+        Default: None.
+        """
+        return None
+
     def planned_looks(self, run: PlannedRun) -> Iterator[PlannedLook]:
         """Yield the second looks of a run. Default: in each round, all clients look at all."""
         for cohort in run.cohorts():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpifl.core.capabilities import NewClients, OneShotStatistics, uses
+from mpifl.core.capabilities import NewClients, OneShotStatistics, SecondLook, hooks_of, uses
 from mpifl.core.computation import NOTHING, OF_CALL, PURPOSES, Asked, Purpose, Work
 from mpifl.core.errors import name_of
 from mpifl.experiment.context import RunContext
@@ -68,9 +68,8 @@ def forecast_computation(context: RunContext) -> ComputationForecast:
         why = OF_STATISTICS.format(name)
     elif uses(algorithm, NewClients) and _some_later(context):
         why = CHOSEN
-    extra = None if why else algorithm.extra_passes(planned_run(context))
-    if extra is None:
-        why = why or LOOKS
+    elif uses(algorithm, SecondLook) and hooks_of(algorithm, SecondLook).look_passes(held) is None:
+        why = LOOKS
     if why:
         return ComputationForecast(visit, None, why)
     total: Counter[tuple[Purpose, str]] = Counter()
@@ -92,10 +91,32 @@ def forecast_computation(context: RunContext) -> ComputationForecast:
             add(statistics, k, 0, 1, "statistics")
         for visit_number in range(count if changing else min(count, 1)):
             add(visits, k, visit_number, 1 if changing else count)
-    for of, looks in _by_purpose(visits, extra or (), 0, "statistics").items():
-        total.update({(of, name): n for name, n in looks._asdict().items()})
+    if uses(algorithm, SecondLook):
+        found_in_looks = _of_looks(context, visits)
+        total.update({("statistics", name): n for name, n in found_in_looks._asdict().items()})
     found = {p: Work(*(total[p, name] for name in Work._fields)) for p in PURPOSES}
     return ComputationForecast(visit, {p: work for p, work in found.items() if work != NOTHING})
+
+
+def _of_looks(context: RunContext, visits: WorkOf) -> Work:
+    """Return what clients compute in second looks; nothing where the server has their samples."""
+    looking, found, known = hooks_of(context.config.algorithm, SecondLook), NOTHING, dict[Any, Work]()
+
+    def work(k: int, answers: bool) -> Work:
+        held = visits.held(k)
+        at = held, answers, context.local_of(k)
+        if at not in known:
+            asked = looking.look_passes(held) or ((), ())
+            known[at] = visits.learner.work(asked[answers], visits.form, at[2])
+        return known[at]
+
+    for look in () if looking.at_server else looking.planned_looks(planned_run(context)):
+        asks: list[bool] = np.asarray(look.pairs.any(1)).tolist()
+        pairs = look.pairs & ~np.eye(len(look.clients), dtype=bool)
+        for k, question, answers in zip(look.clients.tolist(), asks, pairs.sum(0).tolist(), strict=True):
+            found = found.plus(work(k, False)) if question else found
+            found = found.plus(work(k, True).times(answers))
+    return found
 
 
 def _some_later(context: RunContext) -> bool:
