@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 import mpifl
 
@@ -28,7 +29,9 @@ def main(sweep: str, image: str) -> None:
     right.set(xscale="log", xlabel="MB sent, up and down")
     right.legend(fontsize=7)
     for axes in (left, right):
-        axes.grid(alpha=0.25)
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.grid(alpha=0.25, which="both")
     figure.savefig(image)
 
 
