@@ -184,3 +184,24 @@ def exchange_bytes(
         compared=int(pairs.sum(1) @ shown + pairs.sum(0) @ answers),
         calls=tuple(sorted(calls)),
     )
+
+
+def most_held(
+    question: int, answer: int, num_clients: int, num_ranks: int, at_server: bool
+) -> tuple[int, int]:
+    """Return the most numbers that rank 0 and a worker hold of a second look that travels.
+
+    A worker holds the questions of a wave, the answers that it makes in a block, their copy that is sent, and
+    the answers that arrive; rank 0 what arrives, if it compares.
+
+    Args:
+        question: size of a question.
+        answer: largest size of an answer, and of what a client shows.
+        num_clients: m, number of clients of a step.
+        num_ranks: P, number of ranks, at least 2.
+        at_server: whether rank 0 compares.
+    """
+    workers = num_ranks - 1
+    questions = max(question, min(BLOCK, workers * question))
+    answers = max(answer, min(BLOCK, -(-num_clients // workers) * workers * answer))
+    return 2 * answers * at_server, questions + 3 * answers

@@ -10,8 +10,16 @@ from math import exp
 import numpy as np
 import torch
 
+from mpifl.aggregation.exchange_choice import OverMpi, most_held
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.capabilities import OneShotStatistics, upload_named, uses
+from mpifl.core.capabilities import (
+    OneShotStatistics,
+    RememberedUploads,
+    SecondLook,
+    hooks_of,
+    upload_named,
+    uses,
+)
 from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.types import Report, Server
@@ -23,7 +31,7 @@ from mpifl.runtime.server_step import MODEL_BLOCK
 from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.traffic.ledger import count_numbers
 
-from .traffic import TrafficForecast, statistics_report, without_training
+from .traffic import TrafficForecast, planned_run, statistics_report, without_training
 
 FLOAT_BYTES = 4
 MPI_BYTES = 16 << 20  # the library and its buffers; measured with Open MPI 5 and a handful of ranks
@@ -169,8 +177,25 @@ def peak_memory(
     serving += models + block
     if num_ranks == 1:
         return everywhere + serving + working, everywhere + serving + working
+    at_server, at_worker = _look_bytes(context, num_ranks)
+    serving, working = serving + at_server, working + at_worker
     serving += measured.statistics  # the set-up was measured after them, with the same libraries
     return everywhere + MPI_BYTES + serving, everywhere + MPI_BYTES + working + block // workers
+
+
+def _look_bytes(context: RunContext, num_ranks: int) -> tuple[int, int]:
+    """Return the bytes that rank 0 and a worker hold of second looks that travel between ranks."""
+    algorithm, exchange = context.config.algorithm, context.config.system.exchange
+    if not uses(algorithm, SecondLook) or not isinstance(exchange, OverMpi):
+        return 0, 0
+    sizes = hooks_of(algorithm, SecondLook).look_sizes(planned_run(context))
+    if sizes is None:
+        return 0, 0
+    n, m = context.problem.num_clients, context.decisions.num_sampled
+    most = int(max(sizes.shown.max(), sizes.answered.max()))
+    clients, compares = n if uses(algorithm, RememberedUploads) else m, exchange.distances == "server"
+    server, worker = most_held(sizes.question, most, clients, num_ranks, compares)
+    return FLOAT_BYTES * server, FLOAT_BYTES * worker
 
 
 def _under_way(state: StateMemory, context: RunContext, num_ranks: int) -> int:

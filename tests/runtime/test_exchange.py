@@ -162,3 +162,14 @@ def test_bytes_of_ranks_and_of_the_federation_differ_by_copies_and_neighbours():
     assert (found + everyone).calls == (choice.ALLGATHER, choice.ALLTOALL)
     alone = choice.exchange_bytes(pairs, np.zeros(6, np.int64), *sizes[:-1], 1)
     assert (alone.copies, alone.moved, alone.asked) == (0, 0, 28)
+
+
+def test_what_ranks_hold_of_a_look_is_bounded_by_blocks():
+    """Three workers, six clients: three questions of 7; two clients a worker answer 3 others with 5 each."""
+    assert choice.most_held(7, 5, 6, 4, False) == (0, 3 * 7 + 3 * 2 * 3 * 5)
+    assert choice.most_held(7, 5, 6, 4, True) == (2 * 2 * 3 * 5, 3 * 7 + 3 * 2 * 3 * 5)
+    many = choice.most_held(10**5, 10**5, 1000, 101, True)
+    assert many == (2 * choice.BLOCK, 4 * choice.BLOCK)
+    assert choice.most_held(10**8, 1, 2, 3, False)[1] == 10**8 + 3 * 2, (
+        "a question may be larger than a block"
+    )
