@@ -72,6 +72,7 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
     paper = "li2024towards"
     trains_once = True
     row_distance = "model"
+    setup_from = ("pretrain_epochs",)
     needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True, classes=True)
 
     def __post_init__(self) -> None:

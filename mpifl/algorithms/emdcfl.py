@@ -95,6 +95,11 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     looks: Literal["once", "together", "seen"] = "once"
 
     paper = "zhang2025clustered"
+    trained_from = ()
+    looked_from = (
+        *("projection", "sample_cap", "sample_share", "metric", "solver", "reg"),
+        *("against", "tau", "noise", "train_mode"),
+    )
     needs = Needs(validation=True, averages=True, new_rows=True)
     question = "extractor"
 

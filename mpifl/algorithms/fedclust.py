@@ -55,6 +55,7 @@ class FedClust(NewClients, PlainVisits, Algorithm):
     needs = Needs(averages=True)
     statistics_gram = "signature"
     statistics_distance = "signature"
+    statistics_from = ("epochs", "variant")
 
     @property
     def _compared(self) -> str:

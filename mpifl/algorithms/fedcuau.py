@@ -56,6 +56,7 @@ class FedCUAU(OneShotStatistics, Algorithm):
 
     paper = "fedcuau"
     statistics_gram = "last_layer"
+    statistics_from = ()
     needs = Needs(client_state=True, averages=True)
     traffic_depends_on = (
         "who is in which cluster: cluster i of C moves the trunk and the blocks of copies i to C"

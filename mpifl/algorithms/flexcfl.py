@@ -80,6 +80,7 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
 
     paper = "duan2022flexible"
     statistics_gram = gram = "direction"
+    statistics_from = ("iterations",)
     statistics_distance = row_distance = "direction"
 
     def __post_init__(self) -> None:

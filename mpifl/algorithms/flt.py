@@ -78,6 +78,7 @@ class FLT(RelatedClients):
     paper = "jamalirad2022federated"
     needs = Needs(averages=True, classes=True, inputs=("images",))
     shown_from = ("autoencoder", "code", "pretrain_epochs", "finetune_epochs", "loss")
+    statistics_from = ("autoencoder", "code", "finetune_epochs", "loss", "centroids")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,6 +33,7 @@ class Local(ServerEvaluation, Algorithm):
 
     paper = "mcmahan2017communication"
     trains_once = True
+    setup_from = ("pretrain_epochs",)
 
     @cached_property
     def needs(self) -> Needs:

@@ -66,6 +66,7 @@ class PACFL(NewClients, PlainVisits, Algorithm):
 
     paper = "vahidian2023efficient"
     fingerprints_vary = True
+    statistics_from = ("p", "budget", "variant", "pixels")
 
     @property
     def needs(self) -> Needs:

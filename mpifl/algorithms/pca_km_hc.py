@@ -48,6 +48,7 @@ class PCAKMHC(RelatedClients):
     centroids: Annotated[int, Interval(ge=1, le=1000)] = 5
 
     paper = "dennis2021heterogeneity"
+    statistics_from = ("components", "centroids")
     needs = Needs(averages=True, inputs=("images", "features"))
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:

@@ -79,6 +79,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
 
     paper = "mestoukirdi2023user"
     statistics_gram = "gradient"
+    statistics_from = ("noise_batch",)
     needs = Needs(min_cohort=2, row_per_client=True)
     downloads = Downloads(serves="own")
 

@@ -158,12 +158,19 @@ class Algorithm(Options, ABC):
             no other loss, gradient or embedding; see `visit_passes`.
         statistics: names of uploads that are named like a table but are not parameters of a model. They are
             neither attacked nor compressed, and are still averaged under distance-based robust rules.
+        setup_from: the fields that decide, with one-shot statistics, what `setup` returns, for methods that
+            train there; cases of a sweep that differ in other fields share it (`core/beginning.py`). None: it
+            is not shared.
+        trained_from: the fields that decide, with the download, what `local_update` returns, for methods
+            whose first training is followed by something costly; None: it is not shared.
     """
 
     policies: ClassVar[tuple[str, ...]] = ()
     downloads: ClassVar[Downloads] = Downloads()
     trains_once: ClassVar[bool] = False
     statistics: ClassVar[tuple[str, ...]] = ()
+    setup_from: ClassVar[tuple[str, ...] | None] = None
+    trained_from: ClassVar[tuple[str, ...] | None] = None
 
     @cached_property
     def needs(self) -> Needs:

@@ -37,6 +37,15 @@ from .plan import Plan
 from .rng import Key
 from .types import Notes, ProblemInfo, Report, Server, Vector
 
+# phases of the beginning of a run, which cases of a sweep may share (`core/beginning.py`)
+SHOWN, STATISTICS, SETUP, TRAINING, LOOKS = "shown", "statistics", "setup", "training", "looks"
+PHASES = {
+    SHOWN: "what the server shows all clients",
+    STATISTICS: "one-shot statistics",
+    SETUP: "set-up of the server",
+    TRAINING: "first training",
+    LOOKS: "look of the first round",
+}
 NO_SINGLE_MODEL = "clients of this method do not train one whole model that they download; leave it out"
 
 
@@ -84,10 +93,13 @@ class OneShotStatistics(Capability, ABC):
             that name `assign_new_clients` reads as `row_distance` [m, K]; None for none.
         fingerprints_vary: whether the size of the statistics depends on the client's data.
         shown_from: the fields of the method that decide what `shows` returns; None for all of them.
+        statistics_from: the fields that decide, with what `shows` returned, what `fingerprint` returns; None
+            for all of them. Cases of a sweep that differ in other fields share it (`core/beginning.py`).
     """
 
     fingerprints_vary: ClassVar[bool] = False
     shown_from: ClassVar[tuple[str, ...] | None] = None
+    statistics_from: ClassVar[tuple[str, ...] | None] = None
     statistics_gram: ClassVar[str | None] = None
     statistics_distance: ClassVar[str | None] = None
 
@@ -228,10 +240,13 @@ class SecondLook(Capability, ABC):
     Attributes:
         question: name of the payload in the ledger.
         answered: name of the shown tensors and of the answers in the ledger.
+        looked_from: the fields of the method that decide, with the uploads, what a look finds; None for all
+            of them. Cases of a sweep that differ in other fields share it (`core/beginning.py`).
     """
 
     question: ClassVar[str] = "model"
     answered: ClassVar[str] = "embedding"
+    looked_from: ClassVar[tuple[str, ...] | None] = None
 
     @property
     def at_server(self) -> bool:

@@ -115,6 +115,14 @@ class Computation:
                 self.add(k, purpose, work)
         self._tables += [t if client is None else t[t[:, 0] == client] for t in other._tables]
 
+    @staticmethod
+    def of(table: np.ndarray) -> Computation:
+        """Return the computation of a table, see `table`."""
+        found = Computation()
+        for client, purpose, *work in table.tolist():
+            found.add(client, PURPOSES[purpose], Work(*work))
+        return found
+
     @property
     def table(self) -> np.ndarray:
         """The counts, int64 [rows, 7] with the columns `COLUMNS`; a client may have several rows."""

@@ -25,6 +25,7 @@ from mpifl.experiment import loader
 from mpifl.experiment.client_matrices import compare_clients
 from mpifl.experiment.context import RunContext
 from mpifl.experiment.placement import Place, place
+from mpifl.experiment.shared_beginning import record
 from mpifl.forecast.computation import compared_computation
 from mpifl.forecast.traffic import compared
 from mpifl.models.pretrained import uploads_none
@@ -247,6 +248,8 @@ def _of_some_runs(
         out["privacy"] = {**finite, **about, "spent": [one.tree() for one in used]}
     whose = "several" if context.config.algorithm.needs.several_models else "own"
     out["client_models"] = "rows" if uses_rows(context, server_step, server) else whose
+    if server_step.beginning:
+        out["beginning"] = record(server_step.beginning)
     if server_step.dropped:
         out["visits_dropped"] = len(server_step.dropped)
     if context.transport.lost:

@@ -57,6 +57,7 @@ def run(
     from_start: bool = True,
     asked_to_stop: Callable[[], bool] = lambda: False,
     callbacks: Sequence[Any] = (),
+    beginning: Mapping[str, Path] | None = None,
 ) -> Path | None:
     """Run a configuration over all ranks; return the run folder on rank 0, None elsewhere.
 
@@ -70,6 +71,8 @@ def run(
         asked_to_stop: returns whether to stop even without a signal; called between steps.
         callbacks: objects that are called during the run, in addition to those of `output.callbacks`. Every
             rank must pass the same number of them; only those of rank 0 are called.
+        beginning: of a case of a sweep, phase -> folder of the results that it shares with other cases; the
+            same on every rank.
 
     Raises:
         UserError: the run cannot begin; on every rank, before anything is trained.
@@ -89,6 +92,8 @@ def run(
     heard = Signals(lambda: asked_to_stop() or transport.stop_asked(), not silent, transport.ask_to_stop)
     calling = pinned(warn_once if transport.is_server else ignore)
     with calling, lock or nullcontext(), bar as progress, heard as signals:
+        if config.system.share_beginnings and not beginning and transport.is_server:
+            warn_once("system.share_beginnings: without effect: no other case of a sweep has this beginning")
         with doing("opening data and model"):
             context = build(config, transport, progress.say)
             if has_trials(config):
@@ -106,7 +111,7 @@ def run(
             saved = on_server(transport, begin, everywhere=False)
             observed.start(checkpoints.run_id if transport.is_server else "", resumed is not None, saved)
             elapsed = start - seconds_before(saved)
-            fault = train(context, checkpoints, recorder, saved, progress, observed, elapsed)
+            fault = train(context, checkpoints, recorder, saved, progress, observed, elapsed, beginning)
             if transport.is_server:
                 checkpoints.remove()
                 progress.say(f"results: {folder}")
@@ -124,6 +129,7 @@ def train(
     progress: Progress,
     observed: RunCallbacks,
     start: float,
+    beginning: Mapping[str, Path] | None = None,
 ) -> UserError | CodeFailed | None:
     """Take all steps of a run and write its results; every rank calls.
 
@@ -135,6 +141,7 @@ def train(
         progress: shows each step.
         observed: calls the callbacks after each step.
         start: start of the run by `perf_counter`, minus the seconds before the checkpoint of a resumed run.
+        beginning: phase -> folder of its results that cases of a sweep share; None shares nothing.
 
     Returns:
         The return value of `finish`.
@@ -146,7 +153,7 @@ def train(
     guard = partial(watchdog, config.system.watchdog_s, lambda: transport.last_call, log)
     with closing(store), rank_log(log, transport.is_server):
         counter = VisitCounter(store.folder, transport.rank, transport.size)
-        server_step = build_server_step(context, store, counter)
+        server_step = build_server_step(context, store, counter, beginning)
         if recorder is not None and recorder.written is not None:
             server_step.ledger.remember(recorder.written)
             server_step.computation.remember(recorder.written)

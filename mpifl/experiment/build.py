@@ -84,6 +84,7 @@ from .filters import build_filters
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .pretraining_cache import PretrainingCache
 from .schema import Config, Newcomers, StartConfig, SystemConfig
+from .shared_beginning import shared_beginning
 from .starting_model import FILE, check_base, earlier_privacy, read_model
 from .visit_loads import visit_loads
 
@@ -589,7 +590,10 @@ def stack_of(
 
 
 def build_server_step(
-    context: RunContext, store: ClientStore, counter: VisitCounter | None = None
+    context: RunContext,
+    store: ClientStore,
+    counter: VisitCounter | None = None,
+    beginning: Mapping[str, Path] | None = None,
 ) -> ServerStep:
     """Return the object that takes the server steps of a run; every rank calls.
 
@@ -597,6 +601,7 @@ def build_server_step(
         context: context of the run.
         store: holds the state that clients keep between their visits.
         counter: counts the visits of this rank, so that progress can be shown; None if nobody reads it.
+        beginning: phase -> folder of its results that cases of a sweep share; None shares nothing.
     """
     config, system, decisions = context.config, context.config.system, context.decisions
     return ServerStep(
@@ -632,6 +637,7 @@ def build_server_step(
             stack=decisions.stack,
             drops=config.on_client_error == DROP,
             pretraining_cache=pretraining_cache(context),
+            beginning=shared_beginning(context, beginning or {}),
             synchronous=config.policy.synchronous,
             effort=effort(context),
             counter=counter or VisitCounter(),

@@ -164,6 +164,9 @@ class SystemConfig(Options):
             Nothing is kept if the samples of all clients need more than eight times this size.
         statistics_cache: folder for networks that the server trains for one-shot statistics (FLT's
             autoencoder). Later runs that would train the same network read it from there. null keeps none.
+        share_beginnings: whether cases of a sweep that have equal beginnings (`docs/sweeps.md`) compute them
+            once; no number changes but measured times and MPI bytes. null does so, unless the sweep's table
+            shows a measured time. A run by itself shares nothing.
         stack: number of clients of a cohort that are trained at once (`docs/performance.md`). The last bits
             differ from training one client after the other, but are the same for any number of ranks. 0
             chooses the number that measures fastest at the start.
@@ -192,6 +195,7 @@ class SystemConfig(Options):
     watchdog_s: NonNegativeFloat = 0.0
     sample_cache_mb: NonNegativeInt = 128
     statistics_cache: str | None = None
+    share_beginnings: bool | None = None
     stack: NonNegativeInt = 1
     kernels: bool = True
     cuda_graphs: bool | None = None

@@ -128,10 +128,15 @@ class ServerHooks:
             _check_clients(call, chosen, cohort)
         return chosen
 
+    @property
+    def setup_key(self) -> Key:
+        """The address of the random draws of `setup`."""
+        return self.seed.of("setup")
+
     def setup(self, fingerprints: Notes | None) -> Server:
         """Return the first server."""
         with self._call("setup") as call:
-            server = self.algorithm.setup(self.problem, fingerprints, self.seed.of("setup"))
+            server = self.algorithm.setup(self.problem, fingerprints, self.setup_key)
             self._check_server(call, server)
         return server
 

@@ -25,6 +25,8 @@ from mpifl.aggregation.update_filter import PlannedStep, RowMixer
 from mpifl.comm.transport import RankLost, on_all
 from mpifl.core.algorithm import apply_plan
 from mpifl.core.capabilities import (
+    SETUP,
+    SHOWN,
     ComparedUploads,
     NewClients,
     OneShotStatistics,
@@ -62,7 +64,7 @@ from .protocol import (
     report_tables,
 )
 from .scheduler import Scheduler, task_costs
-from .step_config import StepConfig
+from .step_config import SERVER, Origins, StepConfig
 from .worker import VisitResults, Worker, unpacked
 
 Uploads = Mapping[str, Sequence[torch.Tensor]]  # name -> vectors [w], all components of all uploads
@@ -242,6 +244,7 @@ class ServerStep:
         train_metrics: mean training metrics of the last step, from the clients' reports; on rank 0.
         client_products: inner products of the models of the last step, if they are measured; on rank 0.
         costs: predicted work of each client's visit [N], in samples.
+        beginning: origins of the results of the first phases that cases of a sweep share; on rank 0.
         updates: if requested, a row for each client of the last step and module of the model, with `client`,
             `block`, and the figures of `measures.update_statistics`; on rank 0.
     """
@@ -274,6 +277,7 @@ class ServerStep:
         self.dropped: list[Dropped] = []
         self.train_metrics: dict[str, float] = {}
         self.client_products: ClientProducts | None = None
+        self.beginning: dict[str, dict[int, str]] = {}
         self.updates: list[dict[str, Any]] = []
         self._shown: Mapping[str, torch.Tensor] = {}  # rows downloaded for one-shot statistics; on rank 0
         self._showing = Computation().table  # what the server computed to make them
@@ -287,12 +291,13 @@ class ServerStep:
         server = None
         if self.transport.is_server:
             with self.watch("cluster"), doing("the first server", ends_at_once=True), self._serving(0):
-                server = self.hooks.setup(None if reports is None else reports.notes)
+                server = self._first_server(None if reports is None else reports.notes)
                 server = self.hooks.appraise(None, server)
             self.tables.publish(server.tables)
         if one_shot:
             server = self._mix_fingerprints("initial_plan", server, reports, uploads)
         self.distribute(server)
+        self._gather_origins()
         return server
 
     @contextmanager
@@ -301,6 +306,34 @@ class ServerStep:
         with self.config.clients.computation.counting("server") as found:
             yield
         self.computation.add(step, found.table)
+
+    def _first_server(self, statistics: Notes | None) -> Server:
+        """Return what `setup` returns, now or in another case of a sweep."""
+        beginning = self.config.beginning
+        if beginning is None or SETUP not in beginning:
+            return self.hooks.setup(statistics)
+        address = beginning.address(SETUP, statistics, self.hooks.setup_key.path, self._public_data)
+        counter = self.config.clients.computation
+        found: tuple[Server, np.ndarray] | None = beginning.find(SETUP, SERVER, address)
+        if found is None:
+            with counter.apart() as counted:
+                found = self.hooks.setup(statistics), counted.table
+            beginning.keep(SETUP, SERVER, address, found)
+        counter.add_all(Computation.of(found[1]))
+        return found[0]
+
+    @property
+    def _public_data(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The samples and labels of each set of the server."""
+        return [(client.data.train.x, client.data.train.y) for client in self.problem.public]
+
+    def _gather_origins(self) -> None:
+        """Collect which results of the first phases this run computed itself; every rank calls."""
+        if self.config.beginning is None:
+            return
+        found: list[Origins] | None = self.transport.gather(self.config.beginning.taken(), "notes")
+        for phase, origins in (item for one in found or () for item in one.items()):
+            self.beginning.setdefault(phase, {}).update(origins)
 
     def distribute(self, server: Server | None) -> None:
         """Publish the tables of a server; shard tables in which each row is read by one client."""
@@ -366,6 +399,7 @@ class ServerStep:
             "visits": self.visits,
             "taken": self.taken,
             "dropped": [asdict(d) for d in self.dropped],
+            **({"beginning": self._origins_as_lists()} if self.beginning else {}),
             **self.config.filters.state_dict(),
         }
 
@@ -376,7 +410,12 @@ class ServerStep:
         self.visits = state["visits"].copy()
         self.taken = state["taken"].copy()
         self.dropped = [Dropped(**d) for d in state["dropped"]]
+        kept = state.get("beginning", {})
+        self.beginning = {phase: {k: name for k, name in pairs} for phase, pairs in kept.items()}
         self.config.filters.load_state_dict(state)
+
+    def _origins_as_lists(self) -> dict[str, list[tuple[int, str]]]:
+        return {phase: [*origins.items()] for phase, origins in self.beginning.items()}
 
     # -- one step --------------------------------------------------------------------------------------------
 
@@ -399,6 +438,8 @@ class ServerStep:
             with doing("clients look at each other"):
                 results = self.look(batch, results)
         reports = self._gather(batch, results, "local_update")
+        if batch.version == 0:
+            self._gather_origins()
         with doing("aggregating"):
             for measure in self.measures:
                 measure(self, server, CollectedUploads(batch, results, reports))
@@ -638,6 +679,17 @@ class ServerStep:
 
     def _made_shown(self) -> Mapping[str, torch.Tensor]:
         """Return the rows that are shown to all clients, and as `COMPUTED` what the server computed."""
+        beginning = self.config.beginning
+        if beginning is None or SHOWN not in beginning:
+            return self._computed_shown()
+        address = beginning.address(SHOWN, self.hooks.shows_key.path, self._public_data)
+        found: Mapping[str, torch.Tensor] | None = beginning.find(SHOWN, SERVER, address)
+        if found is None:
+            found = self._computed_shown()
+            beginning.keep(SHOWN, SERVER, address, found)
+        return found
+
+    def _computed_shown(self) -> Mapping[str, torch.Tensor]:
         with self.config.clients.computation.counting("server") as found:
             shown = self.hooks.shows()
         return {**shown, COMPUTED: torch.from_numpy(found.table)}

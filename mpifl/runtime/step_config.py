@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -41,6 +41,36 @@ class PretrainingCache(Protocol):
         make: Callable[[], Mapping[str, torch.Tensor]],
     ) -> Mapping[str, torch.Tensor]:
         """Return the rows that an earlier run stored, or the result of `make`."""
+
+
+SERVER = -1  # in place of a client, for phases of rank 0
+Origins = Mapping[str, Mapping[int, str]]  # phase -> client -> name of the run that computed the result
+
+
+class SharedBeginning(Protocol):
+    """Results of the first phases of a run (`core/beginning.py`) that the cases of a sweep share."""
+
+    def __contains__(self, phase: str) -> bool:
+        """Return whether a phase is shared."""
+
+    def address(self, phase: str, *arguments: Any) -> str:
+        """Return what identifies a call, by its arguments; empty if they cannot be compared."""
+
+    def find(self, phase: str, client: int, address: str, known: Message | None = None) -> Any:
+        """Return the result of a call that another case made; None if there is none.
+
+        Args:
+            phase: the phase.
+            client: number of the client, or `SERVER`.
+            address: the return value of `address`.
+            known: download of the visit, whose rows need not be kept.
+        """
+
+    def keep(self, phase: str, client: int, address: str, value: Any, known: Message | None = None) -> None:
+        """Keep the result of a call for other cases; see `find`."""
+
+    def taken(self) -> Origins:
+        """Return the origins of all results since the last call; a result of this run has an empty one."""
 
 
 class VisitsInOneCall(Protocol):
@@ -116,6 +146,7 @@ class StepConfig:
         drops: whether a client that fails twice is left out; otherwise a failure ends the run.
         pretraining_cache: cache, for later runs, of the rows that clients download for one-shot statistics;
             None for no cache.
+        beginning: results of the first phases that cases of a sweep share; None to compute all of them.
         synchronous: False if uploads reach rank 0 one by one; then all tables stay on rank 0, and no client
             joins after the first step.
         effort: factor of each client's training time per sample [N], to balance the ranks; None for equal
@@ -145,6 +176,7 @@ class StepConfig:
     stack: int = 1
     drops: bool = False
     pretraining_cache: PretrainingCache | None = None
+    beginning: SharedBeginning | None = None
     synchronous: bool = True
     effort: np.ndarray | None = None
     counter: VisitCounter = field(default_factory=VisitCounter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -20,6 +20,9 @@ from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.aggregation.update_filter import FilteredVisit
 from mpifl.comm.transport import bytes_of
 from mpifl.core.capabilities import (
+    LOOKS,
+    STATISTICS,
+    TRAINING,
     RememberedUploads,
     RowUpdates,
     SecondLook,
@@ -47,13 +50,15 @@ from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
 from mpifl.traffic.ledger import count_numbers
 
-from .exchange import PairedLooks, stored
+from .exchange import Found, PairedLooks, stored
 from .hook_errors import Dropped, VisitPlace, attempt, counted_attempt, hook_name
 from .hooks import ClientHooks
-from .protocol import ClientTask, ReportHeader, ReportTable, TaskBatch, report_tables
-from .step_config import StepConfig
+from .protocol import ClientTask, LookPlan, ReportHeader, ReportTable, TaskBatch, report_tables
+from .step_config import SERVER, StepConfig
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
+Made = tuple[Report, State]  # what a visit returns
+VisitArguments = tuple[Message, State, Client, Key]
 TRAIN = "train"  # name of the training data among the sets on which clients are evaluated
 
 
@@ -199,7 +204,7 @@ class Worker:
     def _run(self, batch: TaskBatch, fingerprint: bool) -> VisitResults:
         start, headers, dropped = perf_counter(), list[ReportHeader](), list[Dropped]()
         self._bases.clear()
-        if self._plain is not None and not fingerprint:
+        if self._plain is not None and not fingerprint and not self._shares_training(batch.version):
             self._buffer.clear()
             with self._counter.counting() as computation:
                 made = self._plain.run(batch, self._buffer.rows)
@@ -257,7 +262,7 @@ class Worker:
         }
         at_server = hooks_of(self.config.algorithm, SecondLook).at_server
         with self._counter.counting("server" if at_server else "statistics") as computation:
-            found, failed = self._looks.run(batch.looks, batch.step, asking)
+            found, failed = self._look(batch, batch.looks, asking)
         headers = list[ReportHeader]()
         for i, header in enumerate(results.headers):
             number = header.number
@@ -284,6 +289,35 @@ class Worker:
         self._check_code(batch)
         computed = np.concatenate([results.computation, computation.table])
         return replace(results, headers=headers, uploads=joined, dropped=dropped, computation=computed)
+
+    def _look(
+        self, batch: TaskBatch, looks: LookPlan, asking: Mapping[int, Mapping[str, Vector]]
+    ) -> tuple[Mapping[int, Found], Mapping[int, Dropped]]:
+        """Return what clients find, now or in another case of a sweep, and which of them are left out."""
+        beginning, transport = self.config.beginning, self.config.transport
+        if beginning is None or batch.version or LOOKS not in beginning:
+            return self._looks.run(looks, batch.step, asking)
+        own = {i: beginning.address(LOOKS, uploads) for i, uploads in asking.items()}
+        told, address, known = transport.gather(own, "notes"), "", None
+        if told is not None:  # rank 0 reads and writes the looks of all clients together
+            uploads = sorted((i, of) for part in told for i, of in part.items())
+            who = looks.clients, looks.visits, looks.matrix(), batch.step, self._key("probe").path
+            address = beginning.address(LOOKS, uploads, who) if all(of for _, of in uploads) else ""
+            known = beginning.find(LOOKS, SERVER, address)
+        found: Mapping[int, Found] | None = transport.bcast(None if known is None else known[0], "notes")
+        if found is not None:
+            if known is not None:
+                self._counter.add_all(Computation.of(known[1]))
+            return {i: found[i] for i in asking}, {}
+        with self._counter.apart() as counted:
+            found, failed = self._looks.run(looks, batch.step, asking)
+        self._counter.add_all(counted)
+        parts = transport.gather((found, bool(failed), counted.table), "notes")
+        if parts is not None and not any(fails for _, fails, _ in parts):
+            joined = {i: one for some, _, _ in parts for i, one in some.items()}
+            computed = np.concatenate([table for _, _, table in parts])
+            beginning.keep(LOOKS, SERVER, address, (joined, computed))
+        return found, failed
 
     def updates(self, batch: TaskBatch, results: VisitResults) -> list[Vector]:
         """Return, for each visit of a step, the reported change of the model that it downloaded, [d] each."""
@@ -321,11 +355,69 @@ class Worker:
             client = self.client(task.client, task.visit, batch.step)
             shown = self._downloads.message(self.message(task, batch.step, 0)).vectors
             key = self._key("fingerprint", task.client)
-            report = self._in_main_memory(self.hooks.fingerprint(task, client, shown, key))
+            report = self._in_main_memory(self._statistics(task, client, shown, key, batch.step))
         arrived = self.config.filters.statistics(report)
         if arrived is not report:
             arrived = self._with_unsent("fingerprint", task, report, arrived)
         return arrived, self.config.payload.vector_bytes(report)
+
+    def _statistics(
+        self, task: ClientTask, client: Client, shown: Mapping[str, Vector], key: Key, step: int
+    ) -> Report:
+        """Return a client's one-shot statistics as it makes them, now or in another case of a sweep."""
+        beginning = self.config.beginning
+        if beginning is None or STATISTICS not in beginning:
+            return self.hooks.fingerprint(task, client, shown, key)
+        address = beginning.address(STATISTICS, shown, key.path, client.id, client.visit, step)
+        found: tuple[Report, np.ndarray] | None = beginning.find(STATISTICS, client.id, address)
+        if found is None:
+            with self._counter.apart() as counted:
+                found = self.hooks.fingerprint(task, client, shown, key), counted.table
+            beginning.keep(STATISTICS, client.id, address, found)
+        self._counter.add_all(Computation.of(found[1]))
+        return found[0]
+
+    def _shares_training(self, version: int) -> bool:
+        """Return whether cases of a sweep share the training of clients that read a version of the server."""
+        return version == 0 and self.config.beginning is not None and TRAINING in self.config.beginning
+
+    def _made(
+        self,
+        tasks: Sequence[ClientTask],
+        arguments: Sequence[VisitArguments],
+        train: Callable[[], list[Made]],
+    ) -> list[Made]:
+        """Return what visits of clients that train together make, now or in another case of a sweep.
+
+        Args:
+            tasks: the visits.
+            arguments: the arguments of each.
+            train: makes all of them.
+        """
+        beginning = self.config.beginning
+        if beginning is None or not self._shares_training(arguments[0][0].version):
+            return train()
+        calls = [
+            (message, state, key.path, client.id, client.visit, task.work)
+            for task, (message, state, client, key) in zip(tasks, arguments, strict=True)
+        ]
+        own = [beginning.address(TRAINING, call) for call in calls]
+        if not all(own):
+            return train()
+        addresses = own if len(own) == 1 else [beginning.address(TRAINING, one, own) for one in own]
+        places = [(task.client, address) for task, address in zip(tasks, addresses, strict=True)]
+        known = [message for message, _, _, _ in arguments]
+        found = [beginning.find(TRAINING, *place, m) for place, m in zip(places, known, strict=True)]
+        if None in found:
+            with self._counter.apart() as counted:
+                made = train()
+            of = [counted.table[counted.table[:, 0] == client] for client, _ in places]
+            found = [*zip(made, of, strict=True)]
+            for place, value, m in zip(places, found, known, strict=True):
+                beginning.keep(TRAINING, *place, value, m)
+        for _, table in found:
+            self._counter.add_all(Computation.of(table))
+        return [one for one, _ in found]
 
     def visit(self, task: ClientTask, batch: TaskBatch) -> Coded:
         """Return one client's report, from training now or from its remembered upload."""
@@ -339,13 +431,14 @@ class Worker:
 
     def train_block(self, tasks: Sequence[ClientTask], batch: TaskBatch) -> dict[int, Coded]:
         """Train some clients together; return their reports by report number."""
-        works, messages = [], []
+        works, messages, arguments = [], [], []
         for task in tasks:
             client = self.client(task.client, task.visit, batch.step, task.work)
             messages.append(self.message(task, batch.step, batch.version))
-            works.append(partial(self.hooks.local_update, task, *self._before(client, task, messages[-1])))
+            arguments.append(self._before(client, task, messages[-1]))
+            works.append(partial(self.hooks.local_update, task, *arguments[-1]))
         with self.watch("train"):
-            made = self.config.clients.run_lockstep(works)
+            made = self._made(tasks, arguments, partial(self.config.clients.run_lockstep, works))
         return {
             task.number: self._after(task, message, *done)
             for task, message, done in zip(tasks, messages, made, strict=True)
@@ -355,15 +448,13 @@ class Worker:
         """Train one client and commit its state."""
         arguments = self._before(client, task, message)
         with self.watch("train"):
-            made = self.hooks.local_update(task, *arguments)
+            [made] = self._made([task], [arguments], lambda: [self.hooks.local_update(task, *arguments)])
         if self.config.clients.keeps_optimizer:
             memory = tensors_on(client.optimizer_memory(), CPU)
             self.config.store.save("optimizer", task.client, task.visit + 1, memory)
         return self._after(task, message, *made)
 
-    def _before(
-        self, client: Client, task: ClientTask, message: Message
-    ) -> tuple[Message, State, Client, Key]:
+    def _before(self, client: Client, task: ClientTask, message: Message) -> VisitArguments:
         """Return the arguments of a visit: message, state, client with its data loaded, key."""
         with self.watch("load"):
             keeps = self.config.algorithm.needs.client_state

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from mpifl.core.textfiles import MAX_NAME_BYTES, is_file, json_file, yaml_file
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config, OutputConfig
 from mpifl.experiment.section_checks import check_sections
+from mpifl.experiment.shared_beginning import shared_phases
 from mpifl.experiment.table_layout import COLUMNS, ROWS, SEED, TableConfig
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.client_devices import Alike
@@ -35,6 +37,7 @@ from mpifl.training.per_client import names_devices
 MAX_CASES = 10_000
 SWEEP_FILE = "sweep.yaml"  # in the sweep's folder: the configuration that it was started with
 CONFIGURATIONS_FILE = "configurations.json"  # beside it: the configurations that it varies, at that time
+MEASURED = ("wall_seconds", "seconds", "arrivals_per_second", "mpi_")  # beginnings of figures' names
 LEAN = {"output": {"model": False}}  # cases keep no models, unless output.model is set to true
 CONFIGURATIONS = "vary.configuration"  # key of a started sweep's tree that holds these configurations
 
@@ -116,6 +119,11 @@ class Case:
             plain = replace(plain, devices=Alike())
         written = OutputConfig(model=output.model, updates=output.updates, client_models=output.client_models)
         return json.dumps(loader.to_tree(replace(plain, output=written)))
+
+    @cached_property
+    def beginning(self) -> Mapping[str, str]:
+        """The first phases that it can share, each with a digest of what decides it; see `beginnings`."""
+        return shared_phases(self.config)
 
     def folder(self, parent: Path) -> Path:
         """Return the run folder.
@@ -432,6 +440,37 @@ def trainings(some_cases: Sequence[Case]) -> list[list[Case]]:
     for case in some_cases:
         found.setdefault(case.training or case.slug, []).append(case)
     return [*found.values()]
+
+
+def beginnings(every: Sequence[Case], table: TableConfig | None) -> dict[str, dict[str, str]]:
+    """Return the first phases that each case of a sweep computes together with other cases.
+
+    Cases that are retimed share nothing: they are not trained. If the table shows measured times, only cases
+    that ask for it (`system.share_beginnings: true`) share.
+
+    Args:
+        every: the cases; invalid ones are left out.
+        table: the section `table`, if there is one.
+
+    Returns:
+        Name of a case -> phase -> digest of what decides the phase.
+    """
+    measured = table is not None and any(map(is_measured, (f.of for f in table.figures.values())))
+    valid = [case for case in every if case.can_run]
+    sharing = {
+        case.slug: case.beginning for case in valid if case.config.system.share_beginnings or not measured
+    }
+    firsts = [unit[0] for unit in trainings(valid) if unit[0].slug in sharing]
+    counts = Counter(place for case in firsts for place in sharing[case.slug].items())
+    return {
+        slug: {phase: about for phase, about in of.items() if counts[phase, about] > 1}
+        for slug, of in sharing.items()
+    }
+
+
+def is_measured(figure: str) -> bool:
+    """Return whether a figure of a run is measured time or traffic of this machine, not of the federation."""
+    return figure.startswith(MEASURED)
 
 
 @dataclass(frozen=True)

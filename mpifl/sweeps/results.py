@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
@@ -17,6 +17,7 @@ import numpy as np
 from mpifl.analysis.figures import Curve, draw_sweep
 from mpifl.analysis.seed_groups import matched
 from mpifl.analysis.tables import Table, as_markdown
+from mpifl.core.capabilities import PHASES
 from mpifl.core.case_names import label_of
 from mpifl.core.conversion import untyped
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
@@ -24,6 +25,7 @@ from mpifl.core.files import write_atomically, write_json
 from mpifl.core.imports import code_of
 from mpifl.core.textfiles import flat, json_mapping, yaml_file, yaml_text
 from mpifl.experiment import loader
+from mpifl.experiment import shared_beginning as shared
 from mpifl.experiment.schema import Config
 from mpifl.experiment.table_layout import METRIC, TableConfig
 from mpifl.results import run_folder as folders
@@ -54,6 +56,8 @@ ROUNDING = 1e-12  # a deviation below this share of the mean is that of rounding
 DRAWING_SHARE = 10  # spend at most a tenth of the time on drawing intermediate figures
 FIRST_DRAWING_S = 0.5  # assumed time of the first drawing
 CaseFigures = tuple[dict[str, Any], Curve, Result]  # row of `sweep.csv`, curve of the figure, row of `table`
+BEGINNINGS_FILE = "beginnings.csv"
+Beginning = Mapping[str, Mapping[str, int]]  # phase -> name of a run, or `shared.OWN` -> number of results
 TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
 
 
@@ -197,6 +201,7 @@ class Found:
         self._file = 0, 0  # modification time and number of the file that the cases were read from
         self._read_cases()
         self._read: dict[str, CaseFigures] = {}
+        self._beginnings: dict[str, tuple[Mapping[str, str], Beginning]] = {}  # case -> labels, and record
         self._origins: dict[str, Origin] = {}  # run -> origin of its numbers
         self._unreadable: set[str] = set()  # cases
         self._shown = 0  # number of cases in the figure
@@ -224,10 +229,13 @@ class Found:
             rows = [row for row, _, _ in found]
             folders.write_csv(self.folder / "sweep.csv", rows)
             few = len(found) < len(self.every)
+            if self._beginnings:
+                folders.write_csv(self.folder / BEGINNINGS_FILE, of_beginnings(self._beginnings.values()))
+            once = f"\n{self._shared}\n" if self._beginnings else ""
             note = f"\n{len(found)} of {len(self.every)} cases are complete.\n" if few else ""
-            write_atomically(self.folder / "sweep.md", table(over_seeds(rows, self._labels)) + note)
+            write_atomically(self.folder / "sweep.md", table(over_seeds(rows, self._labels)) + note + once)
             if self.table is not None:
-                write_atomically(self.folder / "table.md", self._as_printed(found) + note)
+                write_atomically(self.folder / "table.md", self._as_printed(found) + note + once)
             if time.monotonic() > self._last_drawn + DRAWING_SHARE * self._seconds:
                 self.draw()
 
@@ -248,7 +256,19 @@ class Found:
             shown = table(over_seeds([row for row, _, _ in found], self._labels))
         else:
             shown, files = self._as_printed(found), f"table.md, {files}"
+        unlike += [self._shared] if self._beginnings else []
         return "\n".join([shown, *unlike, f"results: {self.folder}: {files}"])
+
+    @property
+    def _shared(self) -> str:
+        """One line: how many cases computed the first phases that cases share."""
+        records = [record for _, record in self._beginnings.values()]
+        parts = []
+        for phase, title in PHASES.items():
+            having = [record[phase] for record in records if phase in record]
+            own = sum(shared.OWN in origins for origins in having)
+            parts += [f"{title} by {own} of {len(having)}"] if having else []
+        return f"Beginnings that cases share were computed once: {', '.join(parts)} ({BEGINNINGS_FILE})."
 
     def _as_printed(self, found: Sequence[CaseFigures]) -> str:
         assert self.table is not None
@@ -267,6 +287,8 @@ class Found:
             try:
                 run = _read(case, self.folder)
                 self._read[case.slug] = _figures(case, run)
+                if beginning := run.summary.get("beginning"):
+                    self._beginnings[case.slug] = case.labels, beginning
                 origin = run.origin
                 self._origins[run.folder.name] = replace(origin, identity=of_machine(origin.identity))
             except UserError as error:  # the other cases are still shown
@@ -307,6 +329,25 @@ def figures_of(run: Run) -> dict[str, Any]:
     if "clock_seconds" not in found and last.get(VIRTUAL) not in (None, ""):
         found[VIRTUAL] = float(last[VIRTUAL])
     return found | {n: summary[n] for n in TOTALS}
+
+
+def of_beginnings(found: Iterable[tuple[Mapping[str, str], Beginning]]) -> list[dict[str, Any]]:
+    """Return a row for each case and first phase that it shares: what it computed, and took from whom.
+
+    Args:
+        found: labels of each case, and `beginning` of its `summary.json`.
+    """
+    return [
+        {
+            **labels,
+            "phase": phase,
+            "computed": origins.get(shared.OWN, 0),
+            "taken": sum(count for name, count in origins.items() if name != shared.OWN),
+            "from": " ".join(name for name in origins if name != shared.OWN),
+        }
+        for labels, record in found
+        for phase, origins in record.items()
+    ]
 
 
 def _figures(case: Case, run: Run) -> CaseFigures:

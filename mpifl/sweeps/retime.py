@@ -212,7 +212,8 @@ def write_retimed(run: Run, config: Config) -> Path:
     files = {key: value for key, value in run.files.items() if key not in loader.FILES_OF_TIMES}
     files |= {key: value for key, value in loader.sums_of(config).items() if key in loader.FILES_OF_TIMES}
     changes = {"settings": loader.settings(config), "retimed_from": run.folder.name, "files": files}
-    write_json(folder / "summary.json", folders.without_infinity({**run.summary, **changes}))
+    kept = {name: value for name, value in run.summary.items() if name != "beginning"}  # it computes nothing
+    write_json(folder / "summary.json", folders.without_infinity({**kept, **changes}))
     return folder
 
 

@@ -25,6 +25,7 @@ from typing import Any, TextIO
 
 from mpifl.comm.mpi_startup import is_tolerant
 from mpifl.comm.transport import Transport, divided, on_server
+from mpifl.core.capabilities import PHASES
 from mpifl.core.case_names import LOCKS, labels_of
 from mpifl.core.errors import CodeFailed, Stopped, StoppedEarly, UserError, require
 from mpifl.core.files import try_lock
@@ -46,9 +47,11 @@ from .cases import (
     SWEEP_FILE,
     Case,
     Part,
+    beginnings,
     cases,
     changed,
     started_with,
+    table_of,
     trainings,
     unchecked_cases,
     with_configurations,
@@ -58,6 +61,7 @@ from .retime import check as check_retime
 from .retime import write_retimed
 
 JOIN_SECONDS = 10.0  # longest wait for another process that has just begun the same sweep
+BEGINNINGS = ".beginnings"  # folder of the results of first phases that several cases share
 JOBS = ".jobs-"  # prefix of the folders through which the groups of a job communicate
 ASK_SECONDS = 0.5  # time between two checks whether another group requests a stop
 
@@ -167,6 +171,10 @@ def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
     mine = part.chosen(every)
     some, count = len(trainings(mine)), f"{len(mine)} of {len(every)} cases"
     count += f", {some} trainings: the others differ in times only" if some < len(mine) else ""
+    shared = beginnings(mine, None if tree.get("table") is None else table_of(tree))
+    for phase, title in PHASES.items():
+        which = [of[phase] for of in shared.values() if phase in of]
+        count += f"\n{title}: computed {len(set(which))} times for {len(which)} cases" if which else ""
     return "\n".join([*(case.title for case in mine), count])
 
 
@@ -359,7 +367,11 @@ class _Work:
         self.found.draw()
         left = self.left(self.found.every)
         if not left:
-            for path in (self.folder / LOCKS, *self.folder.glob(f"{JOBS}*")):  # also those of killed jobs
+            for path in (
+                self.folder / LOCKS,
+                self.folder / BEGINNINGS,
+                *self.folder.glob(f"{JOBS}*"),
+            ):  # also those of killed jobs
                 shutil.rmtree(path, ignore_errors=True)
         if not self.quiet:
             print(self.found.text(), flush=True)
@@ -467,8 +479,29 @@ class _Work:
         else:
             started = case.folder(self.folder) if state == "started" else None
             with _named(case), _cycles_collected():
+                if shared := on_server(transport, lambda: self._shared(case)):
+                    options = {**options, "beginning": shared}
                 run(config, transport, quiet, started, **options)
+            on_server(transport, self._remove_beginnings)
         return twin is None and state != "complete"
+
+    def _shared(self, case: Case) -> dict[str, Path]:
+        """Return phase -> folder of its results, for the first phases that a case shares with others."""
+        own = self._beginnings().get(case.slug, {})
+        return {phase: self.folder / BEGINNINGS / _name(phase, about) for phase, about in own.items()}
+
+    def _beginnings(self) -> dict[str, dict[str, str]]:
+        return beginnings(self.found.every, self.found.table)
+
+    def _remove_beginnings(self) -> None:
+        """Remove the results of first phases that no case needs which is still to run."""
+        left = {case.slug for case in self.left(self.found.every)}
+        needed = {
+            _name(*place) for slug, of in self._beginnings().items() if slug in left for place in of.items()
+        }
+        for folder in (self.folder / BEGINNINGS).glob("*"):
+            if folder.name not in needed:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _state(self, case: Case) -> tuple[str, Path | None]:
         """Return whether a case is complete, started or new, and the run to retime for it, if any.
@@ -487,6 +520,11 @@ class _Work:
         if folder.exists():  # the process ended while it created the folder
             shutil.rmtree(folder)
         return "new", twin
+
+
+def _name(phase: str, about: str) -> str:
+    """Return the name of the folder that holds the results of a phase."""
+    return f"{phase}-{about[:16]}"
 
 
 def _gives(folder: Path, config: Config) -> bool:
