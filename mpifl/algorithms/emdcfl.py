@@ -98,7 +98,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     trained_from = ()
     looked_from = (
         *("projection", "sample_cap", "sample_share", "metric", "solver", "reg"),
-        *("against", "tau", "noise", "train_mode"),
+        *("against", "tau", "noise", "train_mode", "samples"),
     )
     needs = Needs(validation=True, averages=True, new_rows=True)
     question = "extractor"

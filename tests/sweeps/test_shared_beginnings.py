@@ -62,7 +62,8 @@ SWEEPS = {
 USUAL = ("emdcfl", "ucfl", "ccfl")  # the others are nightly
 RESULTS = ("digest", "federation", "accuracy", "ari", "comput", "flops", "energy")  # of summary.json
 MEASURED = ("seconds", "real_seconds", "train_seconds")
-TABLES = ("clients", "clusters", "assignments", "client_traffic", "visits", "ledger", "computation", "metrics")
+TABLES = ("clients", "clusters", "assignments", "client_traffic", "client_computation", "visits")
+TABLES += ("ledger", "computation", "metrics")
 
 
 def swept(folder: Path, options: list[str], share: str | None, name: str | None = None) -> Path:
