@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .computation import ComputationCounter
+from .devices import state_on
 from .federation import ClientData, Split
 from .parameters import Layout, Part
 from .rng import Key
@@ -257,6 +258,23 @@ class ClientHost(ABC):
             work: fraction of the mini-batches after which each of its trainings ends; None: all of them.
             changes: fields of `LocalConfig` that differ for this client.
         """
+
+    def host(self, clients: np.ndarray, ranks: int) -> None:
+        """Keep the samples of the clients that this rank hosts, and those alone. Default: nothing changes.
+
+        Args:
+            clients: their numbers, int64 ascending; called again with more when another rank is lost.
+            ranks: number of workers of this node, which share its devices.
+        """
+        return
+
+    def state(self, client: int, visit: int, load: Callable[[], State]) -> State:
+        """Return a client's state after `visit` visits on the device; `load` reads it from its file."""
+        return state_on(load(), self.device)
+
+    def keep_state(self, client: int, visit: int, state: State) -> None:
+        """Keep a client's state after `visit` visits on the device if there is room. Default: do not."""
+        return
 
     @abstractmethod
     def public_clients(self) -> Sequence[Client]:

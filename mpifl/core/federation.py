@@ -242,6 +242,17 @@ class Federation(ABC):
             return np.array([self.num_samples(k, visit) for k, visit in pairs], np.int64)
         return np.array([len(self.client(k, visit).split(split)) for k, visit in pairs], np.int64)
 
+    def host(self, clients: np.ndarray, ranks: int = 1) -> None:
+        """Keep the samples of some clients, which this rank hosts, at hand, and those of no other client.
+
+        It changes no sample. Default: nothing changes.
+
+        Args:
+            clients: their numbers, int64 ascending.
+            ranks: number of ranks of this node that host clients.
+        """
+        return
+
     def stored(self, clients: np.ndarray, visits: np.ndarray) -> StoredSamples | None:
         """Return where the training samples of some visits are stored.
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -24,6 +27,19 @@ def reserve(path: Path, size: int, start: int = 0) -> None:
     except OSError:
         path.unlink(missing_ok=True)
         raise
+
+
+def release(array: np.ndarray) -> None:
+    """Let go of the pages of an array that is mapped from a file, if nothing was written to it.
+
+    They are read again at the next access. An array in memory stays as it is.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap):
+        with suppress(ValueError, OSError):
+            base.madvise(mmap.MADV_DONTNEED)
 
 
 def new_array(path: Path, dtype: type, shape: tuple[int, ...], rows: np.ndarray | None = None) -> np.ndarray:

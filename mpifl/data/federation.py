@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,8 @@ from mpifl.core.federation import (
     Split,
     StoredSamples,
 )
+from mpifl.core.mapped_arrays import release
+from mpifl.core.process import machine_bytes
 
 from .pool import Pool
 from .sample_cache import SampleCache
@@ -30,6 +32,50 @@ from .scenario import Partition, SampleIndex, ScenarioSpec
 from .transforms import Op, ToInputs, labels_as_tensor
 
 MIN_CACHED_SHARE = 8  # the cache must hold at least 1 / MIN_CACHED_SHARE of all training samples
+OWN_SHARE = 0.25  # of the machine's memory: limit of the copies of hosted samples of all its processes
+BLOCK_BYTES = 1 << 24  # copied at a time
+
+
+@dataclass(frozen=True)
+class OwnSamples:
+    """A copy of some rows of a pool in this process.
+
+    Attributes:
+        inputs: the stored samples [n, ...].
+        labels: their labels [n, ...].
+        place: for each row of the pool, its row here, int32 [S]; -1 for rows that are not here.
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    place: np.ndarray
+
+    @classmethod
+    def of(cls, pool: Pool, rows: np.ndarray) -> OwnSamples:
+        """Copy rows of a pool, block by block, so that little of the pool is in memory at a time.
+
+        Args:
+            pool: samples and labels, mapped from files.
+            rows: their addresses, int64 ascending, without repetition.
+        """
+        place = np.full(len(pool.labels), -1, np.int32)
+        place[rows] = np.arange(len(rows), dtype=np.int32)
+
+        def copied(held: np.ndarray) -> np.ndarray:
+            copy = np.empty((len(rows), *held.shape[1:]), held.dtype)
+            width = max(1, copy.nbytes // max(1, len(rows)))
+            for start in range(0, len(rows), max(1, BLOCK_BYTES // width)):
+                part = slice(start, start + max(1, BLOCK_BYTES // width))
+                copy[part] = held[rows[part]]
+                release(held)
+            return copy
+
+        return cls(copied(pool.inputs), copied(pool.labels), place)
+
+    def places(self, index: np.ndarray | slice) -> np.ndarray | None:
+        """Return the rows here of addresses in the pool, int64 [n]; None if some are not here."""
+        found = self.place[index].astype(np.int64)
+        return None if found.size and found.min() < 0 else found
 
 
 class PoolFederation(Federation):
@@ -75,7 +121,9 @@ class PoolFederation(Federation):
         self._public, self._group_test_sets = spec.public, spec.group_test_sets
         self._wrong: np.ndarray | None = None  # [L], the label that attackers give to samples of each label
         self.shape = self._shape_of_all_groups(spec.op_groups)
+        self._limit = cache_bytes
         self._samples = SampleCache(cache_bytes * self.caches(cache_bytes))
+        self._own: OwnSamples | None = None
 
     @property
     def info(self) -> DataInfo:
@@ -114,14 +162,61 @@ class PoolFederation(Federation):
             return y
         return np.asarray(wrong[y])
 
-    def caches(self, limit: int) -> bool:
-        """Return whether splits are cached under a limit in bytes."""
-        return self.finished_bytes <= MIN_CACHED_SHARE * limit
+    def caches(self, limit: int, clients: np.ndarray | None = None) -> bool:
+        """Return whether splits of some clients (default: all) are cached under a limit in bytes."""
+        return self._finished_bytes(clients) <= MIN_CACHED_SHARE * limit
 
     @property
     def finished_bytes(self) -> int:
         """Return the bytes of the training samples of all clients as float32 tensors."""
-        return 4 * int(self.sizes[:, 0].sum()) * int(np.prod(self.shape))
+        return self._finished_bytes(None)
+
+    def _finished_bytes(self, clients: np.ndarray | None) -> int:
+        sizes = self.sizes[:, 0] if clients is None else self.sizes[clients, 0]
+        return 4 * int(sizes.sum()) * int(np.prod(self.shape))
+
+    def hosted_bytes(self, clients: np.ndarray, ranks: int) -> tuple[int, int]:
+        """Return the bytes that a process holds of the clients that it hosts.
+
+        Args:
+            clients: their numbers, int64 ascending.
+            ranks: number of processes of this machine that host clients.
+
+        Returns:
+            Bytes of their training samples as float32 tensors, and of the copy of their stored samples; that
+            is 0 where `host` copies none.
+        """
+        rows = self._copied_rows(clients, ranks)
+        return self._finished_bytes(clients), 0 if rows is None else len(rows) * self._row_bytes
+
+    def _copied_rows(self, clients: np.ndarray, ranks: int) -> np.ndarray | None:
+        """Return the rows of the pool that `host` copies; None for none."""
+        if len(clients) == self.num_clients:
+            return None
+        rows = self.partition.addresses(clients)
+        fits = rows is not None and len(rows) * self._row_bytes <= OWN_SHARE * machine_bytes() / ranks
+        return rows if fits else None
+
+    def host(self, clients: np.ndarray, ranks: int = 1) -> None:
+        """Copy the stored samples of some clients into this process and let go of the mapped pool.
+
+        Nothing is copied where all clients are hosted, where data change from visit to visit, or where the
+        copy takes more than its part of a share of the machine's memory (`OWN_SHARE`): samples are read from
+        the pool then, as those of other clients always are.
+
+        Args:
+            clients: their numbers, int64 ascending.
+            ranks: number of processes of this machine that host clients.
+        """
+        self._samples.limit = self._limit * self.caches(self._limit, clients)
+        self._own = None  # before new memory is taken
+        if (rows := self._copied_rows(clients, ranks)) is not None:
+            self._own = OwnSamples.of(self.pool, rows)
+
+    @property
+    def _row_bytes(self) -> int:
+        """The bytes of a stored sample."""
+        return int(np.prod(self.pool.shape)) * self.pool.inputs.itemsize
 
     @property
     def changes(self) -> bool:
@@ -197,6 +292,8 @@ class PoolFederation(Federation):
         if table is None or self._wrong is not None:
             return None
         index, sizes = self.partition.of_all(clients, "train", visits)
+        if self._own is not None and (places := self._own.places(index)) is not None:
+            return StoredSamples(self._own.inputs, self._own.labels, table, places, sizes)
         return StoredSamples(pool.inputs, pool.labels, table, index, sizes)
 
     @cached_property
@@ -223,10 +320,16 @@ class PoolFederation(Federation):
         return Split(self.to_tensor(x), labels_as_tensor(y))
 
     def _pixels(self, draw: SampleIndex, ops: tuple[Op, ...]) -> tuple[np.ndarray, np.ndarray]:
-        x, y = self.pool.inputs[draw.index], self.pool.labels[draw.index]
+        x, y = self._rows(draw.index)
         for op in ops:
             x, y = op(x, y, self._group(draw, len(y)))
         return x, y
+
+    def _rows(self, index: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return stored samples and their labels, from this process's copy if it has all of them."""
+        if self._own is not None and (places := self._own.places(index)) is not None:
+            return self._own.inputs[places], self._own.labels[places]
+        return self.pool.inputs[index], self.pool.labels[index]
 
     @staticmethod
     def _group(draw: SampleIndex, n: int) -> np.ndarray:

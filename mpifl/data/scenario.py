@@ -102,6 +102,14 @@ class Partition(ABC):
         pairs = zip(clients.tolist(), visits.tolist(), strict=True)
         return np.array([self.num_held(k, split, visit) for k, visit in pairs], np.int64)
 
+    def addresses(self, clients: np.ndarray) -> np.ndarray | None:
+        """Return all samples that some clients hold in any split, int64 ascending; None if they change.
+
+        Args:
+            clients: int64 [m].
+        """
+        return None
+
     def mixture(self, k: int, visit: int) -> np.ndarray | None:
         """Return the true group shares [groups] of client `k`; None if each client has one group."""
         return None
@@ -146,6 +154,10 @@ class FixedPartition(Partition):
     def of_all(self, clients: np.ndarray, split: str, visits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples of several clients, the same at every visit."""
         return self.splits[split].of_all(clients)
+
+    def addresses(self, clients: np.ndarray) -> np.ndarray:
+        """Return all samples that some clients hold in any split, each once, int64 ascending."""
+        return np.unique(np.concatenate([held.of_all(clients)[0] for held in self.splits.values()]))
 
     def sizes_of(self, split: str, clients: np.ndarray, visits: np.ndarray) -> np.ndarray:
         """Return the number of samples of several clients, the same at every visit."""

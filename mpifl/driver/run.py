@@ -26,7 +26,8 @@ from mpifl.experiment import loader
 from mpifl.experiment.build import Say, build, build_engine, build_server_step
 from mpifl.experiment.context import RunContext
 from mpifl.experiment.placement import CPU, table, unlike
-from mpifl.experiment.schema import Config
+from mpifl.experiment.schema import GROUPS, Config
+from mpifl.forecast.hosting import groups_of
 from mpifl.forecast.trials import has_trials, try_outcomes
 from mpifl.kernels import bindings
 from mpifl.models.pretrained import read_state
@@ -195,6 +196,10 @@ def announce(context: RunContext, say: Say, bind_report: bool) -> None:
     config = context.config
     if bind_report:
         print(table(context.places), flush=True)
+        if config.system.hosting == GROUPS:
+            print("\n".join(groups_of(context, context.transport.size).lines()), flush=True)
+    if config.system.hosting == GROUPS and len(context.places) <= 2 and context.learner.device.type == CPU:
+        warn_once("system.hosting: without effect: there is one worker, which trains all clients")
     if config.clock.remark:
         say(config.clock.remark)
     say(line(context.identity))

@@ -83,7 +83,7 @@ from .context import Decisions, Parts, RunContext, with_newcomers
 from .filters import build_filters
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .pretraining_cache import PretrainingCache
-from .schema import Config, Newcomers, StartConfig, SystemConfig
+from .schema import GROUPS, Config, Newcomers, StartConfig, SystemConfig
 from .shared_beginning import shared_beginning
 from .starting_model import FILE, check_base, earlier_privacy, read_model
 from .visit_loads import visit_loads
@@ -635,6 +635,7 @@ def build_server_step(
             ),
             payload=config.payload,
             stack=decisions.stack,
+            hosts_groups=system.hosting == GROUPS,
             drops=config.on_client_error == DROP,
             pretraining_cache=pretraining_cache(context),
             beginning=shared_beginning(context, beginning or {}),

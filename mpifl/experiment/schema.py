@@ -139,6 +139,9 @@ class EvaluationConfig(Options):
     metrics: tuple[str, ...] = ()
 
 
+GROUPS = "groups"  # `system.hosting`
+
+
 @dataclass(frozen=True)
 class SystemConfig(Options):
     """How the program runs. Numbers do not depend on it, except on `sums: fast`, `stack` and `kernels`.
@@ -154,6 +157,9 @@ class SystemConfig(Options):
         exchange: for methods whose clients look at each other (EMD-CFL): whether what they ask and answer
             travels between ranks (`mpi`), or the rank of the client that looks computes everything (`local`).
         placement_seed: seed of a random placement of clients on ranks; null balances the ranks instead.
+        hosting: `any` lets any worker train any client. `groups` gives each worker a fixed group of clients
+            for the whole run, balanced by samples times effort: their samples stay with it, on its GPU if
+            there is room, and it reads no others. If a worker is lost, the remaining ones take its clients.
         scratch: folder for the client state of a node; null uses shared memory or the temporary folder.
         stopped_timeout_s: seconds after which a rank that was stopped (SIGSTOP) is killed, so that the others
             do not wait for it; 0 never kills it.
@@ -190,6 +196,7 @@ class SystemConfig(Options):
     cost: Any = field(default_factory=ByBytes)
     exchange: Any = field(default_factory=OverMpi)
     placement_seed: int | None = None
+    hosting: Literal["any", "groups"] = "any"
     scratch: str | None = None
     stopped_timeout_s: NonNegativeFloat = 30.0
     watchdog_s: NonNegativeFloat = 0.0
@@ -207,6 +214,11 @@ class SystemConfig(Options):
         remedy = "fast sums are made in main memory; use exact ones, or main"
         fits = self.mpi_memory != "device" or self.sums == "exact"
         require(fits, "mpi_memory", self.mpi_memory, remedy)
+        if self.hosting == GROUPS:
+            remedy = "has no effect beside hosting groups, which fixes who trains whom; leave it out"
+            require(self.placement_seed is None, "placement_seed", self.placement_seed, remedy)
+            remedy = "the clients of a stack may be hosted by several workers; use 1, or hosting any"
+            require(self.stack == 1, "stack", self.stack, remedy)
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,14 @@ from mpifl.core.rng import key
 from mpifl.core.types import Report, Server
 from mpifl.data import PoolFederation
 from mpifl.experiment.context import RunContext
+from mpifl.experiment.schema import GROUPS
 from mpifl.results.metrics import import_scipy_optimize
 from mpifl.results.trackers import TRACKERS
 from mpifl.runtime.server_step import MODEL_BLOCK
 from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.traffic.ledger import count_numbers
 
+from .hosting import group_of_most
 from .traffic import TrafficForecast, planned_run, statistics_report, without_training
 
 FLOAT_BYTES = 4
@@ -171,7 +173,9 @@ def peak_memory(
     serving += measured.setup + _under_way(state, context, num_ranks)
     # sharded rows are held twice; a message is copied when it is read and when it arrives
     rows = state.central + 2 * state.read + int(2 * max(visited, 1 / workers) * state.sharded)
-    working = measured.training + rows + uploads + _sample_bytes(context, visited) + measured.statistics
+    working = (
+        measured.training + rows + uploads + _sample_bytes(context, visited, workers) + measured.statistics
+    )
     everywhere = measured.opened + CLIENT_BYTES * context.problem.num_clients
     models, block = _kept_models(context)
     serving += models + block
@@ -235,15 +239,26 @@ def _kept_models(context: RunContext) -> tuple[int, int]:
 
 def _visited_share(context: RunContext, workers: int) -> float:
     """Return the share of the clients that one worker has visited after all rounds."""
-    visits = context.config.rounds * context.decisions.num_sampled / workers
-    return 1 - exp(-visits / context.problem.num_clients)
+    visits = context.config.rounds * context.decisions.num_sampled / context.problem.num_clients
+    if context.config.system.hosting == GROUPS:
+        return (1 - exp(-visits)) / workers
+    return 1 - exp(-visits / workers)
 
 
-def _sample_bytes(context: RunContext, visited: float) -> int:
-    """Return the bytes of the samples cached after all rounds, and of the mapped pixels behind them."""
+def _sample_bytes(context: RunContext, visited: float, workers: int) -> int:
+    """Return the bytes of the samples cached after all rounds, and of the pixels behind them.
+
+    Pixels are mapped or, of clients that the worker hosts, copied.
+    """
     federation, limit = context.federation, context.config.system.sample_cache_mb * 10**6
     if not isinstance(federation, PoolFederation):
         return 0
+    if context.config.system.hosting == GROUPS and workers > 1:
+        largest = group_of_most(context, workers + 1)
+        finished, own = federation.hosted_bytes(largest, workers)
+        cached = min(limit, int(visited * workers * finished)) * federation.caches(limit, largest)
+        if own:
+            return own + cached
     images = int(federation.pool.images.nbytes)
     pixels = min(int(federation.sizes.sum()) * int(np.prod(federation.shape)), images)
     return pixels + min(limit, int(visited * federation.finished_bytes)) * federation.caches(limit)

@@ -30,7 +30,7 @@ from mpifl.core.units import in_bytes
 from mpifl.experiment import loader
 from mpifl.experiment.build import build, build_server_step, open_data
 from mpifl.experiment.context import RunContext
-from mpifl.experiment.schema import Config
+from mpifl.experiment.schema import GROUPS, Config
 from mpifl.protection.robust_mixer import busiest_bytes as robust_bytes
 from mpifl.protection.robust_rules import CoordinateRule, DistanceRule, NoRule, Rule
 from mpifl.protection.secure_sum import MaskedSums
@@ -42,6 +42,7 @@ from mpifl.supervision.progress import in_words
 
 from .computation import computation_lines, forecast_computation
 from .data_preview import named_classes
+from .hosting import groups_of, round_balance
 from .measured_times import VISITS, MeasuredTimes, measure
 from .memory import CLIENT_BYTES, FLOAT_BYTES, MeasuredMemory, StateMemory, peak_memory
 from .time import (
@@ -380,7 +381,26 @@ def _size_lines(context: RunContext) -> list[str]:
         *([f"classes                 {named_classes(names)}"] if names else []),
         f"model                   d = {layout.size:,} numbers ({layout.num_parameters:,} trainable)",
         f"ranks                   P = {size} ({max(1, size - 1)} with clients)",
+        *_hosting_lines(context, size),
     ]
+
+
+def _hosting_lines(context: RunContext, size: int) -> list[str]:
+    """Return the groups that workers host, and what they cost in balance; empty without groups."""
+    if context.config.system.hosting != GROUPS:
+        return []
+    if size <= 2:
+        return ["hosting                 one worker hosts all clients, as with hosting any"]
+    groups = groups_of(context, size)
+    lines = [
+        f"hosting                 groups of {_range(groups.clients)} clients with {_range(groups.samples)} "
+        f"samples; the busiest has {groups.busiest:.3f} of the mean work"
+    ]
+    if context.config.policy.synchronous:
+        here, free = (round_balance(context, size, hosting) for hosting in (GROUPS, "any"))
+        what = f"the busiest worker has {here:.2f} of the mean work ({free:.2f} with hosting any)"
+        lines.append(f"  in a round            {what}")
+    return lines
 
 
 def _costs(context: RunContext) -> Costs | None:

@@ -23,7 +23,7 @@ from mpifl.core.capabilities import NewClients, OneShotStatistics, RememberedUpl
 from mpifl.core.plan import Plan
 from mpifl.experiment.context import RunContext
 from mpifl.runtime.engine import EvaluationSchedule
-from mpifl.runtime.scheduler import Scheduler, task_costs
+from mpifl.runtime.scheduler import task_costs
 from mpifl.simulation.clock import (
     DrawnClock,
     Replay,
@@ -37,6 +37,7 @@ from mpifl.simulation.dispatcher import Dispatcher
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.traffic.ledger import Moves
 
+from .hosting import scheduler_of
 from .measured_times import MeasuredTimes, trained_samples
 from .traffic import TrafficForecast, uploads_per_step
 
@@ -183,18 +184,13 @@ class _Job:
 
     def __post_init__(self) -> None:
         config = self.context.config
-        self.scheduler = self.new_scheduler()
+        self.scheduler = scheduler_of(self.context, self.num_ranks)
         self.workers = len(self.scheduler.workers)
         self.costs = _costs(self.context, self.num_ranks)
         self.schedule = EvaluationSchedule(self.context.evaluated_clients, config.evaluation.every)
         self.holds_back = isinstance(config.clock, WallTime) and config.clock.scale > 0
         self.steps = min(config.rounds, MOST_STEPS)
         self.terms |= {"waiting": 0.0} if self.holds_back else {}
-
-    def new_scheduler(self) -> Scheduler:
-        """Return the scheduler of the run before it has assigned any task."""
-        workers, sizes = tuple(range(1, self.num_ranks)) or (0,), self.context.federation.sizes[:, 0]
-        return Scheduler((0,) * self.num_ranks, workers, sizes, stack=self.context.decisions.stack)
 
     def statistics(self) -> tuple[float, float]:
         """Return the seconds before the first round, and the processor seconds of all ranks."""
@@ -204,7 +200,7 @@ class _Job:
             return once, once
         everyone = _present(self.context)
         seconds = measured.fingerprint(sizes[everyone])
-        owners = self.new_scheduler().assign(everyone, sizes[everyone])
+        owners = scheduler_of(self.context, self.num_ranks).assign(everyone, sizes[everyone])
         busiest = self.cores.busiest(owners, seconds, self.num_ranks)
         return once + busiest, once + float(seconds.sum())
 
@@ -303,7 +299,8 @@ class _Job:
         seconds, last, spent = measured.visit(trained_samples(context)).tolist(), 0.0, list[float]()
         for kind, number, client, due in arrivals(context, traffic, self.steps):
             if kind == START:
-                ranks.submit(number, due, seconds[client])
+                hosts = self.scheduler.hosts
+                ranks.submit(number, due, seconds[client], None if hosts is None else int(hosts[client]))
             elif kind == EVALUATE:
                 ranks.evaluate(owners, evaluations)
                 ranks.work(measured.record + read)
@@ -542,6 +539,7 @@ def _moved(who: np.ndarray, down: int, up: int) -> Moves:
     return Moves(np.stack([nothing, who, nothing, nothing, nothing + down, nothing + up], axis=1))
 
 
+_Visit = tuple[float, int, float]  # due, number, seconds
 EVALUATION = -1  # task number of an evaluation, which a worker begins after the tasks that it holds
 
 
@@ -568,20 +566,22 @@ class Ranks:
         self.left: dict[int, float] = {}  # working rank -> remaining processor seconds of its current task
         self.held: dict[int, deque[tuple[int, float]]] = {r: deque() for r in range(1, num_ranks)}
         self.open = dict.fromkeys(self.held, 0)  # tasks of a worker whose reports rank 0 has not received
-        self.waiting: list[tuple[float, int, float]] = []  # due, number, seconds
+        self.waiting: list[_Visit] = []  # any worker may do these
+        self.own: dict[int, list[_Visit]] = {r: [] for r in self.held}
         self.reports: deque[tuple[int, int]] = deque()  # worker and number of reports not yet received
         self.answers = set[int]()
         self.under_way = 0
 
-    def submit(self, number: int, due: float, seconds: float) -> None:
+    def submit(self, number: int, due: float, seconds: float, host: int | None = None) -> None:
         """Submit a visit; the visit that is due first is sent first.
 
         Args:
             number: number of the visit.
             due: time at which it is due, on the run's clock.
             seconds: processor seconds of the visit.
+            host: the worker that hosts the client; None: any worker may do it.
         """
-        heapq.heappush(self.waiting, (due, number, seconds))
+        heapq.heappush(self.waiting if host is None else self.own[host], (due, number, seconds))
         self.under_way += 1
         self._send()
 
@@ -636,8 +636,8 @@ class Ranks:
     def _send(self) -> None:
         for level in range(depth(self.under_way, len(self.held))):
             for rank, open_tasks in self.open.items():
-                if open_tasks == level and self.waiting:
-                    _, number, seconds = heapq.heappop(self.waiting)
+                if open_tasks == level and (queue := self.own[rank] or self.waiting):
+                    _, number, seconds = heapq.heappop(queue)
                     self.held[rank].append((number, seconds + self.handover))
                     self.open[rank] += 1
                     self._begin(rank)
@@ -678,7 +678,7 @@ class OneProcess:
         self.now = 0.0
         self.visits: dict[int, float] = {}  # number of a visit that has started -> its seconds
 
-    def submit(self, number: int, due: float, seconds: float) -> None:
+    def submit(self, number: int, due: float, seconds: float, host: int | None = None) -> None:
         """Submit a visit."""
         self.visits[number] = seconds
 

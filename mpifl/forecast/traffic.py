@@ -35,14 +35,13 @@ from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.torch_state import kept
 from mpifl.core.types import Message, Notes, Report, Server, State
-from mpifl.experiment.build import effort
 from mpifl.experiment.context import RunContext
 from mpifl.experiment.filters import build_filters
 from mpifl.experiment.schema import Config
 from mpifl.protection.secure_sum import MaskedSums
 from mpifl.runtime.hook_errors import DROP, ClientCall, ServerCall, first_that_works
 from mpifl.runtime.measures import NO_MODELS
-from mpifl.runtime.scheduler import Scheduler, task_costs
+from mpifl.runtime.scheduler import task_costs
 from mpifl.traffic.compression import INDEX_BYTES, Payload
 from mpifl.traffic.encoding import (
     download_bytes,
@@ -53,6 +52,8 @@ from mpifl.traffic.encoding import (
 )
 from mpifl.traffic.ledger import Ledger
 from mpifl.training.client import LocalClient, public_clients
+
+from .hosting import scheduler_of, visit_work
 
 Bytes = tuple[int, int]  # down, up
 FLOAT_BYTES = 4
@@ -293,10 +294,7 @@ def look_bytes_of_ranks(context: RunContext, num_ranks: int) -> ExchangeBytes | 
     sizes = looking.look_sizes(run)
     if sizes is None:
         return None
-    workers, visits = tuple(range(1, num_ranks)) or (0,), run.sizes[:, 0]
-    factor = effort(context)
-    costs, found = visits if factor is None else visits * factor, ExchangeBytes()
-    scheduler = Scheduler((0,) * num_ranks, workers, visits, stack=context.decisions.stack)
+    costs, found, scheduler = visit_work(context), ExchangeBytes(), scheduler_of(context, num_ranks)
     for look in looking.planned_looks(run):
         k = look.clients
         owners = scheduler.assign(k, task_costs(costs[k], look.fresh, True))

@@ -30,16 +30,23 @@ def task_costs(costs: np.ndarray, fresh: np.ndarray, looks: bool) -> np.ndarray:
     return np.where(fresh, costs, 1) + (len(costs) * LOOK_COST if looks else 0)
 
 
-def balance(costs: np.ndarray, workers: Sequence[int], speeds: Sequence[float] | None = None) -> np.ndarray:
+def balance(
+    costs: np.ndarray,
+    workers: Sequence[int],
+    speeds: Sequence[float] | None = None,
+    loads: Sequence[float] | None = None,
+) -> np.ndarray:
     """Return the worker [m] of each task: longest processing time first, ties go to the lowest rank.
 
     Args:
         costs: predicted work of each task [m].
         workers: ranks of the workers.
         speeds: work per second of each worker, up to a common factor; None for equal speeds.
+        loads: work that each worker has already; None for none.
     """
     speeds = speeds or [1.0] * len(workers)
-    heap = [(0.0, i) for i in range(len(workers))]
+    heap = [(load, i) for i, load in enumerate(loads or [0.0] * len(workers))]
+    heapq.heapify(heap)
     out = np.empty(len(costs), np.int64)
     for task in np.lexsort((np.arange(len(costs)), -np.asarray(costs))):
         load, i = heapq.heappop(heap)
@@ -58,9 +65,13 @@ class Scheduler:
         pinned: whether a client must stay on the node that holds its state.
         shuffle: key for random placement, to show that results do not depend on placement; None balances.
         stack: block size for placing tasks; the clients of a block are trained together.
+        hosted: predicted work of each client's visit [N], by which each worker hosts a group of clients for
+            the whole run; None: any worker may train any client.
+        numbers: for each rank, its number when the run began; None: it is the rank.
 
     Attributes:
         speed: rank -> relative work per second.
+        hosts: rank that hosts each client [N]; None without groups.
     """
 
     def __init__(
@@ -71,15 +82,23 @@ class Scheduler:
         pinned: bool = False,
         shuffle: Key | None = None,
         stack: int = 1,
+        hosted: np.ndarray | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
-        self.stack = stack
+        self.stack, self._hosted = stack, hosted
         self.pinned, self.shuffle, self.calls = pinned, shuffle, 0
         self._set_workers(nodes, workers)
         self._sizes, self._homes = sizes, {node: len(ranks) for node, ranks in self.groups.items()}
+        self.hosts = None if hosted is None else balance(hosted, self.workers)
+        self._numbers = tuple(range(len(nodes)) if numbers is None else numbers)
 
-    @cached_property
+    @property
     def home(self) -> np.ndarray:
         """Home node of each client [N]; matters if `pinned`, and stays the same when ranks are lost."""
+        return self._spread if self.hosts is None else self._nodes[self.hosts]
+
+    @cached_property
+    def _spread(self) -> np.ndarray:
         nodes = list(self._homes)
         if len(nodes) == 1:
             return np.broadcast_to(np.int64(nodes[0]), len(self._sizes))
@@ -87,24 +106,44 @@ class Scheduler:
 
     def _set_workers(self, nodes: Sequence[int], workers: Sequence[int]) -> None:
         self.workers, self.speed = list(workers), dict.fromkeys(workers, 1.0)
+        self._nodes = np.array(nodes, np.int64)
         self._measured: dict[int, float] = {}
         self.groups: dict[int, list[int]] = {}
         for r in workers:
             self.groups.setdefault(nodes[r], []).append(r)
 
-    def regroup(self, nodes: Sequence[int], workers: Sequence[int]) -> None:
+    def regroup(self, nodes: Sequence[int], workers: Sequence[int], numbers: Sequence[int]) -> None:
         """Continue with the remaining workers; home nodes stay, because they hold the clients' states.
 
         Args:
             nodes: node of each remaining rank.
             workers: ranks that host clients.
+            numbers: for each remaining rank, its number when the run began.
 
         Raises:
             CannotRecover: no worker remains on a node that holds states of clients.
         """
+        home = self.home
         self._set_workers(nodes, workers)
-        if self.pinned and not set(np.unique(self.home).tolist()) <= set(self.groups):
+        if self.pinned and not set(np.unique(home).tolist()) <= set(self.groups):
             raise CannotRecover("all workers of a node, which holds states of clients, were lost")
+        if self.hosts is not None and self._hosted is not None:
+            rank_of = {number: rank for rank, number in enumerate(numbers) if rank in self.speed}
+            kept = np.array([rank_of.get(number, -1) for number in self._numbers])[self.hosts]
+            self.hosts = self._handed_on(kept, home, self._hosted)
+        self._numbers = tuple(numbers)
+
+    def _handed_on(self, hosts: np.ndarray, home: np.ndarray, work: np.ndarray) -> np.ndarray:
+        """Return the host of each client [N] after clients without one (-1) were given to the workers.
+
+        Each worker keeps its group. Clients that are pinned stay on their node.
+        """
+        out = hosts.copy()
+        for node, ranks in self.groups.items() if self.pinned else ((-1, self.workers),):
+            orphans = np.flatnonzero((hosts < 0) & (home == node if self.pinned else True))
+            loads = [float(work[hosts == rank].sum()) for rank in ranks]
+            out[orphans] = balance(work[orphans], ranks, loads=loads)
+        return out
 
     def assign(self, clients: np.ndarray, costs: np.ndarray) -> np.ndarray:
         """Return the rank [m] of each task.
@@ -126,6 +165,9 @@ class Scheduler:
         return np.repeat(owner, np.diff(np.append(first, len(clients))))
 
     def _place(self, clients: np.ndarray, costs: np.ndarray) -> np.ndarray:
+        if self.hosts is not None:
+            hosts: np.ndarray = self.hosts[clients]
+            return hosts
         if not self.pinned:
             return self._on_ranks(self.workers, costs, -1)
         out = np.empty(len(clients), np.int64)
@@ -142,6 +184,8 @@ class Scheduler:
 
     def candidates(self, client: int) -> list[int]:
         """Return the ranks that may run a client's visit."""
+        if self.hosts is not None:
+            return [int(self.hosts[client])]
         return self.groups[int(self.home[client])] if self.pinned else self.workers
 
     def reach(self, clients: Sequence[int]) -> list[int]:
@@ -150,7 +194,9 @@ class Scheduler:
         return [some[i % len(some)] for i, some in enumerate(ranks)]
 
     def row_owners(self) -> np.ndarray:
-        """Return the rank [N] that owns the row of each client: round-robin within its home node."""
+        """Return the rank [N] that owns the row of each client: its host, or one of its home node in turn."""
+        if self.hosts is not None:
+            return self.hosts.copy()
         out = np.empty(len(self.home), np.int64)
         for node, ranks in self.groups.items():
             at_home = np.flatnonzero(self.home == node)

@@ -267,10 +267,18 @@ class ServerStep:
         needs = c.algorithm.needs
         keeps = needs.client_state or uses(c.algorithm, RememberedUploads)
         pinned = keeps or bool(c.filters.remembered) or c.clients.keeps_optimizer
-        self.scheduler = Scheduler(
-            c.transport.nodes, c.transport.workers, self.sizes[:, 0], pinned, c.shuffle, c.stack
-        )
         self.costs = self.sizes[:, 0] if c.effort is None else self.sizes[:, 0] * c.effort
+        self.scheduler = Scheduler(
+            c.transport.nodes,
+            c.transport.workers,
+            self.sizes[:, 0],
+            pinned,
+            c.shuffle,
+            c.stack,
+            self.costs if c.hosts_groups else None,
+            c.transport.numbers,
+        )
+        self._host()
         self.visits = np.zeros(len(self.sizes), np.int64)
         self.taken = np.zeros(len(self.sizes), np.int64)
         self.arrived = np.zeros(0, np.int64)
@@ -375,7 +383,8 @@ class ServerStep:
         while True:
             try:
                 left = tuple(left[r] for r in transport.regroup())
-                self.scheduler.regroup(transport.nodes, transport.workers)
+                self.scheduler.regroup(transport.nodes, transport.workers, transport.numbers)
+                self._host()
                 self.tables.regroup(left, nodes)
                 return
             except RankLost:
@@ -390,6 +399,14 @@ class ServerStep:
         """Undo what was booked since the last commit; on rank 0."""
         self.ledger.roll_back()
         self.computation.roll_back()
+
+    def _host(self) -> None:
+        """Tell this rank's clients which of them it hosts."""
+        if self.scheduler.hosts is not None:
+            mine = np.flatnonzero(self.scheduler.hosts == self.transport.rank)
+            if len(mine):
+                nodes, here = self.transport.nodes, self.transport.nodes[self.transport.rank]
+                self.config.clients.host(mine, sum(nodes[r] == here for r in self.transport.workers))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that is kept between steps besides the server; on rank 0."""

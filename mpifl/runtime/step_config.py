@@ -143,6 +143,7 @@ class StepConfig:
         evaluation: what is computed beside the clients' scores.
         payload: form of numbers in transit.
         stack: number of clients that are trained together.
+        hosts_groups: whether each worker hosts a fixed group of clients.
         drops: whether a client that fails twice is left out; otherwise a failure ends the run.
         pretraining_cache: cache, for later runs, of the rows that clients download for one-shot statistics;
             None for no cache.
@@ -174,6 +175,7 @@ class StepConfig:
     evaluation: StepEvaluation = field(default_factory=StepEvaluation)
     payload: NumberFormat = field(default_factory=NumberFormat)
     stack: int = 1
+    hosts_groups: bool = False
     drops: bool = False
     pretraining_cache: PretrainingCache | None = None
     beginning: SharedBeginning | None = None

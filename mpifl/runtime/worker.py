@@ -37,7 +37,6 @@ from mpifl.core.devices import (
     CPU,
     RowsOnDevice,
     report_to_main_memory,
-    state_on,
     tensors_on,
     to_main_memory,
     upload_budget,
@@ -458,13 +457,17 @@ class Worker:
         """Return the arguments of a visit: message, state, client with its data loaded, key."""
         with self.watch("load"):
             keeps = self.config.algorithm.needs.client_state
-            state = self.config.store.load("state", task.client, task.visit) if keeps else {}
+            state = self._state(task) if keeps else {}
             if self.config.clients.keeps_optimizer:
                 client.load_optimizer(self.config.store.load("optimizer", task.client, task.visit))
             _ = client.data
-        device = self.config.clients.device
         key = self._key("visit", task.client, task.visit)
-        return self._downloads.message(message), state_on(state, device), client, key
+        return self._downloads.message(message), state, client, key
+
+    def _state(self, task: ClientTask) -> State:
+        """Return a client's state before a visit, on the device."""
+        load = partial(self.config.store.load, "state", task.client, task.visit)
+        return self.config.clients.state(task.client, task.visit, load)
 
     def _after(self, task: ClientTask, message: Message, report: Report, after: State) -> Coded:
         """Pass a visit's report through the filters, and save the client's state."""
@@ -479,6 +482,7 @@ class Worker:
             report = self._with_statistics(report, message)
             if self.config.algorithm.needs.client_state:
                 store.save("state", task.client, task.visit + 1, tensors_on(after, CPU))
+                c.clients.keep_state(task.client, task.visit + 1, after)
             if self._remembered:
                 store.save("upload", task.client, task.visit + 1, dict(report.vectors))
         return report, sizes
@@ -614,7 +618,7 @@ class Worker:
             `accuracy_finetuned`. Second, what was computed for it, as `Computation.table` has it.
         """
         out: dict[int, dict[str, float]] = {}
-        device, counter = self.config.clients.device, self.config.counter
+        counter = self.config.counter
         counter.begin()
         computation = Computation()
         with self._downloads, self.watch("evaluate"), self._counter.counting("evaluation", computation):
@@ -623,8 +627,7 @@ class Worker:
                 last = max(task.visit - 1, 0)
                 client = self.client(task.client, last, batch.step)
                 message = self._downloads.message(self.message(task, batch.step, batch.version))
-                state = state_on(self.config.store.load("state", task.client, task.visit), device)
-                work = partial(self._scores, message, state, client)
+                work = partial(self._scores, message, self._state(task), client)
                 place = self._place(batch.step, task.client, last)
                 scores = attempt(work, place, drops=False, kept=self.config.kept)
                 counter.advance()
@@ -635,16 +638,13 @@ class Worker:
 
     def models(self, batch: TaskBatch) -> tuple[list[int], torch.Tensor]:
         """Return clients and the models [n, d] with which they are evaluated, float32 in main memory."""
-        clients, device = [task.client for task in batch.visits], self.config.clients.device
+        clients = [task.client for task in batch.visits]
         rows = torch.empty(len(clients), self.config.problem.layout.size, dtype=torch.float32)
         with self._downloads:
             for row, task in zip(rows, batch.visits, strict=True):
                 client = self.client(task.client, max(task.visit - 1, 0), batch.step)
                 message = self._downloads.message(self.message(task, batch.step, batch.version))
-                state = self.config.store.load("state", task.client, task.visit)
-                work = partial(
-                    self.hooks.model_of, message, state_on(state, device), client, client.layout.size
-                )
+                work = partial(self.hooks.model_of, message, self._state(task), client, client.layout.size)
                 place = self._place(batch.step, task.client, task.visit)
                 model = attempt(work, place, drops=False, kept=self.config.kept)
                 assert not isinstance(model, Dropped)

@@ -31,6 +31,7 @@ from .config import LocalConfig
 from .learner import Learner
 from .own_metrics import OwnMetric
 from .passes import figures, form_of
+from .resident import ResidentClients, resident_budget
 
 
 class Batch(Split):
@@ -52,6 +53,7 @@ class LocalClient(Client):
         metrics: metrics to evaluate in addition to the task's metrics and loss.
         work: fraction of the mini-batches after which each of its trainings ends, at least one mini-batch;
             None: all of them.
+        resident: what the rank keeps on its device of its clients; None: samples are copied for each visit.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class LocalClient(Client):
         home: torch.device | None = None,
         metrics: Sequence[OwnMetric] = (),
         work: Fraction | None = None,
+        resident: ResidentClients | None = None,
     ) -> None:
+        self._resident = resident
         self._results_on = learner.device if home is None else home
         self.id, self.visit, self.step = k, visit, step
         self.layout, self.init = learner.layout, learner.init.to(self._results_on)
@@ -86,7 +90,15 @@ class LocalClient(Client):
         data, device = self._federation.client(self.id, self.visit), self._learner.device
         if device.type == "cpu":
             return data
-        return LazyClient.reading(lambda name: split_on(data.split(name), device), data.further)
+        resident = None if self._federation.changes else self._resident
+
+        def read(name: str) -> Split:
+            def copy() -> Split:
+                return split_on(data.split(name), device)
+
+            return copy() if resident is None else resident.split(self.id, name, copy)
+
+        return LazyClient.reading(read, data.further)
 
     @property
     def augments(self) -> bool:
@@ -325,8 +337,26 @@ class LocalClients(ClientHost):
         self.device, self.task, self.layout = learner.device, learner.task, learner.layout
         self.computation = learner.computation
         self.keeps_optimizer = local.keep_optimizer
+        self.resident: ResidentClients | None = None
         self.metric_names = tuple(metric.name for metric in metrics)
         self.metric_directions = tuple(metric.better for metric in metrics)
+
+    def host(self, clients: np.ndarray, ranks: int) -> None:
+        """Keep the samples of the clients that this rank hosts, on its GPU where there is room."""
+        self.federation.host(clients, ranks)
+        if self.resident is None and self.device != CPU:
+            self.resident = ResidentClients(self.device, resident_budget(self.device, ranks))
+
+    def state(self, client: int, visit: int, load: Callable[[], State]) -> State:
+        """Return a client's state after `visit` visits, from the device if it is there."""
+        if self.resident is None:
+            return super().state(client, visit, load)
+        return self.resident.state(client, visit, load)
+
+    def keep_state(self, client: int, visit: int, state: State) -> None:
+        """Keep the state of a client that this rank hosts on its GPU."""
+        if self.resident is not None:
+            self.resident.keep_state(client, visit, state)
 
     def num_steps(self, k: int, visit: int) -> tuple[int, int]:
         """Return the numbers of mini-batches in a client's visit and in one pass over its training data."""
@@ -341,7 +371,15 @@ class LocalClients(ClientHost):
         local = self.differing.get(k, self.local)
         local = replace(local, **changes) if changes else local
         return LocalClient(
-            k, self.federation, self.learner, local, visit, step, work=work, metrics=self.metrics
+            k,
+            self.federation,
+            self.learner,
+            local,
+            visit,
+            step,
+            work=work,
+            metrics=self.metrics,
+            resident=self.resident,
         )
 
     def public_clients(self) -> Sequence[ServerClient]:

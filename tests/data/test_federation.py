@@ -233,6 +233,77 @@ def test_no_image_is_with_two_clients_of_a_group_or_in_training_and_test(cache, 
     assert len(seen) == len(set(seen))
 
 
+@pytest.mark.parametrize(("scenario", "options"), [*SCENARIO_OPTIONS, ("turning", {}), ("further", {})])
+def test_hosted_clients_are_read_from_a_copy_of_their_own_samples(cache, scenario, options):
+    """The pool is blanked afterwards: hosted clients are what they were, the others are read from it."""
+    own = {"turning": TurningScenario, "further": FurtherScenario}
+    catalogue = {**SCENARIOS, **own}
+    config = DataConfig(cache=str(cache), scenario=catalogue[scenario](**options))
+    federation = open_federation(config, 3)
+    some = range(min(6, federation.num_clients))
+    mine, before = np.array([0, some[-1]]), {k: digest_of(federation, k, 0) for k in some}
+    blank = dataclasses.replace(federation.pool, inputs=np.zeros_like(federation.pool.inputs))
+    federation.host(mine)
+    assert {k: digest_of(federation, k, 0) for k in some} == before
+    federation.pool = blank
+    kept = [k for k in some if digest_of(federation, k, 0) == before[k]]
+    if federation.partition.addresses(mine) is None:  # drawn at each visit
+        assert not kept
+        assert federation.hosted_bytes(mine, 2)[1] == 0
+        return
+    assert kept == mine.tolist()
+    federation.host(np.arange(federation.num_clients))
+    assert digest_of(federation, 0, 0) != before[0], "all clients: nothing is copied"
+
+
+def test_the_copy_has_each_sample_once_and_kernels_read_it(tmp_path):
+    """All clients share the test images, which are copied once; an image of the digits has 64 bytes."""
+    config = DataConfig(cache=str(tmp_path), scenario=SCENARIOS["iid"](clients=5, test="all"))
+    federation = open_federation(config, 0)
+    mine, sizes = np.array([1, 4]), federation.sizes
+    test = len(np.unique(federation.partition.of(1, "test", 0).index))
+    rows = int(sizes[mine, :2].sum()) + test
+    finished, stored = federation.hosted_bytes(mine, 2)
+    assert stored == 64 * rows
+    assert finished == 4 * 64 * int(sizes[mine, 0].sum())
+    before = federation.stored(mine, np.zeros(2, np.int64))
+    federation.host(mine)
+    after = federation.stored(mine, np.zeros(2, np.int64))
+    assert len(after.inputs) == rows < len(before.inputs)
+    np.testing.assert_array_equal(after.inputs[after.index], before.inputs[before.index])
+    np.testing.assert_array_equal(after.labels[after.index], before.labels[before.index])
+    np.testing.assert_array_equal(after.sizes, before.sizes)
+    elsewhere = federation.stored(np.array([1, 2]), np.zeros(2, np.int64))
+    assert len(elsewhere.inputs) == len(before.inputs), "client 2 is not hosted"
+
+
+def test_samples_of_hosted_clients_are_kept_where_those_of_all_would_not_be(tmp_path):
+    """The limit is a twelfth of all training samples, more than an eighth of those of two of 20 clients."""
+    config = DataConfig(cache=str(tmp_path), scenario=SCENARIOS["iid"](clients=20))
+    whole = open_federation(config, 0).finished_bytes
+    federation = open_federation(config, 0, cache_bytes=whole // 12)
+    assert not federation.caches(whole // 12)
+
+    held = federation.client(3).train.x, federation.client(3).train.x
+    assert held[0].data_ptr() != held[1].data_ptr()
+    federation.host(np.array([3, 7]))
+    held = federation.client(3).train.x, federation.client(3).train.x
+    assert held[0].data_ptr() == held[1].data_ptr()
+
+
+def test_a_copy_larger_than_its_share_of_the_machine_is_not_made(tmp_path, monkeypatch):
+    config = DataConfig(cache=str(tmp_path), scenario=SCENARIOS["iid"](clients=5))
+    federation = open_federation(config, 0)
+    _, stored = federation.hosted_bytes(np.array([1, 4]), 2)
+    monkeypatch.setattr("mpifl.data.federation.machine_bytes", lambda: 8 * stored)
+    assert federation.hosted_bytes(np.array([1, 4]), 2)[1] == stored, "a quarter for two of such a size"
+    assert federation.hosted_bytes(np.array([1, 4]), 3)[1] == 0
+    before = digest_of(federation, 1, 0)
+    federation.host(np.array([1, 4]), 3)
+    assert digest_of(federation, 1, 0) == before
+    assert federation.stored(np.array([1]), np.zeros(1, np.int64)).inputs is federation.pool.inputs
+
+
 def test_a_client_reads_only_what_is_looked_at(cache):
     federation = open_federation(DataConfig(cache=str(cache)), 0)
     client = federation.client(0)

@@ -314,6 +314,14 @@ OPTIONS = {
         ],
         ["newcomers = 0.4", "use policy rounds"],
     ),
+    "stacks of clients that several workers host": (
+        ["--system.hosting", "groups", "--system.stack", "4"],
+        ["system.stack = 4", "hosting any"],
+    ),
+    "a random placement of clients that are hosted": (
+        ["--system.hosting", "groups", "--system.placement_seed", "3"],
+        ["system.placement_seed = 3", "leave it out"],
+    ),
     "two points for the plane of FLT": (
         [*FLT, "--algorithm.centroids", "1", "--data.scenario.clients", "2"],
         ["algorithm.centroids = 1", "no plane through 2 points", "use more centroids"],

@@ -37,7 +37,13 @@ RUNS: dict[str, list[str]] = {
         *("--data.scenario", CCFL),
     ],
 }
-SYNCHRONOUS = ("fedavg", "scaffold", "cfl", "ucfl", "emdcfl", "newcomers")
+RUNS |= {
+    "hosted": [*RUNS["scaffold"], "--system.hosting", "groups"],
+    "hosted-rows": [*RUNS["ucfl"], "--system.hosting", "groups"],
+    "hosted-events": [*RUNS["scaffold-events"], "--system.hosting", "groups"],
+}
+HOSTED = ("hosted", "hosted-rows")
+SYNCHRONOUS = (*HOSTED, "fedavg", "scaffold", "cfl", "ucfl", "emdcfl", "newcomers")
 ROUNDS_CALLS = ("scatter", "gather", "barrier", "Bcast", "Reduce", "train")
 EVENTS_CALLS = ("poll", "isend", "train", "gather")
 ULFM = ("--with-ft", "ulfm")

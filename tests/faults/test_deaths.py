@@ -82,6 +82,25 @@ def test_runs_outlive_their_workers(whole, mpirun, tmp_path):
 
 
 @pytest.mark.nightly
+def test_the_clients_of_a_dead_worker_are_hosted_by_those_that_are_left(whole, mpirun, tmp_path):
+    """One after the other, with state, with rows of their own, with arrivals; till one hosts everybody."""
+    plans = {"hosted": 2, "hosted-rows": 1, "hosted-events": 3}
+    jobs = [
+        ([{"rank": rank, "call": "train", "nth": 3}], deaths.arguments(tmp_path, name, name, whole.cache))
+        for name, rank in plans.items()
+    ]
+    end = deaths.launch_all(mpirun, 5, jobs, launcher=deaths.ULFM)
+    if not has_ulfm(end.stderr):
+        pytest.skip("this MPI has no fault tolerance (Open MPI has)")
+    assert end.returncode == 0, end.stderr
+    for name, rank in plans.items():
+        assert [who.split(" on ")[0] for who in deaths.lost(tmp_path, name)] == [f"rank {rank}"]
+        assert_same_run(tmp_path / f"tiny-{name}", whole(name))
+        free = name.replace("hosted", "scaffold") if name != "hosted-rows" else "ucfl"
+        assert deaths.digest(tmp_path, name) == deaths.digest(whole(free).parent, free)
+
+
+@pytest.mark.nightly
 def test_a_round_in_which_clients_join_is_repeated_from_its_beginning(whole, mpirun, tmp_path):
     """Rank 1 dies in training, after the tables were regrouped: they are regrouped again, not twice."""
     plan = [{"rank": 1, "call": "train", "nth": 3}]

@@ -46,7 +46,7 @@ def test_where_a_second_rank_is_lost_before_rows_have_new_owners_the_first_numbe
 
     monkeypatch.setattr(step.transport, "size", 4)
     monkeypatch.setattr(step.transport, "regroup", lambda: remain.pop(0))
-    monkeypatch.setattr(step.scheduler, "regroup", lambda nodes, workers: None)
+    monkeypatch.setattr(step.scheduler, "regroup", lambda nodes, workers, numbers: None)
     monkeypatch.setattr(step.tables, "regroup", regroup_tables)
     step.regroup()
     assert told == [(0, 2, 3), (0, 3)]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from mpifl.comm.transport import CannotRecover
 from mpifl.core.rng import key
 from mpifl.runtime.scheduler import Scheduler, balance
 
@@ -95,3 +96,57 @@ def test_a_worker_that_was_slow_lately_gets_less():
     assert scheduler.speed[3] == pytest.approx(1 / 3, rel=1e-4)
     scheduler.speed[3] = 1e-6  # however slow, a worker is tried again
     assert np.bincount(scheduler.assign(np.arange(3), np.ones(3)), minlength=4)[3] == 1
+
+
+def hosted(work, nodes, pinned=False) -> Scheduler:
+    """Return a scheduler whose workers, ranks 1 to P - 1, host groups of clients with these loads."""
+    work = np.array(work)
+    return Scheduler(nodes, range(1, len(nodes)), work, pinned, hosted=work)
+
+
+def test_groups_are_balanced_by_work_and_every_task_goes_to_its_host():
+    """7 to rank 1, 6 to 2, 5 to 2 (6 < 7), 4 to 1 (7 < 11), 3 to 1 (11 = 11: the lower rank)."""
+    scheduler = hosted([3, 7, 5, 6, 4], (0, 0, 0))
+    assert_array_equal(scheduler.hosts, [1, 1, 2, 2, 1])
+    cohort = np.array([1, 4])
+    for costs in ([1.0, 1.0], [100.0, 1.0]):
+        assert_array_equal(scheduler.assign(cohort, np.array(costs)), [1, 1], "also where rank 2 is idle")
+    assert [scheduler.candidates(k) for k in range(5)] == [[1], [1], [2], [2], [1]]
+    assert_array_equal(scheduler.row_owners(), scheduler.hosts)
+    assert scheduler.reach([3, 0]) == [2, 1]
+
+
+def test_the_clients_of_a_lost_worker_are_handed_on_and_the_others_stay():
+    """9 to rank 1, 8 to 2, 7 to 3, 6 to 4, 5 to 4 (11), 4 to 3 (11), 3 to 2 (11).
+
+    Rank 3 dies, rank 4 is 3 now. 7 goes to rank 1 (9 -> 16), 4 to rank 2 (11 = 11: the lower). Then rank 1
+    dies, with 9 and 7; ranks 2 and 3, now 1 and 2, have 15 and 11: 9 goes to rank 2 (20), 7 to rank 1.
+    """
+    scheduler = hosted([3, 7, 5, 6, 4, 9, 8], (0, 0, 0, 0, 0))
+    assert_array_equal(scheduler.hosts, [2, 3, 4, 4, 3, 1, 2])
+    scheduler.regroup((0, 0, 0, 0), (1, 2, 3), (0, 1, 2, 4))
+    assert_array_equal(scheduler.hosts, [2, 1, 3, 3, 2, 1, 2])
+    scheduler.regroup((0, 0, 0), (1, 2), (0, 2, 4))
+    assert_array_equal(scheduler.hosts, [1, 1, 2, 2, 1, 2, 1])
+
+
+@pytest.mark.parametrize(("pinned", "after"), [(True, [1, 1, 2, 2]), (False, [2, 1, 2, 2])])
+def test_clients_that_are_pinned_are_handed_on_within_their_node(pinned, after):
+    """Ranks 1 (9) and 2 (8) on node 0, rank 3 (3 and 1) on node 1, which has the least work."""
+    scheduler = hosted([9, 8, 3, 1], (0, 0, 0, 1), pinned)
+    assert_array_equal(scheduler.hosts, [1, 2, 3, 3])
+    assert_array_equal(scheduler.home, [0, 0, 1, 1])
+    scheduler.regroup((0, 0, 1), (1, 2), (0, 2, 3))
+    assert_array_equal(scheduler.hosts, after)
+
+
+def test_a_node_without_workers_cannot_be_replaced_where_clients_are_pinned():
+    scheduler = hosted([9, 8, 3, 1], (0, 0, 0, 1), pinned=True)
+    with pytest.raises(CannotRecover):
+        scheduler.regroup((0, 0, 0), (1, 2), (0, 1, 2))
+
+
+def test_a_server_that_is_left_alone_hosts_everybody():
+    scheduler = hosted([3, 7, 5], (0, 0, 0))
+    scheduler.regroup((0,), (0,), (0,))
+    assert_array_equal(scheduler.hosts, [0, 0, 0])

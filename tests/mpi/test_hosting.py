@@ -1,0 +1,43 @@
+"""Runs whose workers host groups of clients: numbers and files are those of one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support import toy
+from support.runs import CONFIG, RUNS, SCRIPT, Alone, Runs, columns_of
+
+FEW = ("scaffold", "ucfl", "fedbuff")
+ALL = tuple(name for name, options in RUNS.items() if "--system.stack" not in options)
+FILES = ("metrics.csv", "clients.csv", "clusters.csv", "ledger.csv", "visits.csv", "client_traffic.csv")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names"),
+    [
+        (4, FEW),
+        pytest.param(3, FEW, marks=pytest.mark.nightly),
+        pytest.param(6, ALL, marks=pytest.mark.nightly),
+    ],
+    ids=["few-4", "few-3", "all-6"],
+)
+def test_numbers_do_not_depend_on_hosting(ranks: int, names: Sequence[str], mpirun, tmp_path: Path):
+    """As alone, where any worker trains anybody; on three ranks, too, groups are not all the same size."""
+    cache = ["--data.cache", str(tmp_path / "cache")]
+    runs = {name: RUNS[name] for name in names}
+    (tmp_path / "alone").mkdir()
+    alone, hosted = Alone(tmp_path / "alone", runs, *cache), Runs(tmp_path / "hosted")
+    hosted.folder.mkdir()
+    program = SCRIPT, CONFIG, hosted.folder, json.dumps(runs)
+    options = [*cache, "--system.hosting", "groups"]
+    end = mpirun(ranks, *program, *options, timeout=600, env={**toy.PYTHONPATH})
+    assert end.returncode == 0, end.stderr
+    for name in names:
+        assert hosted.summary(name)["ranks"] == ranks
+        assert hosted.summary(name)["digest"] == alone.summary(name)["digest"], name
+        for file in FILES:
+            mine, theirs = (columns_of(found.of(name) / file) for found in (alone, hosted))
+            assert mine == theirs, f"{name}: {file}"
