@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import itertools
 import json
 import os
 from collections import Counter
@@ -29,7 +30,7 @@ from mpifl.algorithms.ucfl import UCFL
 from mpifl.comm.single import Single
 from mpifl.core.beginning import deciding_fields, phases
 from mpifl.core.capabilities import LOOKS, SETUP, SHOWN, STATISTICS, TRAINING
-from mpifl.core.errors import UserError
+from mpifl.core.errors import Stopped, UserError
 from mpifl.experiment import loader, shared_beginning
 from mpifl.supervision.logging import warn_once
 from mpifl.sweeps import sweep as sweeping
@@ -280,6 +281,25 @@ def test_results_are_removed_when_no_case_is_left_that_needs_them(tmp_path, monk
     swept(tmp_path, [*EMD, "--vary", vary, "--rounds", "1"], None, "x")
     one, two = {TRAINING: 1, LOOKS: 1}, {TRAINING: 1, LOOKS: 1}
     assert seen == [one, one, two, two], "looks of the first projection went before the second"
+
+
+def test_a_case_that_is_resumed_still_says_what_it_took(tmp_path):
+    """It stops after round 1, whose training and look it has from another case; round 2 shares nothing."""
+    folders = {phase: tmp_path / "shared" / phase for phase in (TRAINING, LOOKS)}
+    options = [*EMD, "--output.folder", str(tmp_path), "--checkpoint.every", "1"]
+    other = loader.load(str(CONFIG), [*options, "--output.id", "other"])
+    sweeping.run(other, Single(), quiet=True, beginning=folders)
+    config = loader.load(str(CONFIG), [*options, "--output.id", "x", "--algorithm.epsilon", "0.1"])
+    asked = itertools.count()
+    with pytest.raises(Stopped) as end:
+        sweeping.run(config, Single(), True, beginning=folders, asked_to_stop=lambda: next(asked) > 0)
+    assert end.value.step == 1
+    folder = tmp_path / "tiny-x"
+    sweeping.run(config, Single(), quiet=True, resumed=folder, beginning=folders)
+    assert json.loads((folder / "summary.json").read_text())["beginning"] == {
+        TRAINING: {"tiny-other": 4},
+        LOOKS: {"tiny-other": 1},
+    }
 
 
 # -- what methods declare ------------------------------------------------------------------------------------
