@@ -95,13 +95,17 @@ class Computation:
     """Computation by client and purpose."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[int, Purpose], Work] = {}
+        self._counts: dict[tuple[int, Purpose], list[int]] = {}
         self._tables: list[np.ndarray] = []
 
     def add(self, client: int, purpose: Purpose, work: Work) -> None:
         """Add the work of a client, or of the server."""
-        at = client, purpose
-        self._counts[at] = self._counts.get(at, NOTHING).plus(work)
+        found = self._counts.get((client, purpose))
+        if found is None:
+            self._counts[client, purpose] = [*work]
+            return
+        for i, n in enumerate(work):
+            found[i] += n
 
     def add_clients(self, clients: np.ndarray, purpose: Purpose, work: np.ndarray) -> None:
         """Add the work of several clients: int64 [m], and their figures int64 [m, 5]."""
@@ -112,7 +116,7 @@ class Computation:
         """Add what another one has counted; of one client only, if given."""
         for (k, purpose), work in other._counts.items():
             if client in (None, k):
-                self.add(k, purpose, work)
+                self.add(k, purpose, Work(*work))
         self._tables += [t if client is None else t[t[:, 0] == client] for t in other._tables]
 
     @staticmethod

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mpifl.core.client import Client, ClientHost, Direction, Loss, T, Trained, TrainedVisits
-from mpifl.core.computation import SERVER, Call
+from mpifl.core.computation import SERVER, Call, Purpose, Work
 from mpifl.core.devices import CPU, split_on
 from mpifl.core.errors import Missing, require
 from mpifl.core.federation import ClientData, Federation, LazyClient, Split, StoredSamples
@@ -336,6 +336,7 @@ class LocalClients(ClientHost):
         self.differing, self.metrics = differing or {}, metrics
         self.device, self.task, self.layout = learner.device, learner.task, learner.layout
         self.computation = learner.computation
+        self._works: dict[tuple[int, int], Work] = {}  # (samples, compared models) -> work of a plain visit
         self.keeps_optimizer = local.keep_optimizer
         self.resident: ResidentClients | None = None
         self.metric_names = tuple(metric.name for metric in metrics)
@@ -403,9 +404,7 @@ class LocalClients(ClientHost):
         asked = VisitRequests(*visits, starts, out, samples, self.local, key, step, mu, change)
         made = train_visits(self.learner.backends, asked)
         if made is not None:
-            passes, form = self.learner.passes, form_of(self.federation.shape)
-            works = [passes.trainings(form, n, self.local) for n in made.num_samples.tolist()]
-            self.computation.add_clients(visits[0], "training", figures(works))
+            self._count("training", visits[0], made.num_samples, 0)
         return made
 
     def best_models(
@@ -417,10 +416,19 @@ class LocalClients(ClientHost):
         samples = self._samples(visits)
         made = self.learner.kernels.best_models(samples, models)
         if made is not None:
-            passes, form, each = self.learner.passes, form_of(self.federation.shape), len(models[0])
-            works = [passes.forward(form, n).times(each) for n in sizes_of(samples).tolist()]
-            self.computation.add_clients(visits[0], "choice", figures(works))
+            self._count("choice", visits[0], sizes_of(samples), len(models[0]))
         return made
+
+    def _count(self, purpose: Purpose, clients: np.ndarray, sizes: np.ndarray, num_models: int) -> None:
+        """Count the trainings of visits, or the losses by which they compare models."""
+        passes, form, known = self.learner.passes, form_of(self.federation.shape), self._works
+        works = []
+        for n in sizes.tolist():
+            if (work := known.get((n, num_models))) is None:
+                losses = passes.forward(form, n).times(num_models)
+                known[n, num_models] = work = losses if num_models else passes.trainings(form, n, self.local)
+            works.append(work)
+        self.computation.add_clients(clients, purpose, figures(works))
 
     def _samples(self, visits: tuple[np.ndarray, np.ndarray]) -> StoredSamples | list[Split]:
         """Return where the training samples of some visits are stored, or the split of each visit."""
