@@ -171,6 +171,27 @@ def test_every_example_is_in_the_list():
             assert path.name in page, path.name
 
 
+def test_accuracy_is_drawn_against_energy(tmp_path, monkeypatch):
+    """Two methods, evaluated before training and after each of two rounds: against kJ, and against MB."""
+    sweep = {
+        **{"name": "energy", "rounds": 2, "costs": "all", "devices": {"name": "alike", "watts": 2}},
+        **{"model": {"name": "mlp", "hidden": [64]}, "evaluation": {"every": 1, "at_start": True}},
+        "data": {"source": "digits", "scenario": {"name": "rotated", "angles": [0, 180], "clients": 8}},
+        "vary": {"algorithm": {"A": "fedavg", "B": {"name": "ifca", "num_clusters": 2}}},
+    }
+    (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
+    place = ["--output.folder", str(tmp_path), "--output.id", "a"]
+    assert cli.main(["sweep", str(tmp_path / "sweep.yaml"), "-q", *place]) == 0
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_: drawn.append(figure))
+    load_object("docs/examples/energy.py:main", "example")(str(tmp_path / "energy-a"), "x.png")
+    left, right = ([line.get_xdata() for line in axes.get_lines()] for axes in drawn[0].axes)
+    for energy, sent in zip(left, right, strict=True):
+        assert energy[0] == sent[0] == 0
+        np.testing.assert_allclose(energy[2], 2 * energy[1])
+    np.testing.assert_allclose(left[1][2] / left[0][2], 1 + 2 * 9472 / 20224)  # two losses beside a training
+
+
 def test_accuracy_is_drawn_against_epsilon(tmp_path, monkeypatch):
     """Two methods: a line each over four values of epsilon, and four horizontal lines."""
     pytest.importorskip("dp_accounting")
