@@ -153,6 +153,7 @@ class Trials:
             yield self._partial()
         yield self._over_ranks(first)
         yield self._bytes(first)
+        yield from self._computation(first)
         yield self._cites()
 
     def _config(self, label: str, changes: Tree) -> Config:
@@ -260,6 +261,18 @@ class Trials:
             return Finding(True, f"{text}, as forecast")
         remedy = "do rounds differ? Add what is missing in `extra_bytes`, or say why in `traffic_depends_on`"
         return Finding(False, f"{text}; the forecast was {forecast['down']} and {forecast['up']}", remedy)
+
+    def _computation(self, first: Run) -> Iterator[Finding]:
+        """Compare what the method declares that its clients compute with what they computed."""
+        forecast, flops = first.summary["flops_expected"], first.summary["flops"]
+        if forecast["flops"] is None:
+            return
+        text = f"computation: {flops} FLOPs of clients"
+        if not forecast["why"]:
+            yield Finding(True, f"{text}, as declared")
+            return
+        remedy = "say in `visit_passes` (statistics_passes, look_passes) what clients are asked for"
+        yield Finding(False, f"{text}; declared were {forecast['flops']}", remedy)
 
     def _cites(self) -> Finding:
         if self.config.algorithm.paper:

@@ -194,6 +194,22 @@ DOWN = """
 
 
 @pytest.mark.parametrize(
+    ("declared", "code", "line"),
+    [("trains_once = True", 0, "ok   computation: "), ("trains_once = False", 0, ""), ("PASSES", 1, "FAIL")],
+)
+def test_what_a_visit_is_declared_to_ask_for_is_compared(declared, code, line, tmp_path, monkeypatch, capsys):
+    asks = "def visit_passes(self, held, problem):\n        from mpifl.core.computation import Asked\n"
+    asks += '        return [Asked("loss", held.train)]'
+    own = HEAD.replace('year = {2026}}"', 'year = {2026}}"\n    ' + declared.replace("PASSES", asks))
+    monkeypatch.setattr(f"{__name__}.HEAD", own)
+    found, lines = tried(tmp_path, monkeypatch, capsys, SOUND)
+    assert found == code
+    said = [one for one in lines if "computation:" in one]
+    assert [one.startswith(line) or line == "FAIL" for one in said] == [True] * bool(line)
+    assert line != "FAIL" or "declared were" in said[0]
+
+
+@pytest.mark.parametrize(
     ("weight", "more", "found"),
     [
         ("float(os.environ.get('RANKS', 3)) + client.id", "", "FAIL 2 ranks: another digest"),
