@@ -477,6 +477,11 @@ def test_classes_of_cifar100_and_flts_cifar20(tmp_path, small_root):
     assert np.bincount(both.labels[both.train]).tolist() == [100] * 10 + [1] * 10
     further = both.images[both.labels >= 10].reshape(-1, 3072)[:, 1]
     assert further.tolist() == [0] * 10 + [1] * 10, "their test images test"
+    of_hundred, ours = both.labels >= 10, load("cifar10", tmp_path)
+    chosen = np.array(SOURCES["cifar20"].further.classes)
+    np.testing.assert_array_equal(chosen[both.labels[of_hundred] - 10], both.images[of_hundred, 0, 0, 0])
+    np.testing.assert_array_equal(both.labels[~of_hundred], ours.labels)
+    np.testing.assert_array_equal(both.images[~of_hundred], ours.images)
     with pytest.raises(UserError, match="below 100") as error:
         SOURCES["cifar100"](classes=(3, 3))
     assert error.value.key == "classes"
