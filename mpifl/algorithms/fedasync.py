@@ -39,7 +39,7 @@ class BlendedUploads(PlainVisits, Algorithm, ABC):
     rho: NonNegativeFloat = 0.005
 
     paper = "xie2020asynchronous"
-    policies = ("every_arrival", "drawn_staleness")
+    policies = ("every_arrival", "drawn_staleness", "client_decides")  # one upload a step
     needs = Needs(weighs_staleness=True)
 
     def plain_visit(self) -> PlainVisit:
