@@ -49,7 +49,11 @@ def test_the_same_network_is_trained_once_and_gives_the_same_bits(trained, tmp_p
     file.write_bytes(file.read_bytes()[:100])
     assert run(tmp_path, "damaged", *cache) == plain
     assert len(trained) == 2
-    assert read_shown(file).keys() == {"autoencoder"}
+    assert read_shown(file).keys() == {"autoencoder", ".computation"}
+    names = ("plain", "0", "1", "damaged")
+    counted = [(tmp_path / f"tiny-{name}" / "computation.csv").read_text() for name in names]
+    assert "0,server,0,0," in counted[0], "what was pre-trained counts, also where it is read"
+    assert counted == counted[:1] * 4
 
 
 @pytest.mark.usefixtures("flat_plane")
