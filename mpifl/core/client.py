@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from .computation import ComputationCounter
-from .devices import state_on
 from .federation import ClientData, Split
 from .parameters import Layout, Part
 from .rng import Key
@@ -270,6 +269,8 @@ class ClientHost(ABC):
 
     def state(self, client: int, visit: int, load: Callable[[], State]) -> State:
         """Return a client's state after `visit` visits on the device; `load` reads it from its file."""
+        from .devices import state_on  # needs torch
+
         return state_on(load(), self.device)
 
     def keep_state(self, client: int, visit: int, state: State) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -90,3 +93,19 @@ class FlatModel:
                 if module.training is not train:
                     module.training = train
         return self.module
+
+
+def copy_on(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of a module whose tensors are on a device; without their numbers on `meta`."""
+    memo: dict[int, Any] = {}
+    for p in module.parameters():
+        memo[id(p)] = nn.Parameter(p.detach().to(device, copy=True), requires_grad=p.requires_grad)
+    computed = (value for m in module.modules() for value in vars(m).values() if _is_computed(value))
+    for b in (*module.buffers(), *computed):
+        memo[id(b)] = b.detach().to(device, copy=True)
+    return deepcopy(module, memo)
+
+
+def _is_computed(value: Any) -> bool:
+    """Return whether a module's attribute is a tensor that it computes of others, as spectral norm does."""
+    return isinstance(value, torch.Tensor) and not value.is_leaf

@@ -26,7 +26,6 @@ from mpifl.core.textfiles import MAX_NAME_BYTES, is_file, json_file, yaml_file
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config, OutputConfig
 from mpifl.experiment.section_checks import check_sections
-from mpifl.experiment.shared_beginning import shared_phases
 from mpifl.experiment.table_layout import COLUMNS, ROWS, SEED, TableConfig
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.client_devices import Alike
@@ -123,6 +122,8 @@ class Case:
     @cached_property
     def beginning(self) -> Mapping[str, str]:
         """The first phases that it can share, each with a digest of what decides it; see `beginnings`."""
+        from mpifl.experiment.shared_beginning import shared_phases  # needs torch
+
         return shared_phases(self.config)
 
     def folder(self, parent: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy, deepcopy
+from copy import copy
 from functools import cached_property
 from time import perf_counter
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from mpifl.core.computation import NOTHING, OF_CALL, Asked, Call, ComputationCou
 from mpifl.core.devices import split_on
 from mpifl.core.errors import MethodError, Missing, UserError
 from mpifl.core.federation import Split
+from mpifl.core.flat_model import copy_on
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part
 from mpifl.core.progress import Stage
@@ -227,7 +228,9 @@ class Learner:
     @cached_property
     def _aside(self) -> ModelContext:
         """A copy of the model, on which a method evaluates other vectors during a training step."""
-        return ModelContext(deepcopy(self.flat.module), self.device, self.task, self.context.computes_layers)
+        return ModelContext(
+            copy_on(self.flat.module, self.device), self.device, self.task, self.context.computes_layers
+        )
 
     def _guarded(self, function: Callable[..., T]) -> Callable[..., T]:
         """Return a method's function of a training step, in which this learner does not train."""

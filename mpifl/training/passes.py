@@ -8,18 +8,17 @@ attention, two for a multiplication and an addition. They are counted on a copy 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from mpifl.core.computation import NOTHING, Asked, Work
 from mpifl.core.federation import Split
+from mpifl.core.flat_model import copy_on
 from mpifl.core.parameters import Part, bounds
 from mpifl.core.rng import key
 from mpifl.core.torch_state import kept
@@ -183,7 +182,7 @@ class Passes:
     def _counted(
         self, kind: str, form: Form, size: int, train_mode: bool, part: Part | None, device: torch.device
     ) -> int:
-        module = _copy(self.context.flat.module, device).train(train_mode)
+        module = copy_on(self.context.flat.module, device).train(train_mode)
         trained = None if part is None else {id(p) for p in self.context.moving(part).params}
         for param, own in zip(module.parameters(), self.context.flat.module.parameters(), strict=True):
             param.requires_grad_(own.requires_grad and (trained is None or id(own) in trained))
@@ -210,16 +209,6 @@ def form_of(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Form:
 def _batches(num_samples: int, size: int) -> Sizes:
     full, rest = divmod(num_samples, size)
     return [(n, of) for n, of in ((full, size), (int(rest > 0), rest)) if n]
-
-
-def _copy(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return a copy of a module whose tensors are on a device; without their numbers on `meta`."""
-    memo: dict[int, Any] = {}
-    for p in module.parameters():
-        memo[id(p)] = nn.Parameter(p.detach().to(device, copy=True), requires_grad=p.requires_grad)
-    for b in module.buffers():
-        memo[id(b)] = b.detach().to(device, copy=True)
-    return deepcopy(module, memo)
 
 
 def figures(works: list[Work]) -> np.ndarray:

@@ -337,6 +337,10 @@ class Drawn:
         system |= {"collective": self.random.choice(("reduce", "gather"))} if self.chance(0.15) else {}
         system |= {"cost": "given"} if self.chance(0.05) else {}
         system |= {"placement_seed": 3} if self.chance(0.05) else {}
+        if self.tree["algorithm"] in ("emdcfl", {"name": "emdcfl"}) and self.chance(0.5):
+            system |= {"exchange": "local"}
+        if not system.keys() & {"stack", "placement_seed"} and self.chance(0.1):
+            system |= {"hosting": "groups"}
         self.some(0.1, start=[{"run": EARLIER_RUN}, {"run": EARLIER_RUN, "part": "body"}])
         self.tree["system"] = system
 
