@@ -1,18 +1,20 @@
 """The passes of a network over samples, and their FLOPs, from the shapes of what is asked for.
 
 FLOPs are those of PyTorch's own counter (`torch.utils.flop_counter`): of matrix products, convolutions and
-attention, two for a multiplication and an addition. They are counted on a copy of the network without data
-(device `meta`), so nothing is computed, and they are the same on every device and for every backend.
+attention, two for a multiplication and an addition. They are counted on a copy of the network, and are the
+same on every device and for every backend.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -27,6 +29,9 @@ from .config import LocalConfig
 from .model_context import ModelContext
 from .pytorch_backend import EVAL_BATCH, STATISTICS_BATCH
 
+CPU, META = torch.device("cpu"), torch.device("meta")
+FUSED = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)
+SMALL, SMALL_SAMPLE = 1 << 23, 1 << 14  # parameters of a network, numbers of a sample
 FEW = (2, 3, 4)  # batch sizes that are measured; the FLOPs of nearly all networks are linear in them
 Sizes = list[tuple[int, int]]  # (number of batches, samples in each)
 Form = tuple[tuple[int, ...], torch.dtype]  # shape and type of a sample
@@ -171,12 +176,18 @@ class Passes:
         return self._flops[*at, size]
 
     def _measured(self, kind: str, form: Form, size: int, train_mode: bool, part: Part | None) -> int:
-        """Return what PyTorch counts in a pass over `size` samples, on no device or else on the network's."""
+        """Return what PyTorch counts in a pass over `size` samples, computed or not.
+
+        Passes of small networks are computed, in milliseconds: device `meta` loads PyTorch's compiler, which
+        takes a second. Layers that processors fuse, so that there is nothing to count, stay there.
+        """
         context = self.context
+        small = context.flat.layout.num_parameters <= SMALL and math.prod(form[0]) <= SMALL_SAMPLE
+        small = small and not any(isinstance(m, FUSED) for m in context.flat.module.modules())
         with kept(), context.seeded(key(0, "flops")):
             try:
-                return self._counted(kind, form, size, train_mode, part, torch.device("meta"))
-            except Exception:  # code of a network that reads numbers, which are nowhere there
+                return self._counted(kind, form, size, train_mode, part, CPU if small else META)
+            except Exception:  # code of a network that reads numbers, or is written for one device
                 return self._counted(kind, form, size, train_mode, part, context.device)
 
     def _counted(

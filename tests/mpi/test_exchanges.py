@@ -30,7 +30,7 @@ def alone() -> dict[str, Any]:
 
 
 @pytest.fixture(
-    scope="module", params=[4, *(pytest.param(p, marks=pytest.mark.nightly) for p in (2, 3, 5, 7))]
+    scope="module", params=[3, *(pytest.param(p, marks=pytest.mark.nightly) for p in (2, 4, 5, 7))]
 )
 def there(request, mpirun, tmp_path_factory) -> dict[str, Any]:
     """What some ranks find."""
