@@ -158,9 +158,8 @@ def test_a_grid_trains_once_and_looks_once_for_each_projection(tmp_path, monkeyp
     assert "look of the first round: computed 2 times for 4 cases" in told
 
 
-@pytest.mark.parametrize(
-    "which", [pytest.param(n, marks=[] if n == "emdcfl" else [pytest.mark.nightly]) for n in (*USUAL, "flt")]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("which", [*USUAL, "flt"])
 def test_results_on_two_ranks_are_those_of_cases_alone(which, mpirun, tmp_path):
     alone = swept(tmp_path, SWEEPS[which], "false")
     options = [*SWEEPS[which], "--output.folder", tmp_path, "--output.id", "two", "-q"]

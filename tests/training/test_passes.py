@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from fractions import Fraction
 
 import pytest
 import torch
 from support import toy
-from support.runs import CONFIG
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -111,17 +108,6 @@ def test_an_encoder_counts_its_products_although_pytorch_fuses_them():
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     passes = Passes(Learner(encoder, kernels=False).context)
     assert passes.outputs(torch.zeros(3, 5, 8)).flops == 3 * 5920
-
-
-def test_counting_a_small_network_loads_no_compiler(tmp_path):
-    """It takes a second, which a small run would notice."""
-    program = (
-        "import sys; from mpifl.cli import main; "
-        f"main(['run', {str(CONFIG)!r}, '-q', '--output.folder', {str(tmp_path)!r}]); "
-        "print('torch._dynamo' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "False", done.stderr
 
 
 @pytest.mark.parametrize(
