@@ -46,9 +46,10 @@ from mpifl.experiment.schema import Config
 from mpifl.supervision.exit_codes import outcome
 
 ENABLE, LEVELS = "OMPI_MCA_pml_monitoring_enable", "OMPI_MCA_coll"
-ALLTOALLV = {  # pairwise: persistent requests of the linear algorithm are also counted as messages
+ALGORITHMS = {  # of collectives; pairwise: persistent requests of the linear algorithm are also counted as messages
     "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
     "OMPI_MCA_coll_tuned_alltoallv_algorithm": "2",
+    "OMPI_MCA_coll_tuned_allgatherv_algorithm": "3",  # a ring; the linear one is also counted as a broadcast
 }
 FLUSH, GENERIC = b"pml_monitoring_flush", 9  # a performance variable, and MPI_T_PVAR_CLASS_GENERIC
 PEER_TAGS = {"E": "point", "I": "internal", "C": "collective"}
@@ -70,7 +71,7 @@ def prepare() -> None:
     """
     os.environ[ENABLE] = "2"
     os.environ.setdefault(LEVELS, "^han")
-    os.environ.update(ALLTOALLV)
+    os.environ.update(ALGORITHMS)
 
 
 class Monitor:
