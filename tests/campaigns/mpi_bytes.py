@@ -46,7 +46,7 @@ from mpifl.experiment.schema import Config
 from mpifl.supervision.exit_codes import outcome
 
 ENABLE, LEVELS = "OMPI_MCA_pml_monitoring_enable", "OMPI_MCA_coll"
-ALGORITHMS = {  # of collectives; pairwise: persistent requests of the linear algorithm are also counted as messages
+ALGORITHMS = {  # pairwise: persistent requests of the linear algorithm are also counted as messages
     "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
     "OMPI_MCA_coll_tuned_alltoallv_algorithm": "2",
     "OMPI_MCA_coll_tuned_allgatherv_algorithm": "3",  # a ring; the linear one is also counted as a broadcast
