@@ -128,6 +128,11 @@ class Transport(ABC):
         return tuple(range(1, self.size)) or (0,)
 
     @property
+    def num_workers_here(self) -> int:
+        """The number of ranks on this rank's node that host clients."""
+        return sum(self.nodes[r] == self.nodes[self.rank] for r in self.workers)
+
+    @property
     def is_worker(self) -> bool:
         """Whether this rank hosts clients."""
         return self.rank in self.workers
@@ -151,6 +156,11 @@ class Transport(ABC):
             value: value of this rank.
             purpose: label under which the traffic is counted.
         """
+
+    def allgather(self, value: Any, purpose: str) -> list[Any]:
+        """Return the values of all ranks, in rank order, on every rank; see `gather`."""
+        found: list[Any] = self.bcast(self.gather(value, purpose), purpose)
+        return found
 
     @abstractmethod
     def scatter_rows(

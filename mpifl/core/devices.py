@@ -40,20 +40,24 @@ def wait(device: torch.device) -> None:
 
 
 def upload_budget(device: torch.device, ranks: int) -> int:
-    """Return the bytes that the uploads of a round may take on a device.
+    """Return the bytes that the uploads of a round may take on a device; see `memory_share`."""
+    return memory_share(device, ranks, SHARE)
 
-    It is this rank's part of `SHARE` of the memory that is free there or cached by this process.
+
+def memory_share(device: torch.device, ranks: int, share: float) -> int:
+    """Return this rank's part of a share of the memory that is free on a device or cached by this process.
 
     Args:
-        device: device on which the uploads are made; 0 bytes for the CPU.
+        device: the device; 0 bytes for the CPU.
         ranks: ranks of this node that use its devices.
+        share: the share, in (0, 1].
     """
     if device.type != "cuda":
         return 0
     free, _ = torch.cuda.mem_get_info(device)
     again = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     sharing = ceil(ranks / torch.cuda.device_count())
-    return int(SHARE * (free + again) / sharing)
+    return int(share * (free + again) / sharing)
 
 
 def use_deterministic_algorithms(device: torch.device) -> None:

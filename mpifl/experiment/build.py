@@ -48,6 +48,7 @@ from mpifl.runtime.hook_errors import DROP
 from mpifl.runtime.measures import ModelProducts, compare_updates
 from mpifl.runtime.plain_visits import in_one_call
 from mpifl.runtime.run_state import Checkpointer
+from mpifl.runtime.scheduler import visit_work
 from mpifl.runtime.server_step import Measure, ServerStep
 from mpifl.runtime.step_config import StepConfig, StepEvaluation, Sums
 from mpifl.runtime.synchronous import SynchronousEngine
@@ -659,6 +660,11 @@ def effort(context: RunContext) -> np.ndarray | None:
     sizes, single = context.federation.sizes[:, 0].tolist(), context.learner.drop_single
     usual = [max(context.config.local.num_trained(n, single), 1) for n in sizes]
     return np.array([context.local_of(k).num_trained(n, single) / usual[k] for k, n in enumerate(sizes)])
+
+
+def trained_samples(context: RunContext) -> np.ndarray:
+    """Return the training samples of each client [N], scaled by `effort` for clients that train longer."""
+    return visit_work(context.federation.sizes[:, 0], effort(context))
 
 
 def measures(context: RunContext) -> list[Measure]:

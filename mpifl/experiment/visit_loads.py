@@ -44,7 +44,7 @@ class WorkOf:
 
     Attributes:
         declared: what the method asks a client for.
-        federation: the clients' data; None where it was pickled.
+        federation: the clients' data.
         problem: the problem of the method.
         learner: knows the FLOPs of its networks.
         local: how clients train.
@@ -52,7 +52,7 @@ class WorkOf:
     """
 
     declared: Declared
-    federation: Federation | None
+    federation: Federation
     problem: ProblemInfo
     learner: Learner
     local: LocalConfig
@@ -61,7 +61,6 @@ class WorkOf:
 
     def __call__(self, client: int, visit: int) -> float:
         """Return the work of a visit; 1 for a client that trains on nothing."""
-        assert self.federation is not None, "rank 0 alone asks what it was told"
         held = self.held(client, visit)
         local = self.differing.get(client, self.local)
         at = held, local
@@ -74,18 +73,16 @@ class WorkOf:
 
     def held(self, client: int, visit: int = 0) -> Held:
         """Return the samples of a client at a visit."""
-        assert self.federation is not None
         who, when = np.array([client]), np.array([visit])
         return Held(*(int(self.federation.sizes_of(split, who, when)[0]) for split in SPLITS))
 
     @property
     def form(self) -> Form:
         """The form of the clients' samples."""
-        assert self.federation is not None
         return form_of(self.federation.shape, self.federation.client(0).train.x.dtype)
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        return _unasked, ()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Unasked, ()
 
 
 class _Unasked:
@@ -93,10 +90,6 @@ class _Unasked:
 
     def __call__(self, client: int, visit: int) -> float:
         raise AssertionError("rank 0 alone asks what it was told")
-
-
-def _unasked() -> Load:
-    return _Unasked()
 
 
 def declared_statistics(algorithm: Algorithm) -> Declared:

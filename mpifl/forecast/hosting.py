@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.experiment.build import effort
+from mpifl.experiment.build import trained_samples
 from mpifl.experiment.context import RunContext
 from mpifl.experiment.schema import GROUPS
 from mpifl.runtime.scheduler import Scheduler
@@ -46,12 +46,6 @@ class Groups:
         return [form.format("rank", "clients", "samples", "work"), *body, "work: of the group, over the mean"]
 
 
-def visit_work(context: RunContext) -> np.ndarray:
-    """Return the predicted work of each client's visit [N]: its samples times the length of its training."""
-    factor, sizes = effort(context), context.federation.sizes[:, 0]
-    return sizes if factor is None else sizes * factor
-
-
 def scheduler_of(context: RunContext, num_ranks: int, hosting: str | None = None) -> Scheduler:
     """Return the scheduler of a run on ranks of one node before it has placed any task.
 
@@ -67,13 +61,13 @@ def scheduler_of(context: RunContext, num_ranks: int, hosting: str | None = None
         workers,
         sizes,
         stack=context.decisions.stack,
-        hosted=visit_work(context) if grouped else None,
+        hosted=trained_samples(context) if grouped else None,
     )
 
 
 def groups_of(context: RunContext, num_ranks: int) -> Groups:
     """Return the groups of a run on a number of ranks, as if `system.hosting` were `groups`."""
-    scheduler, work = scheduler_of(context, num_ranks, GROUPS), visit_work(context)
+    scheduler, work = scheduler_of(context, num_ranks, GROUPS), trained_samples(context)
     hosts = scheduler.hosts
     assert hosts is not None
     counts, samples, loads = (
@@ -98,7 +92,7 @@ def round_balance(context: RunContext, num_ranks: int, hosting: str) -> float:
         num_ranks: P, the number of ranks.
         hosting: `any` or `groups`.
     """
-    scheduler, work = scheduler_of(context, num_ranks, hosting), visit_work(context)
+    scheduler, work = scheduler_of(context, num_ranks, hosting), trained_samples(context)
     found = []
     for step in range(1, min(context.config.rounds, MOST_ROUNDS) + 1):
         cohort = context.sampler(step)

@@ -42,7 +42,7 @@ from mpifl.core.plan import Plan
 from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
 from mpifl.core.types import Server
-from mpifl.experiment.build import build_engine, build_server_step, effort
+from mpifl.experiment.build import build_engine, build_server_step, trained_samples
 from mpifl.experiment.context import RunContext
 from mpifl.results import checkpoint_files
 from mpifl.results.recorder import Recorder, written_clients
@@ -416,12 +416,6 @@ def _disk(folder: str) -> Path | None:
     """Return a writable folder on the disk of the run folders; None for the temporary folder."""
     there = next((p for p in (Path(folder), *Path(folder).absolute().parents) if p.is_dir()), None)
     return there if there is not None and os.access(there, os.W_OK) else None
-
-
-def trained_samples(context: RunContext) -> np.ndarray:
-    """Return the training samples of each client [N], scaled by `effort` for clients that train longer."""
-    sizes, factor = context.federation.sizes[:, 0], effort(context)
-    return sizes if factor is None else sizes * factor
 
 
 def _evenly(sizes: np.ndarray, count: int) -> np.ndarray:

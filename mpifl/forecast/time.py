@@ -21,6 +21,7 @@ from mpifl.aggregation.collective_costs import Costs, Given, between, tree_level
 from mpifl.comm.task_pool import depth
 from mpifl.core.capabilities import NewClients, OneShotStatistics, RememberedUploads, SecondLook, uses
 from mpifl.core.plan import Plan
+from mpifl.experiment.build import trained_samples
 from mpifl.experiment.context import RunContext
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.scheduler import task_costs
@@ -38,7 +39,7 @@ from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.traffic.ledger import Moves
 
 from .hosting import scheduler_of
-from .measured_times import MeasuredTimes, trained_samples
+from .measured_times import MeasuredTimes
 from .traffic import TrafficForecast, uploads_per_step
 
 MOST_STEPS = 400  # steps that are simulated; further steps take the mean of the later half of these

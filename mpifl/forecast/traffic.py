@@ -35,6 +35,7 @@ from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.torch_state import kept
 from mpifl.core.types import Message, Notes, Report, Server, State
+from mpifl.experiment.build import trained_samples
 from mpifl.experiment.context import RunContext
 from mpifl.experiment.filters import build_filters
 from mpifl.experiment.schema import Config
@@ -53,7 +54,7 @@ from mpifl.traffic.encoding import (
 from mpifl.traffic.ledger import Ledger
 from mpifl.training.client import LocalClient, public_clients
 
-from .hosting import scheduler_of, visit_work
+from .hosting import scheduler_of
 
 Bytes = tuple[int, int]  # down, up
 FLOAT_BYTES = 4
@@ -294,7 +295,7 @@ def look_bytes_of_ranks(context: RunContext, num_ranks: int) -> ExchangeBytes | 
     sizes = looking.look_sizes(run)
     if sizes is None:
         return None
-    costs, found, scheduler = visit_work(context), ExchangeBytes(), scheduler_of(context, num_ranks)
+    costs, found, scheduler = trained_samples(context), ExchangeBytes(), scheduler_of(context, num_ranks)
     for look in looking.planned_looks(run):
         k = look.clients
         owners = scheduler.assign(k, task_costs(costs[k], look.fresh, True))

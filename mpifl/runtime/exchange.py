@@ -289,7 +289,7 @@ class _Look:
     def _told(self, transport: Transport, value: T) -> list[T]:
         """Return the values of all ranks."""
         with self.watch("wait"):
-            told: list[T] = transport.bcast(transport.gather(value, "exchange"), "exchange")
+            told: list[T] = transport.allgather(value, "exchange")
         return told
 
     def _questions(

@@ -19,6 +19,16 @@ SPEED_DECAY = 0.3  # weight of the last step in a worker's moving average of spe
 LOOK_COST = 64  # work of a look at one other client, in samples of training
 
 
+def visit_work(sizes: np.ndarray, effort: np.ndarray | None) -> np.ndarray:
+    """Return the predicted work of each client's visit [N], in samples.
+
+    Args:
+        sizes: number of training samples of each client [N].
+        effort: see `StepConfig`.
+    """
+    return sizes if effort is None else sizes * effort
+
+
 def task_costs(costs: np.ndarray, fresh: np.ndarray, looks: bool) -> np.ndarray:
     """Return the predicted work of the tasks of a step [m], in samples.
 

@@ -36,7 +36,7 @@ from mpifl.core.capabilities import (
     upload_named,
     uses,
 )
-from mpifl.core.computation import Computation
+from mpifl.core.computation import SERVER, Computation
 from mpifl.core.errors import MethodError
 from mpifl.core.parameters import Part, take, width
 from mpifl.core.plan import Plan, statistics_of, with_statistics_apart
@@ -63,8 +63,8 @@ from .protocol import (
     mean_metrics,
     report_tables,
 )
-from .scheduler import Scheduler, task_costs
-from .step_config import SERVER, Origins, StepConfig
+from .scheduler import Scheduler, task_costs, visit_work
+from .step_config import Origins, StepConfig, shared_result
 from .worker import VisitResults, Worker, unpacked
 
 Uploads = Mapping[str, Sequence[torch.Tensor]]  # name -> vectors [w], all components of all uploads
@@ -267,7 +267,7 @@ class ServerStep:
         needs = c.algorithm.needs
         keeps = needs.client_state or uses(c.algorithm, RememberedUploads)
         pinned = keeps or bool(c.filters.remembered) or c.clients.keeps_optimizer
-        self.costs = self.sizes[:, 0] if c.effort is None else self.sizes[:, 0] * c.effort
+        self.costs = visit_work(self.sizes[:, 0], c.effort)
         self.scheduler = Scheduler(
             c.transport.nodes,
             c.transport.workers,
@@ -317,18 +317,18 @@ class ServerStep:
 
     def _first_server(self, statistics: Notes | None) -> Server:
         """Return what `setup` returns, now or in another case of a sweep."""
-        beginning = self.config.beginning
-        if beginning is None or SETUP not in beginning:
-            return self.hooks.setup(statistics)
-        address = beginning.address(SETUP, statistics, self.hooks.setup_key.path, self._public_data)
         counter = self.config.clients.computation
-        found: tuple[Server, np.ndarray] | None = beginning.find(SETUP, SERVER, address)
-        if found is None:
+
+        def arguments() -> tuple[Any, ...]:
+            return statistics, self.hooks.setup_key.path, self._public_data
+
+        def make() -> tuple[Server, np.ndarray]:
             with counter.apart() as counted:
-                found = self.hooks.setup(statistics), counted.table
-            beginning.keep(SETUP, SERVER, address, found)
-        counter.add_all(Computation.of(found[1]))
-        return found[0]
+                return self.hooks.setup(statistics), counted.table
+
+        server, computed = shared_result(self.config.beginning, SETUP, SERVER, arguments, make)
+        counter.add_all(Computation.of(computed))
+        return server
 
     @property
     def _public_data(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -405,8 +405,7 @@ class ServerStep:
         if self.scheduler.hosts is not None:
             mine = np.flatnonzero(self.scheduler.hosts == self.transport.rank)
             if len(mine):
-                nodes, here = self.transport.nodes, self.transport.nodes[self.transport.rank]
-                self.config.clients.host(mine, sum(nodes[r] == here for r in self.transport.workers))
+                self.config.clients.host(mine, self.transport.num_workers_here)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that is kept between steps besides the server; on rank 0."""
@@ -696,20 +695,16 @@ class ServerStep:
 
     def _made_shown(self) -> Mapping[str, torch.Tensor]:
         """Return the rows that are shown to all clients, and as `COMPUTED` what the server computed."""
-        beginning = self.config.beginning
-        if beginning is None or SHOWN not in beginning:
-            return self._computed_shown()
-        address = beginning.address(SHOWN, self.hooks.shows_key.path, self._public_data)
-        found: Mapping[str, torch.Tensor] | None = beginning.find(SHOWN, SERVER, address)
-        if found is None:
-            found = self._computed_shown()
-            beginning.keep(SHOWN, SERVER, address, found)
-        return found
 
-    def _computed_shown(self) -> Mapping[str, torch.Tensor]:
-        with self.config.clients.computation.counting("server") as found:
-            shown = self.hooks.shows()
-        return {**shown, COMPUTED: torch.from_numpy(found.table)}
+        def arguments() -> tuple[Any, ...]:
+            return self.hooks.shows_key.path, self._public_data
+
+        def make() -> Mapping[str, torch.Tensor]:
+            with self.config.clients.computation.counting("server") as found:
+                shown = self.hooks.shows()
+            return {**shown, COMPUTED: torch.from_numpy(found.table)}
+
+        return shared_result(self.config.beginning, SHOWN, SERVER, arguments, make)
 
     def _mix_fingerprints(
         self, hook: str, server: Server | None, reports: GatheredReports | None, uploads: Uploads
@@ -967,7 +962,7 @@ class ServerStep:
                 batches = self._batches(server.version, some, serves, np.ones(len(some)), server.version)
             batch = self._scatter(batches)
             mine, rows = on_all(self.transport, partial(self.worker.models, batch))
-            whose = self.transport.bcast(self.transport.gather(mine, "end"), "end")
+            whose = self.transport.allgather(mine, "end")
             block = self.transport.Gatherv(rows, [len(ks) for ks in whose], "end")
             if table is not None and block is not None:
                 places = np.searchsorted(clients, [k for ks in whose for k in ks])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from mpifl.traffic.payload import NumberFormat
 from .hook_errors import Kept
 from .protocol import ClientTask, ReportHeader, ReportTable, TaskBatch
 
+Made = TypeVar("Made")
+
 
 class PretrainingCache(Protocol):
     """Keeps the rows that `OneShotStatistics.shows` returns, which may be costly to train, for later runs."""
@@ -43,7 +45,6 @@ class PretrainingCache(Protocol):
         """Return the rows that an earlier run stored, or the result of `make`."""
 
 
-SERVER = -1  # in place of a client, for phases of rank 0
 Origins = Mapping[str, Mapping[int, str]]  # phase -> client -> name of the run that computed the result
 
 
@@ -61,7 +62,7 @@ class SharedBeginning(Protocol):
 
         Args:
             phase: the phase.
-            client: number of the client, or `SERVER`.
+            client: number of the client, or `core.computation.SERVER`.
             address: the return value of `address`.
             known: download of the visit, whose rows need not be kept.
         """
@@ -71,6 +72,32 @@ class SharedBeginning(Protocol):
 
     def taken(self) -> Origins:
         """Return the origins of all results since the last call; a result of this run has an empty one."""
+
+
+def shared_result(
+    beginning: SharedBeginning | None,
+    phase: str,
+    client: int,
+    arguments: Callable[[], tuple[Any, ...]],
+    make: Callable[[], Made],
+) -> Made:
+    """Return the result of a call, now or in another case of a sweep.
+
+    Args:
+        beginning: the results that cases share; None for none.
+        phase: the phase that the call belongs to.
+        client: number of the client, or `core.computation.SERVER`.
+        arguments: returns what the result depends on.
+        make: makes the call.
+    """
+    if beginning is None or phase not in beginning:
+        return make()
+    address = beginning.address(phase, *arguments())
+    found: Made | None = beginning.find(phase, client, address)
+    if found is None:
+        found = make()
+        beginning.keep(phase, client, address, found)
+    return found
 
 
 class VisitsInOneCall(Protocol):

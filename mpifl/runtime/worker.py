@@ -32,7 +32,7 @@ from mpifl.core.capabilities import (
     uses,
 )
 from mpifl.core.client import Client
-from mpifl.core.computation import COLUMNS, Computation
+from mpifl.core.computation import COLUMNS, SERVER, Computation
 from mpifl.core.devices import (
     CPU,
     RowsOnDevice,
@@ -53,7 +53,7 @@ from .exchange import Found, PairedLooks, stored
 from .hook_errors import Dropped, VisitPlace, attempt, counted_attempt, hook_name
 from .hooks import ClientHooks
 from .protocol import ClientTask, LookPlan, ReportHeader, ReportTable, TaskBatch, report_tables
-from .step_config import SERVER, StepConfig
+from .step_config import StepConfig, shared_result
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
 Made = tuple[Report, State]  # what a visit returns
@@ -332,9 +332,7 @@ class Worker:
 
     def _room(self) -> int:
         """Return the bytes of a step's uploads that may stay on the device."""
-        t = self.config.transport
-        ranks = sum(t.nodes[r] == t.nodes[t.rank] for r in t.workers)
-        return upload_budget(self.config.clients.device, ranks)
+        return upload_budget(self.config.clients.device, self.config.transport.num_workers_here)
 
     def _report(
         self, task: ClientTask, batch: TaskBatch, visits: _Blocks | None
@@ -364,17 +362,17 @@ class Worker:
         self, task: ClientTask, client: Client, shown: Mapping[str, Vector], key: Key, step: int
     ) -> Report:
         """Return a client's one-shot statistics as it makes them, now or in another case of a sweep."""
-        beginning = self.config.beginning
-        if beginning is None or STATISTICS not in beginning:
-            return self.hooks.fingerprint(task, client, shown, key)
-        address = beginning.address(STATISTICS, shown, key.path, client.id, client.visit, step)
-        found: tuple[Report, np.ndarray] | None = beginning.find(STATISTICS, client.id, address)
-        if found is None:
+
+        def arguments() -> tuple[Any, ...]:
+            return shown, key.path, client.id, client.visit, step
+
+        def make() -> tuple[Report, np.ndarray]:
             with self._counter.apart() as counted:
-                found = self.hooks.fingerprint(task, client, shown, key), counted.table
-            beginning.keep(STATISTICS, client.id, address, found)
-        self._counter.add_all(Computation.of(found[1]))
-        return found[0]
+                return self.hooks.fingerprint(task, client, shown, key), counted.table
+
+        report, computed = shared_result(self.config.beginning, STATISTICS, client.id, arguments, make)
+        self._counter.add_all(Computation.of(computed))
+        return report
 
     def _shares_training(self, version: int) -> bool:
         """Return whether cases of a sweep share the training of clients that read a version of the server."""

@@ -6,7 +6,7 @@ with the step that made them, and a step that is repeated counts once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,12 @@ import numpy as np
 from mpifl.core.computation import COLUMNS, FIGURES, NOTHING, PURPOSES, Purpose, Work
 from mpifl.core.errors import require
 
-OF_CLIENTS: tuple[Purpose, ...] = (
-    "training",
-    "choice",
-    "statistics",
-)  # work of clients, not of the simulator
+from .ledger import Undoable
+
 FIRST = COLUMNS.index(FIGURES[0])
 
 
-class ComputationLedger:
+class ComputationLedger(Undoable):
     """Counts computation by step and purpose, and by client and purpose.
 
     Args:
@@ -33,12 +30,12 @@ class ComputationLedger:
     """
 
     def __init__(self, num_clients: int) -> None:
+        super().__init__()
         self.entries: dict[tuple[int, Purpose], Work] = {}
         self._which: np.ndarray | None = None  # clients whose own counts are kept, ascending; None: all
         self._num_kept = num_clients
         self._of: dict[Purpose, np.ndarray] = {}  # purpose -> figures of each kept client [k, 5]
         self.joules: np.ndarray | None = None  # of each client [N]
-        self._undo: list[Callable[[], object]] = []  # these calls undo all counts since a commit
 
     def remember(self, clients: np.ndarray) -> None:
         """Keep the counts of these clients only; totals still count all clients."""
@@ -54,16 +51,6 @@ class ComputationLedger:
         of, before = self.joules, float(self.joules[client])
         of[client] += joules
         self._undo.append(lambda: of.__setitem__(client, before))
-
-    def commit(self) -> None:
-        """Make all counts permanent."""
-        self._undo.clear()
-
-    def roll_back(self) -> None:
-        """Undo all counts since the last commit."""
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
 
     def add(self, step: int, table: np.ndarray) -> None:
         """Count what a rank has computed.

@@ -137,6 +137,26 @@ class StatisticsSize:
         return sum(size for sent in (self.vectors, self.notes) for _, size in sent.values())
 
 
+class Undoable:
+    """Counts that become permanent with a commit; a step that is repeated takes back what it counted.
+
+    Subclasses append to `_undo` a call that takes back each count.
+    """
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], object]] = []  # these calls undo all counts since a commit
+
+    def commit(self) -> None:
+        """Make all counts permanent."""
+        self._undo.clear()
+
+    def roll_back(self) -> None:
+        """Undo all counts since the last commit."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+
+
 MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
 
 
@@ -203,7 +223,7 @@ def count_numbers(value: Any) -> int:
     return int(np.size(value) - np.count_nonzero(np.isnan(value)))
 
 
-class Ledger:
+class Ledger(Undoable):
     """Counts the federation's bytes by step, direction, name, cast and stream, and per client.
 
     Args:
@@ -216,6 +236,7 @@ class Ledger:
     """
 
     def __init__(self, num_clients: int, payload: NumberFormat | None = None) -> None:
+        super().__init__()
         self.payload = payload or NumberFormat()
         self.entries: dict[tuple[int, str, str, str, str], Entry] = {}
         self.up = np.zeros(num_clients, np.int64)
@@ -227,7 +248,6 @@ class Ledger:
         self._totals: Counter[tuple[str, int]] = Counter()
         self._casts: Counter[int] = Counter()  # step -> downloaded bytes, each row once
         self._kept: np.ndarray | None = None  # clients whose moves are remembered, bool [N]; None: all
-        self._undo: list[Callable[[], object]] = []  # these calls undo all counts since a commit
 
     @property
     def moved(self) -> Moves:
@@ -238,16 +258,6 @@ class Ledger:
         """Keep the moves of these clients only, step by step; totals still count all clients."""
         self._kept = np.zeros(len(self.up), bool)
         self._kept[clients] = True
-
-    def commit(self) -> None:
-        """Make all counts permanent."""
-        self._undo.clear()
-
-    def roll_back(self) -> None:
-        """Undo all counts since the last commit."""
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
 
     def _entry(self, step: int, direction: str, name: str, cast: str, stream: int | str, note: bool) -> Entry:
         at = (step, direction, name, cast, str(stream))

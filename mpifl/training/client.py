@@ -15,7 +15,7 @@ import torch
 
 from mpifl.core.client import Client, ClientHost, Direction, Loss, T, Trained, TrainedVisits
 from mpifl.core.computation import SERVER, Call, Purpose, Work
-from mpifl.core.devices import CPU, split_on
+from mpifl.core.devices import CPU, memory_share, split_on
 from mpifl.core.errors import Missing, require
 from mpifl.core.federation import ClientData, Federation, LazyClient, Split, StoredSamples
 from mpifl.core.optimizer_memory import OptimizerMemory
@@ -31,7 +31,7 @@ from .config import LocalConfig
 from .learner import Learner
 from .own_metrics import OwnMetric
 from .passes import figures, form_of
-from .resident import ResidentClients, resident_budget
+from .resident import RESIDENT_SHARE, ResidentClients
 
 
 class Batch(Split):
@@ -346,7 +346,7 @@ class LocalClients(ClientHost):
         """Keep the samples of the clients that this rank hosts, on its GPU where there is room."""
         self.federation.host(clients, ranks)
         if self.resident is None and self.device != CPU:
-            self.resident = ResidentClients(self.device, resident_budget(self.device, ranks))
+            self.resident = ResidentClients(self.device, memory_share(self.device, ranks, RESIDENT_SHARE))
 
     def state(self, client: int, visit: int, load: Callable[[], State]) -> State:
         """Return a client's state after `visit` visits, from the device if it is there."""

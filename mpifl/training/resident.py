@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
 
 import torch
 
@@ -55,18 +54,3 @@ class ResidentClients:
 
 def _state_bytes(state: State) -> int:
     return sum(t.nbytes for t in state.values())
-
-
-def resident_budget(device: torch.device, ranks: int) -> int:
-    """Return the bytes that the hosted clients of a rank may take on a device.
-
-    It is this rank's part of `RESIDENT_SHARE` of the memory that is free there.
-
-    Args:
-        device: device of the clients; 0 bytes for the CPU, whose samples and states are in main memory.
-        ranks: ranks of this node that use its devices.
-    """
-    if device.type != "cuda":
-        return 0
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(RESIDENT_SHARE * free / ceil(ranks / torch.cuda.device_count()))
