@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -258,8 +259,9 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         return neighbourhood_labels(server)
 
 
+@lru_cache(maxsize=16)
 def _projection(e: int, p: int, key: Key) -> torch.Tensor:
-    """Return R [e, p], R_ij ~ N(0, 1) / sqrt(e), every row scaled to unit norm."""
+    """Return R [e, p], R_ij ~ N(0, 1) / sqrt(e), every row scaled to unit norm; remembered for all peers."""
     R = torch.randn(e, p, generator=key.of("projection").torch()) / e**0.5
     return torch.nn.functional.normalize(R, dim=1)
 

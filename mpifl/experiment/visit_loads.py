@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class WorkOf:
         who, when = np.array([client]), np.array([visit])
         return Held(*(int(self.federation.sizes_of(split, who, when)[0]) for split in SPLITS))
 
-    @property
+    @cached_property
     def form(self) -> Form:
         """The form of the clients' samples."""
         return form_of(self.federation.shape, self.federation.client(0).train.x.dtype)
