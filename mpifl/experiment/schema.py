@@ -352,9 +352,8 @@ class Config(Options):
         delay: how long clients compute.
         costs: what the computing time of a visit is charged for. `training`: one local training as `local`
             says, whatever the visit does, and nothing for one-shot statistics. `all`: all that a client
-            computes (several trainings, losses by which it chooses a model, statistics), in proportion to the
-            FLOPs of that one training; for methods that declare what a visit asks for. Second looks take only
-            the time of their messages.
+            computes (several trainings, losses by which it chooses a model, statistics, second looks), in
+            proportion to the FLOPs of that one training; for methods that declare what a visit asks for.
         network: how long messages take.
         payload: number format and compression of the messages between clients and server.
         privacy: clipping of the clients' updates, and noise on them.

@@ -2,7 +2,8 @@
 
 A method declares what a visit asks a client for (`Algorithm.visit_passes`). Its FLOPs, in units of those of
 one local training, are known for every client and visit, so the order of arrivals is known before any
-training.
+training. What second looks ask for (`SecondLook.look_passes`) is known as soon as it is decided who looks at
+whom.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mpifl.core.computation import Asked, Held
 from mpifl.core.errors import name_of, require
 from mpifl.core.federation import SPLITS, Federation
 from mpifl.core.types import ProblemInfo
-from mpifl.simulation.delays import Load
+from mpifl.simulation.durations import Loads, LookLoads
 from mpifl.simulation.policies import ClientDecides
 from mpifl.simulation.upload_triggers import Drift
 from mpifl.supervision.logging import warn_once
@@ -33,7 +34,6 @@ from .schema import Config
 KEY = "costs"
 NOT_DECLARED = "does not declare what {} (define {}); use costs: training"
 AT_MOST = "costs: all: some visits of {} compute less than they are charged for, which only the run shows"
-LOOKS = "costs: all: a second look takes only the time of its messages"
 Declared = Callable[[Held, ProblemInfo], "Sequence[Asked] | None"]
 
 
@@ -50,6 +50,7 @@ class WorkOf:
         learner: knows the FLOPs of its networks.
         local: how clients train.
         differing: client -> its own `local`, for clients that train in another way.
+        untrained: the work of a client that trains on nothing.
     """
 
     declared: Declared
@@ -58,10 +59,11 @@ class WorkOf:
     learner: Learner
     local: LocalConfig
     differing: Mapping[int, LocalConfig]
+    untrained: float = 1.0
     _known: dict[Any, float] = field(default_factory=dict)
 
     def __call__(self, client: int, visit: int) -> float:
-        """Return the work of a visit; 1 for a client that trains on nothing."""
+        """Return the work of a visit."""
         held = self.held(client, visit)
         local = self.differing.get(client, self.local)
         at = held, local
@@ -69,7 +71,7 @@ class WorkOf:
             form = self.form
             usual = self.learner.work([Asked("sgd", held.train)], form, local).flops
             asked = self.learner.work(self.declared(held, self.problem) or (), form, local).flops
-            self._known[at] = asked / usual if usual else 1.0
+            self._known[at] = asked / usual if usual else self.untrained
         return self._known[at]
 
     def held(self, client: int, visit: int = 0) -> Held:
@@ -106,8 +108,8 @@ def visit_loads(
     problem: ProblemInfo,
     learner: Learner,
     differing: Mapping[int, LocalConfig],
-) -> tuple[Load, Load]:
-    """Return the work of a visit, and of one-shot statistics, in units of one local training.
+) -> Loads:
+    """Return what clients compute, in units of one local training.
 
     Raises:
         UserError: the method does not declare it, or it is known only from the run.
@@ -132,6 +134,13 @@ def visit_loads(
         require(not (some or newcomers), KEY, config.costs, remedy)
     if any(one.at_most for one in asked or ()):
         warn_once(AT_MOST.format(name))
-    if uses(algorithm, SecondLook):
-        warn_once(LOOKS)
-    return visit, statistics
+    if not uses(algorithm, SecondLook) or hooks_of(algorithm, SecondLook).at_server:
+        return Loads(visit, statistics)
+    looking = hooks_of(algorithm, SecondLook)
+    remedy = f"{name} {NOT_DECLARED.format('a second look computes', 'look_passes')}"
+    require(looking.look_passes(held) is not None, KEY, config.costs, remedy)
+
+    def look(which: int) -> WorkOf:
+        return WorkOf(lambda held, problem: (looking.look_passes(held) or ((), ()))[which], *told, 0.0)
+
+    return Loads(visit, statistics, LookLoads(look(0), look(1)))

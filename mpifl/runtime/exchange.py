@@ -29,6 +29,7 @@ from mpifl.aggregation.exchange_choice import (
 from mpifl.comm.transport import Transport
 from mpifl.core.capabilities import Question, SecondLook, hooks_of
 from mpifl.core.client import Client
+from mpifl.core.computation import Computation
 from mpifl.core.devices import to_main_memory
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
@@ -113,7 +114,8 @@ class PairedLooks:
         """Return what clients of this rank find, and which of them are left out, by report number.
 
         A hook that fails is called once more. If it fails again, the client that looks is left out; in a run
-        that leaves nobody out, the error is raised.
+        that leaves nobody out, the error is raised. What a look that fails has computed is not counted: how
+        far it came depends on the ranks.
 
         Args:
             looks: who looks at whom.
@@ -126,6 +128,7 @@ class PairedLooks:
             look.over_ranks(transport, exchange.distances == "server")
         else:
             look.here()
+        look.count_computation(transport)
         return look.found, {i: dropped for i, (_, dropped) in look.failed.items() if i in uploads}
 
 
@@ -153,6 +156,7 @@ class _Look:
         self.found: dict[int, Found] = {}
         self.failed: dict[int, tuple[int, Dropped]] = {}
         self._clients: dict[int, Client] = {}
+        self._computed: dict[int, Computation] = {}  # client that looks -> what this rank computed for it
         names = hooks_of(config.algorithm, SecondLook)
         self._question, self._answered = names.question, names.answered
         self._at_server = names.at_server
@@ -181,9 +185,10 @@ class _Look:
         Raises:
             _LeftOut: it failed twice, and clients that fail are left out.
         """
-        c = self.config
-        with self.watch("cluster"):
-            made = counted_attempt(work, self._place(i), c.drops, c.kept, c.clients.computation)
+        c, counter = self.config, self.config.clients.computation
+        with self.watch("cluster"), counter.apart() as counted:
+            made = counted_attempt(work, self._place(i), c.drops, c.kept, counter)
+        self._computed.setdefault(i, Computation()).add_all(counted)
         if isinstance(made, Dropped):
             raise _LeftOut(made)
         return made
@@ -231,6 +236,15 @@ class _Look:
         found.count(self._question, "up", me, question)
         found.count(self._question, "down", them, question)
         found.count(self._answered, "up", them, answered)
+
+    def count_computation(self, transport: Transport) -> None:
+        """Count what this rank has computed for all looks that did not fail; every rank calls."""
+        failed = {*self.failed}
+        if self.config.drops:
+            failed.update(*self._told(transport, [*failed]))
+        for i, computed in self._computed.items():
+            if i not in failed:
+                self.config.clients.computation.add_all(computed)
 
     def _fail(self, i: int, j: int, dropped: Dropped) -> None:
         """Leave a client out; of several failures, that of the first peer is told."""

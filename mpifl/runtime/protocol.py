@@ -151,6 +151,11 @@ class LookPlan:
         """Return whether a client, given by its place in the step, has a question."""
         return self.pairs is None or bool(self.pairs[i].any())
 
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return how many questions [m] and answers [m] each client makes."""
+        asks = np.array([self.asks(i) for i in range(len(self.clients))], np.int64)
+        return asks, np.asarray(self.matrix().sum(0))
+
     def peers(self, i: int) -> np.ndarray:
         """Return the places of the clients that client `i` looks at, without itself."""
         others = np.arange(len(self.clients)) != i

@@ -245,6 +245,7 @@ class ServerStep:
         client_products: inner products of the models of the last step, if they are measured; on rank 0.
         costs: predicted work of each client's visit [N], in samples.
         beginning: origins of the results of the first phases that cases of a sweep share; on rank 0.
+        looks: who has looked at whom in the last synchronous step; None if nobody did.
         updates: if requested, a row for each client of the last step and module of the model, with `client`,
             `block`, and the figures of `measures.update_statistics`; on rank 0.
     """
@@ -286,6 +287,7 @@ class ServerStep:
         self.train_metrics: dict[str, float] = {}
         self.client_products: ClientProducts | None = None
         self.beginning: dict[str, dict[int, str]] = {}
+        self.looks: LookPlan | None = None
         self.updates: list[dict[str, Any]] = []
         self._shown: Mapping[str, torch.Tensor] = {}  # rows downloaded for one-shot statistics; on rank 0
         self._showing = Computation().table  # what the server computed to make them
@@ -450,6 +452,7 @@ class ServerStep:
         with self._counted("training", batches, main=True):
             batch = self._scatter(batches)
             results = self.worker.run(batch)
+        self.looks = batch.looks
         if batch.looks is not None:
             with doing("clients look at each other"):
                 results = self.look(batch, results)

@@ -24,7 +24,7 @@ from .synchronous import RoundClock
 from .upload_size import UploadSizes
 
 LOOKS = (
-    "network: what clients send in the second look counts towards the time of a round, but not "
+    "what clients send and compute in the second look counts towards the time of a round, but not "
     "towards its plan; times of return are approximate, and a deadline may be missed"
 )
 
@@ -80,8 +80,8 @@ class VirtualRounds(RoundClock):
             self._sizes.expected = {} if server_step.config.filters.hides_uploads else {**up}
             for k, size in self._sizes.statistics(server, cohort).items():
                 down[k], up[k] = down[k] + size.down, up[k] + size.up
-            if uses(server_step.algorithm, SecondLook):
-                self._sizes.warn(LOOKS)
+        if uses(server_step.algorithm, SecondLook) and (duration.network.counts_bytes or duration.looks):
+            self._sizes.warn(LOOKS)
         started = server_step.visits + self.left_out
 
         def end(k: int, share: Fraction) -> float:
@@ -143,22 +143,38 @@ class VirtualRounds(RoundClock):
 
         moved = ledger.close(step, plan.cohort, visits).without(plan.late)
         shares = {k: float(share) for k, share in plan.work.items()}
+        looks = self._look_work() if step else {}
         if self.duration.watts:
-            self._book_energy(moved, shares)
+            self._book_energy(moved, shares, looks)
         if self.duration.same_for_all and not shares:
             moved = moved.sizes()
-        return max(plan.until, self.duration.round_end(self.now, moved, ledger.cast_bytes(step), shares))
+        ends = self.duration.round_end(self.now, moved, ledger.cast_bytes(step), shares, looks)
+        return max(plan.until, ends)
 
-    def _book_energy(self, moved: Moves, shares: Mapping[int, float]) -> None:
+    def _look_work(self) -> dict[int, float]:
+        """Return client -> its work in the last second look, in units of one local training.
+
+        As for visits, what a client was asked for is charged, also if it failed.
+        """
+        looks, loads = self.server_step.looks, self.duration.looks
+        if looks is None or loads is None:
+            return {}
+        told = (looks.clients, looks.visits, *looks.counts())
+        return {
+            k: asks * loads.question(k, visit) + answers * loads.answer(k, visit)
+            for k, visit, asks, answers in zip(*(column.tolist() for column in told), strict=True)
+        }
+
+    def _book_energy(self, moved: Moves, shares: Mapping[int, float], looks: Mapping[int, float]) -> None:
         """Book the energy of those who have computed in a step, given what they moved."""
+        duration, add = self.duration, self.server_step.computation.add_energy
         for m in moved:
             if m.trains:
-                joules = self.duration.joules(m.client, m.visit, shares.get(m.client, 1.0))
+                add(m.client, duration.joules(m.client, m.visit, shares.get(m.client, 1.0)))
             elif m.step == 0:
-                joules = self.duration.joules_of_statistics(m.client)
-            else:  # it only moves something
-                continue
-            self.server_step.computation.add_energy(m.client, joules)
+                add(m.client, duration.joules_of_statistics(m.client))
+            if look := looks.get(m.client):
+                add(m.client, duration.joules_of_look(m.client, m.visit, look))
 
     @property
     def virtual(self) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from mpifl.core.rng import Key
 from mpifl.traffic.ledger import Moved, Moves
@@ -16,6 +17,32 @@ from .availability import Availability, Presence
 from .client_devices import Alike, Devices, Fleet
 from .delays import Delay, Load, Loaded
 from .network import LinkRates, Network
+
+
+class LookLoads(NamedTuple):
+    """What second looks compute, in units of one local training.
+
+    Attributes:
+        question: the work of a client's question.
+        answer: the work of an answer to another client.
+    """
+
+    question: Load
+    answer: Load
+
+
+class Loads(NamedTuple):
+    """What clients compute, in units of one local training; see `Config.costs`.
+
+    Attributes:
+        visit: the work of a visit.
+        statistics: the work of one-shot statistics before training.
+        looks: the work of second looks; None if clients compute nothing in them.
+    """
+
+    visit: Load
+    statistics: Load
+    looks: LookLoads | None = None
 
 
 @dataclass(frozen=True)
@@ -32,6 +59,8 @@ class VisitDuration:
         devices: name of the device of each client; empty if all are alike.
         computing: the computing times of visits, without what a client waits for; None: `delay`.
         statistics: computing times of one-shot statistics before training; None: they take no time.
+        training: computing times of one local training, the unit of `looks`; None: `delay`.
+        looks: the work of second looks; None: they take no time.
         watts: power of each client's device while it computes [N]; empty if no energy is counted.
     """
 
@@ -44,11 +73,20 @@ class VisitDuration:
     devices: tuple[str, ...] = ()
     computing: Delay | None = None
     statistics: Delay | None = None
+    training: Delay | None = None
+    looks: LookLoads | None = None
     watts: tuple[float, ...] = ()
 
     def joules(self, client: int, visit: int, share: float = 1.0) -> float:
         """Return the energy that a client's computing takes at a visit, of which it does a `share`."""
         return self.watts[client] * share * (self.computing or self.delay).seconds(client, visit, self.key)
+
+    def joules_of_look(self, client: int, visit: int, work: float) -> float:
+        """Return the energy that `work` in a second look takes, in units of one local training."""
+        return self.watts[client] * self._look_seconds(client, visit, work)
+
+    def _look_seconds(self, client: int, visit: int, work: float) -> float:
+        return work * (self.training or self.delay).seconds(client, visit, self.key) if work else 0.0
 
     def joules_of_statistics(self, client: int) -> float:
         """Return the energy that one-shot statistics before training take; 0 where they take no time."""
@@ -62,7 +100,14 @@ class VisitDuration:
         return 0.0 if m.step else self._statistics_seconds(m.client)
 
     def end(
-        self, client: int, visit: int, start: float, down: int = 0, up: int = 0, share: float = 1.0
+        self,
+        client: int,
+        visit: int,
+        start: float,
+        down: int = 0,
+        up: int = 0,
+        share: float = 1.0,
+        look: float = 0.0,
     ) -> float:
         """Return the end of a visit, in seconds on the run's clock.
 
@@ -73,9 +118,11 @@ class VisitDuration:
             down: bytes of the download.
             up: bytes of the upload.
             share: fraction of the visit's computing that is done.
+            look: work in a second look after it, in units of one local training.
         """
         rates = self.rates(client, visit)
-        work = share * self.delay.seconds(client, visit, self.key) + 2 * rates.latency_s
+        computing = share * self.delay.seconds(client, visit, self.key)
+        work = computing + self._look_seconds(client, visit, look) + 2 * rates.latency_s
         return self.presence.end(client, start, work + (down / rates.down + up / rates.up))
 
     @property
@@ -89,7 +136,12 @@ class VisitDuration:
         return self.network.rates(client, visit, self.links, self.model_bytes)
 
     def round_end(
-        self, start: float, moved: Sequence[Moved], cast_bytes: int, shares: Mapping[int, float] | None = None
+        self,
+        start: float,
+        moved: Sequence[Moved],
+        cast_bytes: int,
+        shares: Mapping[int, float] | None = None,
+        looks: Mapping[int, float] | None = None,
     ) -> float:
         """Return the end of a round, in seconds on the run's clock.
 
@@ -99,23 +151,26 @@ class VisitDuration:
             cast_bytes: bytes of the downloads, each row counted once.
             shares: client -> fraction of its computing that is done, for clients that do not do all of it;
                 has no effect on shared links.
+            looks: client -> its work in the second look of the round, in units of one local training.
         """
+        looked = looks or {}
         if not self.network.shared:
-            done = shares or {}
-            ends = [
-                self.end(m.client, m.visit, start, m.bytes_down, m.bytes_up, done.get(m.client, 1.0))
-                for m in moved
-                if m.trains
-            ]
+            done, ends = shares or {}, list[float]()
             for m in moved:
-                if not m.trains:
-                    ends.append(self.presence.end(m.client, start, self._only_moving(m)))
+                k, look = m.client, looked.get(m.client, 0.0)
+                if m.trains:
+                    share = done.get(k, 1.0)
+                    ends.append(self.end(k, m.visit, start, m.bytes_down, m.bytes_up, share, look))
+                else:
+                    beside = self._look_seconds(k, m.visit, look)
+                    ends.append(self.presence.end(k, start, beside + self._only_moving(m)))
             return max(ends, default=start)
         downloads = self._downloads(moved, cast_bytes)
         ready = []
         for m, download in zip(moved, downloads, strict=True):
             trains = m.trains and self.delay.seconds(m.client, m.visit, self.key)
             work = trains or self._beside_training(m)
+            work += self._look_seconds(m.client, m.visit, looked.get(m.client, 0.0))
             ready.append(self.presence.end(m.client, start, download + work))
         return self._uploads(moved, ready, start)
 
@@ -172,7 +227,7 @@ def visit_duration(
     model_bytes: int = 0,
     devices: Devices | None = None,
     fleet: Fleet | None = None,
-    loads: tuple[Load, Load] | None = None,
+    loads: Loads | None = None,
 ) -> VisitDuration:
     """Return how long visits last by the sections `delay`, `network`, `availability` and `devices`.
 
@@ -185,8 +240,8 @@ def visit_duration(
         model_bytes: bytes of the whole model in float32.
         devices: the clients' devices; None: all are alike.
         fleet: the device of each client, if already drawn; None draws it.
-        loads: the work of a visit, and of one-shot statistics before training, in units of one local
-            training; None: visits take the time of one, and statistics none.
+        loads: what visits, statistics and second looks compute; None: a visit takes the time of one local
+            training, and the others none.
 
     Raises:
         UserError: a file does not fit the clients.
@@ -199,7 +254,7 @@ def visit_duration(
     computing, network = devices.delay(computing, fleet), devices.network(network, fleet)
     visits, statistics = computing, None
     if loads is not None:
-        visits, statistics = (Loaded(computing, load) for load in loads)
+        visits, statistics = (Loaded(computing, load) for load in (loads.visit, loads.statistics))
     return VisitDuration(
         visits,
         key.of("delay"),
@@ -210,5 +265,7 @@ def visit_duration(
         fleet.names,
         visits,
         statistics,
+        computing,
+        None if loads is None else loads.looks,
         devices.watts_of(fleet, num_clients),
     )

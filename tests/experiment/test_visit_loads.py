@@ -14,6 +14,7 @@ from support import toy
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.capabilities import SecondLook
 from mpifl.core.errors import UserError
 from mpifl.experiment import build
 from mpifl.experiment.visit_loads import visit_loads
@@ -94,6 +95,60 @@ def test_what_is_not_known_before_a_visit_is_refused():
     drifting = replace(config, policy=ClientDecides(uploads=Drift()))
     with refused("costs", "cycle of data"):
         visit_loads(drifting, context.federation, context.problem, context.learner, {})
+
+
+EMBEDDING = 2 * 16 * 8 / 656  # work of the embedding of a sample, in units of a training on one
+
+
+def looked(folder, **changes):
+    """Return the times of the rounds of EMD-CFL, a training taking 2 seconds, the run, and the step."""
+    run, algorithm = toy.Run(), CATALOGUE["emdcfl"](**changes.pop("options", {}))
+    told = {"delay": Constant(2.0), "costs": "all", "devices": Alike(watts=3.0), **changes}
+    context = toy.context_of(toy.config_of(algorithm, **told), toy.Tiny(4))
+    step = build.build_server_step(context, ClientStore("test", str(folder)))
+    build.build_engine(context, step).run(run.observe)
+    return np.diff(run.times, prepend=0.0), run, step
+
+
+def test_second_looks_take_the_time_of_what_they_compute(tmp_path):
+    """Clients 0 to 3 hold 8, 11, 14, 17 samples and 6 for validation, and embed all for their questions.
+
+    In round 1 each also embeds its 6 for each of three others; in round 2 nobody looks.
+    """
+    times, _, step = looked(tmp_path, rounds=2)
+    n = np.array([8, 11, 14, 17])
+    work = (n + 6 + 3 * 6) * EMBEDDING / n
+    assert_allclose(times[-2:], [2 + 2 * work.max(), 2.0], rtol=1e-12)
+    assert_allclose(step.computation.joules, 3 * (2 * 2 + 2 * work), rtol=1e-12)
+
+
+def test_absent_clients_that_answer_and_ask_take_time_too(tmp_path):
+    """Two clients a round; those seen for the first time and all seen before ask each other."""
+    times, run, step = looked(tmp_path, rounds=2, participation=0.5)
+    one, two = (set(record.cohort.tolist()) for record in run.records[-2:])
+    n, new = np.array([8, 11, 14, 17]), two - one
+    assert new
+    work = np.zeros((2, 4))  # of each round
+    for k in one:
+        work[0, k] = 1 + (n[k] + 6 + 6) * EMBEDDING / n[k]
+    for k in one | new:
+        answers = len(one | new) - 1 if k in new else len(new)
+        work[1, k] = (k in two) + (n[k] + 6 + 6 * answers) * EMBEDDING / n[k]
+    assert_allclose(times[-2:], 2 * work.max(1), rtol=1e-12)
+    assert_allclose(step.computation.joules, 3 * 2 * work.sum(0), rtol=1e-12)
+
+
+def test_looks_at_the_server_and_under_the_usual_rule_take_no_time(tmp_path):
+    for name, changes in (("a", {"options": {"samples": "server"}}), ("b", {"costs": "training"})):
+        times, _, step = looked(tmp_path / name, rounds=1, **changes)
+        assert times[-1] == 2.0
+        assert_allclose(step.computation.joules, 6.0)
+
+
+def test_looks_that_are_not_declared_are_refused(monkeypatch):
+    monkeypatch.setattr(CATALOGUE["emdcfl"], "look_passes", SecondLook.look_passes)
+    with refused("costs", "emdcfl does not declare what a second look computes"):
+        duration_of("emdcfl")
 
 
 @pytest.mark.parametrize("replayed", [False, True])

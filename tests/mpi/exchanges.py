@@ -59,6 +59,8 @@ def found(method: Algorithm, cohorts: list[list[int]], transport: Transport, sys
         "visits": done.server_step.visits.tolist(),
         "dropped": [[d.step, d.client, d.reason] for d in done.server_step.dropped],
         "ledger": done.server_step.ledger.rows(),
+        "computed": done.server_step.computation.rows(),
+        "by client": {n: c.tolist() for n, c in done.server_step.computation.per_client().items()},
         "owners": [look.owners.tolist() for look in looks],
         "pairs": [look.matrix().tolist() for look in looks],
         "mpi": [row for row in rows if row["purpose"] in ("extractor", "embedding")],

@@ -19,7 +19,7 @@ from mpifl.experiment.build import build
 from mpifl.forecast.traffic import look_bytes_of_ranks
 
 SCRIPT = Path(__file__).with_name("exchanges.py")
-SAME = ("columns", "clients", "fresh", "model", "visits", "dropped", "ledger")
+SAME = ("columns", "clients", "fresh", "model", "visits", "dropped", "ledger", "computed", "by client")
 PAYLOAD, SHOWN, ANSWERED = 5, 2, 3  # numbers that a client of `Asking` sends
 
 
@@ -50,7 +50,9 @@ def test_what_is_found_and_who_is_left_out_do_not_depend_on_the_ranks(alone, the
     for name, found in there.items():
         for what in SAME:
             assert json.dumps(found[what]) == json.dumps(alone[name][what]), f"{name}: {what}"
-        assert json.dumps(found["columns"]) == json.dumps(alone[f"{name.split(':')[0]}: local"]["columns"])
+        for what in ("columns", "computed", "by client"):
+            local = alone[f"{name.split(':')[0]}: local"][what]
+            assert json.dumps(found[what]) == json.dumps(local), f"{name}: {what}"
 
 
 def sent(found: dict[str, Any], purpose: str) -> Counter[str]:

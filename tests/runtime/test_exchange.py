@@ -59,6 +59,14 @@ def test_the_client_that_asks_is_left_out_if_a_hook_fails_twice(hook, at, tmp_pa
     assert float(model[0]) == pytest.approx((2 * n[0] + 4 * n[1]) / n.sum(), rel=1e-5)
 
 
+@pytest.mark.parametrize(("hook", "at"), [("ask", (1,)), ("answer", (1, 4)), ("compare", (1, 2))])
+def test_what_a_failed_look_has_computed_is_not_counted(hook, at, tmp_path):
+    """Clients 2 and 4 see their 14 and 8 samples to ask; client k embeds 1 + k to answer each of them."""
+    done = steps(Asking(hook, at), tmp_path, [[1, 2, 4]], on_client_error="drop")
+    found = {k: done.server_step.computation.of_client(k, "statistics").forward_samples for k in (1, 2, 4)}
+    assert found == {1: 2 + 2, 2: 14 + 3, 4: 8 + 5}
+
+
 def test_a_hook_that_fails_once_is_called_again(tmp_path):
     done = steps(Asking("answer", (1, 2), times=1), tmp_path, [[1, 2, 4]], on_client_error="drop")
     assert done.notes[0].client.tolist() == [1, 2, 4]

@@ -43,6 +43,7 @@ class Asking(SecondLook, Algorithm):
 
     def ask(self, client, own, key):
         """Ask with the number, five times, and show it twice."""
+        client.loss(client.init)
         self._fail("ask", client.id)
         number = own["model"][:1]
         return Question(number.repeat(5), number.repeat(2), {"told": client.id})
@@ -50,6 +51,7 @@ class Asking(SecondLook, Algorithm):
     def answer(self, client, payload, key):
         """Return both numbers as one, three times."""
         asker = int(payload[0])
+        client.embed(client.init, client.data.val.x[: 1 + client.id])
         self._fail("answer", asker, client.id)
         return 10 * payload[:3].reshape(1, 3) + client.id
 
