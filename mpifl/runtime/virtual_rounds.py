@@ -24,8 +24,8 @@ from .synchronous import RoundClock
 from .upload_size import UploadSizes
 
 LOOKS = (
-    "what clients send and compute in the second look counts towards the time of a round, but not "
-    "towards its plan; times of return are approximate, and a deadline may be missed"
+    "network, costs: what clients send and compute in the second look counts towards the time of a round, "
+    "not towards its plan; times of return are approximate, and a deadline may be missed"
 )
 
 

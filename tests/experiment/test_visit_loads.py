@@ -21,8 +21,10 @@ from mpifl.experiment.visit_loads import visit_loads
 from mpifl.simulation.client_devices import Alike, Classes, DeviceClass
 from mpifl.simulation.clock import Replay
 from mpifl.simulation.delays import Constant
+from mpifl.simulation.network import Links
 from mpifl.simulation.policies import ClientDecides, EveryArrival
 from mpifl.simulation.upload_triggers import Drift, OneEachStep, WhenDone
+from mpifl.traffic.ledger import Moved
 
 
 def refused(key: str, text: str):
@@ -136,6 +138,15 @@ def test_absent_clients_that_answer_and_ask_take_time_too(tmp_path):
         work[1, k] = (k in two) + (n[k] + 6 + 6 * answers) * EMBEDDING / n[k]
     assert_allclose(times[-2:], 2 * work.max(1), rtol=1e-12)
     assert_allclose(step.computation.joules, 3 * 2 * work.sum(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("network", [Links(), Links(server_bytes_s=1e12)])
+def test_a_round_ends_when_an_absent_client_has_answered(network):
+    """Client 0 trains for 2 seconds; client 1 answers for three times as long, over both kinds of links."""
+    duration = duration_of("emdcfl", changes={"network": network})
+    moved = [Moved(1, 0, 0, True, 0, 0), Moved(1, 1, 1, False, 0, 0)]
+    assert duration.round_end(10.0, moved, 0, looks={1: 3.0}) == pytest.approx(16)
+    assert duration.round_end(10.0, moved, 0, looks={0: 3.0}) == pytest.approx(18)
 
 
 def test_looks_at_the_server_and_under_the_usual_rule_take_no_time(tmp_path):
