@@ -264,16 +264,17 @@ NODES = {"metavar": "COUNT", "help": "nodes whose cores the ranks share, however
 @command(CONFIG=CONFIG, time=TIMES, ranks=AT_RANKS, cores=CORES, nodes=NODES)
 def plan(transport: Transport, args: argparse.Namespace) -> None:
     """Forecast a run: sizes, collectives, memory, bytes, and its time, from a few measured visits."""
-    from mpifl.experiment.loader import load_everywhere
+    from mpifl.experiment.loader import load_everywhere, overrides, read
     from mpifl.forecast.plan import Asked, describe
-    from mpifl.sweeps.cases import note_on
+    from mpifl.sweeps.cases import changed, note_on, note_on_beginnings
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     asked = Asked.of(args.time, args.ranks, args.cores, args.nodes)
     with _watched(transport, args):
         text = describe(config, transport, asked)
     if transport.is_server:
-        print(f"{text}{note_on(config)}")
+        shared = note_on_beginnings(changed(read(args.CONFIG), overrides(args.options)))
+        print(f"{text}{note_on(config)}{shared}")
 
 
 @command(CONFIG=CONFIG)

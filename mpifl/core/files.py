@@ -97,6 +97,20 @@ def try_lock(file: IO[Any]) -> bool:
     return True
 
 
+def try_lock_byte(file: IO[Any], place: int) -> bool:
+    """Lock a byte of a file, which need not have it, until this process closes the file, or ends.
+
+    Returns False where another process holds it; on a file system without locks True in every process.
+    """
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def force_to_disk(path: Path) -> None:
     """Return when a file, or the list of files in a folder, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)

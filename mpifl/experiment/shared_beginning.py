@@ -4,16 +4,21 @@ A file holds what one call of a hook returned: the statistics of a client, its f
 server's set-up. Its name is a digest of everything that decides the result: the arguments of the call and,
 in `about`, the data, the settings, the versions of programs and the machine. A call whose file is there is
 not made; everything that follows it, from filters to the ledger, is done in every case.
+
+Cases that run at the same time compute a result once: who computes it holds a lock, and others wait until the
+file is there, or the lock is free because its holder gave up or was killed.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -21,8 +26,9 @@ from mpifl.comm.transport import on_server
 from mpifl.core.beginning import phases
 from mpifl.core.capabilities import LOOKS, PHASES, TRAINING
 from mpifl.core.devices import CPU
-from mpifl.core.files import write_atomically
+from mpifl.core.files import try_lock_byte, write_atomically
 from mpifl.core.packed import Damaged, NotPackable, digest, packed, unpacked
+from mpifl.core.progress import doing
 from mpifl.core.types import Message, Report, Server
 from mpifl.results.identity import deciding
 from mpifl.runtime.exchange import Found
@@ -96,6 +102,8 @@ def shared_beginning(context: RunContext, folders: Mapping[str, Path]) -> Beginn
 MOST_BYTES = 4 << 30  # of all files of a sweep
 LEAST_FREE = 0.05  # share of the disk that is left free
 LOOK_BYTES = 1 << 26  # written between two looks at the size of all files
+LOCK = ".lock"  # file of a phase; each result has a byte in it
+PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5  # between two looks at a lock that another case holds
 OWN = ""  # origin of a result that this run computed
 CLASSES = (Report, Server, Found)  # of results
 
@@ -123,6 +131,7 @@ class BeginningFiles:
         self.name, self.device = name, device
         self._origins: dict[str, dict[int, str]] = {}
         self._writes, self._until_look = True, 0
+        self._unpackable: set[str] = set()  # phases whose results cannot be written
 
     def __contains__(self, phase: str) -> bool:
         return phase in self.folders
@@ -133,6 +142,40 @@ class BeginningFiles:
             return digest(phase, self.about, repr(self.fields.get(phase)), arguments)
         except NotPackable:
             return ""
+
+    @contextmanager
+    def alone(self, phase: str, address: str) -> Iterator[None]:
+        """Keep other cases from computing a result in the block, which begins when none of them does.
+
+        Without effect for what is not shared. A process that ends, however it ends, frees its locks.
+
+        Args:
+            phase: the phase.
+            address: the return value of `address`.
+        """
+        shares = address and self._writes and phase not in self._unpackable
+        with ExitStack() as opened:
+            if shares and (locks := self._lock_file(phase)):
+                self._wait(opened.enter_context(locks), phase, address)
+            yield
+
+    def _lock_file(self, phase: str) -> IO[Any] | None:
+        """Open the lock file of a phase; None if it cannot be written, which `keep` says."""
+        try:
+            self.folders[phase].mkdir(parents=True, exist_ok=True)
+            return (self.folders[phase] / LOCK).open("w")
+        except OSError:
+            return None
+
+    def _wait(self, locks: IO[Any], phase: str, address: str) -> None:
+        """Return when this process holds the lock of a result, or the result is there."""
+        place, pause = int(address[:12], 16), PAUSE_S
+        if try_lock_byte(locks, place):
+            return
+        with doing(f"waiting for another case: {PHASES[phase]}"):
+            while not self._file(phase, address).exists() and not try_lock_byte(locks, place):
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def find(self, phase: str, client: int, address: str, known: Message | None = None) -> Any:
         """Return the result of a call that another case made, as `keep` got it; None if there is none.
@@ -168,6 +211,7 @@ class BeginningFiles:
             data = packed((self.name, value), _rows(known))
         except NotPackable as error:
             warn_once(f"{PHASES[phase]} is not shared: it holds a {error}")
+            self._unpackable.add(phase)
             return
         file = self._file(phase, address)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -57,6 +57,9 @@ class SharedBeginning(Protocol):
     def address(self, phase: str, *arguments: Any) -> str:
         """Return what identifies a call, by its arguments; empty if they cannot be compared."""
 
+    def alone(self, phase: str, address: str) -> AbstractContextManager[None]:
+        """Return a context in which no other case computes a result; it waits while one does."""
+
     def find(self, phase: str, client: int, address: str, known: Message | None = None) -> Any:
         """Return the result of a call that another case made; None if there is none.
 
@@ -94,9 +97,13 @@ def shared_result(
         return make()
     address = beginning.address(phase, *arguments())
     found: Made | None = beginning.find(phase, client, address)
-    if found is None:
-        found = make()
-        beginning.keep(phase, client, address, found)
+    if found is not None:
+        return found
+    with beginning.alone(phase, address):
+        found = beginning.find(phase, client, address)  # meanwhile
+        if found is None:
+            found = make()
+            beginning.keep(phase, client, address, found)
     return found
 
 

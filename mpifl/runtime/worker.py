@@ -302,21 +302,23 @@ class Worker:
             uploads = sorted((i, of) for part in told for i, of in part.items())
             who = looks.clients, looks.visits, looks.matrix(), batch.step, self._key("probe").path
             address = beginning.address(LOOKS, uploads, who) if all(of for _, of in uploads) else ""
-            known = beginning.find(LOOKS, SERVER, address)
-        found: Mapping[int, Found] | None = transport.bcast(None if known is None else known[0], "notes")
-        if found is not None:
-            if known is not None:
-                self._counter.add_all(Computation.of(known[1]))
-            return {i: found[i] for i in asking}, {}
-        with self._counter.apart() as counted:
-            found, failed = self._looks.run(looks, batch.step, asking)
-        self._counter.add_all(counted)
-        parts = transport.gather((found, bool(failed), counted.table), "notes")
-        if parts is not None and not any(fails for _, fails, _ in parts):
-            joined = {i: one for some, _, _ in parts for i, one in some.items()}
-            computed = np.concatenate([table for _, _, table in parts])
-            beginning.keep(LOOKS, SERVER, address, (joined, computed))
-        return found, failed
+        with beginning.alone(LOOKS, address):
+            if told is not None:
+                known = beginning.find(LOOKS, SERVER, address)
+            found: Mapping[int, Found] | None = transport.bcast(None if known is None else known[0], "notes")
+            if found is not None:
+                if known is not None:
+                    self._counter.add_all(Computation.of(known[1]))
+                return {i: found[i] for i in asking}, {}
+            with self._counter.apart() as counted:
+                found, failed = self._looks.run(looks, batch.step, asking)
+            self._counter.add_all(counted)
+            parts = transport.gather((found, bool(failed), counted.table), "notes")
+            if parts is not None and not any(fails for _, fails, _ in parts):
+                joined = {i: one for some, _, _ in parts for i, one in some.items()}
+                computed = np.concatenate([table for _, _, table in parts])
+                beginning.keep(LOOKS, SERVER, address, (joined, computed))
+            return found, failed
 
     def updates(self, batch: TaskBatch, results: VisitResults) -> list[Vector]:
         """Return, for each visit of a step, the reported change of the model that it downloaded, [d] each."""
@@ -404,14 +406,19 @@ class Worker:
         addresses = own if len(own) == 1 else [beginning.address(TRAINING, one, own) for one in own]
         places = [(task.client, address) for task, address in zip(tasks, addresses, strict=True)]
         known = [message for message, _, _, _ in arguments]
-        found = [beginning.find(TRAINING, *place, m) for place, m in zip(places, known, strict=True)]
-        if None in found:
-            with self._counter.apart() as counted:
-                made = train()
-            of = [counted.table[counted.table[:, 0] == client] for client, _ in places]
-            found = [*zip(made, of, strict=True)]
-            for place, value, m in zip(places, found, known, strict=True):
-                beginning.keep(TRAINING, *place, value, m)
+
+        def find() -> list[Any]:
+            return [beginning.find(TRAINING, *place, m) for place, m in zip(places, known, strict=True)]
+
+        if None in (found := find()):
+            with beginning.alone(TRAINING, addresses[0]):
+                if None in (found := find()):
+                    with self._counter.apart() as counted:
+                        made = train()
+                    of = [counted.table[counted.table[:, 0] == client] for client, _ in places]
+                    found = [*zip(made, of, strict=True)]
+                    for place, value, m in zip(places, found, known, strict=True):
+                        beginning.keep(TRAINING, *place, value, m)
         for _, table in found:
             self._counter.add_all(Computation.of(table))
         return [one for one, _ in found]

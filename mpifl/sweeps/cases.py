@@ -20,6 +20,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from mpifl.core.capabilities import PHASES
 from mpifl.core.case_names import folder_name, label_among, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.textfiles import MAX_NAME_BYTES, is_file, json_file, yaml_file
@@ -469,6 +470,15 @@ def beginnings(every: Sequence[Case], table: TableConfig | None) -> dict[str, di
     }
 
 
+def shared_lines(every: Sequence[Case], table: TableConfig | None) -> list[str]:
+    """Return a line for each first phase that cases share: how often it is computed, for how many of them."""
+    shared, lines = beginnings(every, table), list[str]()
+    for phase, title in PHASES.items():
+        which = [of[phase] for of in shared.values() if phase in of]
+        lines += [f"{title}: computed {len(set(which))} times for {len(which)} cases"] if which else []
+    return lines
+
+
 def is_measured(figure: str) -> bool:
     """Return whether a figure of a run is measured time or traffic of this machine, not of the federation."""
     return figure.startswith(MEASURED)
@@ -562,3 +572,12 @@ def note_on(config: Config) -> str:
     """Return a note that a page ignores the values in `vary`; empty for a configuration without `vary`."""
     keys = ", ".join(map(str, config.vary or ()))
     return f"\n\nvary: `mpifl sweep` gives other values to {keys}; this is without them" if keys else ""
+
+
+def note_on_beginnings(tree: Mapping[str, Any]) -> str:
+    """Return the lines of `shared_lines` for a configuration with `vary`; empty without it."""
+    if not tree.get("vary"):
+        return ""
+    own = with_configurations(dict(tree))
+    lines = shared_lines(unchecked_cases(own), None if own.get("table") is None else table_of(own))
+    return "".join(f"\n  {line}" for line in lines)

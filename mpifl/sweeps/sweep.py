@@ -15,7 +15,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -50,6 +50,7 @@ from .cases import (
     beginnings,
     cases,
     changed,
+    shared_lines,
     started_with,
     table_of,
     trainings,
@@ -171,11 +172,8 @@ def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
     mine = part.chosen(every)
     some, count = len(trainings(mine)), f"{len(mine)} of {len(every)} cases"
     count += f", {some} trainings: the others differ in times only" if some < len(mine) else ""
-    shared = beginnings(mine, None if tree.get("table") is None else table_of(tree))
-    for phase, title in PHASES.items():
-        which = [of[phase] for of in shared.values() if phase in of]
-        count += f"\n{title}: computed {len(set(which))} times for {len(which)} cases" if which else ""
-    return "\n".join([*(case.title for case in mine), count])
+    lines = shared_lines(mine, None if tree.get("table") is None else table_of(tree))
+    return "\n".join([*(case.title for case in mine), count, *lines])
 
 
 @contextmanager
@@ -481,6 +479,8 @@ class _Work:
             with _named(case), _cycles_collected():
                 if shared := on_server(transport, lambda: self._shared(case)):
                     options = {**options, "beginning": shared}
+                    if not quiet:
+                        print(shared_text(shared), flush=True)
                 run(config, transport, quiet, started, **options)
             on_server(transport, self._remove_beginnings)
         return twin is None and state != "complete"
@@ -489,6 +489,11 @@ class _Work:
         """Return phase -> folder of its results, for the first phases that a case shares with others."""
         own = self._beginnings().get(case.slug, {})
         return {phase: self.folder / BEGINNINGS / _name(phase, about) for phase, about in own.items()}
+
+    @property
+    def places(self) -> dict[str, set[tuple[str, str]]]:
+        """Name of a case -> what identifies the first phases that it shares."""
+        return {slug: {*of.items()} for slug, of in self._beginnings().items()}
 
     def _beginnings(self) -> dict[str, dict[str, str]]:
         return beginnings(self.found.every, self.found.table)
@@ -520,6 +525,18 @@ class _Work:
         if folder.exists():  # the process ended while it created the folder
             shutil.rmtree(folder)
         return "new", twin
+
+
+def shared_text(folders: Mapping[str, Path]) -> str:
+    """Return a line on what a case shares with others, and whether one of them has computed it.
+
+    Args:
+        folders: phase -> folder of its results.
+    """
+    there = {phase: any(not f.name.startswith(".") for f in of.glob("*")) for phase, of in folders.items()}
+    words = {True: "computed by an earlier case", False: "not computed yet"}
+    parts = [f"{PHASES[phase]} ({words[seen]})" for phase, seen in there.items()]
+    return f"shares with other cases: {', '.join(parts)}"
 
 
 def _name(phase: str, about: str) -> str:
@@ -556,7 +573,8 @@ def _cycles_collected() -> Iterator[None]:
 class _SideBySide:
     """Runs cases on groups of ranks; each group takes the next case when it has finished one.
 
-    A group takes all cases with the same training together. If a group fails or is asked to stop, the others
+    A group takes all cases with the same training together, and prefers cases that share no beginning
+    with those under way. If a group fails or is asked to stop, the others
     stop after their current step and write their state.
 
     Args:
@@ -568,7 +586,7 @@ class _SideBySide:
     def __init__(self, work: _Work, transport: Transport, jobs: int) -> None:
         self.work, self.transport = work, transport
         self.units = trainings(work.mine)
-        self.left = iter(enumerate(self.units))  # units that this group has not considered yet
+        self.left = [*range(len(self.units))]  # units that this group has not considered yet
         self.numbers = {case.slug: number for number, case in enumerate(work.mine, 1)}
         limits = [case.config.system.stopped_timeout_s for case in work.mine]
         transport.watch_stopped(max(limits) if all(limits) else 0.0)  # while ranks wait for other groups
@@ -631,14 +649,22 @@ class _SideBySide:
 
     def _next(self, signals: Signals) -> int:
         """Return the number of the next unit, `NONE_LEFT`, or `STOP` if this group is asked to stop."""
-        for number, unit in self.left:
-            if all(is_complete(case, self.work.folder) for case in unit):
+        places = self.work.places
+        starts = [{place for case in unit for place in places.get(case.slug, ())} for unit in self.units]
+        while self.left:
+            taken = [n for n in range(len(starts)) if self.claims.taken(n) and not self._is_complete(n)]
+            number = first_apart(self.left, starts, taken)
+            self.left.remove(number)
+            if self._is_complete(number):
                 continue
             if signals.stop or self.claims.stop_asked():
                 return STOP
             if self.claims.take(number):
                 return number
         return NONE_LEFT
+
+    def _is_complete(self, number: int) -> bool:
+        return all(is_complete(case, self.work.folder) for case in self.units[number])
 
     def _run(self, case: Case, out: TextIO) -> None:
         """Run a case on this group; each printed line begins with the number of the case."""
@@ -650,6 +676,18 @@ class _SideBySide:
             self.work.run_case(case, self.group, self.quiet, self.threads, asked_to_stop=asked)
         if self.group.is_server:
             self.work.found.write()
+
+
+def first_apart(left: Sequence[int], starts: Sequence[Collection[Any]], taken: Collection[int]) -> int:
+    """Return the first unit of work that shares no beginning with those under way; the first if all do.
+
+    Args:
+        left: numbers of the units to choose from.
+        starts: what identifies the beginnings that each unit shares with others.
+        taken: numbers of the units under way.
+    """
+    busy = {place for n in taken for place in starts[n]}
+    return next((n for n in left if busy.isdisjoint(starts[n])), left[0])
 
 
 NONE_LEFT, STOP = -1, -2
@@ -706,6 +744,10 @@ class Claims:
         except FileExistsError:
             return False
         return True
+
+    def taken(self, number: int) -> bool:
+        """Return whether a group has taken a unit of work."""
+        return (self.folder / str(number)).exists()
 
     def ask_to_stop(self) -> None:
         """Ask all groups to stop."""

@@ -7,12 +7,18 @@ import errno
 import itertools
 import json
 import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support import toy
 from support.runs import CONFIG
 
 from mpifl.algorithms.ccfl import CCFL
@@ -32,6 +38,7 @@ from mpifl.core.beginning import deciding_fields, phases
 from mpifl.core.capabilities import LOOKS, SETUP, SHOWN, STATISTICS, TRAINING
 from mpifl.core.errors import Stopped, UserError
 from mpifl.experiment import loader, shared_beginning
+from mpifl.runtime import step_config
 from mpifl.supervision.logging import warn_once
 from mpifl.sweeps import sweep as sweeping
 from mpifl.sweeps.cases import beginnings, cases
@@ -168,6 +175,104 @@ def test_results_on_two_ranks_are_those_of_cases_alone(which, mpirun, tmp_path):
     assert results(tmp_path / "tiny-two") == results(alone)
     _, *others = records(tmp_path / "tiny-two").values()
     assert all("" not in origins for origins in others[-1].values()), "the last case computed nothing of it"
+
+
+# -- cases at the same time ----------------------------------------------------------------------------------
+
+
+def other_case(files, work) -> int:
+    """Let a child process do something alone with a result; return its number when it has begun."""
+    there, here = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with files.alone(TRAINING, ADDRESS):
+            os.write(here, b"x")
+            work()
+        os._exit(0)
+    os.close(here)
+    assert os.read(there, 1) == b"x"
+    os.close(there)
+    return child
+
+
+ADDRESS = "0123456789ab" * 2
+
+
+@pytest.fixture
+def files(tmp_path):
+    return shared_beginning.BeginningFiles({TRAINING: tmp_path / "a", LOOKS: tmp_path / "b"}, "", {}, "mine")
+
+
+def test_a_result_that_another_case_computes_is_waited_for_and_taken(files):
+    def work():
+        time.sleep(0.3)
+        files.keep(TRAINING, 3, ADDRESS, (1, 2))
+
+    child, start = other_case(files, work), time.monotonic()
+    made = step_config.shared_result(Addressed(files), TRAINING, 3, tuple, lambda: pytest.fail("made twice"))
+    assert made == (1, 2)
+    assert time.monotonic() > start + 0.2
+    os.waitpid(child, 0)
+
+
+def test_a_killed_case_blocks_no_other(files):
+    child = other_case(files, lambda: time.sleep(60))
+    killer = threading.Timer(0.3, os.kill, (child, signal.SIGKILL))
+    killer.start()
+    start = time.monotonic()
+    made = step_config.shared_result(Addressed(files), TRAINING, 3, tuple, lambda: (7,))
+    assert made == (7,)
+    assert 0.2 < time.monotonic() - start < 20
+    os.waitpid(child, 0)
+    killer.join()
+
+
+def test_other_results_are_not_waited_for(files):
+    child = other_case(files, lambda: time.sleep(60))
+    with files.alone(TRAINING, "f" + ADDRESS[1:]), files.alone(LOOKS, ADDRESS), files.alone(TRAINING, ""):
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+class Addressed:
+    """Shared results of which all calls have one address."""
+
+    def __init__(self, files):
+        self.files = files
+
+    def __contains__(self, phase):
+        return True
+
+    def __getattr__(self, name):
+        return getattr(self.files, name)
+
+    def address(self, *given):
+        return ADDRESS
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("together", ["jobs", "processes"])
+def test_cases_at_the_same_time_compute_their_beginning_once(together, mpirun, tmp_path):
+    """Four cases with one training of four clients, and two looks."""
+    alone = swept(tmp_path, SWEEPS["emdcfl"], "false")
+    options = [*map(str, ("-m", "mpifl", "sweep", CONFIG, *SWEEPS["emdcfl"]))]
+    options += ["--output.folder", str(tmp_path), "--output.id", "two", "-q"]
+    if together == "jobs":
+        end = mpirun(4, *options, "--jobs", "2", timeout=600)
+        assert end.returncode == 0, end.stderr
+    else:
+        environment = {**os.environ, **toy.PYTHONPATH}
+        parts = [
+            subprocess.Popen([sys.executable, *options, "--case", f"{i}/4"], env=environment)
+            for i in (1, 2, 3, 4)
+        ]
+        assert [part.wait(600) for part in parts] == [0] * 4
+    assert results(tmp_path / "tiny-two") == results(alone)
+    computed = Counter()
+    for record in records(tmp_path / "tiny-two").values():
+        for phase, origins in record.items():
+            computed[phase] += origins.get("", 0)
+    assert computed == {TRAINING: 4, LOOKS: 2}
 
 
 def broken(damage):

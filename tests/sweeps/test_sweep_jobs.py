@@ -23,7 +23,7 @@ from mpifl.comm.single import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader
 from mpifl.sweeps.cases import cases, trainings
-from mpifl.sweeps.sweep import Claims, Prefixed, check_jobs
+from mpifl.sweeps.sweep import Claims, Prefixed, check_jobs, first_apart
 
 IFCA = "{name: ifca, num_clusters: 2}"
 VARY = f"{{network: [wired, wireless-slow], algorithm: {{mine: fedavg, theirs: {IFCA}}}, seed: [0, 1]}}"
@@ -219,6 +219,15 @@ def test_cases_that_one_training_gives_are_one_unit_of_work():
     ]
     asynchronous = loader.merged(tree, {"policy": "every_arrival", "vary": {"algorithm": ["fedasync"]}})
     assert len(trainings(cases(asynchronous))) == 4, "which upload comes first depends on the network"
+
+
+def test_units_that_begin_apart_from_those_under_way_go_first():
+    """0 and 1 share a training, 2 and 3 another; 0 is under way, then 2 too."""
+    starts = [{"a"}, {"a"}, {"b"}, {"b"}, set()]
+    assert first_apart([1, 2, 3, 4], starts, [0]) == 2
+    assert first_apart([1, 3, 4], starts, [0, 2]) == 4
+    assert first_apart([1, 3], starts, [0, 2]) == 1
+    assert first_apart([3], starts, []) == 3
 
 
 def test_a_unit_of_work_is_taken_once_and_all_hear_of_a_stop(tmp_path):
