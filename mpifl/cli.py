@@ -454,15 +454,24 @@ def export(transport: Transport, args: argparse.Namespace) -> None:
 # -- the machine ---------------------------------------------------------------------------------------------
 
 
-FOLDER = {"metavar": "FOLDER", "default": "runs", "help": "folder whose disk is checked (default: runs)"}
+FOLDER = {"metavar": "FOLDER", "help": "folder whose disk is checked (default: that of CONFIG, or runs)"}
+TO_RUN = {
+    **CONFIG,
+    "nargs": "?",
+    "help": "the run that is to follow: its data are opened, its model is built, and the clients that each "
+    "worker hosts are shown",
+}
 
 
-@command(runs=FOLDER)
+@command(CONFIG=TO_RUN, runs=FOLDER)
 def doctor(transport: Transport, args: argparse.Namespace) -> int:
     """Check this job before an expensive run: MPI, cores, GPUs, versions, clocks, speed, data, disk."""
+    from mpifl.experiment.loader import load_everywhere
     from mpifl.tools.doctor import doctor as examine
 
-    well = examine(transport, args.runs, lambda text: print(text, flush=True))
+    config = None if args.CONFIG is None else load_everywhere(transport, args.CONFIG, args.options)
+    runs = args.runs or ("runs" if config is None else config.output.folder)
+    well = examine(transport, runs, lambda text: print(text, flush=True), config)
     if not well:
         transport.final_barrier()
     return 0 if well else 1
@@ -726,7 +735,7 @@ def main(argv: Sequence[str]) -> int:
             raise UserError("command", argv[0], f"{nearest(argv[0], known)}; see mpifl --help")
         args, args_options = parser().parse_known_args(argv)
         args.options = args_options
-        if KEYED.isdisjoint(COMMANDS[args.command][1]):
+        if KEYED.isdisjoint(COMMANDS[args.command][1]) or getattr(args, "CONFIG", "") is None:
             refuse_options(args)  # before imports that take seconds
         refuse_mistyped(args)
     except UserError as error:

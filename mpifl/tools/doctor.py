@@ -1,4 +1,8 @@
-"""`mpirun -n P mpifl doctor`: checks of a job's environment before an expensive run, on all ranks."""
+"""`mpirun -n P mpifl doctor`: checks of a job's environment before an expensive run, on all ranks.
+
+With a configuration it also opens the data and builds the model on every rank, as a run does, and shows which
+clients each worker would host.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,11 @@ from mpifl.comm.link_test import measure as measure_pairs
 from mpifl.comm.mpi_startup import cuda_aware
 from mpifl.comm.transport import Transport
 from mpifl.data import DataConfig
+from mpifl.experiment.build import build
 from mpifl.experiment.placement import crowded, place, processors_of, unlike, workers_of
 from mpifl.experiment.placement import table as table_of_bindings
+from mpifl.experiment.schema import GROUPS, Config
+from mpifl.forecast.hosting import groups_of
 from mpifl.kernels import bindings
 from mpifl.results.identity import PACKAGES as COMPUTING
 from mpifl.results.identity import version_of
@@ -233,20 +240,50 @@ def table(checks: Sequence[Check]) -> str:
     return "\n".join(lines)
 
 
-def doctor(transport: Transport, runs: str, say: Callable[[str], None]) -> bool:
+def check_run(config: Config, transport: Transport) -> tuple[Check, str]:
+    """Open the data and build the model of a run on every rank; all ranks must call it.
+
+    Returns:
+        A check that is good, and which clients each worker hosts.
+
+    Raises:
+        UserError: the run could not begin; on every rank.
+    """
+    start = time.perf_counter()
+    context = build(config, transport)
+    transport.barrier()
+    seconds, size = time.perf_counter() - start, context.problem.layout.size
+    found = f"{config.name}: {context.problem.num_clients} clients, model of {size} numbers; every rank has "
+    check = Check("run", True, f"{found}opened them after {seconds:.1f} s")
+    if config.system.hosting != GROUPS:
+        return check, "clients: any worker may train any (system.hosting: any)"
+    groups = groups_of(context, transport.size)
+    return check, "\n".join(["clients of each worker (system.hosting: groups):", *groups.lines()])
+
+
+def doctor(transport: Transport, runs: str, say: Callable[[str], None], config: Config | None = None) -> bool:
     """Check this job and show the result on rank 0.
 
     Args:
         transport: Connects the ranks; all of them must call this.
         runs: The folder of run folders.
         say: Called with the result.
+        config: A run that is to follow; None checks the job alone.
 
     Returns:
         Whether all checks are good, on every rank.
+
+    Raises:
+        UserError: The run could not begin; on every rank, after the result was shown.
     """
-    seen = examine(transport, str(DataConfig().folder or ""), runs)
+    data = DataConfig() if config is None else config.data
+    seen = examine(transport, str(data.folder or ""), runs)
     well = True
     if seen is not None:
         say(f"{table(seen[0])}\n\n{seen[1]}")
         well = all(check.good for check in seen[0])
+    if config is not None:
+        check, hosted = check_run(config, transport)
+        if transport.is_server:
+            say(f"\n{table([check])}\n\n{hosted}")
     return bool(transport.bcast(well, "doctor"))

@@ -41,3 +41,14 @@ def test_numbers_do_not_depend_on_hosting(ranks: int, names: Sequence[str], mpir
         for file in FILES:
             mine, theirs = (columns_of(found.of(name) / file) for found in (alone, hosted))
             assert mine == theirs, f"{name}: {file}"
+
+
+@pytest.mark.nightly
+def test_the_doctor_shows_the_groups_of_a_job(mpirun):
+    """Of 8 clients two workers host 4 each; a run that cannot begin ends all ranks with a message."""
+    words = ("-m", "mpifl", "doctor", CONFIG, "--system.hosting", "groups")
+    end = mpirun(3, *words, env=toy.PYTHONPATH)
+    rows = [line.split()[:2] for line in end.stdout.splitlines()]
+    assert rows[-3:-1] == [["1", "4"], ["2", "4"]], end.stderr
+    end = mpirun(3, *words, "--cohort_size", "9", env=toy.PYTHONPATH)
+    assert (end.returncode, "cohort_size = 9" in end.stderr) == (2, True)

@@ -6,9 +6,12 @@ from itertools import combinations
 
 import pytest
 from support import toy
+from support.runs import CONFIG
 
 from mpifl.comm.link_test import Link, rounds_of_pairs
 from mpifl.comm.single import Single
+from mpifl.core.errors import UserError
+from mpifl.experiment import loader
 from mpifl.tools import doctor
 
 
@@ -67,6 +70,25 @@ def test_every_pair_of_nodes_meets_once_and_none_twice_at_a_time(nodes):
     assert sorted(pair for pairs in rounds for pair in pairs) == [*combinations(range(nodes), 2)]
     assert all(len({n for pair in pairs for n in pair}) == 2 * len(pairs) for pairs in rounds)
     assert len(rounds) == (nodes - 1 if nodes % 2 == 0 else nodes if nodes > 1 else 1)
+
+
+def test_the_run_that_is_to_follow_is_opened_and_its_groups_are_shown(tmp_path):
+    """One process is the only worker, and hosts all 8 clients."""
+    options = ["--system.hosting", "groups", "--output.folder", str(tmp_path)]
+    said = []
+    doctor.doctor(Single(), str(tmp_path), said.append, loader.load(str(CONFIG), options))
+    assert "ok   run          tiny: 8 clients" in said[1]
+    assert [line.split()[:2] for line in said[1].splitlines()[-3:-1]] == [["rank", "clients"], ["0", "8"]]
+    doctor.doctor(Single(), str(tmp_path), said.append, loader.load(str(CONFIG), options[2:]))
+    assert "any worker may train any" in said[3]
+
+
+def test_a_run_that_cannot_begin_is_refused_after_the_job_was_shown(tmp_path):
+    said = []
+    config = loader.load(str(CONFIG), ["--cohort_size", "9"])
+    with pytest.raises(UserError, match="cohort_size = 9"):
+        doctor.doctor(Single(), str(tmp_path), said.append, config)
+    assert "collectives" in said[0]
 
 
 def test_one_process_is_examined(tmp_path, monkeypatch):
