@@ -8,7 +8,7 @@ a time, and a wave in blocks of pairs, so that no rank holds more than a few blo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -125,6 +125,9 @@ class ExchangeBytes:
         moved: numbers in the tensors that ranks send each other to be compared.
         asked: numbers in the questions, each counted once for each pair.
         compared: numbers in the tensors that are compared, each counted once for each pair.
+        busiest: numbers that the busiest rank sends or receives, whichever are more.
+        vectors: number of collectives that move questions or what is compared, one after the other.
+        told: number of exchanges of small values among all ranks, through rank 0, one after the other.
         calls: the collectives of the questions.
     """
 
@@ -133,11 +136,14 @@ class ExchangeBytes:
     moved: int = 0
     asked: int = 0
     compared: int = 0
+    busiest: int = 0
+    vectors: int = 0
+    told: int = 0
     calls: tuple[str, ...] = ()
 
     def __add__(self, other: ExchangeBytes) -> ExchangeBytes:
         """Return the sums over two looks."""
-        numbers = ("pairs", "copies", "moved", "asked", "compared")
+        numbers = ("pairs", "copies", "moved", "asked", "compared", "busiest", "vectors", "told")
         sums = {name: getattr(self, name) + getattr(other, name) for name in numbers}
         return ExchangeBytes(**sums, calls=tuple(sorted({*self.calls, *other.calls})))
 
@@ -164,24 +170,43 @@ def exchange_bytes(
         num_ranks: P, number of ranks.
         at_server: whether rank 0 compares.
     """
+    asks = np.flatnonzero(pairs.any(1))
     pairs = pairs & ~np.eye(len(pairs), dtype=bool)
-    copies, calls = 0, set[str]()
-    for wave in asking_waves(owners, np.flatnonzero(pairs.any(1)), width) if num_ranks > 1 else ():
+    count, compared = int(pairs.sum()), int(pairs.sum(1) @ shown + pairs.sum(0) @ answers)
+    found = ExchangeBytes(pairs=count, asked=question * count, compared=compared)
+    if num_ranks == 1:
+        return found
+    sent, copies, vectors, told, calls = np.zeros((num_ranks, num_ranks), np.int64), 0, 0, 1, set[str]()
+    for wave in asking_waves(owners, asks, width):
+        told += 1  # sizes
         needed = needed_copies(wave.tolist(), pairs, owners, num_ranks)
         if needed.any():
             calls.add(choose_question(owners[wave], needed))
             copies += question * int(needed.sum())
+            vectors += -(-question // max(1, BLOCK // len(wave)))
+            np.add.at(sent, owners[wave], question * needed.T)
+        largest = int(shown[wave].max(initial=0))
+        for some, those in pair_blocks(wave, owners, largest, at_server, num_ranks - 1):
+            told += 1
+            here = pairs[np.ix_(some, those)]
+            vectors += bool((here & (at_server | (owners[some][:, None] != owners[those]))).any())
     apart = pairs & (owners[:, None] != owners[None, :])
     moved = apart.sum(0) @ answers
     if at_server:
         away = owners != SERVER
-        moved = pairs.sum(0) @ (answers * away) + pairs.sum(1) @ (shown * away)
-    return ExchangeBytes(
-        pairs=int(pairs.sum()),
+        parts = pairs.sum(0) * answers * away + pairs.sum(1) * shown * away
+        moved = parts.sum()
+        np.add.at(sent[:, SERVER], owners, parts)
+    else:
+        asking, answering = np.nonzero(apart)
+        np.add.at(sent, (owners[answering], owners[asking]), answers[answering])
+    return replace(
+        found,
         copies=copies,
-        moved=int(moved) if num_ranks > 1 else 0,
-        asked=question * int(pairs.sum()),
-        compared=int(pairs.sum(1) @ shown + pairs.sum(0) @ answers),
+        moved=int(moved),
+        busiest=int(max(sent.sum(0).max(), sent.sum(1).max())),
+        vectors=vectors,
+        told=told,
         calls=tuple(sorted(calls)),
     )
 

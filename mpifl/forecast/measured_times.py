@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -47,6 +47,7 @@ from mpifl.experiment.context import RunContext
 from mpifl.results import checkpoint_files
 from mpifl.results.recorder import Recorder, written_clients
 from mpifl.runtime.engine import EvaluationSchedule, Record
+from mpifl.runtime.hooks import ClientHooks
 from mpifl.runtime.protocol import GatheredReports, TaskBatch
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import Aggregator, ServerStep, StepResult, Uploads
@@ -111,6 +112,7 @@ class MeasuredTimes:
         visit: visit of a client on a rank that has transformed its samples before, without second looks.
         first_visit: visit of a client on a rank that has not seen it before.
         look: one look at another client (`SecondLook`).
+        compare: the comparison in it.
         looks_once: whether two clients look at each other only once.
         remembered: handling of an upload that is remembered.
         fingerprint: one-shot statistics of a client.
@@ -139,6 +141,7 @@ class MeasuredTimes:
     visit: PerSample
     first_visit: PerSample
     look: float = 0.0
+    compare: float = 0.0
     looks_once: bool = True
     remembered: float = 0.0
     fingerprint: PerSample = PerSample()
@@ -274,7 +277,8 @@ class Parts:
 
     Attributes:
         visits: seconds of each visit.
-        work: loading and training, without second looks.
+        looks: second looks.
+        compared: the comparisons in them.
         advance: deciding and mixing.
         decide: deciding.
         whole: the whole step.
@@ -282,9 +286,30 @@ class Parts:
 
     visits: list[float] = field(default_factory=list)
     looks: float = 0.0
+    compared: float = 0.0
     advance: float = 0.0
     decide: float = 0.0
     whole: float = 0.0
+
+
+class TimedHooks(ClientHooks):
+    """Hooks of clients that record the seconds of comparisons.
+
+    Args:
+        hooks: the hooks that they replace.
+        meter: reads the seconds.
+    """
+
+    def __init__(self, hooks: ClientHooks, meter: Meter) -> None:
+        super().__init__(hooks.algorithm, hooks.device)
+        self.meter, self.compared = meter, 0.0
+
+    def compare(self, *given: Any) -> Mapping[str, float]:
+        """Compare two clients."""
+        start = self.meter()
+        found = super().compare(*given)
+        self.compared += self.meter() - start
+        return found
 
 
 class TimedStep(ServerStep):
@@ -301,6 +326,7 @@ class TimedStep(ServerStep):
         self.meter, self.timed_visits = meter, visits
         self.parts: list[Parts] = []
         self.evaluations: list[tuple[list[float], float]] = []  # seconds of each client, and the start
+        self.look_hooks = self.worker.looks.hooks = TimedHooks(self.worker.hooks, meter)
         self._look_s, self._advance, self._decide = 0.0, 0.0, 0.0
 
     def step(self, server: Server | None, who: RoundPlan) -> StepResult | None:
@@ -308,13 +334,14 @@ class TimedStep(ServerStep):
         self.timed_visits.take()
         start, clock = self.meter(), perf_counter()
         skipped = self.meter.skipped
-        self._look_s = self._advance = self._decide = 0.0
+        self._look_s = self._advance = self._decide = self.look_hooks.compared = 0.0
         out = super().step(server, who)
         whole, lasted = self.meter() - start, perf_counter() - clock
         left_out = self.meter.skipped - skipped
         share = (whole - left_out) / lasted if lasted else 1.0  # phases are in wall time
         visits = self.timed_visits.take()
-        self.parts.append(Parts(visits, self._look_s, self._advance, share * self._decide, whole))
+        looks = self._look_s, self.look_hooks.compared
+        self.parts.append(Parts(visits, *looks, self._advance, share * self._decide, whole))
         return out
 
     def look(self, batch: TaskBatch, results: VisitResults) -> VisitResults:
@@ -517,10 +544,11 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
         if repeats > 0:
             run(*[chosen, few] * repeats)
     busy = (perf_counter() - clock) / max(process_time() - start, 1e-9)
-    look, once, remembered = 0.0, True, 0.0
+    look, compare, once, remembered = 0.0, 0.0, True, 0.0
     n, per_visit = sizes[chosen], [cold.visits, warm.visits]
     if looks:
-        once, look = warm.looks < 0.5 * cold.looks, cold.looks / c**2
+        once = warm.looks < 0.5 * cold.looks
+        look, compare = cold.looks / c**2, cold.compared / c**2
     again = [p.visits for p in (last, *step.parts[4::2]) if len(p.visits) == c]
     if others is not chosen:
         again, old = [], ~np.isin(np.union1d(chosen, others), others)
@@ -545,6 +573,7 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
         visit=PerSample.of(np.tile(n, 1 + len(again)), np.concatenate([per_visit[1], *again])),
         first_visit=PerSample.of(n, per_visit[0]),
         look=look,
+        compare=compare,
         looks_once=once,
         remembered=remembered,
         book=book,

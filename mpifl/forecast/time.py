@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 
@@ -18,8 +18,16 @@ import numpy as np
 
 from mpifl.aggregation.collective_choice import choose
 from mpifl.aggregation.collective_costs import Costs, Given, between, tree_levels
+from mpifl.aggregation.exchange_choice import Local, OverMpi
 from mpifl.comm.task_pool import depth
-from mpifl.core.capabilities import NewClients, OneShotStatistics, RememberedUploads, SecondLook, uses
+from mpifl.core.capabilities import (
+    NewClients,
+    OneShotStatistics,
+    RememberedUploads,
+    SecondLook,
+    hooks_of,
+    uses,
+)
 from mpifl.core.plan import Plan
 from mpifl.experiment.build import trained_samples
 from mpifl.experiment.context import RunContext
@@ -40,7 +48,7 @@ from mpifl.traffic.ledger import Moves
 
 from .hosting import scheduler_of
 from .measured_times import MeasuredTimes
-from .traffic import TrafficForecast, uploads_per_step
+from .traffic import FLOAT_BYTES, TrafficForecast, looks_of_ranks, planned_run, uploads_per_step
 
 MOST_STEPS = 400  # steps that are simulated; further steps take the mean of the later half of these
 LAUNCH_S = 0.3  # time in which mpirun starts
@@ -52,6 +60,7 @@ SHORT_POLLING = 0.3  # ... for a few milliseconds: a poll takes 45 us, and the f
 HANDOVER_S = 4e-4  # of rank 0 and of a worker for the two messages of a visit: pickling, MPI; 0.26 to 0.5 ms
 EXCHANGES = 3  # exchanges of a round for which rank 0 or the workers wait: tasks, reports, plan of the mixing
 RANK_S = 25e-6  # processor seconds of rank 0 for a worker (`tests/campaigns/many_ranks.py`)
+PAIR_S = 6e-5  # processor seconds of each rank for a pair of a second look whose parts travel: sizes, copies
 VISIT_BYTES, RANK_BYTES = 90, 1500  # of tasks and reports: columns of each visit, headers of each worker
 CHECKPOINT_BYTES_S = 200e6  # at which the client state of checkpoints is written
 TERMS = ("training", "rank 0", "ranks", "network")  # of a round
@@ -229,7 +238,8 @@ class _Job:
         met = set[int]()  # rank and client
         seen = np.zeros(0, np.int64)
         known = _present(context) if uses(algorithm, NewClients) else seen
-        moved = 0.0 if costs is None else self._network(plan, costs)
+        every_round = 0.0 if costs is None else self._network(plan, costs)
+        exchanges, at_server = self._exchanges(), self._at_server
         for step in range(1, self.steps + 1):
             cohort = context.sampler(step)
             if context.config.policy.leaves_out:  # clients that are left out are not trained
@@ -246,8 +256,10 @@ class _Job:
             met.update(place for place, trains in zip(places, fresh, strict=True) if trains)
             trained = np.where(cold, measured.first_visit(sizes[clients]), measured.visit(sizes[clients]))
             seconds = np.where(fresh, trained, measured.remembered)
+            moved, compared = every_round + next(exchanges, 0.0), 0.0
             if looks and pairs:
-                seconds = seconds + measured.look * pairs / len(clients)
+                compared = measured.compare * pairs if at_server else 0.0
+                seconds = seconds + (measured.look * pairs - compared) / len(clients)
             if uses(algorithm, NewClients):
                 new = ~np.isin(clients, known)
                 seconds = seconds + np.where(new, measured.fingerprint(sizes[clients]), 0.0)
@@ -257,6 +269,7 @@ class _Job:
             everyone = np.concatenate([owners, scheduler.workers])
             training = self.cores.busiest(everyone, with_sums, self.num_ranks)
             server = measured.book_once + measured.book * len(clients) + measured.decide + measured.gram
+            server += compared
             told = 0.0
             if costs is not None:
                 told = EXCHANGES * POLL_S + ranks_seconds(costs, len(clients), workers)
@@ -274,6 +287,30 @@ class _Job:
         count = self.schedule.num_due(0, context.config.rounds) + context.config.evaluation.at_start
         self.evaluation += count * (each + measured.record)
         self.work += count * (work + measured.record)
+
+    @property
+    def _at_server(self) -> bool:
+        """Whether rank 0 compares what clients send in second looks."""
+        exchange = self.context.config.system.exchange
+        return self.costs is not None and isinstance(exchange, OverMpi) and exchange.distances == "server"
+
+    def _exchanges(self) -> Iterator[float]:
+        """Yield the seconds that ranks exchange questions and answers, of each round with a second look.
+
+        Each rank waits for all others several times in a wave, and learns the sizes of all pairs.
+        """
+        config, costs = self.context.config, self.costs
+        if (
+            costs is None
+            or not uses(config.algorithm, SecondLook)
+            or isinstance(config.system.exchange, Local)
+        ):
+            return
+        sizes = hooks_of(config.algorithm, SecondLook).look_sizes(planned_run(self.context))
+        latency = tree_levels(self.num_ranks) * costs.latency_s
+        for look in () if sizes is None else looks_of_ranks(self.context, self.num_ranks, sizes):
+            waits = look.told * (POLL_S + 2 * latency) + look.vectors * latency
+            yield waits + FLOAT_BYTES * look.busiest / costs.bytes_s + PAIR_S * look.pairs
 
     def _network(self, plan: Plan, costs: Costs) -> float:
         """Return the seconds for sending a round's rows and sums, with a barrier before each sum."""

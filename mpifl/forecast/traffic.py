@@ -6,7 +6,7 @@ are measured. For differences between rounds, the method adds its own forecast (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import (
     INITIAL_CLIENTS,
     NO_SINGLE_MODEL,
+    LookSizes,
     NewClients,
     OneShotStatistics,
     PlannedRun,
@@ -288,28 +289,39 @@ def look_bytes_of_ranks(context: RunContext, num_ranks: int) -> ExchangeBytes | 
         context: context of the run.
         num_ranks: P, number of ranks.
     """
-    algorithm, exchange = context.config.algorithm, context.config.system.exchange
+    algorithm = context.config.algorithm
     if not uses(algorithm, SecondLook):
         return None
-    looking, run, d = hooks_of(algorithm, SecondLook), planned_run(context), context.problem.layout.size
-    sizes = looking.look_sizes(run)
+    sizes = hooks_of(algorithm, SecondLook).look_sizes(planned_run(context))
     if sizes is None:
         return None
-    costs, found, scheduler = trained_samples(context), ExchangeBytes(), scheduler_of(context, num_ranks)
-    for look in looking.planned_looks(run):
+    found = sum(looks_of_ranks(context, num_ranks, sizes), ExchangeBytes())
+    return found if sizes.stored is None else replace(found, asked=0, compared=0)
+
+
+def looks_of_ranks(context: RunContext, num_ranks: int, sizes: LookSizes) -> Iterator[ExchangeBytes]:
+    """Yield what each second look of a run sends; see `look_bytes_of_ranks`.
+
+    Args:
+        context: context of the run.
+        num_ranks: P, number of ranks.
+        sizes: what clients send in a second look.
+    """
+    exchange, costs = context.config.system.exchange, trained_samples(context)
+    looking, scheduler = hooks_of(context.config.algorithm, SecondLook), scheduler_of(context, num_ranks)
+    travels = isinstance(exchange, OverMpi)
+    for look in looking.planned_looks(planned_run(context)):
         k = look.clients
-        owners = scheduler.assign(k, task_costs(costs[k], look.fresh, True))
-        found += exchange_bytes(
+        yield exchange_bytes(
             look.pairs,
-            owners,
+            scheduler.assign(k, task_costs(costs[k], look.fresh, True)),
             sizes.question,
             sizes.shown[k],
             sizes.answered[k],
-            d,
-            num_ranks if isinstance(exchange, OverMpi) else 1,
+            context.problem.layout.size,
+            num_ranks if travels else 1,
             isinstance(exchange, OverMpi) and exchange.distances == "server",
         )
-    return found if sizes.stored is None else replace(found, asked=0, compared=0)
 
 
 def planned_run(context: RunContext) -> PlannedRun:

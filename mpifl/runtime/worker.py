@@ -144,6 +144,7 @@ class Worker:
         watch: counts the seconds of each phase.
 
     Attributes:
+        looks: carries out the second looks of steps.
         sends_changes: whether an upload `model` of a client on this rank was a change instead of a model.
     """
 
@@ -155,7 +156,7 @@ class Worker:
         reused = self._remembered is not None or uses(config.algorithm, SecondLook)
         self._sums_only = config.sums.exact and not (reused or config.filters.in_main_memory)
         self._plain = config.in_one_call and config.in_one_call(config, tables, watch)
-        self._looks = PairedLooks(config, self.hooks, watch)
+        self.looks = PairedLooks(config, self.hooks, watch)
         self._counter = config.clients.computation
         self._attempt = partial(counted_attempt, kept=config.kept, counter=self._counter)
         self._buffer = UploadBuffer()
@@ -295,7 +296,7 @@ class Worker:
         """Return what clients find, now or in another case of a sweep, and which of them are left out."""
         beginning, transport = self.config.beginning, self.config.transport
         if beginning is None or batch.version or LOOKS not in beginning:
-            return self._looks.run(looks, batch.step, asking)
+            return self.looks.run(looks, batch.step, asking)
         own = {i: beginning.address(LOOKS, uploads) for i, uploads in asking.items()}
         told, address, known = transport.gather(own, "notes"), "", None
         if told is not None:  # rank 0 reads and writes the looks of all clients together
@@ -311,7 +312,7 @@ class Worker:
                     self._counter.add_all(Computation.of(known[1]))
                 return {i: found[i] for i in asking}, {}
             with self._counter.apart() as counted:
-                found, failed = self._looks.run(looks, batch.step, asking)
+                found, failed = self.looks.run(looks, batch.step, asking)
             self._counter.add_all(counted)
             parts = transport.gather((found, bool(failed), counted.table), "notes")
             if parts is not None and not any(fails for _, fails, _ in parts):

@@ -16,6 +16,7 @@ from support import toy
 from support.cases import OPTIONS
 
 from mpifl.aggregation.collective_costs import Given, between
+from mpifl.aggregation.exchange_choice import Local, OverMpi
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.client import Trained
 from mpifl.core.errors import UserError
@@ -262,6 +263,38 @@ def test_latencies_of_a_round_add_up(ranks, messages):
     times = MeasuredTimes(PerSample(), PerSample())
     found = forecast_time(run, times, traffic, plan, NOTHING, ranks)
     assert round(found.round_s) == messages
+
+
+@pytest.mark.parametrize(("exchange", "delays"), [("local", 0), ("workers", 28), ("server", 28)])
+def test_a_second_look_waits_for_its_messages_once(exchange, delays):
+    """Two workers with two of four clients: two waves, sizes twice in each, and once who asks.
+
+    All ranks hear of it over a tree of two levels, up and down: 5 x 4. Questions and answers of each wave
+    take two delays: 2 x 2 x 2. Rounds 2 and 3 look at nobody.
+    """
+    way = Local() if exchange == "local" else OverMpi(exchange)
+    rounds = [
+        foretold(
+            context("emdcfl", system=SystemConfig(exchange=one, cost=Given(latency_s=1.0, bytes_s=1e30))),
+            MeasuredTimes(PerSample(), PerSample()),
+            3,
+        ).parts["rounds"]
+        for one in (way, Local())
+    ]
+    assert round(rounds[0] - rounds[1]) == delays
+
+
+def test_comparisons_take_place_where_the_exchange_says():
+    """16 looks of 2 s, 1.5 s of them comparisons: on two workers 16 s each, or 4 s and 24 s at rank 0."""
+    times = MeasuredTimes(PerSample(), PerSample(), look=2.0, compare=1.5)
+    at = {
+        way: foretold(context("emdcfl", rounds=1, system=SystemConfig(exchange=OverMpi(way))), times, 3).terms
+        for way in ("workers", "server")
+    }
+    assert at["workers"]["training"] == pytest.approx(16, abs=0.1)
+    assert at["workers"]["rank 0"] == pytest.approx(0, abs=0.1)
+    assert at["server"]["training"] == pytest.approx(4, abs=0.1)
+    assert at["server"]["rank 0"] == pytest.approx(24, abs=0.1)
 
 
 def test_efficiency_is_that_of_one_worker_by_workers_and_seconds():
@@ -511,6 +544,7 @@ def test_every_kind_of_method_is_measured(name, tmp_path, flat_plane):
     if name == "emdcfl":
         assert found.look > 0
         assert found.looks_once
+        assert 0 < found.compare < found.look
     if name == "ucfl":
         assert float(found.fingerprint(np.array([12]))[0]) > 0
     total = forecast_time(run, found, traffic, Plan([]), NOTHING, 1).total

@@ -108,13 +108,16 @@ def test_bytes_between_ranks_are_foretold(distances, mpirun, tmp_path):
     place = ("--output.folder", tmp_path, "--output.id", "x", "--quiet")
     end = mpirun(4, "-m", "mpifl", "run", CONFIG, *options, *exchange, *place, env=toy.PYTHONPATH)
     assert end.returncode == 0, end.stderr
-    counted = Counter[str]()
+    counted, calls = Counter[str](), Counter[tuple[str, str]]()
     for row in Runs(tmp_path).table("x", "mpi_traffic.csv"):
         counted[row["purpose"]] += int(row["bytes"])
+        calls[row["call"] if row["rank"] == "1" else "", row["purpose"]] += int(row["calls"])
     context = build(loader.load(str(CONFIG), [*options, *exchange]), Single())
     said = look_bytes_of_ranks(context, 4)
     assert said is not None
     assert (4 * said.copies, 4 * said.moved) == (counted["extractor"], counted["embedding"])
+    assert said.told == calls["send", "exchange"]
+    assert said.vectors == calls["allgatherv", "extractor"] + calls["alltoallv", "embedding"]
     rows = Runs(tmp_path).table("x", "ledger.csv")
     ledger = Counter({name: sum(int(r["bytes"]) for r in rows if r["name"] == name) for name in counted})
     assert (8 * said.asked, 4 * said.compared) == (ledger["extractor"], ledger["embedding"])

@@ -164,12 +164,17 @@ def test_bytes_of_ranks_and_of_the_federation_differ_by_copies_and_neighbours():
     assert (found.pairs, found.asked, found.copies) == (4, 4 * 7, 2 * 7)
     assert (found.compared, found.moved) == (4 * 5, 9)
     assert found.calls == (choice.ALLTOALL,)
-    assert choice.exchange_bytes(pairs, OWNERS, *sizes, at_server=True).moved == 4 * 5
+    server = choice.exchange_bytes(pairs, OWNERS, *sizes, at_server=True)
+    assert server.moved == 4 * 5
+    assert found.busiest == 7 + 3 * 2, "rank 1 receives the question of 1, and the answers of 3 and 4"
+    assert server.busiest == 4 * 5, "at rank 0"
+    assert (found.told, found.vectors) == (server.told, server.vectors) == (1 + 2, 2), "one wave, one block"
     everyone = choice.exchange_bytes(~np.eye(6, dtype=bool), OWNERS, *sizes)
     assert (everyone.pairs, everyone.copies) == (30, 6 * 2 * 7), "each worker gets each question of others"
+    assert (everyone.told, everyone.vectors) == (1 + 3 * 2, 3 * 2), "rank 1 has three clients"
     assert (found + everyone).calls == (choice.ALLGATHER, choice.ALLTOALL)
     alone = choice.exchange_bytes(pairs, np.zeros(6, np.int64), *sizes[:-1], 1)
-    assert (alone.copies, alone.moved, alone.asked) == (0, 0, 28)
+    assert (alone.copies, alone.moved, alone.asked, alone.told, alone.vectors) == (0, 0, 28, 0, 0)
 
 
 def test_what_ranks_hold_of_a_look_is_bounded_by_blocks():
