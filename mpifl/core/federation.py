@@ -15,7 +15,7 @@ import torch
 from .errors import UserError
 
 IMAGES, FEATURES, TOKENS = "images", "features", "tokens"
-CLASSES, MULTI_HOT, NUMBERS = "classes", "multi_hot", "numbers"
+CLASSES, MULTI_HOT, NUMBERS, MASKS = "classes", "multi_hot", "numbers", "masks"
 SPLITS = ("train", "val", "test")  # columns of `Federation.sizes`
 
 
@@ -35,12 +35,13 @@ class DataInfo:
     | `multi_hot` | float32 [L], 1 where a label applies | labels |
     | `numbers` | float32 [L] | targets |
     | `tokens` | int64 [T], -100 for a position that does not count | different tokens |
+    | `masks` | int64 [H, W], a class for each pixel, -100 for one that does not count | classes |
 
     Attributes:
         shape: shape of one sample.
         num_classes: L, the width of the model's output.
         inputs: `images`, `features` or `tokens`.
-        labels: `classes`, `multi_hot`, `numbers` or `tokens`.
+        labels: `classes`, `multi_hot`, `numbers`, `tokens` or `masks`.
         vocabulary: number of different tokens; 0 if samples are not tokens.
         categories: number of categories of each column of a table [F], whose values are integers from 0; 0
             for a column of numbers. Empty: all columns hold numbers.
@@ -75,7 +76,7 @@ class Split:
 
     Attributes:
         x: [n, *shape], float32, or int64 for tokens.
-        y: [n] or [n, ...], int64 for classes and tokens, otherwise float32.
+        y: [n] or [n, ...], int64 for classes, tokens and masks, otherwise float32.
     """
 
     x: torch.Tensor

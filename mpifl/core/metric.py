@@ -65,6 +65,10 @@ METRICS: dict[str, Metric] = {
         Metric("r2", "R2", 1, percent=False),
         Metric("perplexity", "perplexity", -1, percent=False),
         Metric("token_accuracy", "token accuracy"),
+        Metric("mean_iou", "mean IoU"),
+        Metric("worst_iou", "IoU of the worst class"),
+        Metric("dice", "mean Dice"),
+        Metric("pixel_accuracy", "pixel accuracy"),
     )
 }
 """Those of the tasks that travel with mpifl; a user's task has its own."""

@@ -240,4 +240,5 @@ SUITABLE = {
     "multi_hot": "multi_label",
     "numbers": "regression",
     "tokens": "next_token",
+    "masks": "segmentation",
 }  # kind of labels -> the task that is made for them

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import UserError, code_failed, is_ours, name_of, no_memory, require, within_memory
-from mpifl.core.federation import CLASSES, FEATURES, IMAGES, TOKENS, Split
+from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MASKS, TOKENS, Split
 from mpifl.core.files import same_folder
 from mpifl.core.options import Options
 from mpifl.core.process import check_memory
@@ -234,7 +234,10 @@ def _check_fits(config: DataConfig, pool: Pool) -> None:
     scenario, name = type(config.scenario), name_of(config.scenario)
     others = "use iid, lognormal, powerlaw or natural"
     remedy = f"it divides the samples by class, but labels of {config.source.name} are {pool.label_kind}"
-    require(pool.label_kind == CLASSES or not scenario.by_class, "name", name, f"{remedy}; {others}")
+    fits = pool.label_kind == CLASSES or not scenario.by_class
+    fits = fits or (pool.label_kind == MASKS and scenario.of_masks)
+    others += ", rotated, composed or mixed" if pool.label_kind == MASKS else ""
+    require(fits, "name", name, f"{remedy}; {others}")
     remedy = f"it changes images, but samples of {config.source.name} are {pool.kind}"
     require(pool.kind == IMAGES or not scenario.of_images, "name", name, f"{remedy}; {others}")
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.core.errors import UserError
+from mpifl.core.errors import UserError, require
 from mpifl.core.federation import (
     CLASSES,
     IMAGES,
+    MASKS,
     SPLITS,
     ClientData,
     DataInfo,
@@ -345,6 +346,10 @@ class PoolFederation(Federation):
             for op in self._ops["train"]:
                 x, y = op(x, y, np.array([group]))
             shapes.add(tuple(self.to_tensor(x).shape[1:]))
+            sides, last = tuple(y.shape[1:]), tuple(self.to_tensor(x).shape[-2:])
+            remedy = f"labels are masks of {list(sides)} pixels, which are not resized: leave it out"
+            fits = self.pool.label_kind != MASKS or sides == last
+            require(fits, "data.scenario.resize", list(last), remedy)
         if len(shapes) > 1:
             remedy = "the groups' samples would differ in size; set resize to one size for all"
             raise UserError("data.scenario.resize", sorted(shapes), remedy)

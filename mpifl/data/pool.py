@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
 from mpifl.core.errors import UserError, is_whole, require
-from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MULTI_HOT, NUMBERS, TOKENS, DataInfo
+from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MASKS, MULTI_HOT, NUMBERS, TOKENS, DataInfo
 from mpifl.core.rng import Key, key
 from mpifl.core.textfiles import readable
 
 MAX_ORIGINS = 1 << 24
-IGNORED = -100  # label token of a position that is ignored, as PyTorch's `ignore_index`
+IGNORED = -100  # label of a token or pixel that is ignored, as PyTorch's `ignore_index`
+VOID = 255  # the same in masks of bytes, as in PASCAL VOC and Cityscapes
 BLOCK = 1 << 22  # numbers that are processed at a time
 DETAIL = 0.1  # of the deviation between images: pixels may be rounded by this share of it
 
@@ -37,6 +39,7 @@ class Pool:
     | uint8 or bool [n, L] | multi-hot: which of L labels apply |
     | float32 (or float16, float64) [n, L] | L numbers to predict |
     | int16, int32 or int64 [n, T] | tokens, one for each position; -100 for ignored positions |
+    | an integer type [n, H, W] | masks: a class for each pixel; ignored ones are -100, or 255 in uint8 |
 
     Attributes:
         inputs: [n, ...], memory-mapped if read from the cache.
@@ -86,12 +89,20 @@ class Pool:
 
     @property
     def label_kind(self) -> str:
-        """Return the kind of the labels: `classes`, `multi_hot`, `numbers` or `tokens`."""
+        """Return the kind of the labels: `classes`, `multi_hot`, `numbers`, `tokens` or `masks`."""
         if np.issubdtype(self.labels.dtype, np.floating):
             return NUMBERS
         if self.labels.ndim == 1:
             return CLASSES
+        if self.labels.ndim == 3:
+            return MASKS
         return MULTI_HOT if self.labels.dtype in (np.uint8, np.bool_) else TOKENS
+
+    @cached_property
+    def classes(self) -> np.ndarray:
+        """Return the classes that occur, int64 ascending, of labels that are classes or masks."""
+        found = np.unique(self.labels)
+        return found if self.label_kind == CLASSES else found[found != void_of(found.dtype)].astype(np.int64)
 
     @property
     def info(self) -> DataInfo:
@@ -208,6 +219,39 @@ def labels_of(array: np.ndarray | None, name: str, num_classes: int | None = Non
     return array.astype(np.int64).ravel()
 
 
+def void_of(dtype: np.dtype) -> int:
+    """Return the label of an ignored pixel in masks of a type: 255 in bytes, otherwise -100."""
+    return VOID if dtype == np.uint8 else IGNORED
+
+
+def masks_of(array: np.ndarray, name: str, num_classes: int | None = None) -> np.ndarray:
+    """Return masks as a pool stores them: uint8, or a signed type.
+
+    Args:
+        array: integers or booleans [n, H, W]; a class for each pixel, 255 in bytes and -100 in other types
+            for pixels that are ignored.
+        name: where the array comes from, for error messages.
+        num_classes: L; None if unknown.
+
+    Raises:
+        UserError: the array has another shape or type, or a class outside 0 .. L - 1.
+    """
+    whole = array.ndim == 3 and array.dtype.kind in "iub" and min(array.shape[1:]) > 0
+    given = f"{array.dtype} {list(array.shape)}"
+    require(whole, name, given, "masks must be whole numbers [n, H, W]: a class for each pixel")
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint8)
+    elif array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    counts = array != void_of(array.dtype)
+    low, high = int(np.min(array, where=counts, initial=0)), int(np.max(array, where=counts, initial=0))
+    limit = 2**31 if num_classes is None else num_classes
+    remedy = f"classes of pixels must be whole numbers from 0, below {limit}; ignored pixels are "
+    remedy += f"{void_of(array.dtype)} in {array.dtype}"
+    require(low >= 0 and high < limit, name, low if low < 0 else high, remedy)
+    return array
+
+
 def count_classes(labels: np.ndarray, name: str) -> int:
     """Return L, the largest of `labels` [n] plus one; raise `UserError` if n is 0 or smaller than L."""
     require(labels.size > 0, name, 0, "no samples: give some")
@@ -280,6 +324,11 @@ def _check_labels(pool: Pool, name: str) -> None:
     elif kind == TOKENS:
         require(labels.ndim == 2, f"{name}: labels", list(labels.shape), "give tokens [n, T]")
         _check_tokens(labels, count, f"{name}: labels", IGNORED)
+    elif kind == MASKS:
+        masks_of(labels, f"{name}: labels", count)
+        remedy = f"masks for samples of shape {list(pool.shape)}: give a class for each pixel, [n, H, W]"
+        fits = len(pool.shape) == 3 and labels.shape[1:] == pool.shape[1:]
+        require(fits, f"{name}: labels", list(labels.shape), remedy)
     else:
         remedy = f"give [n, {count}]: one number for each output"
         require(labels.shape[1:] == (count,), f"{name}: labels", list(labels.shape), remedy)

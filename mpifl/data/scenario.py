@@ -406,12 +406,15 @@ class Scenario(Options, ABC):
     Attributes:
         by_class: whether it reads the classes of the samples; sources with other labels are then refused.
         of_images: whether it changes images; sources of other samples are then refused.
+        of_masks: whether, although it reads classes, it takes labels that are masks, and changes them with
+            their images.
         tested_on: message for users who set `test_share`, if the paper or the nature of the scenario
             determines what clients are tested on; empty if the scenario has that key.
     """
 
     by_class: ClassVar[bool] = True
     of_images: ClassVar[bool] = True
+    of_masks: ClassVar[bool] = False
     tested_on: ClassVar[str] = ""
 
     @property

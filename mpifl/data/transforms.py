@@ -1,8 +1,8 @@
 """Operations on stored samples and labels, composable in any order, and the conversion to tensors.
 
 An operation takes samples [n, ...] and labels as the pool stores them (images uint8 [n, C, H, W], classes
-int64 [n]) and the group of each sample, int64 [n]. It returns new samples and labels. The result is the same
-whether it runs while the cache is built or at every visit.
+int64 [n], masks [n, H, W]) and the group of each sample, int64 [n]. It returns new samples and labels. The
+result is the same whether it runs while the cache is built or at every visit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,22 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+
+from .pool import IGNORED, void_of
+
+MASK_AXES = 3  # of labels [n, H, W]
+
+
+def renamed_masks(y: np.ndarray, tables: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Return masks with classes renamed; `tables[g][c]` is the new name of class c in group g.
+
+    Args:
+        y: [n, H, W], as a pool stores them; ignored pixels stay ignored.
+        tables: int64 [groups, L].
+        group: int64 [n].
+    """
+    ignored = y == void_of(y.dtype)
+    return np.where(ignored, y, tables[group[:, None, None], np.where(ignored, 0, y)].astype(y.dtype))
 
 
 class Op(ABC):
@@ -34,7 +50,8 @@ class Rotate(Op):
     """Rotate each group's images by its angle in degrees, counter-clockwise as torchvision does.
 
     Multiples of 90 degrees move pixels exactly; other angles take the nearest pixel and fill with black.
-    `expand` grows the canvas so that no corner is cut.
+    `expand` grows the canvas so that no corner is cut. Masks turn with their images; filled pixels are
+    ignored.
     """
 
     angles: tuple[float, ...]
@@ -43,13 +60,19 @@ class Rotate(Op):
     def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rotate `x`; samples of one call may belong to several groups if their canvases agree."""
         present = np.unique(group)
+        if y.ndim == MASK_AXES:
+            y = self._turned(y[:, None], group, present, void_of(y.dtype))[:, 0]
+        return self._turned(x, group, present, 0), y
+
+    def _turned(self, x: np.ndarray, group: np.ndarray, present: np.ndarray, fill: int) -> np.ndarray:
+        """Return images [n, C, H, W], or masks [n, 1, H, W], rotated by the angles of their groups."""
         if len(present) <= 1:
-            return (rotated(x, self.angles[present[0]], self.expand) if len(present) else x), y
-        parts = [(group == g, rotated(x[group == g], self.angles[g], self.expand)) for g in present]
-        out = np.empty((len(x), *parts[0][1].shape[1:]), np.uint8)
+            return rotated(x, self.angles[present[0]], self.expand, fill) if len(present) else x
+        parts = [(group == g, rotated(x[group == g], self.angles[g], self.expand, fill)) for g in present]
+        out = np.empty((len(x), *parts[0][1].shape[1:]), x.dtype)
         for where, turned in parts:
             out[where] = turned
-        return out, y
+        return out
 
 
 @dataclass(frozen=True)
@@ -59,19 +82,22 @@ class PermuteLabels(Op):
     tables: tuple[tuple[int, ...], ...]
 
     def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rename `y`."""
-        return x, np.asarray(self.tables, np.int64)[group, y]
+        """Rename `y`; pixels of masks that are ignored stay so."""
+        tables = np.asarray(self.tables, np.int64)
+        return x, renamed_masks(y, tables, group) if y.ndim == MASK_AXES else tables[group, y]
 
 
 @dataclass(frozen=True)
 class Border(Op):
-    """Add `width` black pixels on every side."""
+    """Add `width` black pixels on every side; those of masks are ignored."""
 
     width: int
 
     def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Pad `x`."""
+        """Pad `x`, and masks."""
         w = self.width
+        if y.ndim == MASK_AXES:
+            y = np.pad(y, ((0, 0), (w, w), (w, w)), constant_values=void_of(y.dtype))
         return np.pad(x, ((0, 0), (0, 0), (w, w), (w, w))), y
 
 
@@ -186,7 +212,9 @@ class ToFeatures(ToInputs):
 
 
 def labels_as_tensor(y: np.ndarray) -> torch.Tensor:
-    """Return labels as a tensor: int64 for classes and tokens, float32 for multi-hot labels and numbers."""
+    """Return labels as a tensor: int64 for classes, tokens and masks, float32 for others."""
+    if y.ndim == MASK_AXES:
+        return torch.from_numpy(np.where(y == void_of(y.dtype), IGNORED, y.astype(np.int64)))
     real = y.dtype in (np.uint8, np.bool_) or np.issubdtype(y.dtype, np.floating)
     return torch.from_numpy(np.array(y, np.float32 if real and y.ndim > 1 else np.int64))
 
@@ -228,8 +256,15 @@ def _channels(values: tuple[float, ...]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1)
 
 
-def rotated(x: np.ndarray, angle: float, expand: bool = False) -> np.ndarray:
-    """Return images [n, C, H, W] rotated counter-clockwise by `angle` degrees, nearest pixel, black fill."""
+def rotated(x: np.ndarray, angle: float, expand: bool = False, fill: int = 0) -> np.ndarray:
+    """Return images [n, C, H, W] rotated counter-clockwise by `angle` degrees, nearest pixel, black fill.
+
+    Args:
+        x: images.
+        angle: in degrees.
+        expand: as in `Rotate`.
+        fill: value of pixels that have no source.
+    """
     height, width = x.shape[-2:]
     quarters, rest = divmod(angle, 90.0)
     if rest == 0.0 and (height == width or expand or quarters % 2 == 0):
@@ -237,7 +272,7 @@ def rotated(x: np.ndarray, angle: float, expand: bool = False) -> np.ndarray:
     source, size = _pixel_map(height, width, float(angle), expand)
     flat = x.reshape(*x.shape[:2], -1)
     out = np.take(flat, np.maximum(source, 0), axis=2)
-    out[:, :, source < 0] = 0
+    out[:, :, source < 0] = fill
     return np.asarray(out.reshape(*x.shape[:2], *size))
 
 

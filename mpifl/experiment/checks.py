@@ -23,8 +23,8 @@ from mpifl.core.capabilities import (
     hooks_of,
     uses,
 )
-from mpifl.core.errors import UserError, code_failed, first_of, name_of, require
-from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation
+from mpifl.core.errors import UserError, code_failed, first_of, is_ours, name_of, require
+from mpifl.core.federation import CLASSES, IMAGES, MASKS, DataInfo, Federation
 from mpifl.core.parameters import Layout, width
 from mpifl.core.rng import key
 from mpifl.core.task import Task
@@ -325,6 +325,8 @@ def check_augmentation(local: LocalConfig, per_client: PerClient, info: DataInfo
     for section, augment in given.items():
         fits = augment == "none" or len(shape) == 3
         require(fits, f"{section}.augment", augment, f"{remedy}use none")
+        what = "shifts and mirrors images alone, and the labels of this source are masks; use none"
+        require(augment == "none" or info.labels != MASKS, f"{section}.augment", augment, what)
 
 
 def warn_of_ignored(algorithm: Algorithm, local: LocalConfig, per_client: PerClient, finetunes: bool) -> None:
@@ -429,6 +431,12 @@ def check_outputs(model: Any, task: Task, federation: Federation) -> None:
         wanted = [len(x), federation.info.num_classes]
         remedy = f"returns {like} for {len(x)} samples; return {wanted}, one number for each class"
         require(len(like) == 2 and like[0] == wanted[0] and like[1] >= wanted[1], key, name, remedy)
+    if federation.info.labels == MASKS and is_ours(task):
+        wanted = [*y.shape, federation.info.num_classes]
+        remedy = f"returns {like} for {len(x)} samples; return {wanted}, the classes last"
+        remedy += ": x.movedim(1, -1)" if like[:1] + like[2:] == wanted[:-1] else ""
+        fits = like[:-1] == wanted[:-1] and like[-1] >= wanted[-1]
+        require(fits, key, name, remedy)
     if not (federation.info.inputs == IMAGES and federation.info.labels == CLASSES):
         try:
             task.losses(output, y)

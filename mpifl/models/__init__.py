@@ -43,6 +43,8 @@ MODELS: Registry[type[ModelOptions]] = Registry(
         "table_mlp": "tables:TableMLP",
         "lstm": "sequence:LSTM",
         "transformer": "sequence:Transformer",
+        "fcn": "pixels:FCN",
+        "unet": "pixels:UNet",
         "custom": "user_module:Custom",
     },
 )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mpifl.core.errors import UserError, is_ours, name_of, no_memory, require, within_memory
-from mpifl.core.federation import FEATURES, IMAGES, TOKENS, DataInfo
+from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MASKS, MULTI_HOT, NUMBERS, TOKENS, DataInfo
 from mpifl.core.files import same_folder
 from mpifl.core.options import Options
 from mpifl.core.rng import key
@@ -33,6 +33,7 @@ class ModelOptions(Options, ABC):
 
     Attributes:
         takes: the kinds of samples that it takes (`DataInfo.inputs`).
+        labels: the kinds of labels that it has outputs for (`DataInfo.labels`).
         weights: local file with the initial weights (safetensors, or a state dict of PyTorch), under the
             names of the network's tensors. Its last layer is used if the number of classes fits. The
             `model.safetensors` of a run whose clients use one model is such a file.
@@ -40,6 +41,7 @@ class ModelOptions(Options, ABC):
     """
 
     takes: ClassVar[tuple[str, ...]] = (IMAGES, FEATURES)
+    labels: ClassVar[tuple[str, ...]] = (CLASSES, MULTI_HOT, NUMBERS, TOKENS)
     weights: str | None = field(default=None, kw_only=True)
     lora: LoRA = field(default=LoRA(), kw_only=True)
 
@@ -188,6 +190,11 @@ def _built(options: Any, info: DataInfo) -> nn.Module:
     example = {TOKENS: "an embedding first: lstm or transformer", FEATURES: "mlp", IMAGES: "mlp or lenet5"}
     require(info.inputs in takes, "model.name", name, f"{remedy}; use {example[info.inputs]}")
     known: ModelOptions | None = options if described(options) else None
+    if known is not None and is_ours(known):
+        has = "one output for each pixel" if known.labels == (MASKS,) else "one output for each sample"
+        use = "unet or fcn" if info.labels == MASKS else example[info.inputs]
+        remedy = f"has {has}, but the labels of this source are {info.labels}; use {use}"
+        require(info.labels in known.labels, "model.name", name, remedy)
     if known is not None and not isinstance(known, ShapeModel):
         return known.build_for(info)
     try:

@@ -18,8 +18,8 @@ class Net(nn.Module):
     """A body that ends in the embedding, and the last linear layer; the body comes first in `parameters()`.
 
     Attributes:
-        body: samples [n, ...] -> [n, e]; [n, T, e] where every token has an output.
-        head: the last layer, [n, e] -> [n, num_classes].
+        body: samples [n, ...] -> [n, e]; [n, T, e] or [n, H, W, e] where every token or pixel has an output.
+        head: the last layer, [n, ..., e] -> [n, ..., num_classes].
         blocks: module-name prefixes of FedCUAU's cluster block: the last stage of the body, and the head.
         frozen: names of the buffers that are the same for all clients and never change.
     """
@@ -100,6 +100,59 @@ class Columns(nn.Module):
         return torch.cat([x[:, self.numbers], *embedded], 1)
 
 
+class PixelsLast(nn.Module):
+    """Features of pixels with the channels last, for a linear layer: [n, e, H, W] -> [n, H, W, e]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [n, H, W, e]."""
+        return x.movedim(1, -1)
+
+
+class Up(nn.Module):
+    """Twice the size by a transposed convolution, beside the features of that size, through a block. U-Net.
+
+    Args:
+        before: channels of the smaller features.
+        after: channels of the larger features, and of the result of the transposed convolution.
+        block: takes both together, 2 `after` channels.
+    """
+
+    def __init__(self, before: int, after: int, block: nn.Module) -> None:
+        super().__init__()
+        self.grow = nn.ConvTranspose2d(before, after, 2, 2)
+        self.block = block
+
+    def forward(self, small: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
+        """Return [n, e, H, W] for [n, before, H // 2, W // 2] and [n, after, H, W]."""
+        grown = self.grow(small)
+        missing = large.shape[-1] - grown.shape[-1], large.shape[-2] - grown.shape[-2]  # of odd sides
+        out: torch.Tensor = self.block(torch.cat([F.pad(grown, (0, missing[0], 0, missing[1])), large], 1))
+        return out
+
+
+class UNet(nn.Module):
+    """Blocks at halved sizes, then at doubled sizes, which also see the former.
+
+    Args:
+        down: blocks, the largest size first; each but the last is pooled by 2 for the next.
+        up: one for each size but the smallest, the smaller ones first.
+    """
+
+    def __init__(self, down: Iterable[nn.Module], up: Iterable[Up]) -> None:
+        super().__init__()
+        self.down, self.up = nn.ModuleList(down), nn.ModuleList(up)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [n, C, H, W] to the features of each pixel, [n, e, H, W]."""
+        seen: list[torch.Tensor] = []
+        for block in self.down:
+            x = block(F.max_pool2d(x, 2) if seen else x)
+            seen.append(x)
+        for large, grow in zip(seen[-2::-1], self.up, strict=True):
+            x = grow(x, large)
+        return x
+
+
 class ToRGB(nn.Module):
     """Three channels from one or three."""
 
@@ -115,19 +168,23 @@ class Embedder(nn.Module):
         net: the module.
         method: name of its method.
         inputs: encodes samples for it; None: it gets them as they are.
+        flat: whether a sample has one embedding; otherwise each of its tokens or pixels has one.
     """
 
-    def __init__(self, net: nn.Module, method: str, inputs: nn.Module | None = None) -> None:
+    def __init__(
+        self, net: nn.Module, method: str, inputs: nn.Module | None = None, flat: bool = True
+    ) -> None:
         super().__init__()
         self.net = net
         self.method = method
         self.inputs = inputs
+        self.flat = flat
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [n, ...] to [n, e]."""
+        """Map [n, ...] to [n, e], or to [n, ..., e]."""
         x = x if self.inputs is None else self.inputs(x)
         embedding: torch.Tensor = getattr(self.net, self.method)(x)
-        return embedding.flatten(1)
+        return embedding.flatten(1) if self.flat else embedding
 
 
 class BasicBlock(nn.Module):

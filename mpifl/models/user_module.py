@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.federation import FEATURES, IMAGES, MASKS, TOKENS, DataInfo
 from mpifl.core.imports import load_object
 from mpifl.models import modules
 
@@ -24,9 +25,11 @@ WRITES = "its forward writes into the samples that it is given; write x = 2 * x 
 class Custom(ShapeModel):
     """Your own `torch.nn.Module`.
 
-    `Name` may be a class or a function. It is called with `shape` ((C, H, W), or (F,) of a table) and
-    `num_classes`, or those of them that its signature names. The module it returns must end in an `nn.Linear`
-    that gives the logits. A column of c categories counts as c features of 0 and 1 in F.
+    `Name` may be a class or a function. It is called with `shape` ((C, H, W), (F,) of a table, or (T,) of
+    tokens), `num_classes` and `vocabulary` (number of different tokens), or those of them that its signature
+    names. The module it returns must end in an `nn.Linear` that gives the logits. A column of c categories
+    counts as c features of 0 and 1 in F. Tokens are int64 [n, T]. If labels are tokens or masks, the module
+    returns [n, T, num_classes] or [n, H, W, num_classes].
 
     Attributes:
         path: `pkg.module:Name` or `file.py:Name`.
@@ -36,21 +39,35 @@ class Custom(ShapeModel):
         block: names of the modules that form FedCUAU's cluster block together with the head.
     """
 
+    takes: ClassVar[tuple[str, ...]] = (IMAGES, FEATURES, TOKENS)
+    labels: ClassVar[tuple[str, ...]] = (*ShapeModel.labels, MASKS)
+
     path: str = ""
     head: str = ""
     embed: str = ""
     block: tuple[str, ...] = ()
 
+    def make_for(self, info: DataInfo) -> modules.Net:
+        """Return the user's network for data as in `info`; columns of categories are zeros and ones."""
+        return super().make_for(info) if any(info.categories) else self._checked(info)
+
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
-        """Return the user's network for images of `shape`, after checking head, blocks and embedding."""
-        module = self._construct(shape, num_classes)
-        head = self._find_head(module, num_classes)
+        """Return the user's network for images of `shape`."""
+        return self._checked(DataInfo(shape, num_classes))
+
+    def _checked(self, info: DataInfo) -> modules.Net:
+        """Return the user's network, after checking head, blocks and embedding."""
+        shape, flat = info.shape, info.labels not in (TOKENS, MASKS)
+        module = self._construct(info)
+        head = self._find_head(module, info)
         for name in self.block:
             require(_has(module, name), "model.block", name, "the network has no such module")
         method = self.embed or "forward"
         require(hasattr(module, method), "model.embed", method, "the network has no such method")
         need_float32(module, "model.path", self.path)
-        probe = torch.linspace(-1, 1, 2 * prod(shape)).reshape(2, *shape)
+        numbers = torch.linspace(-1, 1, 2 * prod(shape)).reshape(2, *shape)
+        tokens = torch.arange(2 * prod(shape)).reshape(2, *shape) % max(info.vocabulary, 1)
+        probe = tokens if info.inputs == TOKENS else numbers
         known = ((k, v) for k, v in module.named_buffers() if not nn.parameter.is_lazy(v))
         buffers = {name: buffer.clone() for name, buffer in known}
         module.eval()
@@ -65,9 +82,11 @@ class Custom(ShapeModel):
         embedding = _tried(getattr(module, method), probe, "model.embed", self.embed, fails)
         remedy = f"its `{method}` returns a {type(embedding).__name__}; return one tensor, [n, width]"
         require(isinstance(embedding, torch.Tensor), "model.embed", self.embed, remedy)
-        net = modules.Net(modules.Embedder(module, method), head, [f"net.{name}" for name in self.block])
+        embedder = modules.Embedder(module, method, flat=flat)
+        net = modules.Net(embedder, head, [f"net.{name}" for name in self.block])
         remedy = "the network is not its last layer applied to its embedding; name the method that embeds"
-        logits = _tried(head, embedding.flatten(1), "model.embed", self.embed, remedy)
+        inputs = embedding.flatten(1) if flat else embedding
+        logits = _tried(head, inputs, "model.embed", self.embed, remedy)
         if not _same(expected, logits):
             drawn = "its forward draws in evaluation, too; write F.dropout(x, training=self.training)"
             again = _tried(getattr(module, method), probe, "model.embed", self.embed, fails)
@@ -87,26 +106,30 @@ class Custom(ShapeModel):
         """Return the names of the user's own module."""
         return {"body": "body.net.", "head": self.head}
 
-    def _construct(self, shape: Shape, num_classes: int) -> nn.Module:
+    def _construct(self, info: DataInfo) -> nn.Module:
         """Return the module that the object at `path` makes when it is called."""
         place, _, name = self.path.partition(":")
         require(bool(place and name), "model.path", self.path, "give pkg.module:Name or file.py:Name")
         make = load_object(self.path, "model.path")
-        known = {"shape": shape, "num_classes": num_classes}
+        known = {"shape": info.shape, "num_classes": info.num_classes}
+        known |= {"vocabulary": info.vocabulary} if info.inputs == TOKENS else {}
         try:
             asked = inspect.signature(make).parameters
             module = make(**{name: value for name, value in known.items() if name in asked})
         except Exception as error:
-            remedy = f"cannot be made from shape and num_classes ({type(error).__name__}: {error})"
+            given = f"{', '.join([*known][:-1])} and {[*known][-1]}"
+            remedy = f"cannot be made from {given} ({type(error).__name__}: {error})"
             raise UserError("model.path", self.path, remedy) from error
         require(isinstance(module, nn.Module), "model.path", self.path, "does not return a torch.nn.Module")
         checked: nn.Module = module
         return checked
 
-    def _find_head(self, module: nn.Module, num_classes: int) -> nn.Linear:
+    def _find_head(self, module: nn.Module, info: DataInfo) -> nn.Linear:
         """Return the last layer that the user named."""
+        num_classes = info.num_classes
         linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
         remedy = f"name the last layer, an nn.Linear; the network has: {', '.join(linear) or 'none'}"
+        remedy += " (in place of a 1x1 convolution, on x.movedim(1, -1))" if info.labels == MASKS else ""
         require(self.head in linear, "model.head", self.head, remedy)
         head = module.get_submodule(self.head)
         assert isinstance(head, nn.Linear)

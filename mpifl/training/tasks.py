@@ -1,4 +1,4 @@
-"""Tasks: classification, multi-label classification, regression, prediction of the next token."""
+"""Tasks: classification (also of pixels), multi-label classification, regression, the next token."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mpifl.core.errors import catalogue
-from mpifl.core.federation import CLASSES, MULTI_HOT, NUMBERS, TOKENS
+from mpifl.core.errors import catalogue, require
+from mpifl.core.federation import CLASSES, MASKS, MULTI_HOT, NUMBERS, TOKENS, DataInfo
 from mpifl.core.metric import ACCURACY, METRICS, Metric
+from mpifl.core.options import NonNegativeInt
 from mpifl.core.task import Sums, Task
 
-IGNORED = -100  # label of a token that does not count
+IGNORED = -100  # label of a token or pixel that does not count
 NONE = -1  # prediction of a model that diverged
 LEAST = 1e-300  # smallest probability, so that its logarithm is finite
 
@@ -311,9 +312,137 @@ class NextToken(Task):
 
     def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
         """Return the logarithm of the weighted mean of the models' probabilities, float64 [n, T, V]."""
-        chances = torch.stack([output.double().softmax(-1) for output in outputs])
-        p = torch.einsum("k,k...->...", weights.double().to(chances.device), chances)
-        return p.clamp_min(LEAST).log()
+        return _mixed_classes(outputs, weights)
+
+
+@dataclass(frozen=True)
+class Segmentation(Task):
+    """Semantic segmentation: a class for each pixel; the loss is the mean cross-entropy of the pixels.
+
+    A model returns [n, H, W, L], the classes last. The labels [n, H, W] are classes, -100 where a pixel does
+    not count. For a class, the IoU is the number of pixels that have it in both the label and the prediction,
+    divided by the number that have it in one of them, over all of a client's images (Everingham et al.,
+    2010).
+
+    Attributes:
+        metrics: some of `mean_iou` (mean IoU over the classes that occur or are predicted), `worst_iou` (the
+            lowest of these), `dice` (mean Dice coefficient, which is F1, over the same classes) and
+            `pixel_accuracy`. Curves and tables show the first one.
+        classes: classes whose IoU is a metric of its own, `iou_0` for class 0.
+    """
+
+    paper: ClassVar[str] = "everingham2010pascal"
+    called: ClassVar[str] = "segmentation"
+    labels: ClassVar[tuple[str, ...]] = (MASKS,)
+    known: ClassVar[Mapping[str, Metric]] = known("mean_iou", "worst_iou", "dice", "pixel_accuracy")
+
+    metrics: tuple[str, ...] = ("mean_iou", "pixel_accuracy")
+    classes: tuple[NonNegativeInt, ...] = ()
+
+    @property
+    def scored(self) -> tuple[Metric, ...]:
+        """The metrics in use, and the IoU of each of `classes`."""
+        return (*self.chosen, *(Metric(f"iou_{c}", f"IoU of class {c}") for c in self.classes))
+
+    @property
+    def _own_losses(self) -> bool:
+        """Whether a subclass overrides `losses`; its loss is then their mean over samples."""
+        return type(self).losses is not Segmentation.losses
+
+    def check(self, info: DataInfo) -> None:
+        """Raise `UserError` if labels are no masks, or have fewer classes than `classes` names."""
+        super().check(info)
+        most = max(self.classes, default=0)
+        require(most < info.num_classes, "task.classes", most, f"the source has 0 to {info.num_classes - 1}")
+        once = len(set(self.classes)) == len(self.classes)
+        require(once, "task.classes", list(self.classes), "name each of them once")
+
+    def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy of each sample's pixels; 0 where none counts."""
+        count = (labels != IGNORED).sum((1, 2)).clamp_min(1)
+        return self._of_pixels(output, labels).sum((1, 2)) / count
+
+    def _of_pixels(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the cross-entropy of each pixel [n, H, W]; 0 where it does not count."""
+        flat = output.reshape(-1, output.shape[-1])  # deterministic on a GPU, unlike the loss of [n, L, H, W]
+        each = F.cross_entropy(flat, labels.reshape(-1), reduction="none", ignore_index=IGNORED)
+        return each.reshape(labels.shape)
+
+    def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy of a pixel, or the mean of `losses` if a subclass overrides it."""
+        if self._own_losses:
+            return super().loss(output, labels)
+        return self.total_loss(output, labels) / (labels != IGNORED).sum().clamp_min(1)
+
+    def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all pixels' cross-entropies, or of `losses` if a subclass overrides it."""
+        if self._own_losses:
+            return super().total_loss(output, labels)
+        return self._of_pixels(output, labels).sum()
+
+    def count(self, labels: torch.Tensor) -> int:
+        """Return the number of pixels that count, or of samples if a subclass overrides `losses`."""
+        return super().count(labels) if self._own_losses else int((labels != IGNORED).sum())
+
+    def terms(self, labels: torch.Tensor) -> torch.Tensor:
+        """Return the number of pixels of each sample that count, or 1 if a subclass overrides `losses`."""
+        return torch.ones_like(labels[:, 0, 0]) if self._own_losses else (labels != IGNORED).sum((1, 2))
+
+    def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
+        """Return the sum of the cross-entropies and the numbers of pixels: all, and of each class.
+
+        Of each class [L], those that have it in label and prediction (`intersection`) and in one of them or
+        both (`union`). If a subclass overrides `losses`, also return their sum and the number of samples.
+        """
+        counts = labels != IGNORED
+        right, guess, size = labels[counts], predictions(output)[counts], output.shape[-1]
+        hit = right == guess
+        true, both = (torch.bincount(y, minlength=size) for y in (right, right[hit]))
+        predicted = torch.bincount(guess[guess >= 0], minlength=size)
+        own: dict[str, torch.Tensor | np.ndarray] = {}
+        if self._own_losses:
+            own["own_loss"] = self.losses(output, labels).double().sum().cpu()
+            own["samples"] = torch.tensor(len(labels))
+        return {
+            "n": counts.sum().cpu(),
+            "loss": self._of_pixels(output, labels).double().sum().cpu(),
+            "intersection": both.cpu(),
+            "union": (true + predicted - both).cpu(),
+            **own,
+        }
+
+    def figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return metrics and loss."""
+        both, either, n = sums["intersection"], sums["union"], float(sums["n"])
+        there = either > 0
+        iou = np.full(both.size, np.nan)
+        iou[there] = both[there] / either[there]
+        values = {
+            "mean_iou": _mean_ratio(both, either),
+            "worst_iou": float(iou[there].min()) if there.any() else float("nan"),
+            "dice": _mean_ratio(2 * both, either + both),
+            "pixel_accuracy": _ratio(both.sum(), n),
+            **{f"iou_{c}": float(iou[c]) for c in self.classes},
+        }
+        own = self._own_losses
+        loss = _ratio(sums["own_loss"], float(sums["samples"])) if own else _ratio(sums["loss"], n)
+        return {**{m.name: values[m.name] for m in self.scored}, "loss": loss}
+
+    def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+        """Return the logarithm of the weighted mean of the models' probabilities, float64 [n, H, W, L]."""
+        return _mixed_classes(outputs, weights)
+
+
+def _mixed_classes(outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+    """Return the logarithm of the weighted mean of the models' probabilities, float64 [n, ..., L].
+
+    Args:
+        outputs: logits of the K models, each [n, ..., L].
+        weights: [K], summing to one.
+    """
+    chances = torch.stack([output.double().softmax(-1) for output in outputs])
+    p = torch.einsum("k,k...->...", weights.double().to(chances.device), chances)
+    return p.clamp_min(LEAST).log()
 
 
 def _ratio(part: np.ndarray | float, whole: float) -> float:
@@ -332,5 +461,6 @@ TASKS: dict[str, type[Task]] = catalogue(
         "multi_label": MultiLabel,
         "regression": Regression,
         "next_token": NextToken,
+        "segmentation": Segmentation,
     }
 )

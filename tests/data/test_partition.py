@@ -57,7 +57,7 @@ def test_a_cut_by_class_gives_every_part_the_same_histogram():
 
 
 def test_balancing_keeps_the_first_images_of_each_class(tiny_pool):
-    chosen = balanced(tiny_pool, np.array([0, 3, 6, 1, 4, 2]))
+    chosen = balanced(tiny_pool.labels[np.array([0, 3, 6, 1, 4, 2])], np.array([0, 3, 6, 1, 4, 2]))
     assert chosen.tolist() == [0, 1, 2]
 
 

@@ -17,6 +17,7 @@ from mpifl.data.transforms import (
     ToFeatures,
     ToTensor,
     canvas,
+    labels_as_tensor,
     rotated,
 )
 
@@ -29,6 +30,33 @@ def test_a_quarter_turn_is_counter_clockwise():
     np.testing.assert_array_equal(rotated(SQUARE, -90.0)[0, 0], [[3, 1], [4, 2]])
     np.testing.assert_array_equal(rotated(SQUARE, 180.0)[0, 0], [[4, 3], [2, 1]])
     np.testing.assert_array_equal(rotated(SQUARE, 450.0), rotated(SQUARE, 90.0))
+
+
+def test_masks_turn_with_their_images_and_pixels_from_nowhere_are_ignored():
+    """A quarter turn moves masks as images; at 45 degrees the corners of a square come from outside of it."""
+    masks = np.arange(16, dtype=np.uint8).reshape(1, 4, 4)
+    turn = Rotate((90.0, 45.0))
+    x, y = turn(masks[:, None], masks, ZERO)
+    np.testing.assert_array_equal(x[:, 0], y)
+    assert not np.array_equal(y, masks)
+    for kind, void in ((np.uint8, 255), (np.int64, -100)):
+        images, turned = turn(masks[:, None], masks.astype(kind), ZERO + 1)
+        outside = rotated(np.ones((1, 1, 4, 4), np.uint8), 45.0)[0, 0] == 0
+        assert outside.any()
+        assert turned.dtype == kind
+        assert (turned[0][outside] == void).all()
+        np.testing.assert_array_equal(turned[0][~outside], images[0, 0][~outside])
+    padded = Border(1)(masks[:, None], masks, ZERO)[1]
+    assert padded.shape == (1, 6, 6)
+    assert (padded == 255).sum() == 20
+
+
+def test_classes_of_pixels_are_renamed_and_ignored_ones_stay():
+    masks = np.array([[[0, 1, 255]], [[1, 0, 255]]], np.uint8)
+    renamed = PermuteLabels(((0, 1), (1, 0)))(masks[:, None], masks, np.array([1, 0]))[1]
+    np.testing.assert_array_equal(renamed, [[[1, 0, 255]], [[1, 0, 255]]])
+    assert renamed.dtype == np.uint8
+    assert labels_as_tensor(renamed).tolist() == [[[1, 0, -100]], [[1, 0, -100]]]
 
 
 @pytest.mark.parametrize("expand", [False, True])

@@ -135,6 +135,35 @@ class Inner(Rows):
         return self.fc(self.inner(x))
 
 
+class Words(nn.Module):
+    def __init__(self, shape, num_classes, vocabulary):
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, 3)
+        self.fc = nn.Linear(3, num_classes)
+
+    def forward(self, x):  # one output for each token
+        return self.fc(torch.tanh(self.words(x)))
+
+
+class Sentences(Words):
+    def __init__(self, shape, num_classes, vocabulary):
+        super().__init__(shape, num_classes, vocabulary)
+        self.fc = nn.Linear(3 * shape[0], num_classes)
+
+    def forward(self, x):
+        return self.fc(torch.tanh(self.words(x)).flatten(1))
+
+
+class Pixels(nn.Module):
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.conv = nn.Conv2d(shape[0], 4, 3, padding=1)
+        self.fc = nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.conv(x)).movedim(1, -1))
+
+
 class Two(Rows):
     def __init__(self, num_classes):
         super().__init__((2,), num_classes)
@@ -201,6 +230,34 @@ def test_a_width_without_categories_is_refused_with_the_reason(place):
     info = DataInfo((2,), 3, "features", categories=(0, 5))
     with pytest.raises(UserError, match="categories are zeros and ones: 2 columns are 6 numbers"):
         build_model(MODELS["custom"](path=f"{place}:Two", head="fc"), info)
+
+
+TOKENS = DataInfo((5,), 7, "tokens", "tokens", vocabulary=7)
+
+
+def test_a_module_takes_tokens_and_has_an_output_for_each(place):
+    net = build_model(MODELS["custom"](path=f"{place}:Words", head="fc"), TOKENS).eval()
+    x = torch.arange(10).reshape(2, 5) % 7
+    assert net(x).shape == (2, 5, 7)
+    assert net.embed(x).shape == (2, 5, 3)
+    assert_close(net(x), net.head(torch.tanh(net.body.net.words(x))))
+
+
+def test_a_module_takes_tokens_and_has_one_output_for_all(place):
+    info = DataInfo((5,), 3, "tokens", "classes", vocabulary=7)
+    net = build_model(MODELS["custom"](path=f"{place}:Sentences", head="fc"), info)
+    assert net(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 3)
+    with pytest.raises(UserError, match="not its last layer applied to its embedding"):
+        build_model(MODELS["custom"](path=f"{place}:Words", head="fc"), info)
+
+
+def test_a_module_has_an_output_for_each_pixel(place):
+    info = DataInfo((1, 4, 6), 3, "images", "masks")
+    net = build_model(MODELS["custom"](path=f"{place}:Pixels", head="fc"), info)
+    assert net(torch.zeros(2, 1, 4, 6)).shape == (2, 4, 6, 3)
+    assert net.embed(torch.zeros(2, 1, 4, 6)).shape == (2, 4, 6, 4)
+    with pytest.raises(UserError, match=r"in place of a 1x1 convolution, on x.movedim\(1, -1\)"):
+        build_model(MODELS["custom"](path=f"{place}:Pixels", head="conv"), info)
 
 
 def test_embedding_can_be_a_method(place):

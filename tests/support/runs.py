@@ -140,6 +140,11 @@ TASKS = {
         *("--model", "{name: transformer, width: 8, layers: 1, heads: 2}"),
         *("--task", "next_token", "--data.source.kind", "tokens"),
     ],
+    "segmentation": [
+        *("--model", "{name: unet, channels: [2, 4]}", "--task", "segmentation"),
+        *("--data.source", "{name: shapes, train: 48, test: 12, side: 16, outline: true}"),
+        *("--data.scenario.permutes", "labels"),
+    ],
     "classification": [
         *("--data.source.kind", "classes", "--model.hidden", "[]"),
         *("--task.metrics", "[macro_f1, balanced_accuracy, top5]"),
@@ -159,6 +164,7 @@ TASK_RUNS = {
     for method in TASK_METHODS
 }
 RUNS |= TASK_RUNS
+RUNS["segmentation-fedper"] = [str(TASK_CONFIG), *TASKS["segmentation"], "--algorithm", "fedper"]
 if has_bfloat16(torch.device("cpu")):
     BFLOAT16 = [*HALF, "--local.precision", "bfloat16", "--local.momentum", "0.9"]
     RUNS |= {"bfloat16": BFLOAT16, "bfloat16-stacked": [*BFLOAT16, "--system.stack", "3"]}

@@ -29,7 +29,7 @@ from mpifl.training.client import LocalClient
 from mpifl.training.config import LocalConfig
 from mpifl.training.evaluation import train_components
 from mpifl.training.learner import Learner
-from mpifl.training.tasks import TASKS, Classification, MultiLabel, NextToken, Regression
+from mpifl.training.tasks import TASKS, Classification, MultiLabel, NextToken, Regression, Segmentation
 
 N, L, T = 40, 6, 5
 ALL = Classification(("accuracy", "top5", "balanced_accuracy", "macro_f1"))
@@ -44,6 +44,10 @@ def drawn(task, n=N, seed=0):
         return torch.randn(n, L, generator=rng), (torch.rand(n, L, generator=rng) > 0.7).float()
     if isinstance(task, Regression):
         return torch.randn(n, 2, generator=rng), torch.randn(n, 2, generator=rng) + 3
+    if isinstance(task, Segmentation):
+        masks = torch.randint(L, (n, 3, 2), generator=rng)
+        masks[:, 0] = -100  # as many pixels of each sample count
+        return torch.randn(n, 3, 2, L, generator=rng), masks
     labels = torch.randint(L, (n, T), generator=rng)
     return torch.randn(n, T, L, generator=rng), labels.masked_fill(torch.arange(T) > 3, -100)
 
@@ -54,6 +58,7 @@ TESTED = {
     "regression": Regression(("mse", "mae", "rmse", "r2")),
 }
 TESTED["next_token"] = NextToken()
+TESTED["segmentation"] = Segmentation(("mean_iou", "worst_iou", "dice", "pixel_accuracy"))
 
 
 def test_every_task_is_tested():
@@ -81,7 +86,7 @@ def test_a_loss_is_the_mean_of_its_samples_and_has_a_gradient(task):
     losses = task.losses(output, labels)
     assert losses.shape == (N,)
     assert_allclose(task.loss(output, labels).item(), losses.mean().item(), rtol=1e-5)
-    each = 4 if isinstance(task, NextToken) else 1  # tokens that count
+    each = 4 if isinstance(task, NextToken | Segmentation) else 1  # tokens or pixels that count
     assert task.count(labels) == each * N
     assert_allclose(task.total_loss(output, labels).item(), each * losses.sum().item(), rtol=1e-5)
     assert_allclose(task.evaluate(output.detach(), labels)["loss"], losses.mean().item(), rtol=1e-5)
@@ -318,6 +323,43 @@ def test_next_token_by_hand():
     assert nothing.tolist() == [0.0]
 
 
+def test_segmentation_by_hand():
+    """Six pixels, one of which is ignored. Class 0: 2 in both, 3 in one; 1: 1 of 2; 2: 0 of 2; 3: nowhere.
+
+    IoU 2/3, 1/2 and 0; Dice 4/5, 2/3 and 0; three of five pixels are right.
+    """
+    masks = torch.tensor([[[0, 0, 1], [2, 2, -100]]])
+    guess = F.one_hot(torch.tensor([[[0, 0, 1], [0, 1, 3]]]), 4).float().mul(50)
+    task = Segmentation(("mean_iou", "worst_iou", "dice", "pixel_accuracy"), classes=(1, 3))
+    found = task.evaluate(guess, masks)
+    assert found["mean_iou"] == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
+    assert found["worst_iou"] == 0.0
+    assert found["dice"] == pytest.approx((4 / 5 + 2 / 3 + 0) / 3)
+    assert found["pixel_accuracy"] == 3 / 5
+    assert found["iou_1"] == 0.5
+    assert np.isnan(found["iou_3"])
+    assert found["loss"] == pytest.approx(2 / 5 * 50)
+    nothing = task.losses(guess, torch.full_like(masks, -100))
+    assert nothing.tolist() == [0.0]
+
+
+def test_mean_iou_is_that_of_scikit_learn():
+    output, labels = drawn(TESTED["segmentation"])
+    found = TESTED["segmentation"].evaluate(output, labels)
+    counts = labels != -100
+    right, guess = labels[counts], output.argmax(-1)[counts]
+    assert found["mean_iou"] == pytest.approx(sk.jaccard_score(right, guess, average="macro"))
+    assert found["dice"] == pytest.approx(sk.f1_score(right, guess, average="macro"))
+    assert found["pixel_accuracy"] == pytest.approx(sk.accuracy_score(right, guess))
+
+
+def test_classes_of_segmentation_are_those_of_the_data():
+    info = DataInfo((1, 4, 4), 3, "images", "masks")
+    Segmentation(classes=(0, 2)).check(info)
+    with pytest.raises(UserError, match="classes = 3: the source has 0 to 2"):
+        Segmentation(classes=(3,)).check(info)
+
+
 def test_the_worst_client_is_the_one_with_the_largest_error():
     values = np.array([1.0, 3.0, 2.0, np.nan])
     found = spread(values, METRICS["mse"])
@@ -339,6 +381,8 @@ def test_the_worst_client_is_the_one_with_the_largest_error():
         ("regression", "classes", "use classification"),
         ("next_token", "multi_hot", "use multi_label"),
         ("multi_label", "tokens", "use next_token"),
+        ("classification", "masks", "use segmentation"),
+        ("segmentation", "classes", "use classification"),
     ],
 )
 def test_labels_of_another_task_are_refused(task, labels, message):
@@ -451,6 +495,7 @@ PYTORCH = {
     "multi_label": F.binary_cross_entropy_with_logits,
     "regression": F.mse_loss,
     "next_token": lambda output, labels: F.cross_entropy(output.movedim(-1, 1), labels),
+    "segmentation": lambda output, labels: F.cross_entropy(output.movedim(-1, 1), labels),
 }
 
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 
 from mpifl.core.errors import require
-from mpifl.data.pool import Pool
 
 
 def owners_by_shards(
@@ -134,8 +133,12 @@ def cut_by_class(
     return [rng.permutation(np.concatenate(pieces)) for pieces in zip(*by_class, strict=True)]
 
 
-def balanced(pool: Pool, samples: np.ndarray) -> np.ndarray:
-    """Return the first n_min samples of each class present; n_min is the size of the rarest class."""
-    labels = pool.labels[samples]
+def balanced(labels: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Return the first n_min samples of each class present; n_min is the size of the rarest class.
+
+    Args:
+        labels: classes of these samples [n].
+        samples: addresses [n].
+    """
     present, counts = np.unique(labels, return_counts=True)
     return np.concatenate([samples[np.flatnonzero(labels == c)[: counts.min()]] for c in present])

@@ -11,7 +11,7 @@ import numpy as np
 from annotated_types import Interval, MinLen
 
 from mpifl.core.errors import UserError, nearest, require
-from mpifl.core.federation import CLASSES, IMAGES
+from mpifl.core.federation import CLASSES, IMAGES, MASKS
 from mpifl.core.options import FiniteNonNegative, Options, Remedy, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists
@@ -88,8 +88,11 @@ class Mixed(Scenario):
         inner, changes = self._partitions, self._changes
         for g, (partition, change) in enumerate(zip(inner, changes, strict=True)):
             remedy = f"it divides the samples by class, but labels of this source are {pool.label_kind}"
-            fits = pool.label_kind == CLASSES or not (partition.by_class or change.permute_labels)
+            fits = pool.label_kind == CLASSES or not partition.by_class
             require(fits, f"groups[{g}].name", self.groups[g].get("name", "iid"), remedy)
+            remedy = f"it permutes classes, but labels of this source are {pool.label_kind}"
+            fits = pool.label_kind in (CLASSES, MASKS) or not change.permute_labels
+            require(fits, f"groups[{g}].permute_labels", change.permute_labels, remedy)
             remedy = f"samples of this source are {pool.kind}, which cannot be rotated"
             require(pool.kind == IMAGES or not change.angle, f"groups[{g}].angle", change.angle, remedy)
         clients = [partition.clients for partition in inner]

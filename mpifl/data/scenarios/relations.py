@@ -11,14 +11,14 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.federation import CLASSES, IMAGES, NUMBERS, TOKENS
+from mpifl.core.federation import CLASSES, IMAGES, MASKS, NUMBERS, TOKENS
 from mpifl.core.options import PositiveInt, PositiveShare, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out, train_val_test
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_groups, grouped
 from mpifl.data.scenarios.usual import cut_copies, parts_of_copies
-from mpifl.data.transforms import Op
+from mpifl.data.transforms import MASK_AXES, Op, renamed_masks
 
 MOST_DRAWS = 20_000  # for one group, until it differs from all others
 
@@ -29,8 +29,9 @@ class Relations(Scenario):
 
     With `permutes: inputs`, each group permutes the features of a sample, rescaled to the mean and deviation
     of their new places, or its pixels, with unchanged values. For tokens it permutes the alphabet, also in
-    labels that are tokens of it. With `permutes: labels`, each group permutes the classes, or the columns of
-    multi-hot labels; numbers change their sign in the second of two groups. Group 0 changes nothing.
+    labels that are tokens of it. With `permutes: labels`, each group permutes the classes (those of pixels,
+    in masks), or the columns of multi-hot labels; numbers change their sign in the second of two groups.
+    Group 0 changes nothing.
 
     Attributes:
         clients: number of clients N, a multiple of `groups`.
@@ -63,10 +64,13 @@ class Relations(Scenario):
         plain = self.permutes == "labels" or not (pool.categories or pool.parts)
         remedy = "columns of categories and packed inputs cannot be permuted; use labels"
         require(plain, "permutes", self.permutes, remedy)
+        remedy = "labels are masks, whose pixels would no longer be those of the images; use labels"
+        apart = self.permutes == "labels" or pool.label_kind != MASKS
+        require(apart, "permutes", self.permutes, remedy)
         if self.permutes == "labels":
             width = pool.num_classes  # for numbers, groups differ in the sign
             kept = np.tile(np.arange(width), (self.groups, 1))
-            parts = [np.unique(pool.labels)] if pool.label_kind == CLASSES else None
+            parts = [pool.classes] if pool.label_kind in (CLASSES, MASKS) else None
             return PermuteTargets(kept if numbers else _orders(key, self.groups, width, parts))
         if pool.kind == TOKENS:
             return PermuteTokens(_orders(key, self.groups, pool.vocabulary), labels_are_tokens(pool))
@@ -219,6 +223,8 @@ class PermuteTargets(Op):
             return x, np.where(group[:, None] % 2 == 1, -y, y)
         if y.ndim == 1:
             return x, self.orders[group, y].astype(y.dtype)
+        if y.ndim == MASK_AXES:
+            return x, renamed_masks(y, self.orders, group)
         if y.dtype in (np.uint8, np.bool_):
             return x, np.take_along_axis(y, self.orders[group], axis=1)
         return x, np.where(y >= 0, self.orders[group[:, None], np.maximum(y, 0)], y).astype(y.dtype)

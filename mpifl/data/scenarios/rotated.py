@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from annotated_types import MinLen
 
 from mpifl.core.errors import require
+from mpifl.core.federation import MASKS
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack, train_val_test
@@ -17,7 +18,7 @@ from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_lik
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import ImageSide, Scenario, ScenarioSpec, check_clients, check_groups, grouped
 from mpifl.data.scenarios.relations import different_orders
-from mpifl.data.scenarios.usual import cut_copies, parts_of_copies
+from mpifl.data.scenarios.usual import cut_copies, parts_of_copies, strata
 from mpifl.data.transforms import Border, Op, PermuteLabels, Rotate, rotated
 
 
@@ -35,7 +36,7 @@ class Rotated(Scenario):
             angles that move all pixels to the same places.
         copies: true: every block holds the whole data set; false: the blocks partition it.
         balance: whether to keep the first n_min images of each class, n_min being the size of the rarest, and
-            give every client the same class histogram.
+            give every client the same class histogram. Images with masks are of one class.
         validation: share of each client's training samples set aside for validation.
         test_parts: `group` divides the test images among the clients of a block; `population` divides them in
             N parts, of which each block uses the first ones (as in EMD-CFL's notebooks: only a quarter of
@@ -48,6 +49,8 @@ class Rotated(Scenario):
         border: number of black pixels added on every side before rotating.
         resize: side in pixels of the images that clients get; null: unchanged.
     """
+
+    of_masks: ClassVar[bool] = True
 
     clients: PositiveInt = 20
     angles: Annotated[tuple[float, ...], MinLen(1)] = (0.0, 90.0, 180.0, 270.0)
@@ -147,6 +150,9 @@ def same_angle(
 class Composed(Scenario):
     """Groups that differ in angle, in the permutation of their labels, and in their classes.
 
+    Masks turn with their images, and the classes of their pixels are permuted; they take no subsets of the
+    classes and no alpha.
+
     There are len(angles) * permutations * subsets groups; group (a, p, s) is numbered (a * permutations + p)
     * subsets + s, and clients are ordered by group. Groups with equal angles (0 and 360) are one group in the
     ground truth, in which a numbers different angles.
@@ -163,6 +169,8 @@ class Composed(Scenario):
         test_share: share of each client's own samples set aside for testing, in place of the source's test
             part; null: the source's test part is used. Copies set the same samples aside.
     """
+
+    of_masks: ClassVar[bool] = True
 
     clients: PositiveInt = 20
     angles: Annotated[tuple[float, ...], MinLen(1)] = (0.0,)
@@ -183,6 +191,9 @@ class Composed(Scenario):
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition, rotation and label permutation."""
+        plain, remedy = pool.label_kind != MASKS, "divides samples by class, and their labels are masks"
+        require(plain or self.subsets == 1, "subsets", self.subsets, f"{remedy}; leave it out")
+        require(plain or self.alpha is None, "alpha", self.alpha, f"{remedy}; leave it out")
         remedy = f"does not divide the {pool.num_classes} classes"
         require(pool.num_classes % self.subsets == 0, "subsets", self.subsets, remedy)
         check_clients(self.clients, pool.num_train, self.clients // (self._num_groups if self.copies else 1))
@@ -236,7 +247,7 @@ class Composed(Scenario):
         size, rng = self.clients // self._num_groups, key.of("group", group).numpy()
         train, test = (self._share(pool, part, group, classes, key.of(i)) for i, part in enumerate(parts))
         check_clients(self.clients, len(train), size)
-        labels, test_labels = np.asarray(pool.labels)[train], np.asarray(pool.labels)[test]
+        labels, test_labels = strata(pool)[train], strata(pool)[test]
         if self.alpha is None:
             owner = rng.permutation(np.arange(len(train)) % size)
         else:
@@ -251,7 +262,7 @@ class Composed(Scenario):
         if not self.copies:
             sharing = self._num_groups // self.subsets
             samples = key.numpy().permutation(samples)[group // self.subsets :: sharing]
-        return samples[np.isin(pool.labels[samples], classes)]
+        return samples if self.subsets == 1 else samples[np.isin(pool.labels[samples], classes)]
 
 
 def different_permutations(
@@ -267,7 +278,7 @@ def different_permutations(
         subsets: subsets of the classes, int64 [subsets, L / subsets]; permutations differ in each. None: one
             subset of all classes.
     """
-    count, present = pool.num_classes, np.unique(pool.labels)
+    count, present = pool.num_classes, pool.classes
     found = (np.intersect1d(part, present) for part in (subsets if subsets is not None else [present]))
     parts = [part for part in found if len(part)]  # a subset without samples has no clients
     few = min(map(len, parts))

@@ -183,14 +183,15 @@ def cut_copies(
     """
     check_part(samples)
     used = clients // copies
-    parts, chosen = parts or used, balanced(pool, samples) if balance else samples
+    labels = strata(pool)
+    parts, chosen = parts or used, balanced(labels[samples], samples) if balance else samples
     check_clients(clients, len(chosen), parts)
     rows: list[np.ndarray] = []
     for block in range(copies):
         rng = key.of(block).numpy()
         mixed = rng.permutation(chosen)
         if balance:
-            rows += cut_by_class(mixed, pool.labels[mixed], parts, rng, spread)[:used]
+            rows += cut_by_class(mixed, labels[mixed], parts, rng, spread)[:used]
         else:
             rows += cut(mixed, parts, spread)[:used]
     return from_lists(rows)

@@ -30,6 +30,7 @@ SOURCES: Registry[type[Source]] = Registry(
         "sklearn": "scikit:ScikitLearn",
         "generated": "generated:Generated",
         "synthetic": "generated:Synthetic",
+        "shapes": "shapes:Shapes",
         "text": "text:Text",
     },
 )

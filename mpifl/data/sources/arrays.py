@@ -13,7 +13,7 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import FEATURES, IMAGES, TOKENS
 from mpifl.core.rng import key
-from mpifl.data.pool import Pool, count_classes, images_of, labels_of, stratified
+from mpifl.data.pool import Pool, count_classes, images_of, labels_of, masks_of, stratified, void_of
 from mpifl.data.sources.base import TEST, TRAIN
 from mpifl.data.sources.columns import (
     index_of,
@@ -93,7 +93,7 @@ def any_labels_of(
 
     Args:
         array: integers [n] or [n, 1] (classes), bytes or booleans [n, L] (multi-hot), floats [n] or [n, L]
-            (numbers), integers [n, T] (tokens).
+            (numbers), integers [n, T] (tokens), integers [n, H, W] (masks).
         name: where the array comes from, for error messages.
         kind: `classes` or `numbers` for labels of one number each whose type says otherwise; None: by type.
         rows: where each is from, as for `refuse_not_finite`.
@@ -119,6 +119,8 @@ def any_labels_of(
         remedy = "labels of unexpected shape, one-hot: give the number of the class, y.argmax(1)"
         require(not one_hot, name, array.shape, remedy)
         return array.astype(np.int64) if array.dtype.kind == "u" and array.dtype.itemsize > 1 else array
+    if array.ndim == 3 and array.dtype.kind in "iub":
+        return masks_of(array, name)
     return labels_of(array.astype(np.uint8) if array.dtype == np.bool_ else array, name)
 
 
@@ -228,6 +230,11 @@ def pool_of(
         width = len(class_names) or count_classes(y, name)
         remedy = f"names for classes 0 to {int(y.max())}: give one to each"
         require(int(y.max()) < width, name, len(class_names), remedy)
+    elif y.ndim == 3:
+        width = int(np.max(y, where=y != void_of(y.dtype), initial=0)) + 1
+        require(x.ndim == 4, name, list(y.shape), f"masks for samples {list(x.shape)}: give images")
+        types = sorted({str(labels.dtype) for _, labels in parts})
+        require(len(types) == 1, name, types, "masks of training and test part: give both in one type")
     else:
         several = y.dtype.kind == "i" and y.dtype.itemsize > 1
         width = max(int(y.max()) + 1, vocabulary) if several else y.shape[1]

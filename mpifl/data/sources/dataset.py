@@ -16,7 +16,7 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.core.imports import imported_from, load_object, root_of
 from mpifl.core.options import ShareBelowOne
-from mpifl.data.pool import Pool
+from mpifl.data.pool import Pool, void_of
 from mpifl.data.sources.arrays import AS_FEATURES, TEST_SHARE, any_labels_of, inputs_of, pool_of
 from mpifl.data.sources.base import Source, in_one_line
 from mpifl.data.sources.pictures import GREY, check_bits
@@ -29,7 +29,8 @@ class Dataset(Source):
     """A map-style data set of (sample, label), all samples of one shape.
 
     PIL images, bytes, and floats in [0, 1] of an image's shape are images; floats [F] are features, integers
-    [T] tokens. A label is a whole number (its class), a number or an array of them.
+    [T] tokens. A label is a whole number (its class), a number or an array of them, or a mask: a picture, or
+    whole numbers [H, W], with a class for each pixel.
 
     The class is called with those of the arguments `root` and `train` that it accepts. If it does not accept
     `train`, a stratified share is set aside as the test part.
@@ -105,8 +106,8 @@ class Dataset(Source):
         made = [self._made(factory, takes, str(root), train) for train in halves]
         parts = [self._read(items, part) for items, part in zip(made, ("training", "test"), strict=False)]
         names = next(filter(None, map(_names, made)), ())
-        classes = parts[0][1].ndim == 1
-        largest = int(max(y.max() for _, y in parts)) if classes and len(parts[0][1]) else 0
+        classes = parts[0][1].ndim in (1, 3)  # of samples, or of pixels
+        largest = int(max(np.max(y, where=_counts(y), initial=0) for _, y in parts)) if classes else 0
         fits = len(names) > largest if classes else len(names) == parts[0][1].shape[1]
         test, key = parts[1] if len(parts) == 2 else None, "data.source.path"
         pool = pool_of(parts[0], test, key, names if fits else (), self.vocabulary, self.test_share)
@@ -147,6 +148,11 @@ class Dataset(Source):
             raise UserError("data.source.path", self.path, remedy) from error
         key = "data.source.path"
         return inputs_of(images, key, self.inputs, AS_FEATURES), any_labels_of(labels, key)
+
+
+def _counts(labels: np.ndarray) -> np.ndarray | bool:
+    """Return which labels count: those of masks may be ignored."""
+    return labels != void_of(labels.dtype) if labels.ndim == 3 else True
 
 
 def _names(items: Any) -> tuple[str, ...]:
