@@ -337,7 +337,7 @@ CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))
 def fits() -> Callable[[object], bool]:
     """Return whether a configuration fits the printed schema."""
     text = reference.json_schema()
-    assert len(text) < 100_000
+    assert len(text) < 110_000
     schema = json.loads(text)
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema).is_valid

@@ -166,9 +166,8 @@ class Task(Options, ABC):
 
     def check(self, info: DataInfo) -> None:
         """Raise `UserError` if the task does not take such labels. Default: those not in `labels`."""
-        fits = info.labels in self.labels
         remedy = f"labels of this source are {info.labels}; use {SUITABLE[info.labels]}, or another source"
-        require(fits, "task.name", self.name, remedy)
+        require(info.labels in self.labels, "task.name", self.name, remedy)
 
     def check_results(self, output: torch.Tensor, labels: torch.Tensor) -> None:
         """Raise `UserError` unless the task makes a loss and all scores of a model's output [n, ...]."""
