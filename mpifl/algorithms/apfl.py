@@ -35,6 +35,7 @@ class APFL(RowUpdates, Algorithm):
     adaptive: bool = True
 
     paper = "deng2020adaptive"
+    asks = ("direction",)
     needs = Needs(client_state=True, sgd="plain", new_optimizer=True, averages=True)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:

@@ -70,6 +70,7 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
     pretrain_epochs: NonNegativeInt = 5
 
     paper = "li2024towards"
+    asks = ("direction",)
     trains_once = True
     row_distance = "model"
     setup_from = ("pretrain_epochs",)

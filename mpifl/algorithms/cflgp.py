@@ -33,6 +33,7 @@ from mpifl.clustering.partitions import match_labels, spectral, spectral_by_silh
 from mpifl.core.method import Algorithm, Client, ComparedUploads, Downloads, Key, Needs, Plan, Trained
 from mpifl.core.mixing import by_cluster, rows
 from mpifl.core.options import NonNegativeInt, NumModelsOrZero, PositiveInt
+from mpifl.core.trainer import Gift
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import state_change
 
@@ -67,6 +68,11 @@ class CFLGP(ComparedUploads, Algorithm):
     traffic_depends_on = (
         "who is in cluster 0, whose model the others download as well when clusters are formed"
     )
+
+    @property
+    def asks(self) -> tuple[Gift, ...]:
+        """A visit of one step sets its length and momentum."""
+        return ("sgd",) if self._takes_one_step else ()
 
     @cached_property
     def needs(self) -> Needs:

@@ -35,6 +35,7 @@ class Ditto(RowUpdates, Algorithm):
     weighted: bool = True
 
     paper = "li2021ditto"
+    asks = ("direction",)
     needs = Needs(client_state=True, averages=True)
     downloads = Downloads(serves="none")
 

@@ -46,6 +46,7 @@ class FedAMP(ComparedUploads, Algorithm):
     variant: Literal["paper", "heur"] = "paper"
 
     paper = "huang2021personalized"
+    asks = ("direction",)
     trains_once = True
     gram = "model"
     needs = Needs(client_state=True, row_per_client=True)

@@ -40,6 +40,7 @@ class FedBABU(SharedPart):
     weighted: bool = True
 
     paper = "oh2022fedbabu"
+    asks = ("part",)
     needs = Needs(averages=True)
 
     def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:

@@ -31,6 +31,7 @@ from mpifl.core.method import Algorithm, Client, Key, Needs, OneShotStatistics, 
 from mpifl.core.mixing import Mixing, average, by_cluster
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, NumModels
 from mpifl.core.parameters import Layout, Part, put, take, within
+from mpifl.core.trainer import Gift
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import evaluate_tuned
 
@@ -61,6 +62,11 @@ class FedCUAU(OneShotStatistics, Algorithm):
     traffic_depends_on = (
         "who is in which cluster: cluster i of C moves the trunk and the blocks of copies i to C"
     )
+
+    @property
+    def asks(self) -> tuple[Gift, ...]:
+        """The block of further copies is trained alone; fedprox adds its term."""
+        return ("direction", "part") if self.over == "fedprox" else ("part",)
 
     def ignored_options(self) -> Mapping[str, str]:
         """`mu` belongs to fedprox."""

@@ -38,6 +38,7 @@ class MixtureOfModels(Algorithm, ABC):
 
     variant: Literal["paper", "emdcfl"] = "paper"
 
+    asks = ("loss",)
     needs = Needs(
         client_state=True, averages=True, sample_losses=True, different_starts=True, several_models=True
     )

@@ -52,6 +52,7 @@ class FedFomo(Algorithm):
     variant: Literal["paper", "ucfl"] = "paper"
 
     paper = "zhang2021personalized"
+    asks = ("outputs",)
 
     @cached_property
     def needs(self) -> Needs:

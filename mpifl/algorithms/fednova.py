@@ -24,6 +24,7 @@ class FedNova(Algorithm):
     """One model for all."""
 
     paper = "wang2020tackling"
+    asks = ("rate",)
     trains_once = True
     changes = MappingProxyType({"model": "model"})
     needs = Needs(server_update=True, new_optimizer=True, averages=True)

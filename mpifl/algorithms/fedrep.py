@@ -28,6 +28,7 @@ class FedRep(SharedPart):
     head_epochs: NonNegativeInt = 10
 
     paper = "collins2021exploiting"
+    asks = ("part",)
 
     def visit_passes(self, held: Held, problem: ProblemInfo) -> Sequence[Asked]:
         """Return the trainings of the head and of the body."""

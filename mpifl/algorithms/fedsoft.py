@@ -55,6 +55,7 @@ class FedSoft(Algorithm):
     variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "ruan2022fedsoft"
+    asks = ("direction", "outputs")
     downloads = Downloads(reads="all")
 
     def ignored_options(self) -> Mapping[str, str]:

@@ -51,6 +51,7 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
     sigma: UnitInterval = 0.0
 
     paper = CCFL.paper
+    asks = ("direction",)
     setup_from = ("pretrain_epochs",)
     needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True, classes=True)
     downloads = Downloads(reads="all")

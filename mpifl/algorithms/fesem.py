@@ -47,6 +47,7 @@ from mpifl.core.metric import least
 from mpifl.core.mixing import Mixing, by_cluster, rows, updated
 from mpifl.core.options import NonNegativeFloat, NumModels
 from mpifl.core.parameters import Layout
+from mpifl.core.trainer import Gift
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.corrections import unsquared
 from mpifl.training.evaluation import counter_weight, fitting_model
@@ -118,6 +119,11 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
     def compares(self, server: Server) -> bool:
         """Compare models only under `flt`, whose k-means reads the products."""
         return self.variant == "flt"
+
+    @property
+    def asks(self) -> tuple[Gift, ...]:
+        """The penalty of `emdcfl` is added to gradients."""
+        return ("direction",) if self.variant == "emdcfl" else ()
 
     def plain_visit(self) -> PlainVisit | None:
         """Train from the centre; None under `emdcfl`, which adds a penalty."""

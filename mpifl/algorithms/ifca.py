@@ -45,6 +45,7 @@ from mpifl.core.method import (
 from mpifl.core.mixing import add, by_cluster, updated
 from mpifl.core.options import NonNegativeInt, NumModels, UnitInterval
 from mpifl.core.parameters import put, take
+from mpifl.core.trainer import Gift
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 from mpifl.training.evaluation import best_model
 
@@ -91,6 +92,11 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         remedy = "needs share: body, whose body the clusters take over, and num_clusters of 2 or more"
         fits = not self.warm_rounds or (self.share == "body" and self.num_clusters > 1)
         require(fits, "warm_rounds", self.warm_rounds, remedy)
+
+    @property
+    def asks(self) -> tuple[Gift, ...]:
+        """Losses of the models; `gradient` takes a step of its own."""
+        return ("outputs", "sgd") if self.variant == "gradient" else ("outputs",)
 
     @property
     def traffic_depends_on(self) -> str:

@@ -36,6 +36,7 @@ class MOON(RowUpdates, Algorithm):
     temperature: PositiveFloat = 0.5
 
     paper = "li2021model"
+    asks = ("loss",)
     needs = Needs(client_state=True, averages=True)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:

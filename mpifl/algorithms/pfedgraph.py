@@ -37,6 +37,7 @@ class CollaborationGraph(ComparedUploads, Algorithm, ABC):
 
     variant: Literal["paper", "repo", "emdcfl"] = "paper"
 
+    asks = ("direction",)
     needs = Needs(row_per_client=True)
     downloads = Downloads(serves="own")
     gram = "delta"

@@ -119,6 +119,7 @@ class PFedMe(Algorithm):
     variant: Literal["paper", "ucfl", "ucfl_nesterov"] = "paper"
 
     paper = "dinh2020personalized"
+    asks = ("direction", "sgd")
     needs = Needs(client_state=True, new_optimizer=True, ignores=IGNORED, averages=True)
     downloads = Downloads(serves="none")
 

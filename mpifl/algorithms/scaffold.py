@@ -37,6 +37,7 @@ class SCAFFOLD(Algorithm):
     server_lr: PositiveFloat = 1.0
 
     paper = "karimireddy2020scaffold"
+    asks = ("direction",)
     trains_once = True
     changes = MappingProxyType({"model": "model"})
     needs = Needs(client_state=True, sgd="any", new_optimizer=True, averages=True, every_upload=True)

@@ -78,6 +78,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
     tradeoff: str | None = None
 
     paper = "mestoukirdi2023user"
+    asks = ("gradient",)
     statistics_gram = "gradient"
     statistics_from = ("noise_batch",)
     needs = Needs(min_cohort=2, row_per_client=True)

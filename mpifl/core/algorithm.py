@@ -24,6 +24,7 @@ from .capabilities import (
     PlainVisit,
     PlainVisits,
     PlannedRun,
+    ServerEvaluation,
     declared,
     hooks_of,
     uses,
@@ -35,6 +36,7 @@ from .federation import Split
 from .parameters import Layout, VectorParts
 from .plan import Plan
 from .rng import Key
+from .trainer import GIFTS, Gift
 from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 RowChoice = Literal["own", "all", "none"]
@@ -179,6 +181,15 @@ class Algorithm(Options, ABC):
         Override it by a class attribute, `needs = Needs(...)`, or a `cached_property` if fields change it.
         """
         return Needs()
+
+    @property
+    def asks(self) -> tuple[Gift, ...]:
+        """What it asks of a trainer (`local.trainer`) beside a trained model. Default: nothing.
+
+        `asked_of_trainer` adds what follows from `needs` and `plain_visit`. Override it by a class attribute,
+        `asks = ("direction",)`, or a `property` if fields change it.
+        """
+        return ()
 
     @property
     def holds(self) -> Mapping[str, str]:
@@ -348,6 +359,20 @@ class Algorithm(Options, ABC):
     def mixtures(self, server: Server) -> np.ndarray | None:
         """Return the estimated share [N, K] of each group in each client's data (none by default)."""
         return None
+
+
+def asked_of_trainer(algorithm: Algorithm) -> tuple[Gift, ...]:
+    """Return what a method asks of a trainer beside a trained model, in the order of `GIFTS`."""
+    needs, asked = algorithm.needs, {*algorithm.asks}
+    asked |= {"rate"} if needs.sgd else set()
+    asked |= {"sgd"} if needs.sgd == "plain" else set()
+    asked |= {"gradient"} if needs.own_gradients else set()
+    asked |= {"outputs"} if needs.sample_losses or uses(algorithm, ServerEvaluation) else set()
+    visit = plain_visit(algorithm)
+    if visit is not None:
+        asked |= {"direction"} if visit.mu is not None else set()
+        asked |= {"outputs"} if visit.choice is not None else set()
+    return tuple(gift for gift in GIFTS if gift in asked)
 
 
 def vector_parts(algorithm: Algorithm, layout: Layout) -> VectorParts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -55,8 +55,10 @@ class Trained:
         vector: [d] trained model.
         steps: optimiser steps taken.
         loss: mean training loss of the samples of these steps (of their tokens in texts); NaN without a step.
-        lr: learning rate of these steps.
+        lr: learning rate of these steps; NaN where a trainer does not tell it.
         momentum: momentum of these steps; 0 for Adam.
+        samples: samples in these steps, as a trainer counted them; None: those of the batches.
+        metrics: further numbers of a trainer (`Fit.metrics`).
     """
 
     vector: Vector
@@ -64,6 +66,8 @@ class Trained:
     loss: float
     lr: float
     momentum: float = 0.0
+    samples: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Client(ABC):

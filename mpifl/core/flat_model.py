@@ -34,9 +34,12 @@ class FlatModel:
         self.weights = self.vector[: self.layout.num_parameters]
         self.grad = torch.zeros_like(self.weights)
         slices = self.layout.slices
-        for name, p in module.named_parameters():
-            p.data = self.vector[slices[name]].view(p.shape)
-            p.grad = self.grad[slices[name]].view(p.shape)
+        self._params = [
+            (name, p, self.vector[slices[name]].view(p.shape), self.grad[slices[name]].view(p.shape))
+            for name, p in module.named_parameters()
+        ]
+        for _, p, value, gradient in self._params:
+            p.data, p.grad = value, gradient
         buffers = floating_buffers(module)
         views = {id(b): self.vector[slices[name]].view(b.shape) for name, b in buffers}
         places = [
@@ -74,6 +77,37 @@ class FlatModel:
                 raise UserError(
                     "model", name, f"{remedy}; start it from a finite number, or persistent=False"
                 )
+
+    def without_gradients(self) -> None:
+        """Take the gradients off the parameters, for code that makes its own; `reattach` puts them back."""
+        for _, p, _, _ in self._params:
+            p.grad = None
+
+    def gather(self) -> None:
+        """Copy weights that foreign code has put into other tensors to their places in the vector."""
+        for _, p, value, _ in self._params:
+            if p.data_ptr() != value.data_ptr() and p.shape == value.shape:
+                value.copy_(p.data)
+
+    def reattach(self) -> None:
+        """Make parameters and their gradients parts of the vectors again after foreign code has trained them.
+
+        Weights that the code has put into other tensors are copied.
+
+        Raises:
+            UserError: the module has other parameters than before, or of another size, or a buffer is
+                replaced.
+        """
+        found = dict(self.module.named_parameters())
+        for name, p, value, gradient in self._params:
+            remedy = "the trainer replaces or resizes this parameter; train it in place"
+            if found.get(name) is not p or p.shape != value.shape:
+                raise UserError("local.trainer", name, remedy)
+            p.grad = gradient
+        self.gather()
+        for _, p, value, _ in self._params:
+            p.data = value
+        self.check_buffers()
 
     def load(self, vector: torch.Tensor, train: bool | None = None) -> nn.Module:
         """Copy `vector` [d] into the module and return it, in training mode or not (None: unchanged).

@@ -28,6 +28,7 @@ from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import key
 from mpifl.core.task import Task
 from mpifl.core.torch_state import Originals, kept
+from mpifl.core.trainer import trainer_of
 from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
 from mpifl.models import (
@@ -65,7 +66,7 @@ from mpifl.training.client import LocalClients, public_clients
 from mpifl.training.config import LocalConfig
 from mpifl.training.cuda_graph import Replayed
 from mpifl.training.learner import Learner, pick_stack
-from mpifl.training.own_metrics import load_metrics
+from mpifl.training.own_metrics import metrics_of
 from mpifl.training.per_client import local_configs
 from mpifl.training.precision import FLOAT32, check_precision, set_tf32
 from mpifl.training.tasks import Classification
@@ -327,6 +328,7 @@ def build_parts(
     layout, whole_bytes = Layout.of(module), FLOAT_BYTES * count_whole(module)
     if start is not None:
         init = from_earlier(start, config.start, layout, init)
+    trainer = trainer_of(config.local.trainer)
     learner = Learner(
         module,
         device,
@@ -335,6 +337,8 @@ def build_parts(
         init=init(0),
         auxiliary=auxiliary_learner(config.algorithm, seed.model, info, device),
         task=config.task,
+        trainer=trainer,
+        rounds=config.rounds,
     )
     problem = ProblemInfo(
         num_clients=federation.num_clients,
@@ -572,6 +576,10 @@ def stack_of(
         UserError: the model or the task cannot be trained in stacks.
     """
     federation, learner = parts.federation, parts.learner
+    if learner.trainer is not None:
+        remedy = f"trainer {learner.trainer.name} trains one client at a time; use 1"
+        require(asked <= 1, "system.stack", asked, remedy)
+        return 1
     if asked > 1:
         remedy = "a model with dropout, batch norm, buffers, an LSTM or hooks cannot be stacked; use 1"
         module, few = learner.flat.module, federation.client(0).train.x[:2]
@@ -615,7 +623,7 @@ def build_server_step(
                 context.learner,
                 config.local,
                 context.differing,
-                load_metrics(config.evaluation.metrics),
+                metrics_of(config.evaluation.metrics, config.local.trainer),
             ),
             problem=context.problem,
             store=store,

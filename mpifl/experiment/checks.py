@@ -28,6 +28,7 @@ from mpifl.core.federation import CLASSES, IMAGES, MASKS, DataInfo, Federation
 from mpifl.core.parameters import Layout, width
 from mpifl.core.rng import key
 from mpifl.core.task import Task
+from mpifl.core.trainer import Trainer
 from mpifl.core.types import ProblemInfo
 from mpifl.data import DataConfig
 from mpifl.data.scenario import Scenario
@@ -69,7 +70,7 @@ def check_parts(config: Config, parts: Parts) -> None:
     check_folder("system.statistics_cache", config.system.statistics_cache)
     check_earlier(config.start, model, config.seed.model, info, parts.problem.layout)
     check_labels(config.task, config.data.source, info)
-    check_outputs(model, config.task, parts.federation)
+    check_outputs(model, config.task, parts.federation, parts.learner.trainer)
     warn_of_numbered_categories(model, info)
     check_method(algorithm, model, config.data.scenario, parts)
     ways = [local, *parts.differing.values()]
@@ -399,8 +400,17 @@ def warn_of_unused_exchange(system: SystemConfig, num_ranks: int) -> None:
         warn_once("system.exchange: without effect: one process computes everything")
 
 
-def check_outputs(model: Any, task: Task, federation: Federation) -> None:
-    """Raise `UserError` if the model cannot take the samples, or the task cannot take the model's outputs."""
+def check_outputs(model: Any, task: Task, federation: Federation, trainer: Trainer | None = None) -> None:
+    """Raise `UserError` if the model cannot take the samples, or the task cannot take the model's outputs.
+
+    Args:
+        model: the section `model`.
+        task: the task.
+        federation: the clients' data.
+        trainer: reads the outputs of the model; a trainer that gives none is not asked. None: the model does.
+    """
+    if trainer is not None and "outputs" not in trainer.gives:
+        return
     module = build_model(model, federation.info)
     few = federation.client(int(np.argmax(federation.sizes[:, 0] > 0))).train  # of the first that has any
     rows = [0, min(1, len(few) - 1)] if len(few) else []  # twice the only one: batch norm needs two
@@ -409,14 +419,14 @@ def check_outputs(model: Any, task: Task, federation: Federation) -> None:
     given, shape = x.clone(), list(federation.shape)
     try:
         with torch.no_grad():
-            output = module.eval()(given)
+            output = module.eval()(given) if trainer is None else trainer.outputs(module.eval(), given)
     except Exception as error:
         remedy = f"does not take samples of shape {shape} ({type(error).__name__}: {error})"
         raise UserError(key, name, f"{remedy}; use another model") from error
     require(isinstance(output, torch.Tensor), key, name, returned(output))
     require(torch.equal(given, x), key, name, WRITES)
     try:
-        trained = check_adapted(module, x)
+        trained = check_adapted(module, x, None if trainer is None else trainer.outputs)
     except UserError:
         raise
     except Exception as error:

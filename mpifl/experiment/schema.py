@@ -50,6 +50,7 @@ from mpifl.traffic.compression import COMPRESSIONS, Payload
 from mpifl.training.config import LocalConfig
 from mpifl.training.per_client import LocalChanges
 from mpifl.training.tasks import TASKS, Classification
+from mpifl.training.trainers import TRAINERS
 
 from .table_layout import TableConfig
 
@@ -425,6 +426,7 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (Config, "algorithm"): CATALOGUE,
     (Config, "model"): MODELS,
     (Config, "task"): TASKS,
+    (LocalConfig, "trainer"): TRAINERS,
     (Config, "policy"): POLICIES,
     (Config, "delay"): DELAYS,
     (Config, "devices"): DEVICES,

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from mpifl.aggregation.exchange_choice import Local, OverMpi
-from mpifl.core.algorithm import Algorithm, Needs
+from mpifl.core.algorithm import Algorithm, Needs, asked_of_trainer
 from mpifl.core.capabilities import (
     NO_SINGLE_MODEL,
     NewClients,
@@ -20,6 +20,7 @@ from mpifl.core.capabilities import (
 )
 from mpifl.core.errors import MethodError, UserError, name_of, require
 from mpifl.core.task import Task
+from mpifl.core.trainer import GIFTS, trainer_of
 from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy, Privacy
 from mpifl.protection.robust_rules import DistanceRule, NoRule, Rule
 from mpifl.protection.secure_sum import MaskedSums
@@ -28,7 +29,8 @@ from mpifl.simulation.availability import Availability
 from mpifl.simulation.delays import Constant
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import AsynchronousPolicy, Policy, RoundsPolicy, Synchronous
-from mpifl.training.config import LocalConfig
+from mpifl.supervision.logging import warn_once
+from mpifl.training.config import OF_SGD, LocalConfig
 from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import SECTION, PerClient, check_changes
 from mpifl.training.precision import FLOAT32
@@ -58,6 +60,7 @@ def check_sections(config: Config) -> None:
     require(known, "policy.name", name_of(policy), remedy)
     check_entries(config.output.callbacks)
     load_metrics(config.evaluation.metrics, [metric.name for metric in config.task.scored])
+    check_trainer(config)
     policy.check(config.algorithm)
     policy.check_clock(clock)
     if not policy.synchronous:
@@ -163,6 +166,37 @@ def check_output(algorithm: Algorithm, output: OutputConfig, evaluation: Evaluat
     remedy = "evaluation.matrices are ordered by the clusters of all clients; use all, or leave them out"
     allowed = output.clients == "all" or not evaluation.matrices
     require(allowed, "output.clients", output.clients, remedy)
+
+
+def check_trainer(config: Config) -> None:
+    """Check that the trainer gives what the method asks for, and say which keys of `local` it does not use.
+
+    Raises:
+        UserError: it does not, or one of its options does not fit.
+    """
+    trainer, algorithm, task = trainer_of(config.local.trainer), config.algorithm, config.task
+    if trainer is None:
+        return
+    asked, key = asked_of_trainer(algorithm), "local.trainer"
+    for gift in asked:
+        remedy = f"{name_of(algorithm)} {GIFTS[gift]}, which this trainer does not give; "
+        remedy += f"`mpifl list algorithms --trainer {trainer.name}` lists the methods that ask for less"
+        require(gift in trainer.gives, key, trainer.name, remedy)
+    remedy = "gives no outputs for the task's metrics; define evaluate, or outputs"
+    require(trainer.evaluates or "outputs" in trainer.gives, key, trainer.name, remedy)
+    if "outputs" not in trainer.gives:
+        warn_once(f"FLOPs are not counted: trainer {trainer.name} gives no outputs to compute them by")
+    try:
+        trainer.check(task, asked)
+    except UserError as error:
+        raise error.under(key) from error
+    unused = OF_SGD - {*trainer.uses}
+    default = LocalConfig()
+    found = [f"local.{n}" for n in sorted(unused) if getattr(config.local, n) != getattr(default, n)]
+    for clients, changes in config.per_client.items():
+        found += [f"{SECTION}.{clients}.{n}" for n in sorted(unused) if getattr(changes, n, None) is not None]
+    if found:
+        warn_once(f"{', '.join(found)}: without effect: trainer {trainer.name} has options of its own")
 
 
 def check_local(

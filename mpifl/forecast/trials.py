@@ -11,7 +11,7 @@ from mpifl.experiment.context import RunContext
 from mpifl.experiment.schema import Config
 from mpifl.simulation.clock import Replay
 from mpifl.training.client import LocalClient
-from mpifl.training.own_metrics import load_metrics
+from mpifl.training.own_metrics import metrics_of
 
 from .time import check_replay
 from .traffic import check_uploads, compares_uploads
@@ -57,7 +57,7 @@ def check_metrics(context: RunContext) -> None:
     if not uses_own_scores(config):
         return
     k = next((int(k) for k in context.evaluated_clients if sizes[k, 2]), int(context.evaluated_clients[0]))
-    metrics = load_metrics(config.evaluation.metrics)
+    metrics = metrics_of(config.evaluation.metrics, config.local.trainer)
     where = torch.device("cpu")
     client = LocalClient(
         k, context.federation, context.learner, context.local_of(k), home=where, metrics=metrics

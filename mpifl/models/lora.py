@@ -9,7 +9,7 @@ which `Net.frozen` names. They are not part of the flat vector, so they are neve
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated
@@ -129,7 +129,9 @@ def merged_state(net: nn.Module) -> dict[str, torch.Tensor]:
     return state
 
 
-def check_adapted(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def check_adapted(
+    net: nn.Module, x: torch.Tensor, forward: Callable[[nn.Module, torch.Tensor], torch.Tensor] | None = None
+) -> torch.Tensor:
     """Check on samples that a model's forward pass in training uses every adapter and moves nothing frozen.
 
     Returns the output of this pass.
@@ -137,6 +139,7 @@ def check_adapted(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     Args:
         net: a model with adapters; if the check fails, its frozen buffers may have changed.
         x: samples.
+        forward: (model, samples) -> outputs; None: the model's own.
 
     Raises:
         UserError: the weights of a layer are used without calling it, or a frozen buffer changes.
@@ -147,7 +150,7 @@ def check_adapted(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     frozen = frozen_names(net)
     before = {name: buffer.clone() for name, buffer in net.named_buffers() if name in frozen}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        output: torch.Tensor = net.train()(x)
+        output: torch.Tensor = net.train()(x) if forward is None else forward(net.train(), x)
     for hook in hooks:
         hook.remove()
     for name, module in adapters.items():

@@ -16,7 +16,7 @@ import torch
 from mpifl.core.client import Client, ClientHost, Direction, Loss, T, Trained, TrainedVisits
 from mpifl.core.computation import SERVER, Call, Purpose, Work
 from mpifl.core.devices import CPU, memory_share, split_on
-from mpifl.core.errors import Missing, require
+from mpifl.core.errors import MethodError, Missing, require
 from mpifl.core.federation import ClientData, Federation, LazyClient, Split, StoredSamples
 from mpifl.core.optimizer_memory import OptimizerMemory
 from mpifl.core.parameters import Part
@@ -24,14 +24,16 @@ from mpifl.core.progress import Stage, doing
 from mpifl.core.rng import Key
 from mpifl.core.task import Task
 from mpifl.core.torch_state import kept
-from mpifl.core.types import State, Vector
+from mpifl.core.types import Report, State, Vector
 
 from .backend import VisitRequests, sizes_of, train_visits
-from .config import LocalConfig
+from .config import OF_SGD, LocalConfig
 from .learner import Learner
 from .own_metrics import OwnMetric
 from .passes import figures, form_of
 from .resident import RESIDENT_SHARE, ResidentClients
+
+FIT = "fit_"  # beginning of the names of a trainer's metrics in metrics.csv
 
 
 class Batch(Split):
@@ -78,6 +80,7 @@ class LocalClient(Client):
         self._optimizers: OptimizerMemory | None = None
         self._metrics = metrics
         self._work = work
+        self._told: dict[str, float] = {}  # metrics of a trainer
 
     @cached_property
     def num_samples(self) -> int:  # type: ignore[override]  # an attribute of Client
@@ -152,9 +155,10 @@ class LocalClient(Client):
         if not isinstance(split, Batch):
             config = self._shortened(config, len(train))
         steps = config.num_steps(len(train), self._learner.drop_single)
-        self._learner.count(
-            self._counted_as, "sgd", lambda: self._learner.passes.training(train, config, part)
-        )
+        if self._learner.trainer is None:
+            self._learner.count(
+                self._counted_as, "sgd", lambda: self._learner.passes.training(train, config, part)
+            )
         with self._training(steps) as stage:
             trained = self._learner.sgd(
                 start,
@@ -168,11 +172,43 @@ class LocalClient(Client):
                 kept=None if memory is None else memory.next(),
                 stage=stage,
             )
+        if self._learner.trainer is not None:
+            self._note_fit(trained, train, config, part)
         away = trained.vector.device != self._results_on
         return replace(trained, vector=trained.vector.to(self._results_on)) if away else trained
 
+    def _note_fit(self, trained: Trained, train: Split, config: LocalConfig, part: Part | None) -> None:
+        """Count what a trainer has computed, and keep what it tells for the report."""
+        passes, form = self._learner.passes, form_of(train.x.shape[1:], train.x.dtype)
+        samples = trained.samples or 0
+        self._learner.count(
+            self._counted_as,
+            "sgd",
+            lambda: passes.trained(form, samples, trained.steps, config.batch_size, part),
+        )
+        self._told |= {f"{FIT}{name}": float(value) for name, value in trained.metrics.items()}
+
+    def report(
+        self,
+        notes: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        unsent: tuple[str, ...] = (),
+        based_on: Mapping[str, Vector | None] | None = None,
+        **vectors: Vector,
+    ) -> Report:
+        """Return a report of this visit, with what a trainer tells of its last training."""
+        return super().report(notes, {**self._told, **(metrics or {})}, unsent, based_on, **vectors)
+
     def _changed(self, changes: Mapping[str, Any]) -> LocalConfig:
-        """Return the options with the changes of a call; `epochs` of a call also replaces `local.steps`."""
+        """Return the options with the changes of a call; `epochs` of a call also replaces `local.steps`.
+
+        Raises:
+            MethodError: there is a trainer, which has its own options in place of those that change.
+        """
+        own = sorted(changes.keys() & OF_SGD) if self._learner.trainer is not None else []
+        if own:
+            remedy = "a trainer does not take it; say so in the method: asks = ('sgd',)"
+            raise MethodError("client.sgd", f"the method sets {', '.join(own)}", remedy)
         if "epochs" in changes:
             changes = {"steps": None, **changes}
         return replace(self._config, **changes) if changes else self._config
@@ -199,6 +235,7 @@ class LocalClient(Client):
 
     def gradient(self, vector: Vector, split: Split | None = None) -> Vector:
         """Return the gradient [p] of the mean loss at `vector`."""
+        self._learner.check_gives("gradient")
         split = self.data.train if split is None else split_on(split, self._learner.device)
         self._learner.count(self._counted_as, "gradient", lambda: self._learner.passes.gradient(split))
         return self._learner.gradient(vector, split).to(self._results_on)
@@ -246,9 +283,25 @@ class LocalClient(Client):
         if not len(split):
             names = (*(m.name for m in self.task.scored), "loss", *(m.name for m in self._metrics))
             return dict.fromkeys(names, float("nan"))
+        found = self._trainer_scores(vector, split)
+        if found is not None:
+            return found
         output = self._outputs("evaluate", vector, split.x)
         y = split.y.to(output.device)
         return {**self.task.evaluate(output, y), **self.measure(output, y)}
+
+    def _trainer_scores(self, vector: Vector, split: Split) -> dict[str, float] | None:
+        """Return what a trainer evaluates itself; None where the task does."""
+        learner = self._learner
+        if learner.trainer is None or not learner.trainer.evaluates:
+            return None
+        learner.count(self._counted_as, "evaluate", lambda: learner.passes.outputs(split.x))
+        scores = learner.scores(vector, split)
+        wanted = (*(m.name for m in self.task.scored), "loss", *(m.name for m in self._metrics))
+        lacking = [name for name in wanted if name not in scores]
+        remedy = f"its evaluate returns no {', '.join(lacking)}; return a mapping with {', '.join(wanted)}"
+        require(not lacking, "local.trainer", learner.trainer.name, remedy)
+        return {name: float(scores[name]) for name in wanted}
 
     def measure(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """Return the metrics of `evaluation.metrics`."""
@@ -265,6 +318,8 @@ class LocalClient(Client):
     def _outputs(self, call: Call, vector: Vector, x: torch.Tensor, train_mode: bool = False) -> torch.Tensor:
         """Return the outputs of samples for a call, or the embeddings for `embed`."""
         learner, embedding = self._learner, call == "embed"
+        if not embedding:
+            learner.check_gives("outputs")
         learner.count(self._counted_as, call, lambda: learner.passes.outputs(x, embedding, train_mode))
         return learner.outputs(vector, x, embedding, train_mode).to(self._results_on)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal
 
+from mpifl.core.errors import name_of, require
 from mpifl.core.options import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -14,6 +15,10 @@ from mpifl.core.options import (
     PositiveInt,
     ShareBelowOne,
 )
+from mpifl.core.trainer import LocalTrainer, OwnLoop, Trainer
+
+# options of SGD and Adam, which trainers replace by their own
+OF_SGD = frozenset({"lr", "momentum", "weight_decay", "optimizer", "lr_decay", "milestones", "gamma"})
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class LocalConfig(Options):
             computes the last two, not the kernels. Weights, updates, sums and evaluation stay float32
             (`docs/performance.md`).
         augment: `none`, or `crop_flip`: random crops and mirrored images in every batch of the training loop.
+        trainer: what trains: `own`, mpifl's loop; `torch`, any optimiser of PyTorch; `lightning`, a
+            LightningModule's own steps; or your own `file.py:Class`, a `mpifl.Trainer`.
     """
 
     epochs: NonNegativeInt = 1
@@ -57,6 +64,16 @@ class LocalConfig(Options):
     steps: NonNegativeInt | None = None
     keep_optimizer: bool = False
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    trainer: LocalTrainer = field(default_factory=OwnLoop)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own, name = isinstance(self.trainer, OwnLoop), name_of(self.trainer)
+        require(own or isinstance(self.trainer, Trainer), "trainer", name, "derive it from mpifl.Trainer")
+        remedy = f"trainer {name} has a new optimiser at every visit; use false"
+        require(own or not self.keep_optimizer, "keep_optimizer", self.keep_optimizer, remedy)
+        remedy = f"is of mpifl's own loop; use an option of trainer {name}, if it has one"
+        require(own or self.precision == "float32", "precision", self.precision, remedy)
 
     @property
     def remembers(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from time import perf_counter
@@ -14,7 +14,7 @@ from torch import nn
 from mpifl.core.client import Direction, Loss, Trained, WeightedLoss
 from mpifl.core.computation import NOTHING, OF_CALL, Asked, Call, ComputationCounter, Purpose, Work
 from mpifl.core.devices import split_on
-from mpifl.core.errors import MethodError, Missing, UserError
+from mpifl.core.errors import MethodError, Missing, UserError, require
 from mpifl.core.federation import Split
 from mpifl.core.flat_model import copy_on
 from mpifl.core.optimizer_memory import KeptOptimizer
@@ -22,6 +22,8 @@ from mpifl.core.parameters import Part
 from mpifl.core.progress import Stage
 from mpifl.core.rng import Key, key
 from mpifl.core.task import Task
+from mpifl.core.torch_state import kept
+from mpifl.core.trainer import Gift, Samples, Trainer
 from mpifl.core.types import shape_or_type
 
 from .backend import Backend, Request
@@ -33,6 +35,7 @@ from .model_context import ModelContext
 from .passes import Form, Passes
 from .pytorch_backend import NoTraining, PyTorchBackend, mean_gradient, outputs
 from .tasks import Classification
+from .trainer_backend import TrainerBackend, check_gives
 
 STACK_SIZES = (4, 16, 64, 256)
 T = TypeVar("T")
@@ -51,6 +54,8 @@ class Learner:
         init: the common initial vector [d]; None: the model's own weights.
         auxiliary: the learner of the auxiliary network (`Algorithm.auxiliary`); None for none.
         task: the task of the model; None: classification. Kernels support cross-entropy only.
+        trainer: trains in place of mpifl's own loop; turns kernels, graphs and stacks off. None for the loop.
+        rounds: number of server steps of the run, which trainers are told.
 
     Attributes:
         context: the model and its flat vectors.
@@ -65,6 +70,7 @@ class Learner:
         auxiliary: the learner of the auxiliary network, or None.
         task: the task of the model.
         computation: counts what clients compute with this learner and with that of the auxiliary network.
+        trainer: the trainer, or None.
         passes: the passes of the model over samples, and their FLOPs.
         dry_run: whether requests return without taking a step.
 
@@ -82,10 +88,14 @@ class Learner:
         init: torch.Tensor | None = None,
         auxiliary: Learner | None = None,
         task: Task | None = None,
+        trainer: Trainer | None = None,
+        rounds: int = 1,
     ) -> None:
-        self.task = task or Classification()
-        known = kernels and graphs is None and self.task.for_kernels
-        self.context = context = ModelContext(model, device, self.task, known)
+        self.task, self.trainer = task or Classification(), trainer
+        known = kernels and graphs is None and self.task.for_kernels and trainer is None
+        forward = None if trainer is None else trainer.outputs
+        self.context = context = ModelContext(model, device, self.task, known, forward)
+        context.counts = trainer is None or "outputs" in trainer.gives
         self.device, self.layout, self.flat = context.device, context.layout, context.flat
         self.init = self.flat.vector.clone() if init is None else init.to(self.device)
         self.auxiliary, self.dry_run = auxiliary, False
@@ -97,7 +107,10 @@ class Learner:
         self.stacks = CapturedStacks() if graphs == Replayed() else None
         stacked = LockstepBackend(context, self.stacks or train_stack)
         self.lockstep: LockstepRunner = stacked.runner
-        self.backends: tuple[Backend, ...] = (
+        if trainer is not None:
+            self.backends: tuple[Backend, ...] = (TrainerBackend(context, trainer, rounds),)
+            return
+        self.backends = (
             stacked,
             *([self.kernels] if self.kernels is not None else []),
             *([] if graphs is None else [CudaGraphBackend(context, graphs)]),
@@ -225,11 +238,42 @@ class Learner:
             self._check_free("embed with train_mode")
         return outputs(self._aside if self._in_step else self.context, vector, x, embedding, train_mode)
 
+    def check_gives(self, gift: Gift) -> None:
+        """Raise `MethodError` if there is a trainer, and it does not give what a method asks for."""
+        if self.trainer is not None:
+            check_gives(self.trainer, gift)
+
+    def scores(self, vector: torch.Tensor, split: Split) -> Mapping[str, float]:
+        """Return what the trainer evaluates of a model [d] on samples.
+
+        Raises:
+            UserError: it returns no mapping.
+        """
+        self._check_vector(vector)
+        trainer, context = self.trainer, self.context
+        assert trainer is not None
+        module = context.flat.load(vector, train=False)
+        samples = Samples(split.x.to(context.device), split.y.to(context.device), self.task)
+        try:
+            context.flat.without_gradients()
+            with kept(), key(0, "outputs").seeded(), torch.no_grad():
+                found: Any = trainer.evaluate(module, samples)
+        finally:
+            context.flat.reattach()
+        remedy = f"its evaluate returns {shape_or_type(found)}; return a mapping from names to numbers"
+        require(isinstance(found, Mapping), "local.trainer", trainer.name, remedy)
+        checked: Mapping[str, float] = found
+        return checked
+
     @cached_property
     def _aside(self) -> ModelContext:
         """A copy of the model, on which a method evaluates other vectors during a training step."""
         return ModelContext(
-            copy_on(self.flat.module, self.device), self.device, self.task, self.context.computes_layers
+            copy_on(self.flat.module, self.device),
+            self.device,
+            self.task,
+            self.context.computes_layers,
+            self.context.forward,
         )
 
     def _guarded(self, function: Callable[..., T]) -> Callable[..., T]:

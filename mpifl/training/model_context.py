@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -34,6 +34,11 @@ def is_random(module: nn.Module) -> bool:
     return isinstance(module, RANDOM) or type(module).__name__ in RANDOM_NAMES
 
 
+def _call(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = module(x)
+    return found
+
+
 @dataclass(frozen=True)
 class MovingPart:
     """The parameters that are updated when a part of a model is trained.
@@ -61,6 +66,7 @@ class ModelContext:
         device: device of the model.
         task: the task of the model; None: classification.
         kernels: whether kernels may compute layers inside PyTorch's loop; the last bits then differ.
+        forward: (module, samples [b, ...]) -> outputs [b, ...] of a trainer; None: module(samples).
 
     Attributes:
         device: device of the model.
@@ -69,6 +75,8 @@ class ModelContext:
         layout: position of each named tensor in the vector.
         momentum: momentum of SGD, or Adam's first moment [p].
         square: Adam's second moment [p].
+        forward: (module, samples [b, ...]) -> outputs [b, ...].
+        counts: whether outputs can be computed of samples alone, so that the FLOPs of a pass are known.
         untouched: returns whether the module has neither hooks nor methods overridden on an instance.
         computes_layers: whether kernels compute layers inside PyTorch's loop.
         draws: whether the module draws random numbers.
@@ -85,8 +93,9 @@ class ModelContext:
         device: str | torch.device = "cpu",
         task: Task | None = None,
         kernels: bool = False,
+        forward: Callable[[nn.Module, torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        self.task = task or Classification()
+        self.task, self.forward, self.counts = task or Classification(), forward or _call, True
         self.flat = FlatModel(use_fast_pooling(model), torch.device(device))
         self.device = self.flat.vector.device  # with an index, also where `device` is "cuda"
         set_tf32(self.device, False)  # PyTorch's default uses it in convolutions

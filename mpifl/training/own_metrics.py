@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import nan
 
 import torch
 
@@ -17,6 +18,7 @@ from mpifl.core import torch_state
 from mpifl.core.errors import MethodError, code_failed, require
 from mpifl.core.imports import load_object
 from mpifl.core.rng import key
+from mpifl.core.trainer import LocalTrainer, Trainer
 
 KEY = "evaluation.metrics"
 TAKEN = {  # names, and beginnings of names, of columns of metrics.csv and clients.csv
@@ -105,6 +107,16 @@ def load_metrics(paths: Sequence[str], of_task: Sequence[str] = ()) -> tuple[Own
         require(better in (-1, 0, 1), KEY, path, remedy)
         found.append(OwnMetric(name, path, function, int(better)))
     return tuple(found)
+
+
+def metrics_of(paths: Sequence[str], trainer: LocalTrainer) -> tuple[OwnMetric, ...]:
+    """Return the metrics at some import paths, and those that a trainer evaluates itself.
+
+    Where something other than one model is evaluated, a trainer's metrics are NaN.
+    """
+    own = trainer.metrics if isinstance(trainer, Trainer) else ()
+    of_trainer = [OwnMetric(m.name, "local.trainer", lambda logits, labels: nan, m.better) for m in own]
+    return *load_metrics(paths, [metric.name for metric in own]), *of_trainer
 
 
 def _share_columns(one: str, other: str) -> bool:

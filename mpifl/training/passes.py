@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,26 @@ class Passes:
             self._known[at] = self._backward(form, [(steps - short, size), (short, rest)], True, part)
         return self._known[at]
 
+    def trained(
+        self, form: Form, num_samples: int, steps: int, batch_size: int, part: Part | None = None
+    ) -> Work:
+        """Return the work of a training that took `steps` steps on `num_samples` samples in all.
+
+        Args:
+            form: form of the samples.
+            num_samples: samples in all steps.
+            steps: steps taken, each on about as many samples.
+            batch_size: samples of a full batch.
+            part: the part that was trained; None for all parameters.
+        """
+        rest = num_samples - (steps - 1) * batch_size
+        if steps > 0 and 0 < rest <= batch_size:
+            sizes = [(steps - 1, batch_size), (1, rest)]
+        else:
+            size, more = divmod(num_samples, max(steps, 1))
+            sizes = [(steps - more, size), (more, size + 1)] if steps else []
+        return self._backward(form, sizes, True, part)
+
     def gradient(self, split: Split) -> Work:
         """Return the work of the gradient of the mean loss over `split`."""
         return self.gradients(_form(split.x), len(split))
@@ -182,6 +203,8 @@ class Passes:
         takes a second. Layers that processors fuse, so that there is nothing to count, stay there.
         """
         context = self.context
+        if not context.counts and kind != "embed":
+            return 0
         small = context.flat.layout.num_parameters <= SMALL and math.prod(form[0]) <= SMALL_SAMPLE
         small = small and not any(isinstance(m, FUSED) for m in context.flat.module.modules())
         with kept(), context.seeded(key(0, "flops")):
@@ -199,7 +222,8 @@ class Passes:
             param.requires_grad_(own.requires_grad and (trained is None or id(own) in trained))
         shape, dtype = form
         x = torch.zeros(size, *shape, dtype=dtype, device=device)
-        function: Callable[..., Any] = module.embed if kind == "embed" else module  # type: ignore[assignment]
+        forward = partial(self.context.forward, module)
+        function: Callable[..., Any] = module.embed if kind == "embed" else forward  # type: ignore[assignment]
         with FlopCounter() as counter, torch.set_grad_enabled(kind == "backward"):
             out = function(x)
             if kind == "backward" and out.requires_grad:

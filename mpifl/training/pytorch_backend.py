@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import nn
@@ -18,7 +19,6 @@ from mpifl.core.client import Loss, Trained
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
-from mpifl.core.task import Task
 from mpifl.core.torch_state import kept
 
 from .augmentation import AUGMENTATIONS
@@ -31,11 +31,12 @@ EVAL_BATCH = 256  # samples
 STATISTICS_BATCH = 64  # samples per batch where batch norm uses batch statistics, as in EMD-CFL's repository
 
 
-def loss_of(task: Task) -> Loss:
-    """Return the task's mean loss of a batch as a `Loss`."""
+def loss_of(context: ModelContext) -> Loss:
+    """Return the mean loss of a batch, as the task defines it, as a `Loss`."""
+    task, forward = context.task, context.forward
 
     def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        return task.loss(module(x), y)
+        return task.loss(forward(module, x), y)
 
     return loss
 
@@ -104,7 +105,7 @@ def train_by_steps(
     if config.num_steps(len(split), context.drop_single):
         context.check_free(part)
     module = context.flat.load(request.start, train=True)
-    loss = request.loss or loss_of(context.task)
+    loss = request.loss or loss_of(context)
     lr = config.lr_at(request.step)
     update = OptimizerStep(context, config, lr, part, request.direction, kept=request.kept)
     total, augmented = torch.zeros((), device=context.device), config.augment != "none"
@@ -152,7 +153,7 @@ def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, bat
     with kept(), context.seeded(key(0, "gradient")):
         for index in torch.arange(len(split), device=context.device).split(size):
             with context.kernels():
-                output, y = module(split.x[index]), split.y[index]
+                output, y = context.forward(module, split.x[index]), split.y[index]
                 loss = task.total_loss(output, y) / count if task.has_total else task.loss(output, y)
             loss.backward()
     flat.check_buffers()
@@ -175,7 +176,7 @@ def outputs(
     module = context.flat.load(vector, train=train_mode)
     remedy = "its embedding is needed; build a mpifl.models.Net(body, head)"
     require(not embedding or hasattr(module, "embed"), "model.name", "a network without `embed`", remedy)
-    function = module.embed if embedding else module
+    function = module.embed if embedding else partial(context.forward, module)
     with kept(), context.kernels(), context.seeded(key(0, "outputs")):
         found = [function(batch.to(context.device)) for batch in _batches_of(context, x, train_mode)]  # type: ignore[operator]  # every model has embed
     context.flat.check_buffers()

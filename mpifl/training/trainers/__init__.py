@@ -1,0 +1,10 @@
+"""The trainers of `local.trainer`, by name; each is imported when it is first used."""
+
+from __future__ import annotations
+
+from mpifl.core.errors import Registry
+from mpifl.core.trainer import LocalTrainer
+
+TRAINERS: Registry[type[LocalTrainer]] = Registry(
+    "mpifl", {"own": "core.trainer:OwnLoop", "torch": "training.trainers.pytorch:Torch"}
+)
