@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         sample_weights,
     )
     from mpifl.core.plan import Mixing, Plan
+    from mpifl.core.trainer import Fit, FitContext, Samples, Trainer
     from mpifl.experiment.loader import load as load_config
     from mpifl.experiment.schema import Config
     from mpifl.results.reader import Run, load
@@ -45,10 +46,14 @@ __all__ = [
     "Algorithm",
     "Client",
     "Config",
+    "Fit",
+    "FitContext",
     "Mixing",
     "Plan",
     "Run",
+    "Samples",
     "Sweep",
+    "Trainer",
     "UserError",
     "__version__",
     "add",
@@ -76,6 +81,10 @@ _HOMES = {
     "Algorithm": "core.algorithm",
     "Client": "core.client",
     "Config": "experiment.schema",
+    "Fit": "core.trainer",
+    "FitContext": "core.trainer",
+    "Samples": "core.trainer",
+    "Trainer": "core.trainer",
     "Run": "results.reader",
     "Sweep": "sweeps.results",
     "UserError": "core.errors",

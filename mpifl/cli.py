@@ -535,11 +535,11 @@ def launch(transport: Transport, args: argparse.Namespace) -> None:
 
 
 @command(
-    METHOD={"help": "file.py:Class or package.module:Class"},
+    METHOD={"help": "a method or a trainer: file.py:Class or package.module:Class"},
     ranks={"type": int, "default": 3, "metavar": "P", "help": "ranks of the trial under MPI (default: 3)"},
 )
 def check(transport: Transport, args: argparse.Namespace) -> int:
-    """Test your own method in small runs: does it repeat, also over ranks, with the bytes of the forecast?"""
+    """Test your own method or trainer in small runs: does it repeat, also over ranks, with the bytes forecast?"""
     from mpifl.tools import method_check
 
     require(transport.size == 1, "check", transport.size, "starts mpirun itself: start it without one")
@@ -552,9 +552,10 @@ def check(transport: Transport, args: argparse.Namespace) -> int:
 
 WHAT = {"nargs": "?", "default": "", "help": "what to list; without it, what can be listed"}
 WORDS = {"nargs": "*", "help": "of algorithms: which, as in `hard buffer`; all of these words must apply"}
+TRAINER = {"metavar": "TRAINER", "help": "of algorithms: those that a trainer can train (local.trainer)"}
 
 
-@command(WHAT=WHAT, WORDS=WORDS)
+@command(WHAT=WHAT, WORDS=WORDS, trainer=TRAINER)
 def list(transport: Transport, args: argparse.Namespace) -> None:
     """List what mpifl has: keys, algorithms, data, models, policies, configurations, papers and others."""
     if args.WHAT == "papers":
@@ -565,7 +566,7 @@ def list(transport: Transport, args: argparse.Namespace) -> None:
     else:
         from mpifl.experiment import reference
 
-        text = reference.listed(args.WHAT, args.WORDS)
+        text = reference.listed(args.WHAT, args.WORDS, args.trainer)
     if transport.is_server:
         print(text)
 

@@ -23,17 +23,18 @@ from typing import Any, Literal, get_args, get_origin
 from annotated_types import MinLen
 
 from mpifl.algorithms.registry import CATALOGUE, METHODS
-from mpifl.core.algorithm import Algorithm
+from mpifl.core.algorithm import Algorithm, asked_of_trainer
 from mpifl.core.errors import UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
 from mpifl.core.options import Options, choices_of, is_union, type_text, types_of, without_bounds
+from mpifl.core.trainer import GIFTS, trainer_of
 from mpifl.core.units import Unit, unit_of
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.models import MODELS
 from mpifl.simulation.policies import POLICIES, Policy
 
 from .citations import entry
-from .loader import SHIPPED, to_tree
+from .loader import SHIPPED, from_tree, overrides, to_tree
 from .schema import CHOICES, Config, defaults_of, is_in, sections_of, walk
 
 RUN = "run"  # name of the keys outside sections in `mpifl show`
@@ -183,19 +184,21 @@ def _attributes(cls: type) -> str:
 # -- pages ---------------------------------------------------------------------------------------------------
 
 
-def listed(what: str, words: Sequence[str] = ()) -> str:
+def listed(what: str, words: Sequence[str] = (), trainer: str | None = None) -> str:
     """Return the page of `mpifl list`.
 
     Args:
         what: a key of `LISTED`, `configurations`, `keys`, or empty for the list of these words.
         words: of algorithms, those that are listed: words of their headings, and policies.
+        trainer: of algorithms, those that ask a trainer for no more than this one gives; as `local.trainer`.
 
     Raises:
-        UserError: `what` is something else, or a word is unknown.
+        UserError: `what` is something else, or a word or the trainer is unknown.
     """
     what = OTHER_WORDS.get(what, what)
     if what == ALGORITHMS:
-        return "\n".join(_algorithms(words))
+        return "\n".join(_algorithms(words, trainer))
+    require(trainer is None, "--trainer", trainer, "chooses algorithms: mpifl list algorithms --trainer X")
     require(not words, f"list {what}", " ".join(words), "takes no words; leave them out")
     if not what:
         return "\n".join(["mpifl list WHAT, which is one of", *(f"  {kind}" for kind in kinds())])
@@ -212,8 +215,9 @@ def listed(what: str, words: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def _algorithms(words: Sequence[str]) -> Iterator[str]:
+def _algorithms(words: Sequence[str], trainer: str | None = None) -> Iterator[str]:
     """Yield a line for each method to which all words apply: name, year, policies, summary; by headings."""
+    gives = None if trainer is None else _gives(trainer)
     tried = {name: POLICIES[name]() for name in TRIED}
     kinds = {title: {*title.lower().replace(",", "").split()} for title in METHODS}
     known = sorted({word for some in kinds.values() for word in some if len(word) > 3} | {*TRIED})
@@ -225,12 +229,21 @@ def _algorithms(words: Sequence[str]) -> Iterator[str]:
         for name in some:
             cls = CATALOGUE[name]
             under = [policy for policy, rule in tried.items() if _runs(cls, rule)]
-            if {*words} <= kinds[title] | {*under}:
+            fits = gives is None or {*asked_of_trainer(cls())} <= gives
+            if fits and {*words} <= kinds[title] | {*under}:
                 year = re.search(r"year = \{(\d+)", entry(cls.paper))
                 line = f"  {name:16} {year[1] if year else '':4}  {', '.join(under):29} {_summary(cls)}"
                 lines.append(line.rstrip())
         if lines:
             yield from ("", title, *lines)
+
+
+def _gives(trainer: str) -> set[str]:
+    """Return what a trainer gives beside a trained model, from the value of `local.trainer`."""
+    tree = overrides(["--local.trainer", trainer])
+    local = from_tree(Config, {"algorithm": "fedavg", "model": "mlp", **tree}).local
+    found = trainer_of(local.trainer)
+    return {*GIFTS} if found is None else {*found.gives}
 
 
 def _runs(cls: type[Algorithm], policy: Policy) -> bool:

@@ -1,4 +1,7 @@
-"""`mpifl check`: tests in small runs whether your own method keeps the rules that every method must keep."""
+"""`mpifl check`: tests in small runs whether your own method keeps the rules that every method must keep.
+
+Or your own trainer: under FedAvg, and under methods that ask for what it says that it gives.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,20 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.comm.single import Single
 from mpifl.core.algorithm import Algorithm, plain_visit
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.errors import CodeFailed, Stopped, UserError, require
+from mpifl.core.imports import load_object
+from mpifl.core.trainer import GIFTS, Gift, LocalTrainer, trainer_of
 from mpifl.driver.run import run
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 from mpifl.experiment.section_checks import check_sections
 from mpifl.results.reader import Run, load
+from mpifl.training.trainers import TRAINERS
 
 Tree = dict[str, Any]
 ROUNDS, CLIENTS = 4, 6
@@ -79,26 +86,29 @@ class Finding:
 
 
 def check(name: str, options: Sequence[str], ranks: int, say: Callable[[str], None]) -> bool:
-    """Try a method; return whether nothing failed.
+    """Try a method or a trainer; return whether nothing failed.
 
     Args:
-        name: `file.py:Class`, `package.module:Class`, or a method of the catalogue.
+        name: `file.py:Class`, `package.module:Class`, or a method or trainer of the catalogues.
         options: configuration keys that override those of the trials' small configuration.
         ranks: number of ranks of the trial under MPI; 1 leaves out this trial.
         say: prints a line.
 
     Raises:
-        UserError: there is no such class, it is not a method, or the options do not fit it.
+        UserError: there is no such class, it is neither, or the options do not fit it.
     """
-    tree = _world(name, options)
+    trains = _is_trainer(name)
+    tree = _trainer_world(name, options) if trains else _world(name, options)
     config: Config = loader.from_tree(Config, tree)
     algorithm = config.algorithm
-    require(isinstance(algorithm, Algorithm), "check", name, "is not a subclass of mpifl.Algorithm")
+    remedy = "is neither a subclass of mpifl.Algorithm nor of mpifl.Trainer"
+    require(isinstance(algorithm, Algorithm), "check", name, remedy)
     check_sections(config)
     say(f"{name} in {config.rounds} server steps with {_clients(config)} clients")
     passed = True
     with tempfile.TemporaryDirectory(prefix="mpifl-check-") as folder:
-        for finding in Trials(tree, config, Path(folder), ranks).all():
+        trials = (TrainerTrials if trains else Trials)(tree, config, Path(folder), ranks)
+        for finding in trials.all():
             say(str(finding))
             passed = passed and finding.passed is not False
     return passed
@@ -114,6 +124,21 @@ def _world(name: str, options: Sequence[str]) -> Tree:
     if isinstance(algorithm, Algorithm) and uses(algorithm, ServerEvaluation):
         tree = loader.merged(tree, SERVER_SETS)
     return loader.merged(tree, over)
+
+
+def _is_trainer(name: str) -> bool:
+    """Return whether a name is that of a trainer."""
+    if ":" not in name:
+        return name in TRAINERS and name not in CATALOGUE
+    found = load_object(name, "check")
+    return isinstance(found, type) and issubclass(found, LocalTrainer)
+
+
+def _trainer_world(name: str, options: Sequence[str]) -> Tree:
+    """Return the configuration of a trainer's trials."""
+    local = {key: value for key, value in WORLD["local"].items() if key != "lr"}
+    tree = {**WORLD, "algorithm": {"name": "fedavg"}, "local": {**local, "trainer": {"name": name}}}
+    return loader.merged(tree, loader.overrides(options))
 
 
 def _clients(config: Config) -> str:
@@ -278,6 +303,56 @@ class Trials:
         if self.config.algorithm.paper:
             return Finding(True, "it names its paper")
         return Finding(None, "no paper", "set `paper` to a BibTeX entry, for `mpifl cite`")
+
+
+ASKING: Mapping[Gift, tuple[Tree, Tree]] = {  # gift -> two methods that differ only in what they ask for
+    "direction": ({"name": "fedprox", "mu": 0.01}, {"name": "fedprox", "mu": 10.0}),
+    "loss": ({"name": "moon", "mu": 0.01}, {"name": "moon", "mu": 10.0}),
+    "part": ({"name": "fedbabu"}, {"name": "fedavg"}),
+    "rate": ({"name": "scaffold"}, {"name": "fedavg"}),
+    "gradient": ({"name": "ucfl", "streams": 2}, {"name": "fedavg"}),
+    "outputs": ({"name": "hypcluster", "num_clusters": 2}, {"name": "fedavg"}),
+}
+
+
+class TrainerTrials(Trials):
+    """The trials of one trainer, in order; a run that fails ends them."""
+
+    def all(self) -> Iterator[Finding]:
+        """Yield the result of each trial."""
+        try:
+            first = self._run("first", {})
+        except (UserError, CodeFailed) as error:
+            yield _failed("a run", error)
+            return
+        yield self._learns(first)
+        yield (repeats := self._repeats(first))
+        if repeats.passed:
+            yield self._resumes(first)
+        yield self._over_ranks(first)
+        yield self._bytes(first)
+        trainer = trainer_of(self.config.local.trainer)
+        for gift in () if trainer is None else trainer.gives:
+            if gift in ASKING:
+                yield self._given(gift)
+
+    def _given(self, gift: Gift) -> Finding:
+        """Run two methods that differ in what they ask of the trainer."""
+        one, other = ASKING[gift]
+        what = f"gives `{gift}`: {one['name']} {GIFTS[gift]}"
+        base = {"rounds": 2, "local": {"epochs": 1}}
+        found = []
+        for label, method in (("one", one), ("other", other)):
+            tree = {**self.tree, "algorithm": method}
+            trials = TrainerTrials(tree, self.config, self.folder, self.ranks)
+            try:
+                found.append(trials._run(f"{gift}-{label}", base).summary["digest"])
+            except (UserError, CodeFailed) as error:
+                return _failed(what, error)
+        if found[0] != found[1]:
+            return Finding(True, what)
+        remedy = "call context.loss for the loss, and context.direct between backward pass and step"
+        return Finding(False, f"{what}, and that changes nothing", remedy)
 
 
 @contextmanager

@@ -88,8 +88,12 @@ class TrainerBackend(Backend):
                 fit: Any = self.trainer.fit(module, self._samples(request), asked)
         finally:
             context.flat.reattach()
+        self._check_kept(request)
         remedy = f"its fit returns {shape_or_type(fit)}; return a mpifl.Fit of loss, steps and samples"
         require(isinstance(fit, Fit), "local.trainer", self.trainer.name, remedy)
+        told = "rate" not in self.trainer.gives or not fit.steps or math.isfinite(fit.lr)
+        remedy = "has `rate` among its gifts, but its fit tells no lr; return Fit(..., lr=...)"
+        require(told, "local.trainer", self.trainer.name, remedy)
         checked: Fit = fit
         return checked
 
@@ -103,6 +107,17 @@ class TrainerBackend(Backend):
         for gift, given in asked.items():
             if given:
                 check_gives(self.trainer, gift)
+
+    def _check_kept(self, request: Request) -> None:
+        """Raise `UserError` if the trainer has moved parameters that it was not to train."""
+        context = self.context
+        moving = {id(p) for p in context.moving(request.part).params}
+        for name, p in context.flat.module.named_parameters():
+            if id(p) in moving:
+                continue
+            before = request.start[context.layout.slices[name]].view(p.shape).to(p.device)
+            remedy = "moves it, although requires_grad is False; give its optimiser the others alone"
+            require(torch.equal(p, before), "local.trainer", f"{self.trainer.name}: {name}", remedy)
 
     def _samples(self, request: Request) -> Samples:
         """Return the client's samples in the batches of the visit."""

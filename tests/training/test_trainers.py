@@ -58,12 +58,8 @@ class Bare(Torch):
         return self.only  # type: ignore[return-value]
 
 
-CHANGING = {name for name, cls in CATALOGUE.items() if isinstance(vars(cls).get("asks"), property)}
-ASKING = [p for i, p in enumerate(PARAMS) if i < len(CATALOGUE) or p.values[0][0] in CHANGING]
-
-
 @pytest.mark.usefixtures("flat_plane")
-@pytest.mark.parametrize("case", ASKING)
+@pytest.mark.parametrize("case", PARAMS)
 def test_a_method_asks_a_trainer_for_no_more_than_it_declares_and_trains_as_in_the_own_loop(case, tmp_path):
     """A trainer that gives what is declared suffices; plain SGD of PyTorch gives the numbers of the loop."""
     name, options = case
