@@ -539,7 +539,7 @@ def launch(transport: Transport, args: argparse.Namespace) -> None:
     ranks={"type": int, "default": 3, "metavar": "P", "help": "ranks of the trial under MPI (default: 3)"},
 )
 def check(transport: Transport, args: argparse.Namespace) -> int:
-    """Test your own method or trainer in small runs: does it repeat, also over ranks, with the bytes forecast?"""
+    """Test your own method or trainer in small runs: does it repeat, over ranks, with the bytes foretold?"""
     from mpifl.tools import method_check
 
     require(transport.size == 1, "check", transport.size, "starts mpirun itself: start it without one")

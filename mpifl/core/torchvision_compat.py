@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+MISSING = "torchvision::nms"  # in the message of an import that fails
 _NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _schemas: list[Any] = []  # a torch.library.Library undefines its schemas when it is collected
 
@@ -25,7 +26,7 @@ def torchvision() -> ModuleType:
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
+        if MISSING not in str(error):
             raise
     for name in [n for n in sys.modules if n == "torchvision" or n.startswith("torchvision.")]:
         del sys.modules[name]  # half-imported: the second try starts afresh

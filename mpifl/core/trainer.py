@@ -135,12 +135,14 @@ class FitContext:
         step: the server step, from 1.
         rounds: number of server steps of the run.
         epochs: passes over the samples.
+        pass_steps: mini-batches of one pass.
         num_steps: mini-batches of the visit: those of `epochs`, or `local.steps`, and less where the visit
             does a share of the work.
         batch_size: samples of a mini-batch.
         rate_factor: what `local.lr_decay` and `local.milestones` multiply the learning rate by at this step.
         loss: (module, samples, labels, indices of the samples) -> loss of a batch, a scalar: that of the
             method, if it has its own, or that of the task. A trainer with `loss` among its gifts calls it.
+        directed: whether the method changes gradients.
         direct: changes the gradients that are in `p.grad` as the method asks. A trainer with `direction`
             among its gifts calls it between backward pass and step; it does nothing for most methods.
         done: is told the number of mini-batches done so far, for the progress; optional.
@@ -151,10 +153,12 @@ class FitContext:
     step: int
     rounds: int
     epochs: int
+    pass_steps: int
     num_steps: int
     batch_size: int
     rate_factor: float
     loss: Loss
+    directed: bool
     direct: Callable[[], None]
     done: Callable[[int], None]
 

@@ -73,10 +73,14 @@ class TrainerBackend(Backend):
             step=request.step,
             rounds=self.rounds,
             epochs=config.epochs,
+            pass_steps=replace(config, epochs=1, steps=None).num_steps(
+                len(request.split), context.drop_single
+            ),
             num_steps=num_steps,
             batch_size=config.batch_size,
             rate_factor=config.lr_at(request.step) / config.lr,
             loss=request.loss or loss_of(context),
+            directed=request.direction is not None,
             direct=partial(_direct, context, request),
             done=(lambda count: None) if stage is None else partial(setattr, stage, "done"),
         )

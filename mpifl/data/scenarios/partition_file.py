@@ -32,6 +32,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import CLASSES, SPLITS
+from mpifl.core.imports import optional
 from mpifl.core.options import ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import RepeatedKey, check_file, json_of
@@ -40,7 +41,7 @@ from mpifl.data.pool import Pool
 from mpifl.data.scenario import TEST_SHARE, Scenario, ScenarioSpec, check_test_share
 from mpifl.data.scenarios.relations import PermuteFeatures, PermuteTargets, PermuteTokens
 from mpifl.data.scenarios.usual import strata, test_like
-from mpifl.data.sources.base import in_one_line, optional
+from mpifl.data.sources.base import in_one_line
 from mpifl.data.sources.columns import lines_on_names
 from mpifl.data.transforms import Border, Colour, Noise, Op, Patch, PermuteLabels, Rotate
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -236,25 +235,6 @@ def refuse_foreign(path: Path, what: str, writer: str) -> None:
     reader = FOREIGN.get(path.suffix.lower())
     remedy = f"is a file {path.suffix}, not {what}: read it with {reader} and write it with {writer}"
     require(reader is None, "data.source.path", str(path), remedy)
-
-
-def optional(package: str, extra: str, key: str, value: object) -> Any:
-    """Import a package that an extra of mpifl installs.
-
-    Args:
-        package: name of the module.
-        extra: the extra, for error messages.
-        key: the option that needs it.
-        value: its value.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        name = package.split(".")[0]
-        raise UserError(key, value, f'needs {name}: pip install "mpifl[{extra}]"') from error
 
 
 def in_one_line(error: BaseException) -> str:

@@ -12,13 +12,14 @@ import numpy as np
 from annotated_types import Ge
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.imports import optional
 from mpifl.core.options import PositiveInt, ShareBelowOne
 from mpifl.core.progress import each
 from mpifl.core.textfiles import RepeatedKey, json_of, text_of
 from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool
 from mpifl.data.sources import arrays, columns
-from mpifl.data.sources.base import TEST, TRAIN, Source, optional, part_of, place_of, reading, roles_of
+from mpifl.data.sources.base import TEST, TRAIN, Source, part_of, place_of, reading, roles_of
 from mpifl.data.sources.pictures import decoded, is_grey
 
 if TYPE_CHECKING:

@@ -12,21 +12,12 @@ import numpy as np
 from annotated_types import MaxLen, MinLen
 
 from mpifl.core.errors import require
+from mpifl.core.imports import optional
 from mpifl.core.options import ShareBelowOne
 from mpifl.data.pool import Pool
 from mpifl.data.sources import columns
 from mpifl.data.sources.arrays import TEST_SHARE, as_float32, numbered, pool_of, refuse_not_finite, with_test
-from mpifl.data.sources.base import (
-    FOREIGN,
-    TEST,
-    TRAIN,
-    Source,
-    optional,
-    part_of,
-    place_of,
-    reading,
-    refuse_foreign,
-)
+from mpifl.data.sources.base import FOREIGN, TEST, TRAIN, Source, part_of, place_of, reading, refuse_foreign
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.imports import optional
 from mpifl.core.options import PositiveInt
 from mpifl.core.progress import each
 from mpifl.data.pool import Pool
 from mpifl.data.sources import arrays, columns
-from mpifl.data.sources.base import Source, optional, reading
+from mpifl.data.sources.base import Source, reading
 from mpifl.data.sources.leaf import LETTERS
 
 if TYPE_CHECKING:

@@ -6,5 +6,10 @@ from mpifl.core.errors import Registry
 from mpifl.core.trainer import LocalTrainer
 
 TRAINERS: Registry[type[LocalTrainer]] = Registry(
-    "mpifl", {"own": "core.trainer:OwnLoop", "torch": "training.trainers.pytorch:Torch"}
+    "mpifl",
+    {
+        "own": "core.trainer:OwnLoop",
+        "torch": "training.trainers.pytorch:Torch",
+        "lightning": "training.trainers.lightning:Lightning",
+    },
 )
