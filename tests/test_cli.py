@@ -29,6 +29,7 @@ from mpifl.models import MODELS
 from mpifl.simulation.delays import DELAYS
 from mpifl.simulation.network import NETWORKS
 from mpifl.simulation.policies import POLICIES
+from mpifl.training.trainers import TRAINERS
 
 TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
 
@@ -55,6 +56,7 @@ def said(capsys, monkeypatch):
         ("data", {**SOURCES, **SCENARIOS}),
         ("policies", POLICIES),
         ("delays", DELAYS),
+        ("trainers", TRAINERS),
         ("networks", NETWORKS),
     ],
 )
@@ -121,7 +123,17 @@ def test_methods_are_listed_with_year_and_policies_and_chosen_by_words(said):
     assert every["ccfl"][:2] == ["2024", "every_arrival"]
     assert [*rows("soft")] == ["fedem", "fedsoft", "fedrc", "fedce"]
     assert [*rows("soft", "every_arrival")] == ["fedem", "fedrc"]
-    for words in (["algorithms", "sft"], ["models", "soft"], ["papers", "soft"]):
+    trained = {name for name in every if name not in rows("--trainer", "lightning")}
+    assert {"moon", "scaffold", "fednova", "pfedme", "apfl", "fedem"} <= trained  # losses, rates of their own
+    assert not {"fedavg", "ifca", "ucfl", "emdcfl", "ccfl", "ditto", "fedrep", "fedasync"} & trained
+    adamw = rows("--trainer", "{name: torch, optimizer: AdamW}")
+    assert {*rows("--trainer", "torch")} - {*adamw} == {"scaffold", "fednova"}  # they compute with SGD's rate
+    for words in (
+        ["algorithms", "sft"],
+        ["models", "soft"],
+        ["papers", "soft"],
+        ["models", "--trainer", "torch"],
+    ):
         assert main(["list", *words]) == 2
 
 
@@ -337,7 +349,7 @@ CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))
 def fits() -> Callable[[object], bool]:
     """Return whether a configuration fits the printed schema."""
     text = reference.json_schema()
-    assert len(text) < 110_000
+    assert len(text) < 120_000
     schema = json.loads(text)
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema).is_valid

@@ -183,6 +183,22 @@ def an_asynchronous_study(folder: Path, said: str) -> None:
     assert "buffer of 2" in (folder / "runs" / "late-study" / "sweep.md").read_text()
 
 
+def trainers_of_three_kinds(folder: Path, said: str) -> None:
+    """Each run was trained by its own trainer, and the check of the last passed."""
+    runs = {name: folder / "runs" / f"quickstart-{name}" for name in ("adamw", "lightning", "sam")}
+    named = {
+        n: yaml.safe_load((run / "config.yaml").read_text())["local"]["trainer"] for n, run in runs.items()
+    }
+    assert named["adamw"]["optimizer"] == "AdamW"
+    assert named["lightning"]["name"] == "lightning"
+    assert named["sam"]["name"] == "sam.py:SAM"
+    columns = {n: (run / "metrics.csv").read_text().splitlines()[0].split(",") for n, run in runs.items()}
+    assert "fit_hits" in columns["lightning"]
+    assert "fit_rho" in columns["sam"]
+    assert "ok   gives `direction`" in said
+    assert "FAIL" not in said
+
+
 LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so after its commands
     "asynchronous-study.md": an_asynchronous_study,
     "asynchrony.md": a_replay_is_its_run,
@@ -195,6 +211,7 @@ LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so af
     "own-data-and-model.md": own_data_and_model,
     "python.md": a_script_and_a_metric,
     "running.md": a_run_from_python,
+    "trainers.md": trainers_of_three_kinds,
     "writing-a-method.md": the_method_of_the_page,
 }
 
@@ -203,7 +220,13 @@ def test_whatever_a_marked_page_leaves_behind_is_looked_at():
     assert {page.name for page in [*PAGES, *TUTORIAL] if blocks(page)} == set(LEAVES)
 
 
-LATER = ("asynchrony.md", "data.md", "python.md", "running.md")  # with several starts of Python each
+LATER = (
+    "asynchrony.md",
+    "data.md",
+    "python.md",
+    "running.md",
+    "trainers.md",
+)  # with several starts of Python each
 MARKED_PAGES = [
     pytest.param(page, marks=[pytest.mark.nightly] * (page in TUTORIAL or page.name in LATER))
     for page in [*PAGES, *TUTORIAL]

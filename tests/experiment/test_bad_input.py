@@ -57,7 +57,7 @@ OPTIONS = {
     "unknown key": (["--round", "3"], ["round = 3", "did you mean 'rounds'"]),
     "key without its section": (
         ["--lr", "0.1"],
-        ["lr = 0.1: unknown key; did you mean local.lr or algorithm.lr?\n"],
+        ["lr = 0.1: unknown key; did you mean local.lr or algorithm.lr or local.trainer.lr?\n"],
     ),
     "key of several sections": (["--epochs", "3"], ["did you mean local.epochs or "]),
     "unknown key of a section": (["--local.epoch", "3"], ["local.epoch = 3", "did you mean 'epochs'"]),

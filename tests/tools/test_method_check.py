@@ -267,3 +267,64 @@ def test_methods_that_need_single_uploads_and_server_sets_get_them(tmp_path, mon
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "ccfl in 24 server steps with 6 clients"
     assert not [line for line in lines if line.startswith("FAIL")]
+
+
+TRAINER = """
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+import mpifl
+
+COUNTER = itertools.count()
+
+
+@dataclass(frozen=True)
+class Mine(mpifl.Trainer):
+    gives = ("direction", "loss", "rate", "outputs")
+
+    def fit(self, module, data, context):
+        params, lr, samples = [p for p in module.parameters() if p.requires_grad], LR, 0
+        for x, y, index in data.batches():
+            LOSS.backward()
+            DIRECT
+            with torch.no_grad():
+                for p in params:
+                    if p.grad is not None:
+                        p -= lr * p.grad
+                    p.grad = None
+            samples += len(x)
+        return mpifl.Fit(0.0, context.num_steps, samples, lr=lr)
+"""
+GOOD = {"LR": "0.1", "LOSS": "context.loss(module, x, y, index)", "DIRECT": "context.direct()"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, ""),
+        ({"DIRECT": "pass"}, "gives `direction`"),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (
+                ({"LOSS": "torch.nn.functional.cross_entropy(module(x), y)"}, "gives `loss`"),
+                ({"LR": "0.1 / (1 + next(COUNTER))"}, "the same run again"),
+                ({"LR": "float('nan')"}, "a run"),
+            )
+        ),
+    ],
+)
+def test_a_trainer_is_tried_and_what_it_does_not_give_is_named(changes, found, tmp_path, monkeypatch, capsys):
+    """A direction that is ignored, a loss of its own, a counter between visits, a rate that is no number."""
+    monkeypatch.chdir(tmp_path)
+    text = TRAINER
+    for name, code in {**GOOD, **changes}.items():
+        text = text.replace(name, code)
+    (tmp_path / "mine.py").write_text(text)
+    code = main(["check", "mine.py:Mine", "--ranks", "1", "--rounds", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    failed = [line for line in lines if line.startswith("FAIL")]
+    assert code == (1 if found else 0)
+    assert [found in line for line in failed] == [True] * bool(found)
+    assert found == "a run" or sum("gives `" in line for line in lines) == 4
