@@ -176,7 +176,7 @@ class Layout:
             remedy = "the method works on that part of the model; name its modules in model.lora.train"
             raise UserError("model.lora", f"frozen {name}", remedy)
         if name in ("head", "body") and not any(n.startswith("head.") for n in (*self.names, *self.frozen)):
-            remedy = "its last layer is needed apart from the rest; build a mpifl.models.Net(body, head)"
+            remedy = "its last layer is needed apart; name it (model.head), or build a mpifl.models.Net"
             raise UserError("model.name", "a network without `head`", remedy)
         return _joined(self.slices[n] for n in self.names if n in found)
 

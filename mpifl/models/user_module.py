@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -27,13 +27,16 @@ class Custom(ShapeModel):
 
     `Name` may be a class or a function. It is called with `shape` ((C, H, W), (F,) of a table, or (T,) of
     tokens), `num_classes` and `vocabulary` (number of different tokens), or those of them that its signature
-    names. The module it returns must end in an `nn.Linear` that gives the logits. A column of c categories
-    counts as c features of 0 and 1 in F. Tokens are int64 [n, T]. If labels are tokens or masks, the module
-    returns [n, T, num_classes] or [n, H, W, num_classes].
+    names. A column of c categories counts as c features of 0 and 1 in F. Tokens are int64 [n, T]. If labels
+    are tokens or masks, the module returns [n, T, num_classes] or [n, H, W, num_classes].
+
+    Methods that use embeddings, or parts of the model, need a module that ends in an `nn.Linear` which gives
+    the logits: name it in `head`.
 
     Attributes:
         path: `pkg.module:Name` or `file.py:Name`.
-        head: name of the last layer inside the module, such as `fc` or `classifier.2`.
+        head: name of the last layer inside the module, such as `fc` or `classifier.2`; empty takes the module
+            as one whole, which may be anything that the task and the trainer take.
         embed: name of a method that returns the input of the last layer; not needed if the module returns it
             when its last layer is left out.
         block: names of the modules that form FedCUAU's cluster block together with the head.
@@ -49,7 +52,10 @@ class Custom(ShapeModel):
 
     def make_for(self, info: DataInfo) -> modules.Net:
         """Return the user's network for data as in `info`; columns of categories are zeros and ones."""
-        return super().make_for(info) if any(info.categories) else self._checked(info)
+        coded = any(info.categories)
+        remedy = "columns of categories are encoded before the module; name its last layer, an nn.Linear"
+        require(bool(self.head) or not coded, "model.head", self.head, remedy)
+        return super().make_for(info) if coded else self._checked(info)
 
     def make(self, shape: Shape, num_classes: int) -> modules.Net:
         """Return the user's network for images of `shape`."""
@@ -59,6 +65,8 @@ class Custom(ShapeModel):
         """Return the user's network, after checking head, blocks and embedding."""
         shape, flat = info.shape, info.labels not in (TOKENS, MASKS)
         module = self._construct(info)
+        if not self.head:
+            return self._whole(module)
         head = self._find_head(module, info)
         for name in self.block:
             require(_has(module, name), "model.block", name, "the network has no such module")
@@ -96,6 +104,15 @@ class Custom(ShapeModel):
             if name in buffers:
                 buffer.copy_(buffers[name])
         return net.train()
+
+    def _whole(self, module: nn.Module) -> modules.Net:
+        """Return the user's network as one whole, which is tried with the data, the task and the trainer."""
+        for key, value in (("embed", self.embed), ("block", list(self.block))):
+            require(not value, f"model.{key}", value, "has no effect without model.head; give that, too")
+        need_float32(module, "model.path", self.path)
+        need_initialised(module, "model.path", self.path)
+        need_apart(module, "model.path", self.path)
+        return cast(modules.Net, module.train())  # without embedding and head, unless it has its own
 
     def encoded(self, inputs: modules.OneHot, body: nn.Module) -> nn.Module:
         """Return the user's module applied to encoded columns; its layers keep their names."""

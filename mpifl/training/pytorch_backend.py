@@ -174,7 +174,7 @@ def outputs(
         UserError: there is only one sample, with batch norm and `train_mode`; or the module has no embedding.
     """
     module = context.flat.load(vector, train=train_mode)
-    remedy = "its embedding is needed; build a mpifl.models.Net(body, head)"
+    remedy = "its embedding is needed; name its last layer (model.head), or build a mpifl.models.Net"
     require(not embedding or hasattr(module, "embed"), "model.name", "a network without `embed`", remedy)
     function = module.embed if embedding else partial(context.forward, module)
     with kept(), context.kernels(), context.seeded(key(0, "outputs")):

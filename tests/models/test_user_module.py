@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from support import toy
 from torch.testing import assert_close
 
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.federation import DataInfo
 from mpifl.models import MODELS, build_model
@@ -280,10 +282,27 @@ def test_lazy_layers_take_their_sizes_from_the_samples(place):
     assert net.head.in_features == 8
 
 
+def test_a_module_without_a_named_head_is_taken_as_one_whole(place, tmp_path):
+    """It trains, under methods that need neither its embedding nor a part of it."""
+    options = MODELS["custom"](path=f"{place}:Good")
+    net = build_model(options, DataInfo((1, 4, 4), 10))
+    assert type(net).__name__ == "Good"
+    done = toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path / "a", model=options)
+    assert done.scores["accuracy"].mean() > 0.4
+    for method in ("fedper", "emdcfl"):
+        with pytest.raises(UserError, match=r"model\.head"):
+            toy.run(CATALOGUE[method](), toy.Tiny(), tmp_path / method, model=options)
+    for wrong in ({"embed": "inner"}, {"block": ("features",)}):
+        with pytest.raises(UserError, match=r"no effect without model\.head"):
+            build(place, "Good", **wrong)
+    table = DataInfo((2,), 3, "features", categories=(0, 5))
+    with pytest.raises(UserError, match="columns of categories are encoded"):
+        build_model(MODELS["custom"](path=f"{place}:Two"), table)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "key", "words"),
     [
-        ("Good", {}, "model.head", "features.1, classifier.1"),
         ("Good", {"head": "features"}, "model.head", "nn.Linear"),
         ("Good", {"head": "classifier.1", "embed": "codes"}, "model.embed", "no such method"),
         ("Good", {"head": "classifier.1", "block": ("layer4",)}, "model.block", "no such module"),
