@@ -63,6 +63,7 @@ ALONE = ("watch", "launch", "docs", "list", "show", "schema", "cite", "completio
 DEFERRED = (  # PyTorch, NumPy, and our modules that use them when they are imported; see `lazy_imports`
     *("torch", "torch.nn", "torch.nn.functional", "numpy", "numpy.lib", "numpy.lib.format"),
     *("mpifl.core.devices", "mpifl.core.torch_state", "mpifl.models.modules"),
+    *("mpifl.models.huggingface_modules",),
     *("mpifl.kernels.bindings", "mpifl.aggregation.exact_sum"),
 )
 # commands that show progress, so that they are never silent for long

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support import toy
 from support.runs import CONFIG
 
-HEAVY = ("torchvision", "umap", "ot", "matplotlib", "PIL", "torch._dynamo", "sympy")
+HEAVY = ("torchvision", "transformers", "peft", "umap", "ot", "matplotlib", "PIL", "torch._dynamo", "sympy")
 PROGRAM = f"""
 import sys
 from mpifl.cli import main

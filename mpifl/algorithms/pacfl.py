@@ -11,6 +11,7 @@ Our reading: `angle="columns"` (the code) takes angles of single columns with th
 smallest principal angle (`smallest`) or the sum of the angles (`sum`). Training images enter as they are
 stored, D = C H W (the code, pixels from 0 to 255). The pixels decide the result: with raw ones, 100 CIFAR-10
 clients of two classes each are clustered without an error; with normalised ones no threshold achieves this.
+Texts enter as the counts of their tokens (modulo 4096, without padding), a column of a term-document matrix.
 Variant `emdcfl`, the EMD-CFL repository: normalised validation images, in which every colour plane is a
 column of its own, D = H W.
 
@@ -38,6 +39,8 @@ from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, PlainVi
 from mpifl.core.mixing import updated
 from mpifl.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 from mpifl.core.types import Notes, ProblemInfo, Report, Server, Vector
+
+TERMS = 4096  # different tokens that are counted; others share their counts
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,8 @@ class PACFL(NewClients, PlainVisits, Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """Classes of images or of columns of numbers; validation data in variant `emdcfl`."""
-        return Needs(
-            averages=True, classes=True, inputs=("images", "features"), validation=self.variant == "emdcfl"
-        )
+        """Classes; validation data in variant `emdcfl`."""
+        return Needs(averages=True, classes=True, validation=self.variant == "emdcfl")
 
     def ignored_options(self) -> Mapping[str, str]:
         """`budget` replaces `p`."""
@@ -92,6 +93,8 @@ class PACFL(NewClients, PlainVisits, Algorithm):
         split = "train" if self.variant == "paper" else "val"
         raw = (self.pixels or ("raw" if self.variant == "paper" else "normalised")) == "raw"
         data = client.pixels(split) if raw else getattr(client.data, split)
+        if data.x.ndim == 2 and not data.x.is_floating_point():
+            data = Split(counts(data.x.long()), data.y)
         require(len(data) > 0, "variant", self.variant, f"client {client.id} has no validation data")
         bases = [self._basis(data, c) for c in torch.unique(data.y).tolist()]
         classes, D = client.layout.num_classes, len(bases[0])
@@ -140,3 +143,13 @@ class PACFL(NewClients, PlainVisits, Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each cluster by samples."""
         return clustered_plan(server, notes)
+
+
+def counts(x: torch.Tensor) -> torch.Tensor:
+    """Return how often each token, modulo `TERMS`, occurs in each sample int64 [n, T]: [n, TERMS].
+
+    The run of one token at the end of a sample is left out: it is padding, or says as little.
+    """
+    others = (x != x[:, -1:]).flip(1).cumsum(1).flip(1) > 0
+    found = torch.zeros(len(x), TERMS)
+    return found.scatter_add_(1, x % TERMS, others.float())

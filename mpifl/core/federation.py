@@ -16,6 +16,8 @@ from .errors import UserError
 
 IMAGES, FEATURES, TOKENS = "images", "features", "tokens"
 CLASSES, MULTI_HOT, NUMBERS, MASKS = "classes", "multi_hot", "numbers", "masks"
+MASKED, TAGS = "masked_tokens", "tags"
+SEQUENCES = (TOKENS, MASKED, TAGS)  # kinds of labels that every position of a sample has
 SPLITS = ("train", "val", "test")  # columns of `Federation.sizes`
 
 
@@ -34,19 +36,24 @@ class DataInfo:
     | `classes` | int64, from 0 to L - 1 | classes |
     | `multi_hot` | float32 [L], 1 where a label applies | labels |
     | `numbers` | float32 [L] | targets |
-    | `tokens` | int64 [T], -100 for a position that does not count | different tokens |
+    | `tokens` | int64 [T], the next token; -100 for a position that does not count | different tokens |
+    | `masked_tokens` | int64 [T], the token that a mask hides; -100 elsewhere | different tokens |
+    | `tags` | int64 [T], the class of the token; -100 for a position that does not count | tags |
     | `masks` | int64 [H, W], a class for each pixel, -100 for one that does not count | classes |
 
     Attributes:
         shape: shape of one sample.
         num_classes: L, the width of the model's output.
         inputs: `images`, `features` or `tokens`.
-        labels: `classes`, `multi_hot`, `numbers`, `tokens` or `masks`.
+        labels: `classes`, `multi_hot`, `numbers`, `tokens`, `masked_tokens`, `tags` or `masks`.
         vocabulary: number of different tokens; 0 if samples are not tokens.
         categories: number of categories of each column of a table [F], whose values are integers from 0; 0
             for a column of numbers. Empty: all columns hold numbers.
         parts: shapes of several inputs that are concatenated in a sample of shape [F]; empty for one input.
             `unpack` separates them.
+        special: (role, token) of the tokens that stand for no text: `padding` (a sample ends where only these
+            follow), `mask`, `second` (a second text follows the first of these), and others by the names of
+            their tokenizer. Empty if nothing is known of them.
     """
 
     shape: tuple[int, ...]
@@ -56,6 +63,11 @@ class DataInfo:
     vocabulary: int = 0
     categories: tuple[int, ...] = ()
     parts: tuple[tuple[int, ...], ...] = ()
+    special: tuple[tuple[str, int], ...] = ()
+
+    def token_of(self, role: str) -> int | None:
+        """Return the special token of a role; None if there is none."""
+        return dict(self.special).get(role)
 
     @property
     def dtype(self) -> torch.dtype:

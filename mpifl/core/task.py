@@ -239,5 +239,7 @@ SUITABLE = {
     "multi_hot": "multi_label",
     "numbers": "regression",
     "tokens": "next_token",
+    "masked_tokens": "masked_token",
+    "tags": "token_classification",
     "masks": "segmentation",
 }  # kind of labels -> the task that is made for them

@@ -254,6 +254,7 @@ def pinned(say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
 
 # -- what cannot be put back ---------------------------------------------------------------------------------
 
+ADDED = frozenset(("torch.nn.Module.smart_apply",))  # by transformers; PyTorch never calls it
 METHODS = "forward", "__call__", "_call_impl", "_conv_forward"
 _LAYERS = tuple(k for k in vars(torch.nn).values() if isinstance(k, type) and issubclass(k, torch.nn.Module))
 _OWNERS: dict[str, Mapping[str, Any]] = {
@@ -278,7 +279,7 @@ def replaced() -> list[str]:
         found += [
             f"{owner}.{name}"
             for name, value in members.items()
-            if isinstance(value, FunctionType) and _is_foreign(value)
+            if isinstance(value, FunctionType) and _is_foreign(value) and f"{owner}.{name}" not in ADDED
         ]
     return found + _modes()
 

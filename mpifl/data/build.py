@@ -36,6 +36,7 @@ from .scenario import (
     check_splits,
 )
 from .scenarios.partition_file import FORMATS, check_format, exported, write
+from .scenarios.relations import Relations
 from .scenarios.rotated import Rotated
 from .sources.base import MEASURED, NORMALISATIONS, Source, in_one_line
 from .sources.scikit import Digits, Photos
@@ -232,7 +233,11 @@ def _of_users(options: Source | Scenario, what: str) -> Iterator[None]:
 def _check_fits(config: DataConfig, pool: Pool) -> None:
     """Raise `UserError` for a scenario that reads classes or changes images if the source has none."""
     scenario, name = type(config.scenario), name_of(config.scenario)
-    others = "use iid, lognormal, powerlaw or natural"
+    same = {n: getattr(config.scenario, n, default) for n, default in asdict(Relations()).items()}
+    kept = {n: same[n] for n in ("clients", "validation") if same[n] != getattr(Relations, n)}
+    options = ", ".join(f"{n}: {value}" for n, value in {"name": "relations", **kept}.items())
+    others = "use iid, lognormal, powerlaw or natural, or for groups with known differences "
+    others += f"--data.scenario '{{{options}}}'"
     remedy = f"it divides the samples by class, but labels of {config.source.name} are {pool.label_kind}"
     fits = pool.label_kind == CLASSES or not scenario.by_class
     fits = fits or (pool.label_kind == MASKS and scenario.of_masks)

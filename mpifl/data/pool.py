@@ -10,7 +10,17 @@ from functools import cached_property
 import numpy as np
 
 from mpifl.core.errors import UserError, is_whole, require
-from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MASKS, MULTI_HOT, NUMBERS, TOKENS, DataInfo
+from mpifl.core.federation import (
+    CLASSES,
+    FEATURES,
+    IMAGES,
+    MASKS,
+    MULTI_HOT,
+    NUMBERS,
+    SEQUENCES,
+    TOKENS,
+    DataInfo,
+)
 from mpifl.core.rng import Key, key
 from mpifl.core.textfiles import readable
 
@@ -38,7 +48,7 @@ class Pool:
     | an integer type [n] | classes, from 0 to `num_classes` - 1 |
     | uint8 or bool [n, L] | multi-hot: which of L labels apply |
     | float32 (or float16, float64) [n, L] | L numbers to predict |
-    | int16, int32 or int64 [n, T] | tokens, one for each position; -100 for ignored positions |
+    | int16, int32 or int64 [n, T] | tokens, or as `of_positions` says; -100 for ignored positions |
     | an integer type [n, H, W] | masks: a class for each pixel; ignored ones are -100, or 255 in uint8 |
 
     Attributes:
@@ -57,6 +67,8 @@ class Pool:
             float64 [C]. None for other samples, and before `standardised` computes it.
         std: standard deviation in the same form; 1 in columns of categories and where values are constant.
         origin_groups: hidden group of each origin, or empty.
+        of_positions: kind of labels of an integer type [n, T]: `tokens`, `masked_tokens` or `tags`.
+        special: special tokens by role (`DataInfo.special`).
         remarks: lines for the user, such as what was left out; printed at every start.
     """
 
@@ -74,6 +86,8 @@ class Pool:
     std: np.ndarray | None = None
     remarks: tuple[str, ...] = ()
     origin_groups: tuple[int, ...] = ()
+    of_positions: str = TOKENS
+    special: tuple[tuple[str, int], ...] = ()
 
     @property
     def images(self) -> np.ndarray:
@@ -89,14 +103,14 @@ class Pool:
 
     @property
     def label_kind(self) -> str:
-        """Return the kind of the labels: `classes`, `multi_hot`, `numbers`, `tokens` or `masks`."""
+        """Return the kind of the labels (`DataInfo.labels`)."""
         if np.issubdtype(self.labels.dtype, np.floating):
             return NUMBERS
         if self.labels.ndim == 1:
             return CLASSES
         if self.labels.ndim == 3:
             return MASKS
-        return MULTI_HOT if self.labels.dtype in (np.uint8, np.bool_) else TOKENS
+        return MULTI_HOT if self.labels.dtype in (np.uint8, np.bool_) else self.of_positions
 
     @cached_property
     def classes(self) -> np.ndarray:
@@ -108,7 +122,8 @@ class Pool:
     def info(self) -> DataInfo:
         """Return the description of samples and labels before any operation of a scenario."""
         kinds = self.kind, self.label_kind
-        return DataInfo(self.shape, self.num_classes, *kinds, self.vocabulary, self.categories, self.parts)
+        columns = self.categories, self.parts
+        return DataInfo(self.shape, self.num_classes, *kinds, self.vocabulary, *columns, self.special)
 
     @property
     def train(self) -> np.ndarray:
@@ -321,8 +336,8 @@ def _check_labels(pool: Pool, name: str) -> None:
     labels, kind, count = pool.labels, pool.label_kind, pool.num_classes
     if kind == CLASSES:
         labels_of(labels, name, count)
-    elif kind == TOKENS:
-        require(labels.ndim == 2, f"{name}: labels", list(labels.shape), "give tokens [n, T]")
+    elif kind in SEQUENCES:
+        require(labels.ndim == 2, f"{name}: labels", list(labels.shape), "give one for each token, [n, T]")
         _check_tokens(labels, count, f"{name}: labels", IGNORED)
     elif kind == MASKS:
         masks_of(labels, f"{name}: labels", count)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from math import isfinite
+from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from mpifl.experiment.placement import Place, place
 from mpifl.experiment.shared_beginning import record
 from mpifl.forecast.computation import compared_computation
 from mpifl.forecast.traffic import compared
+from mpifl.models import ModelOptions
 from mpifl.models.pretrained import uploads_none
 from mpifl.results import run_folder as folders
 from mpifl.results.recorder import Recorder, digest
@@ -98,6 +100,8 @@ def finish(
     if uploads_none(summary):
         whole.pop("model", None)  # nobody trained it
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
+    if context.config.output.model:
+        export(folder, context, server, whole, own, summary)
     ledger, computation = server_step.ledger, server_step.computation
     of_clients = ledger.per_client(), computation.per_client(), computation.energy()
     recorder.write_traffic(ledger.moved.columns(), *of_clients)
@@ -111,6 +115,38 @@ def finish(
         layout=context.problem.layout,
     )
     return fault
+
+
+def export(
+    folder: Path,
+    context: RunContext,
+    server: Server,
+    tables: Mapping[str, torch.Tensor],
+    own: torch.Tensor | None,
+    summary: Mapping[str, Any],
+) -> None:
+    """Write the models that are served in the format in which they are published, if they have one.
+
+    Args:
+        folder: the run folder.
+        context: context of the run.
+        server: the server after the last step.
+        tables: name -> table of the server, without those that nobody trained.
+        own: models of the evaluated clients [n, d]; None if they are not kept.
+        summary: content of `summary.json`.
+    """
+    model, rows = context.config.model, tables.get("model")
+    if not isinstance(model, ModelOptions):
+        return
+    models: dict[str, torch.Tensor] = {}
+    if rows is not None and rows.ndim == 2 and rows.shape[1] == context.problem.layout.size:
+        serves = summary["client_models"] == "rows"
+        used = np.unique(server.assign).tolist() if serves else range(len(rows))
+        models |= {f"model-{i}": rows[i] for i in used}
+    if own is not None:
+        named = zip(context.evaluated_clients.tolist(), own, strict=True)
+        models |= {f"client-{k}": vector for k, vector in named}
+    model.export(folder, models, context.federation.info, context.config.seed.model)
 
 
 def client_models(context: RunContext, server_step: ServerStep, server: Server | None) -> torch.Tensor | None:

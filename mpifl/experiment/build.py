@@ -406,6 +406,7 @@ def initial_vectors(model: Any, seed: int, info: DataInfo, apart: bool = False) 
         apart: whether initial models must compute different functions, see `Needs.different_starts`.
     """
     adapted = apart and isinstance(model, ModelOptions) and model.lora.rank > 0
+    adapted = adapted and not model.starts_from_adapters
     if not adapted or not starts_alike(*(seeded_model(model, info, seed, j) for j in range(2))):
         return lambda j: flatten(seeded_model(model, info, seed, j))
 

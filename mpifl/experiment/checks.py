@@ -412,6 +412,8 @@ def check_outputs(model: Any, task: Task, federation: Federation, trainer: Train
     if trainer is not None and "outputs" not in trainer.gives:
         return
     module = build_model(model, federation.info)
+    for line in getattr(module, "remarks", ()) if is_ours(model) else ():
+        warn_once(line)
     few = federation.client(int(np.argmax(federation.sizes[:, 0] > 0))).train  # of the first that has any
     rows = [0, min(1, len(few) - 1)] if len(few) else []  # twice the only one: batch norm needs two
     x, y = few.x[rows], few.y[rows]

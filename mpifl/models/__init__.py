@@ -45,6 +45,7 @@ MODELS: Registry[type[ModelOptions]] = Registry(
         "transformer": "sequence:Transformer",
         "fcn": "pixels:FCN",
         "unet": "pixels:UNet",
+        "huggingface": "huggingface:HuggingFace",
         "custom": "user_module:Custom",
     },
 )

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from mpifl.core.errors import UserError, is_ours, name_of, no_memory, require, within_memory
-from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MASKS, MULTI_HOT, NUMBERS, TOKENS, DataInfo
+from mpifl.core.federation import (
+    CLASSES,
+    FEATURES,
+    IMAGES,
+    MASKS,
+    MULTI_HOT,
+    NUMBERS,
+    SEQUENCES,
+    TOKENS,
+    DataInfo,
+)
 from mpifl.core.files import same_folder
 from mpifl.core.options import Options
 from mpifl.core.rng import key
@@ -41,7 +53,7 @@ class ModelOptions(Options, ABC):
     """
 
     takes: ClassVar[tuple[str, ...]] = (IMAGES, FEATURES)
-    labels: ClassVar[tuple[str, ...]] = (CLASSES, MULTI_HOT, NUMBERS, TOKENS)
+    labels: ClassVar[tuple[str, ...]] = (CLASSES, MULTI_HOT, NUMBERS, *SEQUENCES)
     weights: str | None = field(default=None, kw_only=True)
     lora: LoRA = field(default=LoRA(), kw_only=True)
 
@@ -76,7 +88,30 @@ class ModelOptions(Options, ABC):
         """Return the names of body and head in a file of `weights`; see `load_weights`."""
         return {"body": "body.", "head": "head"}
 
-    def merged(self, net: modules.Net, info: DataInfo) -> modules.Net:
+    @property
+    def starts_from_adapters(self) -> bool:
+        """Whether the adapters begin as in a file, rather than drawn. Default: never."""
+        return False
+
+    def export(self, folder: Path, models: Mapping[str, torch.Tensor], info: DataInfo, seed: int) -> None:
+        """Write models in the format in which they are published, beside the files of a run.
+
+        Default: nothing is written.
+
+        Args:
+            folder: the run folder.
+            models: name -> vector [d] of each model that is served.
+            info: format of samples and labels.
+            seed: seed of the model.
+        """
+        return
+
+    def own(self, net: Any) -> nn.Module:
+        """Return a network, which this section has built, as its users know it. Default: as it is."""
+        module: nn.Module = net
+        return module
+
+    def merged(self, net: Any, info: DataInfo) -> Any:
         """Return the network without adapters that computes what `net` does, up to rounding.
 
         Args:

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import MinLen
@@ -36,7 +36,8 @@ class LoRA(Options):
         rank: rank r of the adapters; 0 trains and sends the whole model.
         alpha: the output of the adapters is multiplied by alpha / rank; null takes the rank, a factor of 1.
         layers: names of the layers that get adapters, with `*` and `?` as in file names. They must be linear
-            layers or ungrouped convolutions; `body.` may be left out. A layer that `train` names gets none.
+            layers or ungrouped convolutions; `body.` may be left out. A name that no layer has means those
+            that end in it: `query`. A layer that `train` names gets none.
         train: names of the modules that are trained and sent whole, written as in `layers`; with an empty
             list, only the adapters are trained.
     """
@@ -61,7 +62,7 @@ class LoRA(Options):
                 require(value == plain, f"lora.{name}", value, remedy)
 
 
-def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
+def adapt(net: nn.Module, lora: LoRA, spared: tuple[str, ...] = ()) -> frozenset[str]:
     """Give layers adapters and freeze the rest, in place.
 
     Adapters are drawn from torch's global generator: the caller seeds it.
@@ -69,6 +70,7 @@ def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
     Args:
         net: the model.
         lora: options that select the layers.
+        spared: names of layers that get no adapters, whatever the options say.
 
     Returns:
         The names of the frozen buffers.
@@ -76,14 +78,11 @@ def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
     Raises:
         UserError: a pattern matches no suitable layer or module, or all matched layers are trained whole.
     """
-    layers = [name for name, layer in net.named_modules() if _can_adapt(layer)]
-    named = [name for name, _ in net.named_modules() if name]
-    parents = [name for name in named if [*net.get_submodule(name).parameters()]]
-    _match_all("lora.layers", lora.layers, layers, "no linear layer and no ungrouped convolution")
-    _match_all("lora.train", lora.train, parents, "no module with parameters")
-    whole = tuple(f"{name}." for name in parents if _matches(name, lora.train))
+    layers = [name for name, layer in net.named_modules() if _can_adapt(layer) and name not in spared]
+    none = "no linear layer and no ungrouped convolution"
+    matched = _selected("lora.layers", lora.layers, layers, none)
+    whole = tuple(f"{name}." for name in trained_whole(net, lora))
     trained = {id(p) for name, p in net.named_parameters(remove_duplicate=False) if name.startswith(whole)}
-    matched = [name for name in layers if _matches(name, lora.layers)]
     adapted = [name for name in matched if id(net.get_submodule(name).weight) not in trained]
     remedy = "all layers that it names are trained whole; name others, or fewer in model.lora.train"
     require(bool(adapted), "model.lora.layers", list(lora.layers), remedy)
@@ -91,15 +90,27 @@ def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
     alpha = float(lora.rank) if lora.alpha is None else lora.alpha
     for name in adapted:
         layer = net.get_submodule(name)
-        kind = modules.LoRALinear if isinstance(layer, nn.Linear) else modules.LoRAConv2d
-        net.set_submodule(name, kind(layer, lora.rank, alpha))  # type: ignore[arg-type]
+        kind: Any = modules.LoRALinear if isinstance(layer, nn.Linear) else modules.LoRAConv2d
+        kind = modules.LoRAConv1D if _is_transposed(layer) else kind
+        net.set_submodule(name, kind(layer, lora.rank, alpha))
     return frozen
 
 
-def adapters_of(net: nn.Module) -> dict[str, modules.LoRALinear | modules.LoRAConv2d]:
+def trained_whole(net: nn.Module, lora: LoRA) -> list[str]:
+    """Return the names of the modules that are trained and sent whole.
+
+    Raises:
+        UserError: a pattern matches no module with parameters.
+    """
+    named = [name for name, _ in net.named_modules() if name]
+    parents = [name for name in named if [*net.get_submodule(name).parameters()]]
+    return _selected("lora.train", lora.train, parents, "no module with parameters")
+
+
+def adapters_of(net: nn.Module) -> dict[str, modules.LoRALinear | modules.LoRAConv2d | modules.LoRAConv1D]:
     """Return the layers with adapters, by name."""
-    layers = net.named_modules()
-    return {name: m for name, m in layers if isinstance(m, modules.LoRALinear | modules.LoRAConv2d)}
+    kinds = modules.LoRALinear | modules.LoRAConv2d | modules.LoRAConv1D
+    return {name: m for name, m in net.named_modules() if isinstance(m, kinds)}
 
 
 def start_apart(net: nn.Module) -> None:
@@ -188,7 +199,14 @@ def checksum(net: nn.Module) -> str:
 
 def _can_adapt(layer: nn.Module) -> bool:
     """Return whether a layer can get an adapter: subclasses may compute something else."""
-    return type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
+    plain = type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
+    return plain or _is_transposed(layer)
+
+
+def _is_transposed(layer: nn.Module) -> bool:
+    """Return whether a layer is a `Conv1D` of transformers, a linear layer with weights [in, out]."""
+    kind = type(layer)
+    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -196,12 +214,21 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(n, pattern) for n in names for pattern in patterns)
 
 
-def _match_all(key: str, patterns: tuple[str, ...], names: list[str], none: str) -> None:
-    """Raise `UserError` unless each pattern matches one of the names."""
+def _selected(key: str, patterns: tuple[str, ...], names: list[str], none: str) -> list[str]:
+    """Return the names that patterns match; a pattern that matches none matches the ends of names.
+
+    Raises:
+        UserError: a pattern matches none of the names.
+    """
+    found: set[str] = set()
     for pattern in patterns:
-        if not any(_matches(name, [pattern]) for name in names):
+        own = {name for name in names if _matches(name, [pattern])}
+        own = own or {name for name in names if name.endswith(f".{pattern}")}
+        found |= own
+        if not own:
             some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             raise UserError(f"model.{key}", pattern, f"matches {none} of the model; it has: {some or 'none'}")
+    return [name for name in names if name in found]
 
 
 def _freeze(net: nn.Module, whole: tuple[str, ...], trained: set[int]) -> frozenset[str]:

@@ -312,6 +312,8 @@ class LoRALinear(nn.Linear):
         lora_B: [out, r], zero.
     """
 
+    transposed = False
+
     def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
         nn.Module.__init__(self)
         _copy_options(layer, self)
@@ -343,6 +345,8 @@ class LoRAConv2d(nn.Conv2d):
         lora_B: [out, r, 1, 1], zero.
     """
 
+    transposed = False
+
     def __init__(self, layer: nn.Conv2d, rank: int, alpha: float) -> None:
         nn.Module.__init__(self)
         _copy_options(layer, self)
@@ -361,6 +365,42 @@ class LoRAConv2d(nn.Conv2d):
         """Return what the adapter adds to the kernels, [out, in, height, width]."""
         added: torch.Tensor = self.scale * torch.einsum("or,rihw->oihw", self.lora_B[:, :, 0, 0], self.lora_A)
         return added
+
+
+class LoRAConv1D(nn.Module):
+    """A linear layer of transformers with weights [in, out] (`Conv1D`) that are frozen, with an adapter.
+
+    Args:
+        layer: the layer; its tensors are shared, not copied.
+        rank: r.
+        alpha: the output of the adapter is multiplied by alpha / r.
+
+    Attributes:
+        lora_A: [r, in], drawn He-uniform from the global generator, like weights of linear layers.
+        lora_B: [out, r], zero.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    transposed = True
+
+    def __init__(self, layer: nn.Module, rank: int, alpha: float) -> None:
+        super().__init__()
+        _copy_options(layer, self)
+        self.scale = alpha / rank
+        like = self.weight
+        self.lora_A = _drawn(like.new_empty(rank, like.shape[0]))
+        self.lora_B = nn.Parameter(like.new_zeros(like.shape[1], rank))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [..., in] to [..., out]."""
+        added = F.linear(F.linear(x, self.lora_A), self.lora_B)
+        plain = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
+        return plain.view(*x.shape[:-1], self.weight.shape[1]) + self.scale * added
+
+    def delta(self) -> torch.Tensor:
+        """Return what the adapter adds to the weights, [in, out]."""
+        return (self.scale * self.lora_B @ self.lora_A).T
 
 
 class FrozenBatchNorm(nn.Module):

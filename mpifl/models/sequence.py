@@ -1,7 +1,7 @@
 """Networks for sequences of tokens: an LSTM and a causal transformer.
 
-If labels are tokens, every position has an output, [n, T, L], computed from the tokens up to it. Otherwise
-the last position gives the output of the sample, [n, L].
+If every position has a label (`tokens`, `masked_tokens`, `tags`), every position has an output, [n, T, L],
+computed from the tokens up to it. Otherwise the last position gives the output of the sample, [n, L].
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from annotated_types import Interval
 from torch import nn
 
 from mpifl.core.errors import require
-from mpifl.core.federation import TOKENS, DataInfo
+from mpifl.core.federation import SEQUENCES, TOKENS, DataInfo
 from mpifl.core.options import PositiveInt, ShareBelowOne
 from mpifl.models import modules
 
@@ -24,7 +24,7 @@ Layers = Annotated[int, Interval(ge=1, le=1000)]
 
 def _ending(info: DataInfo) -> dict[str, nn.Module]:
     """Return the last module of a body: none where every position has an output."""
-    return {} if info.labels == TOKENS else {"last": modules.Last()}
+    return {} if info.labels in SEQUENCES else {"last": modules.Last()}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from mpifl.core.federation import DataInfo
 from mpifl.core.flat_model import FlatModel
 from mpifl.core.imports import load_object
 from mpifl.models import MODELS, LoRA, ModelOptions, checksum, seeded_model
-from mpifl.models.modules import Net
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -71,8 +70,8 @@ def model_of(
     remedy = f"a row of this method holds {len(vector)} numbers of a model's {len(flat.vector)}: parts of one"
     require(fits, "cluster", cluster, f"{remedy}; use client=")
     module = flat.load(vector, train=False)
-    if isinstance(model, ModelOptions) and isinstance(module, Net):
-        module = model.merged(module, info)
+    if isinstance(model, ModelOptions):
+        module = model.own(model.merged(module, info))
     return _own(module, config["model"])
 
 

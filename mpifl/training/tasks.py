@@ -1,4 +1,4 @@
-"""Tasks: classification (also of pixels), multi-label classification, regression, the next token."""
+"""Tasks: classification (also of pixels and tokens), multi-label classification, regression, tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from mpifl.core.errors import catalogue, require
-from mpifl.core.federation import CLASSES, MASKS, MULTI_HOT, NUMBERS, TOKENS, DataInfo
+from mpifl.core.federation import CLASSES, MASKED, MASKS, MULTI_HOT, NUMBERS, TAGS, TOKENS, DataInfo
 from mpifl.core.metric import ACCURACY, METRICS, Metric
 from mpifl.core.options import NonNegativeInt
 from mpifl.core.task import Sums, Task
@@ -445,6 +445,62 @@ def _mixed_classes(outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> to
     return p.clamp_min(LEAST).log()
 
 
+@dataclass(frozen=True)
+class MaskedToken(NextToken):
+    """Prediction of the tokens that masks hide (Devlin et al., NAACL 2019); loss and scores as `next_token`.
+
+    The labels [n, T] are the tokens that are hidden, -100 where none is.
+
+    Attributes:
+        metrics: some of `perplexity` and `token_accuracy`, of hidden tokens. Curves and tables show the first
+            one.
+    """
+
+    called: ClassVar[str] = "masked_token"
+    labels: ClassVar[tuple[str, ...]] = (MASKED,)
+
+
+@dataclass(frozen=True)
+class TokenClassification(NextToken):
+    """Classification of tokens, such as names and parts of speech; the loss is that of `next_token`.
+
+    A model returns [n, T, L]. The labels [n, T] are classes (tags), -100 where a token does not count.
+
+    Attributes:
+        metrics: some of `token_accuracy` and `macro_f1` (mean F1 of the tags that occur or are predicted).
+            Curves and tables show the first one.
+    """
+
+    called: ClassVar[str] = "token_classification"
+    labels: ClassVar[tuple[str, ...]] = (TAGS,)
+    known: ClassVar[Mapping[str, Metric]] = known("token_accuracy", "macro_f1")
+
+    metrics: tuple[str, ...] = ("token_accuracy", "macro_f1")
+
+    def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
+        """Return the sums of `next_token` and, per tag, of tokens, predictions and hits."""
+        counts, size = labels != IGNORED, output.shape[-1]
+        right, guess = labels[counts], predictions(output)[counts]
+        return {
+            **super().sums(output, labels),
+            "true": torch.bincount(right, minlength=size).cpu(),
+            "predicted": torch.bincount(guess[guess >= 0], minlength=size).cpu(),
+            "right": torch.bincount(right[right == guess], minlength=size).cpu(),
+        }
+
+    def figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return metrics and loss."""
+        n = float(sums["n"])
+        values = {
+            "token_accuracy": _ratio(sums["hits"], n),
+            "macro_f1": _mean_ratio(2 * sums["right"], sums["true"] + sums["predicted"]),
+        }
+        loss = _ratio(sums["loss"], n)
+        if self._own_losses:
+            loss = _ratio(sums["own_loss"], float(sums["samples"]))
+        return {**{name: values[name] for name in self.metrics}, "loss": loss}
+
+
 def _ratio(part: np.ndarray | float, whole: float) -> float:
     return float(part) / whole if whole else float("nan")
 
@@ -461,6 +517,8 @@ TASKS: dict[str, type[Task]] = catalogue(
         "multi_label": MultiLabel,
         "regression": Regression,
         "next_token": NextToken,
+        "masked_token": MaskedToken,
+        "token_classification": TokenClassification,
         "segmentation": Segmentation,
     }
 )

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.federation import CLASSES, IMAGES, MASKS, NUMBERS, TOKENS
+from mpifl.core.federation import CLASSES, IMAGES, MASKED, MASKS, NUMBERS, TOKENS
 from mpifl.core.options import PositiveInt, PositiveShare, ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out, train_val_test
@@ -28,10 +28,10 @@ class Relations(Scenario):
     """Groups of equal size that share one source, each with the inputs or the labels in its own order.
 
     With `permutes: inputs`, each group permutes the features of a sample, rescaled to the mean and deviation
-    of their new places, or its pixels, with unchanged values. For tokens it permutes the alphabet, also in
-    labels that are tokens of it. With `permutes: labels`, each group permutes the classes (those of pixels,
-    in masks), or the columns of multi-hot labels; numbers change their sign in the second of two groups.
-    Group 0 changes nothing.
+    of their new places, or its pixels, with unchanged values. For tokens it permutes the alphabet without its
+    special tokens, also in labels that are tokens of it. With `permutes: labels`, each group permutes the
+    classes (those of pixels, in masks), or the columns of multi-hot labels; numbers change their sign in the
+    second of two groups. Group 0 changes nothing.
 
     Attributes:
         clients: number of clients N, a multiple of `groups`.
@@ -73,7 +73,9 @@ class Relations(Scenario):
             parts = [pool.classes] if pool.label_kind in (CLASSES, MASKS) else None
             return PermuteTargets(kept if numbers else _orders(key, self.groups, width, parts))
         if pool.kind == TOKENS:
-            return PermuteTokens(_orders(key, self.groups, pool.vocabulary), labels_are_tokens(pool))
+            ordinary = ordinary_tokens(pool)
+            orders = renamed(ordinary, _orders(key, self.groups, len(ordinary)), pool.vocabulary)
+            return PermuteTokens(orders, labels_are_tokens(pool))
         orders = _orders(key, self.groups, int(np.prod(pool.shape)))
         if pool.mean is None or pool.std is None or pool.kind == IMAGES:
             return PermuteFeatures(orders)
@@ -88,7 +90,25 @@ class Relations(Scenario):
 
 def labels_are_tokens(pool: Pool) -> bool:
     """Return whether labels are tokens of the alphabet of the samples: as many, and classes or tokens."""
-    return pool.label_kind in (CLASSES, TOKENS) and pool.num_classes == pool.vocabulary
+    return pool.label_kind in (CLASSES, TOKENS, MASKED) and pool.num_classes == pool.vocabulary
+
+
+def ordinary_tokens(pool: Pool) -> np.ndarray:
+    """Return the tokens that are not special, int64 ascending: padding and masks keep their names."""
+    return np.setdiff1d(np.arange(pool.vocabulary), [token for _, token in pool.special])
+
+
+def renamed(ordinary: np.ndarray, orders: np.ndarray, vocabulary: int) -> np.ndarray:
+    """Return the new name of each token for each group, int64 [groups, vocabulary].
+
+    Args:
+        ordinary: tokens that are renamed, int64 [m].
+        orders: which of them takes which name, int64 [groups, m].
+        vocabulary: number of all tokens.
+    """
+    names = np.tile(np.arange(vocabulary), (len(orders), 1))
+    names[:, ordinary] = ordinary[orders]
+    return names
 
 
 def _orders(key: Key, groups: int, width: int, parts: Sequence[np.ndarray] | None = None) -> np.ndarray:
@@ -265,11 +285,13 @@ class Alphabets(Scenario):
         """Compose partition and alphabets."""
         remedy = f"needs sequences of tokens, but the samples of this source are {pool.kind}; use text"
         require(pool.kind == TOKENS, "data.source.name", pool.kind, remedy)
-        orders = self._alphabets(pool.vocabulary, key.of("alphabet"))
+        ordinary = ordinary_tokens(pool)
+        found = np.array(self._alphabets(len(ordinary), key.of("alphabet")), np.int64)
+        orders = renamed(ordinary, found, pool.vocabulary)
         return ScenarioSpec(
             splits=lambda: self._splits(pool, key),
             groups=grouped(self.clients, self.groups),
-            ops=(PermuteTokens(np.array(orders, np.int64), labels_are_tokens(pool)),),
+            ops=(PermuteTokens(orders, labels_are_tokens(pool)),),
             names=tuple(f"alphabet {g}" for g in range(self.groups)),
         )
 

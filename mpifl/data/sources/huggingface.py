@@ -1,8 +1,8 @@
-"""Data sets in the formats of Hugging Face: folders of `datasets.save_to_disk`, Parquet files of the Hub."""
+"""Data sets in the formats of Hugging Face: folders of `datasets.save_to_disk`, files of the Hub."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -12,8 +12,9 @@ import numpy as np
 from annotated_types import Ge
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.federation import MASKED, TAGS, TOKENS
 from mpifl.core.imports import optional
-from mpifl.core.options import PositiveInt, ShareBelowOne
+from mpifl.core.options import PositiveInt, PositiveShare, ShareBelowOne
 from mpifl.core.progress import each
 from mpifl.core.textfiles import RepeatedKey, json_of, text_of
 from mpifl.data import prepared_cache as cache
@@ -21,6 +22,7 @@ from mpifl.data.pool import Pool
 from mpifl.data.sources import arrays, columns
 from mpifl.data.sources.base import TEST, TRAIN, Source, part_of, place_of, reading, roles_of
 from mpifl.data.sources.pictures import decoded, is_grey
+from mpifl.data.sources.tokenized import Encoded, Tokenizer, tokenizer_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,22 +30,37 @@ if TYPE_CHECKING:
 
 IMAGE_NAMES, LABEL_NAMES = ("image", "img"), ("label", "labels", "fine_label", "target", "class")
 TEXT_NAMES = ("text", "sentence", "content")
+WORDS_NAMES, TAG_NAMES = ("tokens", "words"), ("ner_tags", "pos_tags", "tags", "labels")
+FILES = (".parquet", ".csv", ".jsonl")
+MASK_SHARE = 0.15  # Devlin et al., NAACL 2019
 
 
 @dataclass(frozen=True)
 class HuggingFace(Source):
-    """A data set saved by `save_to_disk` of `datasets`, or a folder of its Parquet files; read by pyarrow.
+    """A data set saved by `save_to_disk` of `datasets`, or a folder of its files; read by pyarrow.
 
     Pictures are decoded once. Lists of floats are features, lists of whole numbers are tokens (padded with
-    0), texts are sequences of words. Arrow files are mapped, not copied to memory.
+    0), texts are sequences of words, or of the tokens of a tokenizer. Arrow files are mapped, not copied to
+    memory.
 
     Attributes:
         path: folder, absolute, below data.root or in the working folder. It holds dataset_dict.json and a
             folder for each split, or one split, or train-*.parquet and test-*.parquet, also below data/.
-        inputs: column of the samples; null: image, img, text, sentence or content.
-        label: column of the labels; null: label, labels, fine_label, target or class.
+            Files .csv and .jsonl are named likewise. Or it is one such file.
+        inputs: column of the samples; null: image, img, text, sentence or content, or, with a tokenizer and
+            a column of tags, tokens or words.
+        label: column of the labels; null: label, labels, fine_label, target or class, or, with a tokenizer,
+            ner_tags, pos_tags or tags.
         labels: classes or numbers, for labels of one number each whose type says otherwise, such as classes
-            that are stored as floats; null: whole numbers are classes, floats numbers.
+            that are stored as floats; null: whole numbers are classes, floats numbers. With a tokenizer also
+            next (the token that follows each) or masked (the token that a mask hides), which need no label.
+        tokenizer: folder of a tokenizer in the format of transformers, absolute, below data.root or in the
+            working folder; null: texts are words. Lists of words with lists of tags of the same length have
+            the tag of a word at its first token. Under `labels: next` and `masked`, a text that is longer
+            than `length` makes several samples.
+        second: column of the second text, for samples that are pairs of texts; needs a tokenizer.
+        mask_share: share of the tokens that are hidden under `labels: masked`, once, when the data are
+            prepared; a mask takes the place of 0.8 of them, another token that of 0.1.
         client: column with the owner of each sample; scenario natural makes each owner a client.
         side: side of pictures in pixels; the shorter side is scaled to it, the middle is kept; null: no
             change.
@@ -62,7 +79,10 @@ class HuggingFace(Source):
     path: str = "dataset"
     inputs: str | None = None
     label: str | None = None
-    labels: Literal["classes", "numbers"] | None = None
+    labels: Literal["classes", "numbers", "next", "masked"] | None = None
+    tokenizer: str | None = None
+    second: str | None = None
+    mask_share: PositiveShare = MASK_SHARE
     client: str | None = None
     side: PositiveInt | None = None
     length: PositiveInt = 128
@@ -70,11 +90,40 @@ class HuggingFace(Source):
     test_share: ShareBelowOne = arrays.TEST_SHARE
     validation: Literal["drop", "train"] = "drop"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokenizer is None:
+            remedy = "needs a tokenizer: give data.source.tokenizer, the folder of one"
+            for name in ("second", "mask_share"):
+                value = getattr(self, name)
+                require(value == getattr(HuggingFace, name), name, value, remedy)
+            require(self.labels not in ("next", "masked"), "labels", self.labels, remedy)
+            return
+        remedy = "has no effect: the tokenizer has a vocabulary of its own; leave it out"
+        require(self.vocabulary == HuggingFace.vocabulary, "vocabulary", self.vocabulary, remedy)
+        if self.labels in ("next", "masked"):
+            remedy = f"has no effect under labels: {self.labels}, which are tokens of the texts; leave it out"
+            for name in ("label", "second"):
+                require(getattr(self, name) is None, name, getattr(self, name), remedy)
+        remedy = "has no effect without labels: masked; leave it out"
+        unused = self.labels != "masked" and self.mask_share != MASK_SHARE
+        require(not unused, "mask_share", self.mask_share, remedy)
+
     def files(self, root: Path) -> list[Path]:
-        """Return the files of the training part, those of the test part, then those that name classes."""
+        """Return the files of the training part, the test part, what names classes, and the tokenizer."""
         top = place_of(self.path, root)
         found = [file for split in splits_of(top).values() for file in split]
-        return [*found, *_descriptions(top)] if found else [top / "dataset_dict.json"]
+        if not found:
+            return [top / "dataset_dict.json"]
+        return [*found, *_descriptions(top), *self._tokenizer_files(root)]
+
+    def _tokenizer_files(self, root: Path) -> list[Path]:
+        if self.tokenizer is None:
+            return []
+        folder = place_of(self.tokenizer, root)
+        remedy = "there is no such folder; give one that save_pretrained of a tokenizer wrote"
+        require(folder.is_dir(), "data.source.tokenizer", self.tokenizer, remedy)
+        return tokenizer_files(folder)
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the columns."""
@@ -92,16 +141,12 @@ class HuggingFace(Source):
 
         schema = tables[splits[TRAIN][0]].schema
         features = _features(top, schema)
+        if self.tokenizer is not None:
+            return self._tokenised(root, splits, tables, values, schema.names, features, remarks)
         held = _column(self.inputs, (*IMAGE_NAMES, *TEXT_NAMES), "inputs", schema.names)
         label = _column(self.label, LABEL_NAMES, "label", schema.names)
         y, names = self._labels(values(label), features.get(label), label)
-        origin: np.ndarray | None = None
-        origin_names: tuple[str, ...] = ()
-        if self.client is not None:
-            _column(self.client, (), "client", schema.names)
-            owners = values(self.client)
-            columns.refuse_gaps(owners, "data.source.client", self.client)
-            origin, origin_names = arrays.numbered(columns.stripped(owners).tolist())
+        origin, origin_names = self._owners(values, schema.names)
         n, tested = sum(len(tables[file]) for file in splits[TRAIN]), TEST in splits
         order, count = (np.arange(len(y)), n) if tested else arrays.with_test(y, self.test_share)
         kind = schema.field(held).type
@@ -122,6 +167,77 @@ class HuggingFace(Source):
         )
         return replace(pool, remarks=(*remarks, *pool.remarks, *said))
 
+    def _owners(
+        self, values: Callable[[str], pd.Series], names: Sequence[str]
+    ) -> tuple[np.ndarray | None, tuple[str, ...]]:
+        """Return the number of the owner of each row, and the names of owners; None and () without a key."""
+        if self.client is None:
+            return None, ()
+        _column(self.client, (), "client", names)
+        owners = values(self.client)
+        columns.refuse_gaps(owners, "data.source.client", self.client)
+        return arrays.numbered(columns.stripped(owners).tolist())
+
+    def _tokenised(
+        self,
+        root: Path,
+        splits: Mapping[str, Sequence[Path]],
+        tables: Mapping[Path, pa.Table],
+        values: Callable[[str], pd.Series],
+        names: Sequence[str],
+        features: Mapping[str, Any],
+        remarks: tuple[str, ...],
+    ) -> Pool:
+        """Return the pool of texts as tokens of the tokenizer; see `load`."""
+        assert self.tokenizer is not None
+        place, pair = place_of(self.tokenizer, root), self.second is not None
+        tokenizer = Tokenizer.of(place, self.tokenizer, self.length, pair)
+        n, tested = sum(len(tables[file]) for file in splits[TRAIN]), TEST in splits
+        arrays.refuse_unused_share(self.test_share, tested)
+        label: str | None = None
+        if self.labels not in ("next", "masked"):
+            remedy = "; or give data.source.labels: next or masked, which are tokens of the texts"
+            label = _column(self.label, (*LABEL_NAMES, *TAG_NAMES), "label", names, remedy)
+        tags = _tags(values(label), label, features.get(label)) if label is not None else None
+        listed = WORDS_NAMES if tags is not None else ()
+        held = _column(self.inputs, (*listed, *TEXT_NAMES), "inputs", names)
+        y = np.zeros(sum(map(len, tables.values())), np.int64)
+        classes: tuple[str, ...] = ()
+        if tags is not None:
+            remedy = "holds a tag for each word: leave labels out, or second"
+            require(self.labels is None and self.second is None, "data.source.label", label, remedy)
+            classes = tags.names
+        elif label is not None:
+            y, classes = self._labels(values(label), features.get(label), label)
+        order, count = (np.arange(len(y)), n) if tested else arrays.with_test(y, self.test_share)
+        column = values(held).iloc[order]
+        said: list[str] = []
+        if tags is not None:
+            rows = _words(column, held)
+            of = [tags.rows[i] for i in order.tolist()]
+            for i, (words, own) in enumerate(zip(rows, of, strict=True)):
+                remedy = (
+                    f"{columns.row_of(column, i)} has {len(own)} tags for {len(words)} words: give one each"
+                )
+                require(len(words) == len(own), "data.source.label", label, remedy)
+            found = tokenizer.words(rows, of)
+        else:
+            texts = _texts(column, "inputs", held)
+            said = columns.lines_on_texts(column, f"data.source.inputs: {held}")
+            if self.labels == "next":
+                found = tokenizer.following(texts)
+            elif self.labels == "masked":
+                found = tokenizer.masked(texts, self.mask_share)
+            else:
+                others: list[str] | None = None
+                if self.second is not None:
+                    _column(self.second, (), "second", names)
+                    others = _texts(values(self.second).iloc[order], "second", self.second)
+                found = tokenizer.texts(texts, others)
+        return self._pool_of_tokens(
+            tokenizer, found, y[order], order, count, values, names, classes, (*remarks, *said)
+        )
+
     def _splits(self, top: Path) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
         """Return the files of the training part, those of the test part, and lines about other splits."""
         found = splits_of(top)
@@ -131,6 +247,56 @@ class HuggingFace(Source):
         if others := sorted(set(found) - set(known)):
             remarks = (*remarks, f"{top}: splits that are no part are left out: {', '.join(others[:3])}")
         return {role: files for role, files in splits.items() if files}, remarks
+
+    def _pool_of_tokens(
+        self,
+        tokenizer: Tokenizer,
+        found: Encoded,
+        y: np.ndarray,
+        order: np.ndarray,
+        count: int,
+        values: Callable[[str], pd.Series],
+        names: Sequence[str],
+        classes: tuple[str, ...],
+        remarks: tuple[str, ...],
+    ) -> Pool:
+        """Return the pool of tokenised texts.
+
+        Args:
+            tokenizer: what made them.
+            found: the samples, in the order of their texts, the training part first.
+            y: labels of texts.
+            order: the row of each text.
+            count: number of texts of the training part.
+            values: returns a column.
+            names: names of the columns.
+            classes: names of classes or tags.
+            remarks: lines for the user.
+        """
+        origin, origin_names = self._owners(values, names)
+        origin = None if origin is None else origin[order][found.row]
+        split = int(np.searchsorted(found.row, count))
+        labels = y[found.row] if found.y is None else found.y
+        key = f"data.source.inputs with the tokenizer {self.tokenizer}"
+        x, size = found.x, tokenizer.vocabulary
+        require(split > 0, "data.source.path", self.path, "has no training sample of tokens: give some")
+        test = (x[split:], labels[split:]) if split < len(x) else None
+        share = arrays.TEST_SHARE if test is not None else 0.0
+        named = classes if found.y is None else ()
+        made = arrays.pool_of(
+            (x[:split], labels[:split]), test, key, named, size, share, origin, origin_names
+        )
+        tags = found.y is not None and bool(classes)
+        kind = TAGS if tags else MASKED if self.labels == "masked" else TOKENS
+        width = len(classes) if tags else made.num_classes
+        return replace(
+            made,
+            num_classes=width,
+            class_names=classes if tags else made.class_names,
+            of_positions=kind,
+            special=found.special,
+            remarks=(*remarks, *made.remarks),
+        )
 
     def _labels(self, column: pd.Series, feature: Any, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return labels, and the names of classes."""
@@ -222,16 +388,69 @@ class HuggingFace(Source):
         return images, [mixed] if colour and grey else []
 
 
+@dataclass(frozen=True)
+class _Tags:
+    """Lists of tags, and the names of the tags."""
+
+    rows: list[list[int]]
+    names: tuple[str, ...]
+
+
+def _tags(column: pd.Series, name: str, feature: Any) -> _Tags | None:
+    """Return a column whose values are lists, as numbers of tags; None if they are no lists."""
+    rows = column.tolist()
+    if not any(isinstance(row, list) for row in rows):
+        return None
+    columns.refuse_gaps(column, "data.source.label", name, column.isna().to_numpy(bool))
+    kinds = {type(tag) for row in rows for tag in row}
+    remedy = "holds lists that are no tags: give whole numbers from 0, or names"
+    require(kinds in ({int}, {str}), "data.source.label", name, remedy)
+    if kinds == {str}:
+        known = sorted({tag for row in rows for tag in row})
+        number = {tag: i for i, tag in enumerate(known)}
+        return _Tags([[number[tag] for tag in row] for row in rows], tuple(known))
+    most, least = max(max(row, default=0) for row in rows), min(min(row, default=0) for row in rows)
+    require(least >= 0, "data.source.label", name, f"holds the tag {least}: give whole numbers from 0")
+    inner = feature.get("feature", feature) if isinstance(feature, Mapping) else {}
+    named = inner.get("names") if isinstance(inner, Mapping) else None
+    good = isinstance(named, list) and len(named) > most
+    return _Tags(rows, tuple(map(str, named)) if good and named else tuple(map(str, range(most + 1))))
+
+
+def _texts(column: pd.Series, key: str, name: str) -> list[str]:
+    """Return a column of texts; refuse gaps and other values."""
+    columns.refuse_gaps(column, f"data.source.{key}", name, column.isna().to_numpy(bool))
+    wrong = np.array([not isinstance(value, str) for value in column.tolist()], bool)
+    remedy = f"{columns.first_of(column, wrong)}, which is no text: a tokenizer needs texts"
+    require(not wrong.any(), f"data.source.{key}", name, remedy)
+    return list(column.tolist())
+
+
+def _words(column: pd.Series, name: str) -> list[list[str]]:
+    """Return a column of lists of words; refuse gaps and other values."""
+    columns.refuse_gaps(column, "data.source.inputs", name, column.isna().to_numpy(bool))
+    rows = column.tolist()
+    good = [isinstance(row, list) and all(isinstance(word, str) for word in row) for row in rows]
+    remedy = f"{columns.first_of(column, ~np.array(good, bool))}: tags belong to the words of a list"
+    require(all(good), "data.source.inputs", name, remedy)
+    return [list(row) for row in rows]
+
+
 def splits_of(top: Path) -> dict[str, list[Path]]:
     """Return the files of each split of a folder, by its name; empty where the folder holds no data set."""
     if (top / "dataset_dict.json").is_file():
         return {p.name: _arrow_files(p) for p in sorted(top.iterdir()) if (p / "state.json").is_file()}
     if (top / "state.json").is_file():
         return {TRAIN: _arrow_files(top)}
-    found: dict[str, list[Path]] = {}
-    for file in (*sorted(top.glob("*.parquet")), *sorted((top / "data").glob("*.parquet"))):
-        found.setdefault(file.name.split("-")[0].removesuffix(".parquet"), []).append(file)
-    return found
+    if top.is_file() and top.suffix in FILES:
+        return {TRAIN: [top]}
+    for suffix in FILES:
+        found: dict[str, list[Path]] = {}
+        for file in (*sorted(top.glob(f"*{suffix}")), *sorted((top / "data").glob(f"*{suffix}"))):
+            found.setdefault(file.name.split("-")[0].removesuffix(suffix), []).append(file)
+        if found:
+            return found
+    return {}
 
 
 def _arrow_files(folder: Path) -> list[Path]:
@@ -246,13 +465,19 @@ def _arrow_files(folder: Path) -> list[Path]:
 
 
 def _table(file: Path) -> pa.Table:
-    """Return the rows of an Arrow file (mapped) or of a Parquet file."""
+    """Return the rows of an Arrow file (mapped), or of a file of `FILES`."""
     import pyarrow as pa
-    from pyarrow import ipc, parquet
+    from pyarrow import csv, ipc, json, parquet
 
-    with reading(file, "an Arrow file"):
+    with reading(
+        file, {".csv": "a CSV file", ".jsonl": "a JSON Lines file"}.get(file.suffix, "an Arrow file")
+    ):
         if file.suffix == ".parquet":
             table = parquet.read_table(file, memory_map=True)
+        elif file.suffix == ".csv":
+            table = csv.read_csv(file, parse_options=csv.ParseOptions(newlines_in_values=True))
+        elif file.suffix == ".jsonl":
+            table = json.read_json(file)
         else:
             try:
                 table = ipc.open_stream(pa.memory_map(str(file))).read_all()  # as `save_to_disk` writes
@@ -284,14 +509,16 @@ def _features(top: Path, schema: pa.Schema) -> Mapping[str, Any]:
     return features if isinstance(features, dict) else {}
 
 
-def _column(given: str | None, usual: Sequence[str], role: str, names: Sequence[str]) -> str:
+def _column(
+    given: str | None, usual: Sequence[str], role: str, names: Sequence[str], otherwise: str = ""
+) -> str:
     """Return the name of the column for a role; refuse a missing one."""
     if given is not None:
         there = f"there is no such column; there are {', '.join(names)}"
         require(given in names, f"data.source.{role}", given, there)
         return given
     found = next((name for name in usual if name in names), None)
-    remedy = f"name the column; there are {', '.join(names)}"
+    remedy = f"name the column; there are {', '.join(names)}{otherwise}"
     require(found is not None, f"data.source.{role}", None, remedy)
     assert found is not None
     return found

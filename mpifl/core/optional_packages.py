@@ -1,0 +1,47 @@
+"""The only import of transformers, which is slow, and what keeps it silent."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from .errors import UserError
+from .torchvision_compat import torchvision
+
+
+def need_package(package: str, extra: str, key: str, value: object) -> None:
+    """Raise `UserError` unless a package is installed, without importing it.
+
+    Args:
+        package: name of the module.
+        extra: the extra of mpifl that installs it.
+        key: the option that needs it.
+        value: its value.
+    """
+    if find_spec(package) is None:
+        raise UserError(key, value, f'needs {package}: pip install "mpifl[{extra}]"')
+
+
+def transformers_package(extra: str, key: str, value: object) -> Any:
+    """Return the package transformers; see `need_package`."""
+    need_package("transformers", extra, key, value)
+    torchvision()  # which transformers imports, and which fails with some builds of PyTorch
+    return importlib.import_module("transformers")
+
+
+@contextmanager
+def silent_transformers() -> Iterator[None]:
+    """Keep transformers from printing tables, advice and bars of progress in a block."""
+    logging = importlib.import_module("transformers.utils.logging")
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
