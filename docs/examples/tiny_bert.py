@@ -41,6 +41,7 @@ def save_bert(folder: Path) -> None:
         num_attention_heads=4,
         intermediate_size=64,
         max_position_embeddings=32,
+        initializer_range=0.2,
     )
     with silent_transformers():
         transformers.set_seed(0)

@@ -236,8 +236,8 @@ def _check_fits(config: DataConfig, pool: Pool) -> None:
     same = {n: getattr(config.scenario, n, default) for n, default in asdict(Relations()).items()}
     kept = {n: same[n] for n in ("clients", "validation") if same[n] != getattr(Relations, n)}
     options = ", ".join(f"{n}: {value}" for n, value in {"name": "relations", **kept}.items())
-    others = "use iid, lognormal, powerlaw or natural, or for groups with known differences "
-    others += f"--data.scenario '{{{options}}}'"
+    given = f"'{{{options}}}'" if kept else "relations"
+    others = f"use iid, lognormal, powerlaw or natural, or for known groups --data.scenario {given}"
     remedy = f"it divides the samples by class, but labels of {config.source.name} are {pool.label_kind}"
     fits = pool.label_kind == CLASSES or not scenario.by_class
     fits = fits or (pool.label_kind == MASKS and scenario.of_masks)

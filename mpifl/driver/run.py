@@ -30,6 +30,7 @@ from mpifl.experiment.schema import GROUPS, Config
 from mpifl.forecast.hosting import groups_of
 from mpifl.forecast.trials import has_trials, try_outcomes
 from mpifl.kernels import bindings
+from mpifl.models import ModelOptions
 from mpifl.models.pretrained import read_state
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import line
@@ -237,11 +238,12 @@ def start_checksum(context: RunContext) -> str:
     Weights that are drawn are left out, because their last bits may differ between machines.
     """
     config = context.config
-    weights, start = config.weights, config.start
-    if weights is None and start.run is None:
+    start, model = config.start, config.model
+    files = model.weight_files() if isinstance(model, ModelOptions) else ()
+    if not files and start.run is None:
         return ""
     found = hashlib.sha256()
-    if weights is not None:
+    for weights in files:
         for name, tensor in sorted(read_state(weights).items()):
             found.update(f"{name} ".encode() + tensor.contiguous().numpy().tobytes())
     if start.run is not None:

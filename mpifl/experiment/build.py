@@ -41,6 +41,7 @@ from mpifl.models import (
     start_apart,
     starts_alike,
 )
+from mpifl.models.peft_files import FOLDER as ADAPTERS
 from mpifl.protection.accountant import Accountant, Spending
 from mpifl.protection.attacks import Attack
 from mpifl.runtime.asynchronous import AsynchronousEngine
@@ -553,6 +554,8 @@ def privacy_spent_before(
     folders = {} if start.run is None else {"start.run": start.run}
     if weights is not None and Path(weights).name == FILE:
         folders["model.weights"] = str(Path(weights).parent)
+    elif weights is not None and Path(weights).parent.name == ADAPTERS:
+        folders["model.weights"] = str(Path(weights).parent.parent)
     found = [earlier_privacy(k, folder, content, accountant) for k, folder in folders.items()]
     for one in found:
         if one.line:

@@ -88,6 +88,10 @@ class ModelOptions(Options, ABC):
         """Return the names of body and head in a file of `weights`; see `load_weights`."""
         return {"body": "body.", "head": "head"}
 
+    def weight_files(self) -> tuple[str, ...]:
+        """Return the files from which weights are read. Default: that of `weights`."""
+        return () if self.weights is None else (self.weights,)
+
     @property
     def starts_from_adapters(self) -> bool:
         """Whether the adapters begin as in a file, rather than drawn. Default: never."""

@@ -104,6 +104,16 @@ class HuggingFace(ModelOptions):
         """Whether `weights` is a folder of adapters."""
         return self.weights is not None and Path(self.weights).expanduser().is_dir()
 
+    def weight_files(self) -> tuple[str, ...]:
+        """Return the files of the folder, and that of `weights` or of its adapters."""
+        found = map(str, weights_of(Path(self.path).expanduser()))
+        if self.weights is None:
+            return tuple(found)
+        file = (
+            Path(self.weights).expanduser() / peft_files.FILE if self.starts_from_adapters else self.weights
+        )
+        return (*found, str(file))
+
     def _kind(self, info: DataInfo) -> str:
         return self.head or HEADS[info.labels]
 
@@ -178,7 +188,7 @@ class HuggingFace(ModelOptions):
             if text.pad_token_id is None:
                 config.pad_token_id = text.pad_token_id = info.token_of("padding")
             config.use_cache = text.use_cache = False
-            if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+            if not weights_of(folder):
                 told = f"{KEY} = {self.path!r}: no weights there: the model is drawn with seed.model"
                 net = auto.from_config(config, dtype=torch.float32)
                 return net, frozenset(net.state_dict()), (told,)
@@ -231,6 +241,11 @@ class HuggingFace(ModelOptions):
         lora, _ = self.adapted(net, info)
         for name, vector in models.items():
             peft_files.save_adapters(net, lora, vector, place / name, str(base), kind, BODY)
+
+
+def weights_of(folder: Path) -> list[Path]:
+    """Return the files of weights in the folder of a model; of two formats those that are read."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
 def trained(net: Any, text: bool) -> tuple[str, ...]:

@@ -134,6 +134,17 @@ def a_protection_an_option_and_a_plug_in(folder: Path, said: str) -> None:
         load(str(trees["slow"]), ["--algorithm.server_lr", "2"])
 
 
+def adapters_of_runs(folder: Path, said: str) -> None:
+    """Runs with adapters have folders of PEFT, and only adapters travel."""
+    for name in ("texts", "fedavg", "ditto"):
+        assert [
+            *(folder / "runs" / f"quickstart-{name}" / "adapters").glob("model-*/adapter_model.safetensors")
+        ]
+    assert summary_of(folder / "runs" / "quickstart-masked")["metric"]["name"] == "perplexity"
+    numbers = 2 * 2 * 4 * (32 + 32) + 2 * 32 + 2  # query and value of two layers, and the classifier
+    assert summary_of(folder / "runs" / "quickstart-fedavg")["federation_bytes_up"] == 6 * 4 * numbers
+
+
 def a_first_run(folder: Path, said: str) -> None:
     """Clusters are better than one model, and both runs are in the report."""
     clustered, single = (summary_of(folder / "runs" / f"quickstart-{name}") for name in ("first", "fedavg"))
@@ -208,6 +219,7 @@ LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so af
     "extending.md": a_protection_an_option_and_a_plug_in,
     "first-method.md": a_first_method,
     "first-run.md": a_first_run,
+    "huggingface.md": adapters_of_runs,
     "own-data-and-model.md": own_data_and_model,
     "python.md": a_script_and_a_metric,
     "running.md": a_run_from_python,
@@ -223,6 +235,7 @@ def test_whatever_a_marked_page_leaves_behind_is_looked_at():
 LATER = (
     "asynchrony.md",
     "data.md",
+    "huggingface.md",
     "python.md",
     "running.md",
     "trainers.md",

@@ -1,0 +1,159 @@
+"""Whole runs of tiny models of transformers with adapters: bytes, digests, adapters of the run folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import texts, toy
+from support.runs import SCRIPT
+from support.texts import transformers
+
+from mpifl import cli
+from mpifl.results.reader import load
+
+RANK, HEAD = 2, 16 * 2 + 2
+# r (in + out) of the linear layers of BERT: query, key, value, output; two of the feed-forward part; pooler
+NUMBERS = RANK * (2 * (4 * (16 + 16) + 2 * (16 + 32)) + (16 + 16)) + HEAD
+METHODS = {
+    "fedavg": ["--algorithm", "fedavg"],
+    "ifca": ["--algorithm", "{name: ifca, num_clusters: 2}"],
+    "hypcluster": ["--algorithm", "{name: hypcluster, num_clusters: 2}"],
+    "ucfl": ["--algorithm", "{name: ucfl, noise_batch: 0.5}"],
+    "emdcfl": ["--algorithm", "{name: emdcfl, sample_cap: 16, epsilon: 0.05}"],
+    "cfl": ["--algorithm", "{name: cfl, warmup: 1, eps1: 100, eps2: 0}"],
+    "pacfl": ["--algorithm", "pacfl"],
+    "fedper": ["--algorithm", "fedper"],
+    "ditto": ["--algorithm", "ditto"],
+    "fedasync": ["--algorithm", "fedasync", "--policy", "every_arrival"],
+}
+
+
+def options(folder: Path) -> list[str]:
+    """Return the options of all runs."""
+    model = f"{{name: huggingface, path: {folder}/bert, lora: {{rank: {RANK}}}}}"
+    source = f"{{name: huggingface, path: {folder}/reviews, tokenizer: {folder}/bert}}"
+    scenario = "{name: relations, permutes: labels, clients: 6, validation: 0.3}"
+    local = "{epochs: 1, batch_size: 16, lr: 0.05}"
+    return [
+        *("--model", model, "--data.source", source, "--data.scenario", scenario, "--local", local),
+        *("--rounds", "2", "--evaluation.every", "0", "--data.cache", str(folder / "cache")),
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return texts.save_all(tmp_path_factory.mktemp("texts"))
+
+
+def run(folder: Path, name: str, *more: str) -> Path:
+    """Run a method in this process; return its run folder."""
+    place = ["--output.folder", str(folder / "runs"), "--output.id", name, "--quiet"]
+    assert cli.main(["run", "quickstart", *options(folder), *more, *place]) == 0
+    return folder / "runs" / f"quickstart-{name}"
+
+
+def summary(place: Path) -> dict[str, Any]:
+    return json.loads((place / "summary.json").read_text())
+
+
+def test_only_adapters_travel_and_those_of_the_run_are_read_by_peft_alone(folder):
+    from peft import PeftModel
+
+    place = run(folder, "fedavg", *METHODS["fedavg"])
+    told = summary(place)
+    assert told["model_parameters"] == NUMBERS
+    for way in ("up", "down"):
+        assert (
+            told[f"federation_bytes_{way}"] == told["federation_bytes_expected"][way] == 6 * 2 * 4 * NUMBERS
+        )
+    base = transformers().AutoModelForSequenceClassification.from_pretrained(folder / "bert")
+    theirs = PeftModel.from_pretrained(base, place / "adapters" / "model-0").eval()
+    merged = load(str(place)).model(client=3).eval()
+    assert type(merged) is type(base)
+    tokens = transformers().AutoTokenizer.from_pretrained(folder / "bert")
+    given = tokens(["the room was fine", "dull film"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        torch.testing.assert_close(merged(**given).logits, theirs(**given).logits, atol=1e-5, rtol=1e-4)
+    again = run(folder, "again", *METHODS["fedavg"], "--model.weights", str(place / "adapters" / "model-0"))
+    assert summary(again)["digest"] != told["digest"]
+
+
+@pytest.mark.nightly
+def test_ten_methods_have_one_digest_for_any_number_of_ranks(folder, mpirun):
+    runs = {name: [*options(folder), *more] for name, more in METHODS.items()}
+    digests: dict[str, set[str]] = {name: set() for name in METHODS}
+    for ranks in (1, 2, 3):
+        out = folder / f"ranks-{ranks}"
+        program = SCRIPT, "quickstart", out, json.dumps(runs)
+        done = mpirun(ranks, *program, env=toy.PYTHONPATH, timeout=900)
+        assert done.returncode == 0, done.stderr
+        for name in METHODS:
+            digests[name].add(summary(out / f"quickstart-{name}")["digest"])
+    assert {name: len(found) for name, found in digests.items()} == dict.fromkeys(METHODS, 1)
+    head = 4 * HEAD * 12
+    up = {
+        name: summary(out / f"quickstart-{name}")["federation_bytes_up"]
+        for name in ("fedper", "ditto", "cfl")
+    }
+    assert up == {"fedper": 12 * 4 * NUMBERS - head, "ditto": 12 * 4 * NUMBERS, "cfl": 12 * 4 * NUMBERS}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("method", "permutes"), [("ifca", "labels"), ("emdcfl", "inputs")])
+def test_two_groups_of_texts_are_found_through_adapters(folder, method, permutes):
+    more = [
+        "--data.scenario.permutes",
+        permutes,
+        "--local",
+        "{epochs: 4, batch_size: 8, lr: 0.01, optimizer: adam}",
+    ]
+    place = run(
+        folder, f"{method}-{permutes}", *METHODS[method], *more, "--rounds", "6", "--model.lora.rank", "8"
+    )
+    told = summary(place)
+    assert told["ari"] == 1.0
+    assert told["accuracy_mean"] > 0.9
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("task", "model", "source"),
+    [
+        ("next_token", "GPT2LMHeadModel", "labels: next"),
+        ("masked_token", "BertForMaskedLM", "labels: masked"),
+        ("token_classification", "BertForTokenClassification", "path: FOLDER/tagged"),
+    ],
+)
+def test_other_heads_learn(folder, task, model, source):
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40} if "GPT2" in model else {}
+    texts.save_model(folder / task, model, **sizes)
+    rows = [
+        {"tokens": row["text"].split(), "ner_tags": [int(w in texts.GOOD) for w in row["text"].split()]}
+        for row in texts.reviews()
+    ]
+    texts.save_rows(folder / "tagged" / "train.jsonl", rows)
+    given = f"{{name: huggingface, path: {folder}/reviews, tokenizer: {folder}/bert, {source}}}"
+    given = given.replace(f"path: {folder}/reviews, ", "") if "FOLDER" in given else given
+    losses = []
+    for rounds in ("1", "8"):
+        place = run(
+            folder,
+            f"{task}-{rounds}",
+            *("--algorithm", "fedavg", "--task", task, "--data.source", given.replace("FOLDER", str(folder))),
+            *("--data.scenario", "{name: iid, clients: 4}", "--rounds", rounds),
+            *("--model", f"{{name: huggingface, path: {folder}/{task}, lora: {{rank: 8, train: []}}}}"),
+            *("--local", "{epochs: 1, batch_size: 8, lr: 0.02, optimizer: adam}"),
+        )
+        losses.append(load(str(place)).final()["loss"] if False else _loss(place))
+    assert np.isfinite(losses).all()
+    assert losses[1] < 0.9 * losses[0]
+
+
+def _loss(place: Path) -> float:
+    rows = load(str(place)).metrics
+    return float(rows["loss"].iloc[-1])
