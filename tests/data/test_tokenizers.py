@@ -133,6 +133,21 @@ def test_no_piece_of_a_training_text_is_a_test_sample(folder):
     np.testing.assert_array_equal(pool.origin, [words[row[0]] for row in pool.inputs.tolist()])
 
 
+def test_a_column_of_groups_is_the_ground_truth_of_natural(folder, tmp_path):
+    texts.save_rows(tmp_path / "rows" / "train.jsonl", texts.in_two_languages(60))
+    given = {"path": str(tmp_path / "rows"), "tokenizer": str(folder / "bert"), "client": "shop"}
+    config = DataConfig(
+        cache=str(tmp_path / "cache"),
+        source=HuggingFace(**given, group="language"),
+        scenario=SCENARIOS["natural"](min_samples=1),
+    )
+    np.testing.assert_array_equal(open_federation(config, 0).groups, [0, 0, 0, 1, 1, 1])
+    with pytest.raises(UserError, match="client shop 0 is in several groups"):
+        HuggingFace(**given, group="label").load(Path(), tmp_path)
+    with pytest.raises(UserError, match="needs client, too"):
+        HuggingFace(**(given | {"client": None}), group="label")
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet", "one file"])
 def test_other_files_give_the_same_samples(folder, tmp_path, kind):
     import pandas as pd

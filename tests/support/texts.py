@@ -24,7 +24,7 @@ SIZES = {
     "num_attention_heads": 2,
     "intermediate_size": 32,
     "max_position_embeddings": 40,
-    "initializer_range": 0.2,  # weights that were never trained tell words apart only if they are large
+    "initializer_range": 0.1,  # weights that were never trained tell words apart only if they are large
 }
 
 
@@ -76,6 +76,17 @@ def reviews(n: int = 240, seed: int = 0) -> list[dict[str, Any]]:
         words = rng.choices(PLAIN, k=rng.randint(3, 8))
         words.insert(rng.randrange(len(words)), rng.choice(GOOD if i % 2 else BAD))
         rows.append({"text": " ".join(words), "label": i % 2, "shop": f"shop {i % 6}"})
+    return rows
+
+
+def in_two_languages(n: int = 900, clients: int = 6) -> list[dict[str, Any]]:
+    """Return reviews of clients, half of whom write other words of the same meaning."""
+    rows = reviews(n)
+    for i, row in enumerate(rows):
+        k = (i // 2) % clients
+        other = [f"{word}x" for word in row["text"].split()]
+        row |= {"shop": f"shop {k}", "language": "a" if k < clients // 2 else "b"}
+        row["text"] = row["text"] if row["language"] == "a" else " ".join(other)
     return rows
 
 

@@ -29,7 +29,16 @@ from mpifl.training.client import LocalClient
 from mpifl.training.config import LocalConfig
 from mpifl.training.evaluation import train_components
 from mpifl.training.learner import Learner
-from mpifl.training.tasks import TASKS, Classification, MultiLabel, NextToken, Regression, Segmentation
+from mpifl.training.tasks import (
+    TASKS,
+    Classification,
+    MaskedToken,
+    MultiLabel,
+    NextToken,
+    Regression,
+    Segmentation,
+    TokenClassification,
+)
 
 N, L, T = 40, 6, 5
 ALL = Classification(("accuracy", "top5", "balanced_accuracy", "macro_f1"))
@@ -59,6 +68,8 @@ TESTED = {
 }
 TESTED["next_token"] = NextToken()
 TESTED["segmentation"] = Segmentation(("mean_iou", "worst_iou", "dice", "pixel_accuracy"))
+TESTED["masked_token"] = MaskedToken()
+TESTED["token_classification"] = TokenClassification()
 
 
 def test_every_task_is_tested():
@@ -360,6 +371,15 @@ def test_classes_of_segmentation_are_those_of_the_data():
         Segmentation(classes=(3,)).check(info)
 
 
+def test_tags_have_the_scores_of_scikit_learn_over_the_tokens_that_count():
+    task = TESTED["token_classification"]
+    output, labels = drawn(task)
+    found, counts = task.evaluate(output, labels), labels != -100
+    right, guess = labels[counts].numpy(), output.argmax(-1)[counts].numpy()
+    assert found["token_accuracy"] == pytest.approx(sk.accuracy_score(right, guess))
+    assert found["macro_f1"] == pytest.approx(sk.f1_score(right, guess, average="macro"))
+
+
 def test_the_worst_client_is_the_one_with_the_largest_error():
     values = np.array([1.0, 3.0, 2.0, np.nan])
     found = spread(values, METRICS["mse"])
@@ -494,8 +514,10 @@ PYTORCH = {
     "classification": F.cross_entropy,
     "multi_label": F.binary_cross_entropy_with_logits,
     "regression": F.mse_loss,
-    "next_token": lambda output, labels: F.cross_entropy(output.movedim(-1, 1), labels),
-    "segmentation": lambda output, labels: F.cross_entropy(output.movedim(-1, 1), labels),
+    **dict.fromkeys(
+        ("next_token", "masked_token", "token_classification", "segmentation"),
+        lambda output, labels: F.cross_entropy(output.movedim(-1, 1), labels),
+    ),
 }
 
 

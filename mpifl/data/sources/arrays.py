@@ -442,3 +442,23 @@ def numbered(values: Sequence[object]) -> tuple[np.ndarray, tuple[str, ...]]:
         return numbered([str(value) for value in values])
     number = {value: i for i, value in enumerate(known)}
     return np.array([number[value] for value in values], np.int64), tuple(map(str, known))
+
+
+def groups_of(group: np.ndarray, origin: np.ndarray, clients: Sequence[str], name: str) -> tuple[int, ...]:
+    """Return the group of each client.
+
+    Args:
+        group: group of each row, int64 [n].
+        origin: client of each row, int64 [n].
+        clients: names of the clients.
+        name: name of the column of groups.
+
+    Raises:
+        UserError: a client is in several groups.
+    """
+    of = np.full(len(clients), -1)
+    of[origin] = group
+    wrong = origin[of[origin] != group]
+    who = clients[wrong[0]] if len(wrong) else ""
+    require(not len(wrong), "data.source.group", name, f"client {who} is in several groups: give it one")
+    return tuple(of.tolist())

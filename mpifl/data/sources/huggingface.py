@@ -62,6 +62,7 @@ class HuggingFace(Source):
         mask_share: share of the tokens that are hidden under `labels: masked`, once, when the data are
             prepared; a mask takes the place of 0.8 of them, another token that of 0.1.
         client: column with the owner of each sample; scenario natural makes each owner a client.
+        group: column with the hidden group of the owner; it is the ground truth of scenario natural.
         side: side of pictures in pixels; the shorter side is scaled to it, the middle is kept; null: no
             change.
         length: largest number of tokens of a text or a list; longer ones are cut.
@@ -84,6 +85,7 @@ class HuggingFace(Source):
     second: str | None = None
     mask_share: PositiveShare = MASK_SHARE
     client: str | None = None
+    group: str | None = None
     side: PositiveInt | None = None
     length: PositiveInt = 128
     vocabulary: Annotated[int, Ge(3)] = 10_000
@@ -92,6 +94,7 @@ class HuggingFace(Source):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.group is None or self.client is not None, "group", self.group, "needs client, too")
         if self.tokenizer is None:
             remedy = "needs a tokenizer: give data.source.tokenizer, the folder of one"
             for name in ("second", "mask_share"):
@@ -146,7 +149,7 @@ class HuggingFace(Source):
         held = _column(self.inputs, (*IMAGE_NAMES, *TEXT_NAMES), "inputs", schema.names)
         label = _column(self.label, LABEL_NAMES, "label", schema.names)
         y, names = self._labels(values(label), features.get(label), label)
-        origin, origin_names = self._owners(values, schema.names)
+        origin, origin_names, groups = self._owners(values, schema.names)
         n, tested = sum(len(tables[file]) for file in splits[TRAIN]), TEST in splits
         order, count = (np.arange(len(y)), n) if tested else arrays.with_test(y, self.test_share)
         kind = schema.field(held).type
@@ -158,25 +161,32 @@ class HuggingFace(Source):
             width = len(names) or (int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
             pool = Pool(images, y[order], count, width, origin, origin_names, names)
             said += columns.lines_on_names(origin_names, f"data.source.client: {self.client}", "clients")
-            return replace(pool, remarks=(*remarks, *said))
+            return replace(pool, remarks=(*remarks, *said), origin_groups=groups)
         x, vocabulary, said = self._samples(values(held), held, order[:count])
         train, test = (x[:n], y[:n]), (x[n:], y[n:]) if tested else None
         share, key = self.test_share, f"data.source.inputs: {held}"
         pool = arrays.pool_of(
             train, test, "data.source.path", names, vocabulary, share, origin, origin_names, key
         )
-        return replace(pool, remarks=(*remarks, *pool.remarks, *said))
+        return replace(pool, remarks=(*remarks, *pool.remarks, *said), origin_groups=groups)
 
     def _owners(
         self, values: Callable[[str], pd.Series], names: Sequence[str]
-    ) -> tuple[np.ndarray | None, tuple[str, ...]]:
-        """Return the number of the owner of each row, and the names of owners; None and () without a key."""
+    ) -> tuple[np.ndarray | None, tuple[str, ...], tuple[int, ...]]:
+        """Return the owner of each row int64 [n] (None without a key), names of owners, and their groups."""
         if self.client is None:
-            return None, ()
+            return None, (), ()
         _column(self.client, (), "client", names)
         owners = values(self.client)
         columns.refuse_gaps(owners, "data.source.client", self.client)
-        return arrays.numbered(columns.stripped(owners).tolist())
+        origin, named = arrays.numbered(columns.stripped(owners).tolist())
+        if self.group is None:
+            return origin, named, ()
+        _column(self.group, (), "group", names)
+        held = values(self.group)
+        columns.refuse_gaps(held, "data.source.group", self.group)
+        group, _ = arrays.numbered(columns.stripped(held).tolist())
+        return origin, named, arrays.groups_of(group, origin, named, self.group)
 
     def _tokenised(
         self,
@@ -273,7 +283,7 @@ class HuggingFace(Source):
             classes: names of classes or tags.
             remarks: lines for the user.
         """
-        origin, origin_names = self._owners(values, names)
+        origin, origin_names, groups = self._owners(values, names)
         origin = None if origin is None else origin[order][found.row]
         split = int(np.searchsorted(found.row, count))
         labels = y[found.row] if found.y is None else found.y
@@ -295,6 +305,7 @@ class HuggingFace(Source):
             class_names=classes if tags else made.class_names,
             of_positions=kind,
             special=found.special,
+            origin_groups=groups,
             remarks=(*remarks, *made.remarks),
         )
 

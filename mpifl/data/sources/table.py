@@ -16,7 +16,15 @@ from mpifl.core.imports import optional
 from mpifl.core.options import ShareBelowOne
 from mpifl.data.pool import Pool
 from mpifl.data.sources import columns
-from mpifl.data.sources.arrays import TEST_SHARE, as_float32, numbered, pool_of, refuse_not_finite, with_test
+from mpifl.data.sources.arrays import (
+    TEST_SHARE,
+    as_float32,
+    groups_of,
+    numbered,
+    pool_of,
+    refuse_not_finite,
+    with_test,
+)
 from mpifl.data.sources.base import FOREIGN, TEST, TRAIN, Source, part_of, place_of, reading, refuse_foreign
 
 if TYPE_CHECKING:
@@ -268,13 +276,7 @@ class Table(Source):
     ) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return the group of each client, and the names of the groups."""
         group, names = self._numbered(frame, name, "group")
-        of = np.full(len(clients), -1)
-        of[origin] = group
-        wrong = origin[of[origin] != group]
-        who = clients[wrong[0]] if len(wrong) else ""
-        remedy = f"client {who} is in several groups: give it one"
-        require(not len(wrong), "data.source.group", name, remedy)
-        return tuple(of.tolist()), names
+        return groups_of(group, origin, clients, name), names
 
     def _target(self, frame: pd.DataFrame, name: str) -> pd.Series:
         """Return a column to predict; numbers that are written as texts are numbers."""
