@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.errors import UserError, first_of, nearest, require
-from mpifl.core.metric import ACCURACY, SPREADS, Metric, metric_of_column
+from mpifl.core.metric import ACCURACY, METRICS, SPREADS, Metric, metric_of_column
 from mpifl.results.reader import Run
 
 from . import statistics, survival
@@ -30,6 +30,7 @@ from .tables import BEST, TIED
 
 STD, NO_TEST = "std", "none"
 KNOWN_TESTS, KNOWN_INTERVALS = (*TESTS, NO_TEST), (STD, *statistics.INTERVALS)
+COUNTED = ("num_", "federation_bytes", "seconds", "virtual_seconds", "flops", "joules", "round")
 HIGHER = ("ari", "nmi", "purity")  # columns of no metric, and prefixes of such columns
 LOWER = (
     *("loss", "train_loss", "federation_bytes", "seconds", "virtual_seconds", "churn", "refusal_rate"),
@@ -395,7 +396,8 @@ class Comparison:
     def estimate(self, group: int, column: Column) -> Estimate:
         """Return the mean, standard deviation and interval of a column."""
         kind = "t" if self.choices.interval == STD else self.choices.interval
-        return statistics.estimate(self.values(group, column), kind, self.choices.confidence)
+        ends = limits_of(column, self.groups[group].metric)
+        return statistics.estimate(self.values(group, column), kind, self.choices.confidence, ends)
 
     def median(self, group: int, column: Column) -> Median:
         """Return the Kaplan-Meier median of the cost of the target."""
@@ -517,17 +519,50 @@ class Comparison:
 
         Returns:
             `BEST` for a single best group, if the tests find every other group worse. Otherwise `TIED` for
-            the best and each group not distinguishable from it. Empty if no test could be made, or if all
-            values agree.
+            the best and each group not distinguishable from it. A group whose runs never met the target is no
+            tie, nor is one with too few runs for its test to find any difference. Empty if no test could be
+            made, or if all values agree.
         """
         found = self.contrasts(problem, column) if column.better else []
         tested = [c for c in found if not np.isnan(c.adjusted)]
         if not tested or all(c.adjusted == 1.0 and self._agrees(c, column) for c in tested):
             return {}
-        tied = [c.group for c in tested if not c.shown(self.alpha)]
+        tied = [c.group for c in tested if not c.shown(self.alpha) and self._may_tie(c, tested, column)]
+        if not tied and any(not c.shown(self.alpha) for c in tested):
+            return {}
         if not tied and len(tested) == len(found):
             return {found[0].best: BEST}
         return {i: TIED for i in (found[0].best, *tied)} if tied else {}
+
+    def _may_tie(self, contrast: Contrast, tested: Sequence[Contrast], column: Column) -> bool:
+        """Return whether a difference that was not shown could have been: its runs met the target, if any."""
+        if column.target and not self.reached(contrast.group, column).met.any():
+            return False
+        return not any(c is contrast for c in self.undecided(tested, column)[0])
+
+    def undecided(self, tested: Sequence[Contrast], column: Column) -> tuple[list[Contrast], float]:
+        """Return the contrasts whose runs are too few for their test to find any difference, and the least p.
+
+        Args:
+            tested: the contrasts of a problem that were tested.
+            column: the column.
+
+        Returns:
+            Those of which Holm's adjusted p cannot fall to the level; the lowest of these least values, NaN
+            without any.
+        """
+        logrank = column.target and not column.restricted
+        if not logrank and (self.choices.test or "t") != "wilcoxon":
+            return [], np.nan
+        least = [
+            survival.least_logrank_p(*(len(self.groups[i].runs) for i in (c.group, c.best)))
+            if logrank
+            else statistics.least_wilcoxon_p(c.pairs)
+            for c in tested
+        ]
+        adjusted = statistics.holm(least).tolist()
+        few = [(c, p) for c, p in zip(tested, adjusted, strict=True) if p > self.alpha]
+        return [c for c, _ in few], min((p for _, p in few), default=np.nan)
 
     def _agrees(self, contrast: Contrast, column: Column) -> bool:
         a, b = (np.sort(self.values(i, column)) for i in (contrast.group, contrast.best))
@@ -614,6 +649,33 @@ class Comparison:
         if column.target and not column.restricted:
             return self.median(group, column).value
         return _mean(self.values(group, column))
+
+
+UNIT_RANGE = ("nmi", "purity")  # columns, and prefixes of columns, with values from 0 to 1, beside metrics
+
+
+def limits_of(column: Column, metric: Metric) -> tuple[float, float]:
+    """Return between which values a figure lies, in the column's unit; infinite where it has no bound.
+
+    Args:
+        column: the column.
+        metric: the metric of the runs.
+    """
+    of = column.of
+    known = metric if metric.of(of) else metric_of_column(of)
+    if of.startswith("ari"):
+        low, high = -1.0, 1.0
+    elif of.startswith(UNIT_RANGE):
+        low, high = 0.0, 1.0
+    elif known is not None and of.endswith(SPREADS):
+        low, high = 0.0, np.inf
+    elif known is not None:
+        low, high = (0.0, 1.0) if known.percent else (-np.inf, np.inf)
+        low = 0.0 if known is METRICS.get(known.name) and known.better < 0 else low  # errors
+        high = 1.0 if known is METRICS["r2"] else high
+    else:
+        low, high = (0.0, np.inf) if column.target or of.startswith(COUNTED) else (-np.inf, np.inf)
+    return column.scale * low, column.scale * high
 
 
 def _mean(values: np.ndarray) -> float:

@@ -177,22 +177,36 @@ def _test_notes(comparison: Comparison, columns: Mapping[str, Column]) -> Iterat
                 f"no test of {len(several)} of {len(found)} groups, whose seeds do not pair with the best's: "
                 f"{seeds}"
             )
-        if kind == "wilcoxon":
+        if kind == "wilcoxon" and not (metric.target and not metric.restricted):
             yield from _few_pairs(comparison, [c for c in found if c.pairs > 1])
+        for column in columns.values():
+            if column.target and not column.restricted:
+                yield from _few_runs(comparison, comparison.contrasts(problem, column), column)
+                break  # the number of runs is the same for all costs
 
 
 def _few_pairs(comparison: Comparison, tested: Sequence[Contrast]) -> Iterator[str]:
     """Yield a note on the groups whose pairs are too few for signed ranks to find any difference."""
-    least = statistics.holm([statistics.least_wilcoxon_p(c.pairs) for c in tested]).tolist()
-    few = [(c, p) for c, p in zip(tested, least, strict=True) if p > comparison.alpha]
+    few, lowest = comparison.undecided(tested, comparison.column(comparison.choices.metric))
     if few:
-        pairs, lowest = max(c.pairs for c, _ in few), min(p for _, p in few)
-        names = first_of([comparison.groups[c.group].name for c, _ in few])
+        pairs = max(c.pairs for c in few)
+        names = first_of([comparison.groups[c.group].name for c in few])
         whom = f" of {names}" if len(few) < len(tested) else ""
         yield (
             f"{pairs} pairs and {len(tested)} comparisons: signed ranks cannot go below p = {lowest:.3g}, "
             f"so nothing can be found{whom}; use more seeds, or --test t"
         )
+
+
+def _few_runs(comparison: Comparison, found: Sequence[Contrast], column: Column) -> Iterator[str]:
+    """Yield a note on the groups whose runs are too few for the log-rank test to find any difference."""
+    tested = [c for c in found if not np.isnan(c.p)]
+    few, lowest = comparison.undecided(tested, column)
+    if few:
+        names = first_of([comparison.groups[c.group].name for c in few])
+        whom = f" of {names}" if len(few) < len(tested) else ""
+        least = f"to target: the log-rank test cannot go below p = {lowest:.3g} with so few seeds"
+        yield f"{least}, so nothing can be found{whom}; use more seeds"
 
 
 def _contradictions(comparison: Comparison, columns: Mapping[str, Column]) -> Iterator[str]:

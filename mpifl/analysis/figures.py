@@ -24,7 +24,7 @@ from mpifl.supervision.logging import warn_once
 
 from . import statistics_drawn
 from .comparison import Comparison
-from .seed_groups import AXES, Group, metric_of, rounds_title
+from .seed_groups import AXES, Group, axes_of, metric_of, rounds_title
 from .statistics_drawn import Bar
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def legend_below(figure: Figure, *axes: Any) -> None:
 def curves(
     groups: Sequence[Group], name: str, title: str, dashed: str = "", width: float | None = None
 ) -> Figure | None:
-    """Draw a column of `metrics.csv` against rounds, bytes and virtual time.
+    """Draw a column of `metrics.csv` against rounds, bytes and virtual time, in the order of `axes_of`.
 
     Lines show means over seeds, bands the range.
 
@@ -114,19 +114,20 @@ def curves(
     Returns:
         The figure; None if no group has the column.
     """
-    axes_of = [a for a in AXES if any(g.has(a) and np.ptp(g.column(a)) > 0 for g in groups)] or ["round"]
+    kinds = [a for a in AXES if any(g.has(a) and np.ptp(g.column(a)) > 0 for g in groups)] or ["round"]
+    kinds = axes_of(groups, kinds)
     shown = [g for g in groups if g.has(name)]
     if not shown:
         return None
     seconds = [bool(dashed) and group.has(dashed) for group in shown]
     below = 0.2 * min(len(shown), MAX_LEGEND)
     if width is None:
-        figure = new_figure(3.7 * len(axes_of) + 0.4, 3.0 + below)
-        axes = figure.subplots(1, len(axes_of), squeeze=False, sharey=True)[0]
+        figure = new_figure(3.7 * len(kinds) + 0.4, 3.0 + below)
+        axes = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     else:
-        figure = new_figure(width, 2.1 * len(axes_of) + below)
-        axes = figure.subplots(len(axes_of), 1, squeeze=False)[:, 0]
-    for axis, kind in zip(axes, axes_of, strict=True):
+        figure = new_figure(width, 2.1 * len(kinds) + below)
+        axes = figure.subplots(len(kinds), 1, squeeze=False)[:, 0]
+    for axis, kind in zip(axes, kinds, strict=True):
         for i, group in enumerate(shown):
             x, y, look = group.column(kind).mean(0), group.column(name), line_style(i)
             mark = {"marker": MARKS[i % len(MARKS)], "ms": 4, "markevery": max(1, len(x) // 8)}

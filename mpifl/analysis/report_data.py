@@ -29,7 +29,7 @@ from mpifl.results.reader import Run
 from . import statistics_drawn
 from .comparison import Comparison, column_of
 from .figures import pair_matrices, phase_seconds, silhouette_of
-from .seed_groups import Group, rounds_title
+from .seed_groups import Group, axes_of, rounds_title
 
 AXES = {  # column -> title, unit, factor that converts to the unit
     "round": ("rounds", "", 1.0),
@@ -90,12 +90,13 @@ def curves(groups: Sequence[Group]) -> dict[str, Any]:
     """Return the curves of all groups: axes, metrics, and the values of each group.
 
     Returns:
-        `axes`: rounds, and the axes that are not proportional to rounds; `known`: all axes; `same`: titles of
+        `axes`: rounds, and the axes that are not proportional to rounds, the first of which is shown
+        first (see `axes_of`); `known`: all axes; `same`: titles of
         the axes that are proportional to rounds; `metrics`; `thinned`: whether curves are thinned; `groups`:
         for each group the word for a round, its positions on all axes, the mean, minimum and maximum of each
         metric over seeds, and the records of its runs (`_records`).
     """
-    known = [a for a in AXES if a == "round" or any(g.has(a) for g in groups)]
+    known = axes_of(groups, [a for a in AXES if a == "round" or any(g.has(a) for g in groups)])
     offered = [a for a in known if a == "round" or not _like_rounds(groups, a)]
     metrics, runs = _metrics(groups), [run for group in groups for run in group.runs]
     points = sum(len(g.rounds) * (1 if len(g.runs) == 1 else 3) for g in groups) * max(len(metrics), 1)
@@ -326,8 +327,7 @@ def _machine(seen: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     hosts = {str(p.get("host")) for p in processes}
     gpus = {str(p.get("gpu")) for p in processes if p.get("gpu")}
     parts = [ranks, f"{len(hosts)} hosts" if len(hosts) > 1 else "", str(seen.get("processor", ""))]
-    parts += [*gpus, f"{summary['wall_seconds']:.4g} s"]
-    return ", ".join(p for p in parts if p)
+    return ", ".join(p for p in (*parts, *gpus) if p)
 
 
 def started(run: Run) -> str:

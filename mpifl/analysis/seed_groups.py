@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from glob import glob
@@ -25,10 +26,11 @@ from .survival import Reached
 
 ALGORITHM = "algorithm.name"
 REPORT = "report.html"  # in a folder that `mpifl report` wrote
+VIRTUAL = "virtual_seconds"
 AXES = {  # axis -> its title; see `rounds_title`
     "round": "rounds",
     "bytes": "MB sent, up and down",
-    "virtual_seconds": "virtual time, s",
+    VIRTUAL: "virtual time, s",
 }
 
 
@@ -96,6 +98,25 @@ class Group:
             positions.append(_values(run, axis)[there[0] if len(there) else -1])
             met.append(len(there) > 0)
         return Reached(np.array(positions, np.float64), np.array(met, bool))
+
+
+def axes_of(groups: Sequence[Group], known: Iterable[str]) -> list[str]:
+    """Return axes in the order in which they are shown.
+
+    Virtual time is the first where groups ran under different policies: a round of one policy is not that of
+    another, and does not take as long.
+
+    Args:
+        groups: the groups.
+        known: the axes, rounds first.
+    """
+    axes = [*known]
+    policies = {json.dumps(group.runs[0].config.get("policy"), sort_keys=True) for group in groups}
+    timed = VIRTUAL in axes and all(bool(np.nan_to_num(g.column(VIRTUAL)).any()) for g in groups)
+    if len(policies) > 1 and timed:
+        axes.remove(VIRTUAL)
+        axes.insert(0, VIRTUAL)
+    return axes
 
 
 def rounds_title(groups: Sequence[Group]) -> str:

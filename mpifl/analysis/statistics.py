@@ -39,7 +39,12 @@ class Estimate:
     seeds: int
 
 
-def estimate(values: np.ndarray, kind: str = "t", confidence: float = 0.95) -> Estimate:
+def estimate(
+    values: np.ndarray,
+    kind: str = "t",
+    confidence: float = 0.95,
+    limits: tuple[float, float] = (-np.inf, np.inf),
+) -> Estimate:
     """Return the mean, the sample standard deviation and a confidence interval for the mean.
 
     Args:
@@ -47,6 +52,7 @@ def estimate(values: np.ndarray, kind: str = "t", confidence: float = 0.95) -> E
         kind: `t` (mean -+ t quantile x standard error), `bootstrap` (bias-corrected and accelerated; Efron
             1987) or `percentile` (percentiles of the means of resamples).
         confidence: confidence level of the interval, in (0, 1).
+        limits: between which values the mean lies, whatever the values: the interval ends there.
     """
     x = np.sort(np.asarray(values, np.float64))
     n = len(x)
@@ -60,9 +66,10 @@ def estimate(values: np.ndarray, kind: str = "t", confidence: float = 0.95) -> E
         from scipy import stats  # heavy: only when something is computed
 
         half = float(stats.t.ppf((1 + confidence) / 2, n - 1) * spread / np.sqrt(n))
-        return Estimate(centre, spread, centre - half, centre + half, n)
-    low, high = _bootstrap(x, kind, confidence)
-    return Estimate(centre, spread, low, high, n)
+        low, high = centre - half, centre + half
+    else:
+        low, high = _bootstrap(x, kind, confidence)
+    return Estimate(centre, spread, max(low, limits[0]), min(high, limits[1]), n)
 
 
 def _bootstrap(x: np.ndarray, kind: str, confidence: float) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import statistics, survival
-from .comparison import COLUMNS, STD, Column, Comparison
+from .comparison import COLUMNS, STD, Column, Comparison, limits_of
 from .seed_groups import metric_of
 
 TARGETS = ("rounds_to_target", "mb_to_target", "virtual_s_to_target")
@@ -85,8 +85,8 @@ def _shown_targets(comparison: Comparison) -> list[Column]:
     return [c for c in held if at[c].any() and (c == columns[0] or not np.array_equal(at[c], rounds))]
 
 
-def _mean(comparison: Comparison, values: np.ndarray) -> Bar:
-    said = statistics.estimate(values, _kind(comparison), comparison.choices.confidence)
+def _mean(comparison: Comparison, values: np.ndarray, limits: tuple[float, float] = (-np.inf, np.inf)) -> Bar:
+    said = statistics.estimate(values, _kind(comparison), comparison.choices.confidence, limits)
     return Bar(said.mean, said.low, said.high, np.inf, values.tolist())
 
 
@@ -94,7 +94,8 @@ def _bar(comparison: Comparison, group: int, column: Column) -> Bar | None:
     if not comparison.has(group, column):
         return None
     if not column.target:
-        return _mean(comparison, comparison.values(group, column))
+        ends = limits_of(column, comparison.groups[group].metric)
+        return _mean(comparison, comparison.values(group, column), ends)
     found, said = comparison.reached(group, column), comparison.median(group, column)
     return Bar(said.value, said.low, said.high, said.beyond, found.position.tolist(), found.met.tolist())
 

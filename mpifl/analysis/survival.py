@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -169,6 +170,22 @@ def restricted(found: Reached, until: float) -> np.ndarray:
     """
     assert found.met.all() or until <= found.position[~found.met].min(), "a run ends before"
     return np.asarray(np.minimum(found.position, until))
+
+
+@cache
+def least_logrank_p(runs: int, others: int) -> float:
+    """Return the smallest p value of the log-rank test: all of a group meet the target before any other.
+
+    Args:
+        runs: number of runs of a group.
+        others: number of runs of another.
+    """
+    values = []
+    for first, last in ((runs, others), (others, runs)):
+        early = Reached(np.arange(first) + 1.0, np.ones(first, bool))
+        late = Reached(np.full(last, first + 1.0), np.zeros(last, bool))
+        values.append(logrank(early, late)[1])
+    return float(np.nanmin(values))
 
 
 def logrank(a: Reached, b: Reached) -> tuple[float, float]:

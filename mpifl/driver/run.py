@@ -60,6 +60,7 @@ def run(
     asked_to_stop: Callable[[], bool] = lambda: False,
     callbacks: Sequence[Any] = (),
     beginning: Mapping[str, Path] | None = None,
+    is_new: Callable[[str], bool] = lambda text: True,
 ) -> Path | None:
     """Run a configuration over all ranks; return the run folder on rank 0, None elsewhere.
 
@@ -75,6 +76,8 @@ def run(
             rank must pass the same number of them; only those of rank 0 are called.
         beginning: of a case of a sweep, phase -> folder of the results that it shares with other cases; the
             same on every rank.
+        is_new: of a case of a sweep, returns whether no other case has printed the line that says how numbers
+            are computed.
 
     Raises:
         UserError: the run cannot begin; on every rank, before anything is trained.
@@ -100,7 +103,7 @@ def run(
             context = build(config, transport, progress.say)
             if has_trials(config):
                 on_server(transport, lambda: try_outcomes(context, resumed is not None))
-        announce(context, progress.say, bind_report)
+        announce(context, progress.say, bind_report, is_new)
         folder = on_server(transport, lambda: resumed or new_folder(config))
         signals.folder = str(folder)
         recorder = open_recorder(context, folder) if transport.is_server else None
@@ -190,7 +193,7 @@ def open_recorder(context: RunContext, folder: Path) -> Recorder:
     )
 
 
-def announce(context: RunContext, say: Say, bind_report: bool) -> None:
+def announce(context: RunContext, say: Say, bind_report: bool, is_new: Callable[[str], bool]) -> None:
     """Print remarks, warnings and hints before the first step; only on rank 0."""
     if not context.places:
         return
@@ -203,7 +206,8 @@ def announce(context: RunContext, say: Say, bind_report: bool) -> None:
         warn_once("system.hosting: without effect: there is one worker, which trains all clients")
     if config.clock.remark:
         say(config.clock.remark)
-    say(line(context.identity))
+    if is_new(computed := line(context.identity)):
+        say(computed)
     if differing := unlike(context.places):
         warn_once(differing)
     on_gpus = all(place["device"] != CPU for place in context.places)

@@ -25,6 +25,8 @@ from mpifl.core.progress import ROUND, Stage, stages
 LINE_SECONDS = 2.0  # between two lines about rounds in a log file
 SILENCE_SECONDS = 7.0  # without a line until one reports the stages; about ten on a busy machine
 BAR_SECONDS = 0.5  # between two updates of the bar on a terminal
+BAR_WIDTH, NARROW = 24, 100  # columns of a bar, half of it on terminals with fewer columns than NARROW
+TITLE_WIDTH = 20  # columns of a title before a bar
 FILE, FILE_SECONDS = "progress.json", 2.0  # in the run folder; seconds between two writes
 SILENCE_VARIABLE = "MPIFL_PROGRESS_S"  # another number of seconds, for tests of whole jobs
 
@@ -39,6 +41,15 @@ def in_words(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _cut(text: str, width: int) -> str:
+    """Return a text of at most `width` columns of a terminal; an ellipsis stands for what is left out."""
+    from rich.text import Text
+
+    whole = Text(text)
+    whole.truncate(width, overflow="ellipsis")
+    return whole.plain
 
 
 class Estimate:
@@ -107,7 +118,7 @@ class Progress:
         self.bar = bar and not quiet and self._out.isatty() and not launched()
         self._bar: Any = None
         self._task: Any = None
-        self._note = ""
+        self._note, self._used = "", 0  # _used: columns of the bar and the number of rounds
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._begin = self._last = clock()  # time of the start; time of the last line
@@ -121,15 +132,18 @@ class Progress:
     def __enter__(self) -> Progress:
         if self.bar:
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-            title, note = (
-                TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}")
-            )
-            counted = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) if self.total else ()
-            self._bar = Progress(title, *counted, note, console=Console(stderr=self.to_stderr))
+            console = Console(stderr=self.to_stderr)
+            width = BAR_WIDTH if console.width >= NARROW else BAR_WIDTH // 2
+            counted = (BarColumn(width), MofNCompleteColumn()) if self.total else ()
+            self._used = width + 2 * len(str(self.total)) + 3 if self.total else 0
+            texts = ("{task.description}", "{task.fields[left]}", "{task.fields[note]}")
+            title, left, note = (TextColumn(text, markup=False) for text in texts)
+            self._bar = Progress(title, *counted, left, note, console=console)
             self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.total or None, note="")
+            name = _cut(self.title, TITLE_WIDTH)
+            self._task = self._bar.add_task(name, total=self.total or None, note="", left="")
         _shown.append(self)
         if not self.quiet:
             self._thread = threading.Thread(target=self._watch, daemon=True, name="progress")
@@ -146,7 +160,7 @@ class Progress:
         if self._thread is not None:
             self._thread.join(1.0)
         if self._bar is not None:
-            self._bar.update(self._task, note=self._note)
+            self._draw(self._note)
             self._bar.stop()
 
     def say(self, text: str) -> None:
@@ -174,7 +188,7 @@ class Progress:
         if self.quiet:
             return
         if self._bar is not None:
-            self._bar.update(self._task, completed=number, note=note)
+            self._draw(note, completed=number)
         elif number == self.total or self.clock() - self._last_round > LINE_SECONDS:
             self._last_round = self.clock()
             self._write(f"round {number}/{self.total}  {note}".rstrip())
@@ -194,7 +208,7 @@ class Progress:
         if self._bar is not None:
             found = stages()
             note = f"{found[-1]}  {self._note}" if found and found[-1].what != ROUND else self._note
-            self._bar.update(self._task, note=note, refresh=True)
+            self._draw(note, refresh=True)
         elif self.clock() - self._last >= self.silence:
             self._write(self.line())
 
@@ -204,6 +218,15 @@ class Progress:
         text = ", ".join(map(str, found)) or self.title
         left = self._left(now, found)
         return f"{text}: {in_words(now - self._begin)} so far{left and f', {left}'}"
+
+    def _draw(self, note: str, **more: Any) -> None:
+        """Update the bar; the note is cut so that all fits into one line of the terminal."""
+        with self._lock:
+            told = self._estimate.left(self.clock(), stages())
+        left = "" if told is None else f"{in_words(told[0])} left"
+        used = len(_cut(self.title, TITLE_WIDTH)) + self._used + len(left) + 2  # and blanks between
+        room = max(0, self._bar.console.width - used)
+        self._bar.update(self._task, note=_cut(note, room), left=left, **more)
 
     def _left(self, now: float, found: list[Stage]) -> str:
         """Return an estimate of the time left, in words; empty if there is none."""

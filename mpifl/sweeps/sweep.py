@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
@@ -323,12 +323,14 @@ class _Work:
         mine: the cases to run.
         quiet: whether to print nothing.
         part: what `mine` is of the sweep.
+        printed: lines that are printed for the first case that has them only.
     """
 
     folder: Path
     mine: Sequence[Case]
     quiet: bool
     part: Part
+    printed: set[str] = field(default_factory=set)
 
     @cached_property
     def found(self) -> Found:
@@ -404,7 +406,7 @@ class _Work:
             for number, case in enumerate(self.mine, 1):
                 progress.say(f"case {number}/{every}: {case.title}")
                 try:
-                    trained = self.run_case(case, transport, self.quiet)
+                    trained = self.run_case(case, transport, self.quiet, is_new=self._is_new)
                 except Stopped as end:
                     raise Stopped(end.step, str(self.folder), end.written, self.command) from None
                 except StoppedEarly:
@@ -416,6 +418,12 @@ class _Work:
                 stop = number < len(self.mine) and on_server(transport, lambda: signals.stop)
                 if stop:  # the request came after the case's last step
                     raise Stopped(case.config.rounds, str(self.folder), command=self.command)
+
+    def _is_new(self, text: str) -> bool:
+        """Return whether a line that cases share has not been printed yet."""
+        known = text in self.printed
+        self.printed.add(text)
+        return not known
 
     def run_case(
         self, case: Case, transport: Transport, quiet: bool, threads: int = 0, **options: Any
@@ -673,7 +681,8 @@ class _SideBySide:
             print(f"case {number}/{len(self.work.mine)}: {case.title}", flush=True)
         with redirect_stdout(Prefixed(out, f"case {number}: ")):
             asked = self.claims.stop_asked
-            self.work.run_case(case, self.group, self.quiet, self.threads, asked_to_stop=asked)
+            options = {"asked_to_stop": asked, "is_new": self.claims.is_new}
+            self.work.run_case(case, self.group, self.quiet, self.threads, **options)
         if self.group.is_server:
             self.work.found.write()
 
@@ -737,10 +746,18 @@ class Claims:
         """Remove the folder; on rank 0."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def is_new(self, text: str) -> bool:
+        """Return whether no group has printed a line that cases share."""
+        return self._create(f"line-{hashlib.sha256(text.encode()).hexdigest()[:16]}")
+
     def take(self, number: int) -> bool:
         """Take a unit of work; return False if another group has taken it."""
+        return self._create(str(number))
+
+    def _create(self, name: str) -> bool:
+        """Create a file; return False if it is there already."""
         try:
-            os.close(os.open(self.folder / str(number), os.O_CREAT | os.O_EXCL))
+            os.close(os.open(self.folder / name, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
         return True

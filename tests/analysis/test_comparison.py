@@ -9,14 +9,24 @@ from hypothesis import strategies as some
 from scipy import stats
 from support.comparisons import group_of, run_of
 
-from mpifl.analysis.comparison import COLUMNS, Choices, Comparison, check_target, column_of, independent
+from mpifl.analysis.comparison import (
+    COLUMNS,
+    Choices,
+    Column,
+    Comparison,
+    check_target,
+    column_of,
+    independent,
+    limits_of,
+)
 from mpifl.analysis.comparison_tables import final_table, numbers, rank_table, test_tables
 from mpifl.analysis.seed_groups import Group
 from mpifl.analysis.statistics import TEST_NAMES
+from mpifl.analysis.statistics_drawn import intervals
 from mpifl.analysis.survival import median
 from mpifl.analysis.tables import BEST, TIED
 from mpifl.core.errors import UserError
-from mpifl.core.metric import METRICS
+from mpifl.core.metric import METRICS, Metric
 
 GOOD, NEAR, BAD = (
     [0.80, 0.84, 0.82, 0.90, 0.86],
@@ -199,7 +209,7 @@ def test_one_seed_has_no_interval_and_that_is_said():
 def test_signed_ranks_over_few_seeds_cannot_find_anything_and_that_is_said():
     """Five pairs: p is at least 2 / 32 = 0.0625. Seven: 0.0156."""
     few = compared(group_of("a", BAD), group_of("b", GOOD), test="wilcoxon")
-    assert marks(few) == {0: TIED, 1: TIED}
+    assert marks(few) == {}, "who cannot be told apart by any numbers is no tie"
     assert any("signed ranks cannot go below p = 0.0625" in note for note in final_table(few).notes)
     more = compared(group_of("a", [*BAD, 0.5, 0.51]), group_of("b", [*GOOD, 0.8, 0.9]), test="wilcoxon")
     assert marks(more) == {1: BEST}
@@ -272,6 +282,57 @@ def test_steps_of_the_server_and_rounds_are_not_tested_against_each_other():
         compared(rounds, steps, target=0.9, test="t", metric="rounds_to_target")
     slower = timed("slower", 8, 9, 8, 9)
     assert marks(compared(rounds, slower, target=0.9), "rounds_to_target") == {0: BEST}
+
+
+def test_two_seeds_cannot_tell_who_meets_the_target_earlier_and_that_is_said():
+    """Two against two: the log-rank test gives at least p = 0.09. Four against four: 0.007."""
+    few = compared(timed("a", 2, 3), timed("b", 4, 5), target=0.9)
+    assert marks(few, "rounds_to_target") == {}
+    said = (
+        "to target: the log-rank test cannot go below p = 0.0896 with so few seeds, so nothing can be found"
+    )
+    assert any(note.startswith(said) for note in final_table(few).notes)
+    more = compared(timed("a", 2, 3, 2, 3), timed("b", 3, 2, 4, 3), target=0.9)
+    assert marks(more, "rounds_to_target") == {0: TIED, 1: TIED}
+    assert not any("with so few seeds" in note for note in final_table(more).notes)
+
+
+def test_who_never_meets_the_target_is_no_tie_with_the_best():
+    """Nobody of never meets it, two of five of some do: not shown to differ, and no tie."""
+    some, never = timed("some", 8, 9, None, None, None), timed("never", *[None] * 5)
+    found = compared(some, never, target=0.9)
+    (contrast,) = found.contrasts(found.problems[0], found.column("rounds_to_target"))
+    assert contrast.p > 0.05
+    assert marks(found, "rounds_to_target") == {}
+
+
+@pytest.mark.parametrize("interval", ["t", "bootstrap"])
+def test_intervals_stay_within_the_range_of_the_metric(interval):
+    """Mean 0.99, standard error 0.006: Student's interval would end above 1, mirrored begin below 0."""
+    values = [1.0, 0.98, 1.0, 0.97, 1.0]
+    for group, ends in ((group_of("a", values), "high"), (group_of("a", [1 - v for v in values]), "low")):
+        found = compared(group, interval=interval)
+        said = found.estimate(0, found.column("accuracy"))
+        assert 0.0 <= said.low < said.mean < said.high <= 100.0
+        if interval == "t":
+            assert getattr(said, ends) == {"high": 100.0, "low": 0.0}[ends]
+        (panel, *_) = intervals(found)
+        assert (panel.bars[0].low, panel.bars[0].high) == (said.low, said.high)
+
+
+def test_ranges_of_figures():
+    percent, error, r2 = METRICS["accuracy"], METRICS["mse"], METRICS["r2"]
+    told = {
+        ("accuracy_mean", percent): (0.0, 1.0),
+        ("accuracy_std", percent): (0.0, np.inf),
+        ("mse_worst", error): (0.0, np.inf),
+        ("r2_mean", r2): (-np.inf, 1.0),
+        ("ari", percent): (-1.0, 1.0),
+        ("federation_bytes_up", percent): (0.0, np.inf),
+        ("gain_mean", Metric("gain", "gain", percent=False)): (-np.inf, np.inf),
+        ("loss", percent): (-np.inf, np.inf),
+    }
+    assert {key: limits_of(Column("t", key[0]), key[1]) for key in told} == told
 
 
 def test_restricted_means_go_as_far_as_the_first_run_that_ends_without_the_target():

@@ -82,6 +82,35 @@ def test_the_axis_of_rounds_says_where_they_are_steps_of_an_asynchronous_server(
     assert drawn.axes[0].get_xlabel() == title
 
 
+def test_virtual_time_comes_first_where_policies_differ():
+    """A round of one policy is no round of another: time compares them, in the report and in figures."""
+
+    def group(name, policy, pace):
+        run = run_of(virtual_seconds=[pace, 2 * pace, 3 * pace])
+        return Group(name, (Run(run.folder, {**run.config, "policy": policy}, run.summary),)), run
+
+    def first(made):
+        return report_data.curves(made)["axes"][0]["id"]
+
+    def drawn(made):
+        return figures.curves(made, "accuracy_mean", "accuracy").axes[0].get_xlabel()
+
+    def groups(*policies):
+        made = [group(str(i), p, 1.0 + i) for i, p in enumerate(policies)]
+        for one, run in made:
+            one.runs[0].__dict__["series"] = run.series
+        return [one for one, _ in made]
+
+    differing = groups({"name": "rounds"}, {"name": "over_selection", "extra": 0.5})
+    assert (first(differing), drawn(differing)) == ("virtual_seconds", "virtual time, s")
+    alike = groups({"name": "rounds"}, {"name": "rounds"})
+    assert (first(alike), drawn(alike)) == ("round", "rounds")
+    untimed = groups({"name": "rounds"}, {"name": "over_selection"})
+    for one in untimed:
+        one.runs[0].series["virtual_seconds"][:] = 0.0
+    assert (first(untimed), drawn(untimed)) == ("round", "rounds")
+
+
 def test_curves_are_in_percent_and_megabytes_and_columns_of_zeros_are_left_out():
     seeds = (run_of(), run_of(accuracy_mean=[0.75, 0.625, 1.0]))
     found = report_data.curves([Group("a", seeds)])
@@ -406,6 +435,9 @@ def test_what_was_run_is_said_once_where_runs_share_it_and_in_the_table_where_th
         assert word in head if word != "epochs" else word not in head, word
     assert f"mpifl run {tmp_path}/tiny-0.125/config.yaml --output.id again" in head
     assert ">lr 0.125<" in table, "what they share is left out"
+    differs = re.search(r"<dt>differs</dt><dd>(.*?)</dd>", head)
+    assert "local training" in differs[1]
+    assert "machine" not in differs[1], "both ran on this machine, in times of their own"
     assert ">lr 0.25<" in table
 
 

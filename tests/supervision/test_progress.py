@@ -189,6 +189,41 @@ def test_a_terminal_gets_a_bar_and_what_is_going_on(monkeypatch):
     assert "working, 1 of 3 rounds" in text
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_bar_is_one_line_with_the_time_left_whatever_the_terminal(monkeypatch, clock, columns):
+    """A long name and a long note are cut; the number of rounds and the time left are not."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(progress, "BAR_SECONDS", 1000.0)  # the test looks
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    note = "accuracy 0.9123  worst 0.8123  ARI 1.00  clusters 4  loss 0.2311"
+    name = "a-run-with-a-rather-long-name-of-its-own"
+    with (
+        Progress(1000, name, clock=clock) as shown,
+        doing(ROUND, 1000, unit="") as rounds,
+        doing("training", 3000, "visits", main=True),
+    ):
+        clock.now += 60
+        rounds.done = 200
+        shown.step(200, note)
+        shown.look()
+        drawn = screen.getvalue()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", plain) if line.strip()]
+    assert max(map(len, lines)) <= columns
+    last = lines[-1]
+    assert "200/1000" in last
+    assert "4 min 0 s left" in last
+    assert name[:8] in last
+    assert ("training" in last) == (columns > 60)
+
+
 def test_lines_have_no_control_characters(shown, clock, capsys):
     with doing(ROUND, 10, main=True), doing("training", 4, "visits", main=True):
         clock.now += 10

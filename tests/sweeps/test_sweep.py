@@ -69,6 +69,7 @@ def test_a_sweep_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path
     said = capsys.readouterr().out
     assert "case 1/4: algorithm.alpha 0.3, delay even\n" in said
     assert said.count("round 6/6  accuracy") == 4
+    assert said.count("numbers ") == 1, "how numbers are computed is said once, not for each case"
     assert said.endswith(f"results: {folder}: sweep.md, sweep.csv, sweep.png\n")
     assert folder == tmp_path / "tiny-x"
     with (folder / "sweep.csv").open() as lines:
@@ -254,7 +255,7 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, ca
     whole = sweep(TINY, [*options, "--output.id", "whole"], Single(), quiet=True)
     real, calls = running.run, []
 
-    def stopped(*args):
+    def stopped(*args, **more):
         calls.append(args)
         if len(calls) == 2:
             raise Stopped(0, "here")
@@ -504,7 +505,7 @@ def test_a_case_that_another_process_gave_up_is_run_in_the_end(tmp_path, monkeyp
     with (folder / sweeping.LOCKS / "0").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
 
-        def killed(*args):
+        def killed(*args, **more):
             other.close()
             return real(*args)
 
@@ -529,11 +530,11 @@ def test_two_processes_train_once_what_gives_several_cases(tmp_path, monkeypatch
     options += ["--output.id", "x"]
     real, trained = running.run, []
 
-    def beside(config, *args):
+    def beside(config, *args, **more):
         trained.append(config.output.id)
         if len(trained) == 1:
             sweep(TINY, options, Single(), quiet=True)
-        return real(config, *args)
+        return real(config, *args, **more)
 
     monkeypatch.setattr("mpifl.sweeps.sweep.run", beside)
     folder = sweep(TINY, options, Single(), quiet=True)

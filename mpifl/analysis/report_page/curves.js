@@ -209,7 +209,7 @@ function startCurves() {
   options(byId("axis"), D.curves.axes.map((a) => [a.id, a.title]));
   options(byId("cost"), D.curves.known.map((a) => [a.id, a.title]));
   if (D.curves.metrics.some((m) => m.id === D.metric.id)) byId("metric").value = D.metric.id;
-  byId("cost").value = D.curves.known.some((a) => a.id === "bytes") ? "bytes" : "round";
+  byId("cost").value = D.curves.known[0].id !== "round" ? D.curves.known[0].id : D.curves.known.some((a) => a.id === "bytes") ? "bytes" : "round";
   byId("target").value = rounded(D.target);
   byId("target-figure").classList.toggle("sentence", N === 1); // one bar tells nothing that its caption does not
   byId("target-unit").textContent = D.metric.unit ? `target, ${D.metric.unit}` : "target";
