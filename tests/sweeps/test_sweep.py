@@ -259,7 +259,7 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, ca
         calls.append(args)
         if len(calls) == 2:
             raise Stopped(0, "here")
-        return real(*args)
+        return real(*args, **more)
 
     monkeypatch.setattr("mpifl.sweeps.sweep.run", stopped)
     with pytest.raises(Stopped):
@@ -507,7 +507,7 @@ def test_a_case_that_another_process_gave_up_is_run_in_the_end(tmp_path, monkeyp
 
         def killed(*args, **more):
             other.close()
-            return real(*args)
+            return real(*args, **more)
 
         monkeypatch.setattr("mpifl.sweeps.sweep.run", killed)
         sweep(TINY, options, Single(), quiet=True)
