@@ -46,6 +46,12 @@ SYNTHETIC: Tree = {"name": "synthetic", "train": 240, "test": 60, "classes": 4}
 TABLE: Tree = {"name": "table", "path": "table.csv", "client": "who", "group": "site"}
 MLP, TABLE_MLP = {"name": "mlp", "hidden": [8]}, {"name": "table_mlp", "hidden": [8], "embedding": 4}
 DROPPING = {"name": "table_mlp", "hidden": [8], "dropout": 0.2}
+TRAINERS: list[Tree] = [
+    {"name": "torch", "lr": 0.05, "options": {"momentum": 0.9}},
+    {"name": "torch", "optimizer": "AdamW", "lr": 0.01, "scheduler": "cosine", "warmup": 0.3},
+    {"name": "torch", "optimizer": "RMSprop", "lr": 0.005, "accumulate": 2, "clip_norm": 1.0},
+    {"name": f"{FILES}/own.py:Signs"},
+]
 CUSTOM = {"name": "custom", "path": f"{FILES}/own.py:Net", "head": "head"}
 TEXTS = [
     {"name": "transformer", "width": 8, "layers": 1, "heads": 2},
@@ -329,6 +335,10 @@ class Drawn:
         local |= {"weight_decay": 0.01} if self.chance(0.1) else {}
         local |= {"augment": "crop_flip"} if self.chance(0.05) else {}
         local |= {"epochs": self.random.choice((0, 2))} if self.chance(0.1) else {}
+        if self.chance(0.12):
+            kept = ("steps", "epochs", "lr_decay", "milestones", "gamma", "augment")
+            local = {name: value for name, value in local.items() if name in kept}
+            local["trainer"] = self.random.choice(TRAINERS)
         self.tree["local"] = local
         self.some(0.2, per_client=[{"0-1": {"epochs": 2}, "2": {"batch_size": 8, "lr": 0.05}}])
         if self.chance(0.15):  # client 2 diverges, and is left out

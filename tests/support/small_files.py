@@ -15,8 +15,11 @@ KINDS = ("images-idx3", "labels-idx1")
 MNIST_NAMES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in KINDS]
 WORDS = ("sea", "wind", "stone", "river", "night", "cloud", "ember", "moss", "salt", "thorn")
 MODULE = '''
-"""A data set, a model and metrics of a user."""
+"""A data set, a model, a trainer and metrics of a user."""
 
+from dataclasses import dataclass
+
+import mpifl
 import numpy as np
 import torch
 from torch import nn
@@ -46,6 +49,24 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.head(self.body(x * self.mask.reshape(x.shape[1:])))
+
+
+@dataclass(frozen=True)
+class Signs(mpifl.Trainer):
+    gives = ("direction", "loss", "part", "gradient", "outputs")
+
+    def fit(self, module, data, context):
+        params, total, samples = [p for p in module.parameters() if p.requires_grad], 0.0, 0
+        for x, y, index in data.batches():
+            loss = context.loss(module, x, y, index)
+            loss.backward()
+            context.direct()
+            for p in params:
+                if p.grad is not None:  # tensors of its own, and draws of the global generators
+                    p.data = p.data - 0.002 * (p.grad + 1e-4 * np.random.rand() * torch.randn(p.shape)).sign()
+                    p.grad = None
+            total, samples = total + loss.item() * len(x), samples + len(x)
+        return mpifl.Fit(total / samples, context.num_steps, samples, {"told": total})
 
 
 def spread(outputs, labels):
