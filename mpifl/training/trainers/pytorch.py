@@ -6,6 +6,7 @@ import inspect
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,6 +20,7 @@ from mpifl.core.trainer import Fit, FitContext, Gift, Samples, Trainer
 CLOSURES = ("LBFGS",)  # optimisers that evaluate a batch several times a step
 
 
+@cache
 def optimizers() -> dict[str, type[torch.optim.Optimizer]]:
     """Return the optimisers of `torch.optim` that take one gradient a step, by name."""
     base = torch.optim.Optimizer
