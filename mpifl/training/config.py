@@ -48,7 +48,8 @@ class LocalConfig(Options):
             (`docs/performance.md`).
         augment: `none`, or `crop_flip`: random crops and mirrored images in every batch of the training loop.
         trainer: what trains: `own`, mpifl's loop; `torch`, any optimiser of PyTorch; `lightning`, a
-            LightningModule's own steps; or your own `file.py:Class`, a `mpifl.Trainer`.
+            LightningModule's own steps; `sklearn`, a linear model of scikit-learn; or your own
+            `file.py:Class`, a `mpifl.Trainer`.
     """
 
     epochs: NonNegativeInt = 1

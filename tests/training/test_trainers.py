@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import SGDClassifier
 from support import toy
 from support.cases import PARAMS
 from torch import nn
@@ -20,7 +21,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import asked_of_trainer
 from mpifl.core.client import proximal
 from mpifl.core.errors import UserError
-from mpifl.core.federation import Split
+from mpifl.core.federation import DataInfo, Split
 from mpifl.core.metric import Metric
 from mpifl.core.rng import key
 from mpifl.core.trainer import Fit, FitContext, Gift, Samples, Trainer
@@ -28,7 +29,9 @@ from mpifl.experiment.schema import SystemConfig
 from mpifl.models import MODELS
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
+from mpifl.training.tasks import Regression
 from mpifl.training.trainers.pytorch import Torch
+from mpifl.training.trainers.scikit import Sklearn
 
 SHAPE, LOCAL = (1, 6, 6), LocalConfig(epochs=2, batch_size=7, lr=0.05, momentum=0.9, weight_decay=1e-3)
 PLAIN = Torch(lr=0.05)
@@ -309,3 +312,57 @@ def test_other_optimisers_train_alike_every_time(name):
     assert not torch.equal(first.vector, other.init)
     assert first.steps == 8
     assert math.isnan(first.lr)
+
+
+def classes_of(split: Split, count: int) -> Split:
+    """Return samples with labels of so many classes, which a plane separates."""
+    shift = torch.randn(count, *SHAPE, generator=key(3, "means").torch())
+    y = torch.arange(len(split)) % count
+    return Split(split.x + shift[y], y)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_linear_model_of_scikit_learn_is_trained_as_scikit_learn_trains_it(count):
+    """Fed by hand with the same batches, its coefficients are those of the layer: one row for two classes."""
+    options = {"loss": "log_loss", "learning_rate": "constant", "eta0": 0.05}
+    module = MODELS["logistic"]().build(SHAPE, count)
+    learner = Learner(module, trainer=Sklearn(options=options))
+    split, config = classes_of(samples(), count), LocalConfig(epochs=2, batch_size=7)
+    made = learner.sgd(torch.zeros_like(learner.init), split, config, key(1))
+    hand = SGDClassifier(random_state=key(1).seed % 2**32, **options)
+    for index in learner.batches(split, config, key(1)):
+        hand.partial_fit(split.x[index].flatten(1).double().numpy(), split.y[index].numpy(), np.arange(count))
+    learner.flat.load(made.vector)
+    weight, bias = (p.detach().double().numpy() for p in module.parameters())
+    if count == 2:
+        weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
+    np.testing.assert_allclose(weight, hand.coef_, atol=1e-5)
+    np.testing.assert_allclose(bias, hand.intercept_, atol=1e-5)
+    hits = learner.outputs(made.vector, split.x).argmax(1) == split.y
+    assert hits.float().mean() > 0.9
+    assert (made.steps, made.samples) == (8, 48)
+    assert 0 < made.loss < math.log(count)
+
+
+def test_a_regression_of_scikit_learn_is_trained():
+    module = MODELS["linear"]().build_for(DataInfo((4,), 1, "features", "numbers"))
+    learner = Learner(module, trainer=Sklearn("SGDRegressor", {"eta0": 0.05}), task=Regression())
+    x = torch.randn(200, 4, generator=key(0, "x").torch())
+    split = Split(x, x[:, :1] - 2 * x[:, 1:2])
+    made = learner.sgd(learner.init, split, LocalConfig(epochs=5), key(1))
+    assert float(Regression().loss(learner.outputs(made.vector, x), split.y)) < 0.01
+
+
+@pytest.mark.parametrize("name", ["penalties", "warm_start"])
+def test_options_that_scikit_learn_does_not_take_are_refused(name):
+    with pytest.raises(UserError, match=f"options.{name}"):
+        Sklearn(options={name: True})
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "said"), [("mlp", {}, "one linear layer"), ("logistic", {"alpha": -1.0}, "alpha")]
+)
+def test_what_scikit_learn_cannot_train_is_refused(model, options, said):
+    made = Learner(MODELS[model]().build(SHAPE, 3), trainer=Sklearn(options=options))
+    with pytest.raises(UserError, match=said):
+        made.sgd(made.init, samples(), LOCAL, key(0))

@@ -11,5 +11,6 @@ TRAINERS: Registry[type[LocalTrainer]] = Registry(
         "own": "core.trainer:OwnLoop",
         "torch": "training.trainers.pytorch:Torch",
         "lightning": "training.trainers.lightning:Lightning",
+        "sklearn": "training.trainers.scikit:Sklearn",
     },
 )
