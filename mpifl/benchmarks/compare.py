@@ -27,6 +27,7 @@ TURN_S = 3.0  # minimum length of a turn
 OF_LOOPS = ("data", "model", "seed", "participation", "cohort_size")  # what the loops read from options
 OF_TRAINING = tuple(f"local.{key}" for key in ("epochs", "batch_size", "lr", "momentum", "weight_decay"))
 OF_MPIFL = "system"  # section that decides how mpifl does the same work
+TRACE = "output.trace"  # so does this key
 
 
 def compare_all(
@@ -104,7 +105,7 @@ def check_options(options: Sequence[str]) -> None:
     Raises:
         UserError: The loops do not support one of the keys.
     """
-    known = (*OF_LOOPS, *OF_TRAINING, OF_MPIFL)
+    known = (*OF_LOOPS, *OF_TRAINING, OF_MPIFL, TRACE)
     for key, value in flat(loader.overrides(options)):
         fits = key in known or key.split(".")[0] in (*OF_LOOPS, OF_MPIFL)
         require(fits, key, value, f"the plain loops beside mpifl do not know it; use {', '.join(known)}")

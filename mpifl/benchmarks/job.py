@@ -18,6 +18,8 @@ from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm.connect import connect
 from mpifl.comm.transport import Transport
 from mpifl.core.process import keep_freed
+from mpifl.core.timeline import Recording
+from mpifl.core.timing import NO_TIMELINE, Timeline
 from mpifl.experiment.build import build, build_engine, build_server_step
 from mpifl.experiment.loader import load_everywhere
 from mpifl.runtime.engine import command_loop, run_command
@@ -120,7 +122,11 @@ def _run(
     context = build(config, transport)
     store = ClientStore(transport.bcast(secrets.token_hex(6), "start"), config.system.scratch)
     try:
-        server_step = build_server_step(context, store)
+        timeline: Timeline = NO_TIMELINE
+        if config.output.trace:  # recorded as in a run, and not written
+            timeline = Recording.of_rank(transport.size)
+            transport.traffic.tell(timeline)
+        server_step = build_server_step(context, store, timeline=timeline)
         rounds = build_engine(context, server_step)
         assert isinstance(rounds, SynchronousEngine), "only synchronous rounds are measured"
         runner = make(rounds)

@@ -15,6 +15,7 @@ import signal
 import struct
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -25,6 +26,7 @@ import torch
 from mpi4py import MPI
 
 from mpifl.core.devices import CPU, wait
+from mpifl.core.timing import ClockReading
 
 from .liveness import STOPPED_S, Process, StoppedProcessWatcher, wait_until
 from .mpi_startup import end_launcher_after, is_tolerant, own_launcher
@@ -49,6 +51,8 @@ HEADER, BLOCK, ALARM, STOP = 30001, 30002, 30003, 30004
 LENGTH = struct.Struct("q")  # a message begins with the number of bytes of its rows; rows and value follow
 POLLS_PER_CHECK = 16  # polls without a message between two checks whether another rank has failed
 MOST_SENDS = 32  # with more pending sends than this, the completed ones are dropped
+PINGS = 10  # by which the clocks of two ranks are compared; the fastest decides
+CLOCK = 30005
 EXIT_SECONDS = 3.0
 NOTICE_SECONDS = 2.0  # within which the loss of a rank becomes known everywhere
 LOSSES = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}  # with `mpirun --with-ft ulfm`
@@ -125,8 +129,12 @@ class Mpi(Transport):
         self._sequence = 0
         self._waiting_for = 0, self.size  # tag of the current gather, first rank whose value is missing
         self._received = 0  # bytes of the last message received
+        self._losses = 0  # number of times that ranks were lost
+        self._sent_to: dict[int, int] = defaultdict(int)  # rank -> messages of `isend`
+        self._received_from: dict[int, int] = defaultdict(int)  # rank -> messages of `poll`
         self._sends: list[tuple[MPI.Request, Any]] = []  # pending sends and their buffers
-        self._receives: list[tuple[MPI.Request, int, Any, torch.Tensor]] = []  # blocks being received
+        # blocks being received: request, source, number among its messages, header, block
+        self._receives: list[tuple[MPI.Request, int, int, Any, torch.Tensor]] = []
         self._empty_polls = 0  # polls without a message
         self._failed = False  # whether an error was raised on this rank or another
         self._remote_error: tuple[Exception | None, int] = None, 0  # the error of another rank, and that rank
@@ -160,6 +168,18 @@ class Mpi(Transport):
     def _who(self) -> str:
         return f"rank {self.rank}"
 
+    def _message(self, source: int, goal: int, number: int, single: bool = False) -> int:
+        """Return a number that the sender and the receiver of a message know, and no other message has.
+
+        Args:
+            source: rank that sends.
+            goal: rank that receives.
+            number: number of the collective, or of the message among those of `isend` between the two.
+            single: whether it is a message of `isend`.
+        """
+        epoch = (self._losses & 0xF) << 24 | number & 0xFFFFFF
+        return ((epoch * self.size + source) * self.size + goal) * 2 + single
+
     def _tag(self) -> int:
         self._sequence += 1
         return self._sequence % TAGS
@@ -179,9 +199,10 @@ class Mpi(Transport):
     def _send_each(self, blobs: Sequence[bytes], tag: int, purpose: str) -> None:
         """Send one message to each of the ranks 1, 2, ..."""
         with self.traffic("send", purpose, sent=sum(map(len, blobs)), messages=len(blobs)):
-            pending = [
-                self.comm.Isend([b, len(b), MPI.BYTE], dest=r, tag=tag) for r, b in enumerate(blobs, 1)
-            ]
+            pending = []
+            for r, b in enumerate(blobs, 1):
+                self.traffic.timeline.sent(self._message(0, r, self._sequence))
+                pending.append(self.comm.Isend([b, len(b), MPI.BYTE], dest=r, tag=tag))
             wait_until(lambda: MPI.Request.Testall(pending))
 
     @guarded
@@ -240,6 +261,7 @@ class Mpi(Transport):
 
     def _send_to_server(self, blob: bytes, tag: int, purpose: str) -> None:
         with self.traffic("send", purpose, sent=len(blob), messages=1):
+            self.traffic.timeline.sent(self._message(self.rank, 0, self._sequence))
             request = self.comm.Isend([blob, len(blob), MPI.BYTE], dest=0, tag=tag)
             wait_until(request.Test)
 
@@ -265,6 +287,7 @@ class Mpi(Transport):
             blob = bytearray(status.Get_count(MPI.BYTE))
             message.Recv([blob, len(blob), MPI.BYTE])
             self._received = len(blob)
+            self.traffic.timeline.received(self._message(source, self.rank, self._sequence))
         return blob
 
     def _check_alarm(self) -> Any:
@@ -308,7 +331,9 @@ class Mpi(Transport):
         tag, rows = self._tag(), self.traffic.rows(self.numbers[self.rank])
         if self.rank:
             blob = pickle.dumps(rows, protocol=5)
-            self.comm.Send([blob, len(blob), MPI.BYTE], dest=0, tag=tag)
+            with self.traffic("send", "census", sent=len(blob), messages=1):
+                self.traffic.timeline.sent(self._message(self.rank, 0, self._sequence))
+                self.comm.Send([blob, len(blob), MPI.BYTE], dest=0, tag=tag)
             return None
         for source in range(1, self.size):
             rows += self._recv(source, tag, "census")
@@ -316,6 +341,38 @@ class Mpi(Transport):
             rank = self.numbers[source]
             rows.append({"rank": rank, "call": "send", "purpose": "census", **vars(count)})
         return rows
+
+    @guarded
+    def compare_clocks(self) -> ClockReading:
+        """Exchange messages with rank 0, which answers with its time; see `Transport`.
+
+        The offset is that of the fastest exchange, with half of its duration as the error. Processes of one
+        node read the same clock.
+        """
+        comm, origin = self.comm, np.array([time.perf_counter()])
+        request = comm.Ibcast([origin, MPI.DOUBLE], root=0)
+        wait_until(lambda: request.Test() or self._check_alarm())
+        began, stamp, nothing = float(origin[0]), np.zeros(1), [bytearray(0), 0, MPI.BYTE]
+        far = [r for r in range(1, self.size) if self.nodes[r] != self.nodes[0]]
+        for r in far if not self.rank else ():  # one after the other, so that nobody waits for another
+            comm.Send(nothing, r, CLOCK)
+            for _ in range(PINGS):
+                comm.Recv(nothing, r, CLOCK)
+                stamp[0] = time.perf_counter()
+                comm.Send([stamp, MPI.DOUBLE], r, CLOCK)
+        now = time.perf_counter()
+        found = [ClockReading(now, began=began)]
+        if self.rank in far:
+            wait_until(lambda: comm.Iprobe(0, CLOCK) or self._check_alarm())
+            comm.Recv(nothing, 0, CLOCK)
+            found = []
+        for _ in range(PINGS if self.rank in far else 0):
+            asked = time.perf_counter()
+            comm.Send(nothing, 0, CLOCK)
+            comm.Recv([stamp, MPI.DOUBLE], 0, CLOCK)
+            now = time.perf_counter()
+            found.append(ClockReading(now, float(stamp[0]) - (asked + now) / 2, (now - asked) / 2, began))
+        return min(found, key=lambda reading: reading.error)
 
     @guarded
     def run_guarded(self, work: Callable[[], Any]) -> Any:
@@ -437,9 +494,11 @@ class Mpi(Transport):
         if len(self._sends) > MOST_SENDS:
             self._sends = [(r, keep) for r, keep in self._sends if not r.Test()]
         blob = pickle.dumps((block.numel(), header), protocol=5)
+        self._sent_to[rank] += 1
         with self.traffic(
             "send", purpose, sent=len(blob) + block.nbytes, messages=1 + int(block.numel() > 0)
         ):
+            self.traffic.timeline.sent(self._message(self.rank, rank, self._sent_to[rank], single=True))
             self._sends.append((self.comm.Isend([blob, len(blob), MPI.BYTE], rank, HEADER), blob))
             if block.numel():
                 self._sends.append((self.comm.Isend(_buffer(block), rank, BLOCK), block))
@@ -452,10 +511,10 @@ class Mpi(Transport):
         core.
         """
         status = MPI.Status()
-        for i, (request, source, header, block) in enumerate(self._receives):
+        for i, (request, source, number, header, block) in enumerate(self._receives):
             if request.Test(status):
                 del self._receives[i]
-                return self._whole(status, source, header, block, purpose)
+                return self._whole(status, source, number, header, block, purpose)
         message = self.comm.Improbe(MPI.ANY_SOURCE, HEADER, status)
         if message is None:
             self._check_alarm()
@@ -463,19 +522,21 @@ class Mpi(Transport):
         blob, source = bytearray(status.Get_count(MPI.BYTE)), status.Get_source()
         message.Recv([blob, len(blob), MPI.BYTE])
         size, header = pickle.loads(blob)
+        number = self._received_from[source] = self._received_from[source] + 1
         block = torch.empty(size, dtype=torch.float32)
         request = self.comm.Irecv(_buffer(block), source, BLOCK) if size else MPI.REQUEST_NULL
         if request.Test(status):
-            return self._whole(status, source, header, block, purpose)
-        self._receives.append((request, source, header, block))
+            return self._whole(status, source, number, header, block, purpose)
+        self._receives.append((request, source, number, header, block))
         return None
 
     def _whole(
-        self, status: MPI.Status, source: int, header: Any, block: torch.Tensor, purpose: str
+        self, status: MPI.Status, source: int, number: int, header: Any, block: torch.Tensor, purpose: str
     ) -> tuple[int, Any, torch.Tensor]:
         """Return a message whose block has as many numbers as its header says."""
         if block.numel() and (found := status.Get_count(MPI.FLOAT)) != block.numel():
             raise Mismatch(f"{purpose}: rank {source} sends {found} numbers, its header says {block.numel()}")
+        self.traffic.timeline.received(self._message(source, self.rank, number, single=True))
         return source, header, block
 
     def watch_stopped(self, limit: float) -> None:
@@ -533,6 +594,9 @@ class Mpi(Transport):
         self.processes = tuple(processes[r] for r in left)
         self.numbers = tuple(self.numbers[r] for r in left)
         self._sequence, self._sends, self._receives = 0, [], []
+        self._losses += 1
+        self._sent_to.clear()
+        self._received_from.clear()
         for r in sorted({*range(len(names))} - {*left}):
             self.lost.append(names[r])
             if nodes[r] == self.nodes[self.rank]:

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from mpifl.core.timing import Stopwatch
+
 from .liveness import wait_until
 from .transport import Mismatch, RankLost, Transport
 
@@ -328,20 +330,23 @@ class Command:
     seconds: float
 
 
-def task_loop(transport: Transport, handler: Handler) -> Command:
+def task_loop(transport: Transport, handler: Handler, watch: Stopwatch) -> Command:
     """Run tasks at a worker until rank 0 sends a command, and return the command.
 
     Args:
         transport: connects the ranks.
         handler: runs a task: takes its header and vectors, returns an answer and the answer's vectors.
+        watch: counts the seconds of each phase.
     """
     idle, begin = 0.0, perf_counter()
     while True:
         start = perf_counter()
-        _, (name, number, header, shapes), block = wait_until(lambda: transport.poll("visit"))
+        with watch("wait"):
+            _, (name, number, header, shapes), block = wait_until(lambda: transport.poll("visit"))
         idle += perf_counter() - start
         if name != "task":
             return Command(name, header, idle, perf_counter() - begin)
         answer, vectors = handler(header, unpacked(shapes, block))
-        out_shapes, out = packed(vectors)
-        transport.isend(0, (number, answer, out_shapes), out, "report")
+        with watch("report"):
+            out_shapes, out = packed(vectors)
+            transport.isend(0, (number, answer, out_shapes), out, "report")

@@ -19,8 +19,10 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import CodeFailed, UserError
+from mpifl.core.timing import NO_TIMELINE, WAIT, ClockReading, Stopwatch, Timeline
 
 T = TypeVar("T")
+WAITS = ("receive", "barrier")  # calls that only wait for other ranks
 
 
 class RankLost(Exception):
@@ -196,6 +198,11 @@ class Transport(ABC):
     @abstractmethod
     def gather_traffic(self) -> list[dict[str, Any]] | None:
         """Return a row for each rank, call and purpose, including this call, on rank 0; None elsewhere."""
+
+    def compare_clocks(self) -> ClockReading:
+        """Return this rank's clock beside that of rank 0; every rank calls. Its traffic is not counted."""
+        now = perf_counter()
+        return ClockReading(now, began=now)
 
     @abstractmethod
     def barrier(self) -> None:
@@ -514,23 +521,52 @@ class Count:
 
 
 class _Call:
-    """A context manager that adds the time of its block to a count."""
+    """A context manager that adds the time of its block to a count, and tells a timeline of the call."""
 
-    def __init__(self, count: Count) -> None:
-        self.count = count
+    def __init__(
+        self, count: Count, timeline: Timeline, call: str, purpose: str, sent: int, messages: int
+    ) -> None:
+        self.count, self.timeline, self.call, self.purpose = count, timeline, call, purpose
+        self.sent, self.messages = sent, messages
 
     def __enter__(self) -> None:
         self.start = perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self.count.seconds += perf_counter() - self.start
+        end = perf_counter()
+        self.count.seconds += end - self.start
+        self.timeline.call(self.call, self.purpose, self.start, end, self.sent, self.messages)
+
+
+class _Wait(_Call):
+    """A call that only waits for other ranks: its time counts for the phase `wait`."""
+
+    def __init__(self, watch: Stopwatch, *about: Any) -> None:
+        super().__init__(*about)
+        self.phase = watch(WAIT)
+
+    def __enter__(self) -> None:
+        self.phase.__enter__()
+        super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self.phase.__exit__(*error)
 
 
 class MpiTraffic:
-    """Counts of one rank, by (call, purpose); each byte is counted once, at its sender."""
+    """Counts of one rank, by (call, purpose); each byte is counted once, at its sender.
+
+    Attributes:
+        counts: the counts.
+        timeline: is told of each call.
+        watch: counts the seconds of calls that only wait; None if nobody reads them.
+    """
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], Count] = defaultdict(Count)
+        self.timeline = NO_TIMELINE
+        self.watch: Stopwatch | None = None
 
     def __call__(self, call: str, purpose: str, sent: int = 0, messages: int = 0) -> _Call:
         """Count a call; its time is that of the `with` block.
@@ -545,7 +581,15 @@ class MpiTraffic:
         count.calls += 1
         count.messages += messages
         count.bytes += sent
-        return _Call(count)
+        about = count, self.timeline, call, purpose, sent, messages
+        watch = self.watch if call in WAITS else None
+        return _Call(*about) if watch is None or watch.open[-1] == WAIT else _Wait(watch, *about)
+
+    def tell(self, timeline: Timeline) -> None:
+        """Tell a timeline of each call from now on, and of what was counted so far."""
+        self.timeline = timeline
+        for (call, purpose), count in self.counts.items():
+            timeline.calls_before(call, purpose, count.bytes, count.messages)
 
     def clear(self) -> None:
         """Set all counts to 0."""

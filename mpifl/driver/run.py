@@ -48,6 +48,7 @@ from .figures import columns, estimated, privacy_of_clients
 from .outputs import finish
 from .resumption import about, check_same
 from .run_callbacks import RunCallbacks
+from .tracing import traced
 
 
 def run(
@@ -155,10 +156,12 @@ def train(
     token = on_server(transport, lambda: f"{checkpoints.run_id}-{secrets.token_hex(4)}")
     store = ClientStore(token, config.system.scratch, checkpoints.clients)
     log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
-    guard = partial(watchdog, config.system.watchdog_s, lambda: transport.last_call, log)
-    with closing(store), rank_log(log, transport.is_server):
+    recording = traced(context, folder, recorder)
+    with closing(store), rank_log(log, transport.is_server), recording as trace:
+        alive = partial(watchdog, config.system.watchdog_s, lambda: transport.last_call, log)
+        guard = partial(alive, before_end=trace.write)
         counter = VisitCounter(store.folder, transport.rank, transport.size)
-        server_step = build_server_step(context, store, counter, beginning)
+        server_step = build_server_step(context, store, counter, beginning, trace.timeline)
         if recorder is not None and recorder.written is not None:
             server_step.ledger.remember(recorder.written)
             server_step.computation.remember(recorder.written)
@@ -169,7 +172,8 @@ def train(
                 see: Callable[[Record], None] = ignore  # workers record no steps
                 if recorder is not None:
                     see = observer(context, server_step, engine, recorder, progress, observed, file)
-                server = engine.run(see, saved)
+                with server_step.watch("engine"):
+                    server = engine.run(see, saved)
             with doing("writing results"):
                 terms = checkpoints.about
                 origin = {"settings": loader.settings(config), "identity": terms.get("surroundings", {})}

@@ -27,6 +27,7 @@ from mpifl.core.process import FreedMemory, age
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import key
 from mpifl.core.task import Task
+from mpifl.core.timing import NO_TIMELINE, Timeline
 from mpifl.core.torch_state import Originals, kept
 from mpifl.core.trainer import trainer_of
 from mpifl.core.types import ProblemInfo
@@ -607,6 +608,7 @@ def build_server_step(
     store: ClientStore,
     counter: VisitCounter | None = None,
     beginning: Mapping[str, Path] | None = None,
+    timeline: Timeline = NO_TIMELINE,
 ) -> ServerStep:
     """Return the object that takes the server steps of a run; every rank calls.
 
@@ -615,6 +617,7 @@ def build_server_step(
         store: holds the state that clients keep between their visits.
         counter: counts the visits of this rank, so that progress can be shown; None if nobody reads it.
         beginning: phase -> folder of its results that cases of a sweep share; None shares nothing.
+        timeline: is told what this rank does and when.
     """
     config, system, decisions = context.config, context.config.system, context.decisions
     return ServerStep(
@@ -660,6 +663,7 @@ def build_server_step(
             in_one_call=in_one_call,
             kept=kept,
             check_code=Originals().check,
+            timeline=timeline,
         ),
         measures(context),
     )

@@ -302,6 +302,10 @@ class OutputConfig(Options):
             `client_computation.csv` and `visits.csv`: `all`; `sample`, 1000 clients drawn with
             `seed.training`; or `none`, which omits these files and `clients.csv`. Totals and metrics always
             count all clients. `sample` and `none` require synchronous rounds.
+        trace: whether to write `trace.json`, what each rank did and when, which https://ui.perfetto.dev and
+            Chrome's `chrome://tracing` open: a row for each rank with a bar for each phase, with its client
+            and visit, and for each MPI call, with its bytes; under asynchronous policies also a row for each
+            client in virtual time (`docs/performance.md`). No number changes.
         callbacks: objects that are called at the run's start, rounds, evaluations and end: `tensorboard`,
             `wandb`, `mlflow`, your own class as `package.module:Name`, or a mapping of `name` and options.
     """
@@ -313,6 +317,7 @@ class OutputConfig(Options):
     label: str | None = None
     client_models: bool = False
     clients: Literal["all", "sample", "none"] = "all"
+    trace: bool = False
     callbacks: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:

@@ -309,11 +309,11 @@ class Recorder:
         """Append uploads to `events.csv`; rows are buffered and written in batches."""
         self._arrivals += [self._with_device(row) for row in rows]
         if len(self._arrivals) >= BUFFERED_ROWS:
-            self._write_arrivals()
+            self.write_arrivals()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, serialisable as JSON; this writes the buffered rows first."""
-        self._write_arrivals()
+        self.write_arrivals()
         before = None if self._labels is None else self._labels.tolist()
         placed = self._placed.tolist()
         return {
@@ -382,7 +382,8 @@ class Recorder:
         if energy:
             write_columns(self.folder / "client_energy.csv", energy)
 
-    def _write_arrivals(self) -> None:
+    def write_arrivals(self) -> None:
+        """Write the buffered rows of `events.csv`."""
         self.events.append(*self._arrivals)
         self._arrivals = []
 
@@ -407,7 +408,7 @@ class Recorder:
             summary: content of `summary.json`, to which figures of distances and updates are added.
             layout: layout of the model, written to the metadata of `model.safetensors`; None writes none.
         """
-        self._write_arrivals()
+        self.write_arrivals()
         clients = np.array([row["client"] for row in self.clients], np.int64)
         held = np.stack([self._sizes(split, clients) for split in SPLITS], axis=1)
         for row, counts in zip(self.clients, held.tolist(), strict=True):

@@ -237,7 +237,7 @@ class AsynchronousEngine(Engine):
         self.aggregator: Aggregator = LocalAggregator(layout, not policy.single_upload, filters)
         self.start, self.evaluation_time = now(), np.zeros(2)  # real and processor seconds
         self.served = np.zeros((server_step.transport.size, 2))  # for each rank: idle seconds, all seconds
-        self.last_served: dict[str, float] = {}  # the same for this rank alone, before the last command
+        self.last_served: tuple[float, float] | None = None  # the same of this worker, before a command
 
     def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
         """Run all steps; see `Engine`."""
@@ -295,9 +295,11 @@ class AsynchronousEngine(Engine):
         """Execute a command on every rank, and repeat it if a rank is lost meanwhile; on rank 0."""
         while True:
             self.server_step.commit()
-            pool.command_all(command)
+            with self.server_step.watch("wait"):
+                pool.command_all(command)
             try:
-                return act()
+                with self.server_step.config.timeline.command(command):
+                    return act()
             except RankLost:
                 self.server_step.roll_back()
                 pool.recover()
@@ -305,9 +307,11 @@ class AsynchronousEngine(Engine):
     def _close(self, pool: RecoveringPool, command: str, argument: Any = None) -> None:
         """Send the last command, repeatedly until every rank has executed it; on rank 0."""
         while True:
-            pool.close(command, argument)
+            with self.server_step.watch("wait"):
+                pool.close(command, argument)
             try:
-                self.server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat it
+                with self.server_step.watch("wait"):
+                    self.server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat it
                 return
             except RankLost:
                 pool.recover()
@@ -332,21 +336,28 @@ class AsynchronousEngine(Engine):
     def _worker_loop(self) -> None:
         server_step, command = self.server_step, ""
         barrier = server_step.transport.barrier
+
+        def end() -> None:
+            with server_step.watch("wait"):
+                barrier()
+
         acts: dict[str, Callable[[], Any]] = {
             "begin": server_step.initialize,
             "restore": lambda: server_step.distribute(None),
             "evaluate": lambda: self._evaluate(None),
-            SAVE: lambda: save(server_step, None, self.checkpointer, None, alone=False),
-            END: barrier,
+            SAVE: lambda: self._write(None, None, alone=False),
+            END: end,
         }
         while command != END:
             try:
-                last = task_loop(server_step.transport, self._visit)
-                self.last_served, command = {"idle": last.idle, "elapsed": last.seconds}, last.name
+                last = task_loop(server_step.transport, self._visit, server_step.watch)
+                self.last_served, command = (last.idle, last.seconds), last.name
                 if command == STOP:
-                    barrier()  # the first rank that leaves removes the state that clients keep
+                    with server_step.watch("wait"):
+                        barrier()  # the first rank that leaves removes the state that clients keep
                     self.checkpointer.stop(last.argument)
-                acts.get(command, lambda: None)()
+                with server_step.config.timeline.command(command):
+                    acts.get(command, lambda: None)()
             except RankLost:
                 command = ""
                 regroup(server_step)
@@ -355,9 +366,11 @@ class AsynchronousEngine(Engine):
         self, header: VisitHeader, vectors: Mapping[str, torch.Tensor]
     ) -> tuple[SingleVisit, dict[str, torch.Tensor]]:
         task, step, version = header
-        message = Message(vectors, task.reads, version, step)
-        self.server_step.config.give_back()
-        return self.server_step.worker.run_visit(task, message)
+        self.server_step.config.timeline.at_step(step)
+        with self.server_step.watch("visits", task.client, task.visit):
+            message = Message(vectors, task.reads, version, step)
+            self.server_step.config.give_back()
+            return self.server_step.worker.run_visit(task, message)
 
     # -- at the server ---------------------------------------------------------------------------------------
 
@@ -371,22 +384,26 @@ class AsynchronousEngine(Engine):
         if saved is None:
             self.clock.start()
         else:
-            self._restore_visits(saved, pool)
+            with self.server_step.watch("select"):
+                self._restore_visits(saved, pool)
         self._fill(server, pool)
         while server.version < self.num_steps:
             with self.server_step.watch("wait"):
                 visit = self.dispatcher.next_arrival(pool)
-            arrival = None if visit is None else self._arrived(visit, server, pool)
-            if arrival is not None and not self._refused(arrival):
-                waiting.append(arrival)
-            if self.dispatcher.server_steps(visit, len(waiting)):
-                server = self._step(server, waiting)
-                self._record(server, waiting, pool, observe)
-                waiting = []
+            who = () if visit is None else (visit.client, visit.visit)
+            with self.server_step.watch("collect", *who):
+                arrival = None if visit is None else self._arrived(visit, server, pool)
+                if arrival is not None and not self._refused(arrival):
+                    waiting.append(arrival)
+                if self.dispatcher.server_steps(visit, len(waiting)):
+                    with self.server_step.config.timeline.command("step"):
+                        server = self._step(server, waiting)
+                    self._record(server, waiting, pool, observe)
+                    waiting = []
+                    if server.version < self.num_steps:
+                        self._save(server, pool)
                 if server.version < self.num_steps:
-                    self._save(server, pool)
-            if server.version < self.num_steps:
-                self._fill(server, pool, len(waiting))
+                    self._fill(server, pool, len(waiting))
         return server
 
     def _fill(self, server: Server, pool: RecoveringPool, waiting: int = 0) -> None:
@@ -395,7 +412,8 @@ class AsynchronousEngine(Engine):
         def start(client: int, version: int) -> None:
             self._start(client, version, pool)
 
-        self.dispatcher.fill(server.version, waiting, pool, start)
+        with self.server_step.watch("select"):
+            self.dispatcher.fill(server.version, waiting, pool, start)
 
     def _start(self, k: int, version: int, pool: RecoveringPool) -> None:
         """Send a client the rows it reads, and add its visit to the clock."""
@@ -451,6 +469,7 @@ class AsynchronousEngine(Engine):
     def _step(self, server: Server, arrivals: list[Arrival]) -> Server:
         """Return the server after a step with the uploads that have arrived, ordered by (client, visit)."""
         step, damps = self.server_step, not self.server_step.algorithm.needs.weighs_staleness
+        step.config.timeline.at_step(server.version + 1)
         whose = [(a.visit.client, a.visit.visit) for a in arrivals]
         places = sorted(range(len(arrivals)), key=whose.__getitem__)
         arrivals = [arrivals[i] for i in places]
@@ -490,25 +509,27 @@ class AsynchronousEngine(Engine):
         (scores, timing), start = Evaluated(), now()
         if self.evaluation.due(server.version, self.num_steps):
             scores, timing = self._on_all(pool, "evaluate", lambda: self._evaluate(server))
-            pool.poll()  # workers train on while rank 0 writes
+            with self.server_step.watch("wait"):
+                pool.poll()  # workers train on while rank 0 writes
         train: dict[str, float] = {}
         if scores is not None:
             received = self._received_metrics(server, pool)
             train = with_figures(self._mean_metrics(), received, self.stats.metrics())
-        observe(
-            Record(
-                step=server.version,
-                server=server,
-                cohort=np.array([a.visit.client for a in arrivals], np.int64),
-                accepted=[(a.visit.client, a.visit.visit) for a in arrivals if a.row["accepted"]],
-                evaluated_clients=self.evaluation.clients,
-                scores=scores,
-                train=train,
-                seconds=perf_counter() - float(self.start[0]),
-                timing=timing or [],
-                virtual_seconds=self.clock.now if self.clock.in_seconds else None,
+        with self.server_step.watch("record"):
+            observe(
+                Record(
+                    step=server.version,
+                    server=server,
+                    cohort=np.array([a.visit.client for a in arrivals], np.int64),
+                    accepted=[(a.visit.client, a.visit.visit) for a in arrivals if a.row["accepted"]],
+                    evaluated_clients=self.evaluation.clients,
+                    scores=scores,
+                    train=train,
+                    seconds=perf_counter() - float(self.start[0]),
+                    timing=timing or [],
+                    virtual_seconds=self.clock.now if self.clock.in_seconds else None,
+                )
             )
-        )
         if scores is not None:
             self.evaluation_time += now() - start
 
@@ -576,23 +597,27 @@ class AsynchronousEngine(Engine):
     def _evaluate(self, server: Server | None) -> Evaluated:
         """Evaluate clients; every rank calls."""
         scores = self.server_step.evaluate(server, self.evaluation.clients)
-        phases = self.server_step.watch.take() | self.last_served
-        transport = self.server_step.transport
-        timing = transport.gather(phases, "timing")
-        for rank, phases in enumerate(timing or ()):
-            self.served[transport.numbers[rank]] += phases.get("idle", 0.0), phases.get("elapsed", 0.0)
-        return Evaluated(scores, timing)
+        phases, transport = self.server_step.watch.take(), self.server_step.transport
+        if self.last_served is not None:
+            phases["idle"] = self.last_served[0]
+        with self.server_step.watch("wait"):
+            found = transport.gather((phases, self.last_served), "timing")
+        for rank, (_, served) in enumerate(found or ()):
+            if served is not None:
+                self.served[transport.numbers[rank]] += served
+        return Evaluated(scores, None if found is None else [phases for phases, _ in found])
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def _save(self, server: Server, pool: RecoveringPool) -> None:
         """Write a checkpoint if one is due, and end the run if that was requested."""
-        command = self.checkpointer.due(server.version)
+        with self.server_step.watch("checkpoint"):
+            command = self.checkpointer.due(server.version)
         if not command:
             return
 
         def write(alone: bool) -> None:
-            save(self.server_step, server, self.checkpointer, self._state(server, pool), alone)
+            self._write(server, pool, alone)
 
         if needs_workers(self.server_step):
             self._on_all(pool, SAVE, lambda: write(alone=False))
@@ -601,6 +626,12 @@ class AsynchronousEngine(Engine):
         if command == STOP:
             self._close(pool, STOP, server.version)
             self.checkpointer.stop(server.version)
+
+    def _write(self, server: Server | None, pool: RecoveringPool | None, alone: bool) -> None:
+        """Write a checkpoint; every rank calls, or only rank 0 if `alone`. Both are None elsewhere."""
+        with self.server_step.watch("checkpoint"):
+            saved = None if server is None or pool is None else self._state(server, pool)
+            save(self.server_step, server, self.checkpointer, saved, alone)
 
     def _state(self, server: Server, pool: RecoveringPool) -> Saved:
         """Return the engine's part of the state, between two steps, when no upload is waiting."""

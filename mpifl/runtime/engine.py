@@ -134,8 +134,10 @@ def run_command(server_step: ServerStep, command: str, execute: Execute) -> None
     known = len(server_step.dropped)
     while True:
         try:
-            server_step.transport.bcast(command, "control")
-            execute(command)
+            with server_step.watch("wait"):
+                server_step.transport.bcast(command, "control")
+            with server_step.config.timeline.command(command):
+                execute(command)
             server_step.commit()
             return
         except RankLost:
@@ -149,8 +151,10 @@ def command_loop(server_step: ServerStep, execute: Execute) -> None:
     command = ""
     while command != END:
         try:
-            command = server_step.transport.bcast(None, "control")
-            execute(command)
+            with server_step.watch("wait"):
+                command = server_step.transport.bcast(None, "control")
+            with server_step.config.timeline.command(command):
+                execute(command)
         except RankLost:
             command = ""
             regroup(server_step)
@@ -159,8 +163,12 @@ def command_loop(server_step: ServerStep, execute: Execute) -> None:
 def regroup(server_step: ServerStep) -> None:
     """Continue with the remaining ranks, and log the loss; all of them call."""
     transport, start = server_step.transport, perf_counter()
-    known = len(transport.lost)
-    server_step.regroup()
+    known, before = len(transport.lost), transport.numbers
+    with server_step.watch("recover"):
+        server_step.regroup()
+    for number in before if transport.is_server else ():
+        if number not in transport.numbers:
+            server_step.config.timeline.lost(number)
     lost = "; ".join(transport.lost[known:])
     text = f"lost {lost}. {transport.size} ranks go on, after {perf_counter() - start:.2f} s"
     LOG.warning(text)

@@ -90,7 +90,7 @@ class PlainVisitRunner:
         if models.shape[1] != len(out):
             return None
         visit = np.array([task.client], np.int64), np.array([task.visit], np.int64)
-        with self.watch("train"), self.config.kept():
+        with self.watch("train", task.client, task.visit), self.config.kept():
             made = self._in_one_call(visit, [models], [out], message.step)
         table = None if made is None else self._report([task], [out], None, [made])
         if table is None:
@@ -146,8 +146,8 @@ class PlainVisitRunner:
             return None
         made = []
         for some in _runs(c.federation.sizes[clients, 0]):
-            with self.watch("train"), self.config.kept():
-                which = clients[some], visits[some]
+            which = clients[some], visits[some]
+            with self.watch("train", *which), self.config.kept():
                 trained = self._in_one_call(which, models[some], out[some], batch.step)
             if trained is None:
                 return None

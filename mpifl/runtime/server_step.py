@@ -257,7 +257,7 @@ class ServerStep:
         self.store, self.seed = c.store, c.seed
         self.hooks = ServerHooks(c.algorithm, c.problem, c.seed, c.kept)
         self.sizes = c.federation.sizes
-        self.watch = Stopwatch()
+        self.watch = c.transport.traffic.watch = Stopwatch(c.timeline)
         self.tables = Tables(c.transport)
         self.mixer = Mixer(c.transport, self.tables, **vars(c.sums))
         self.aggregator = MpiAggregator(self.mixer)
@@ -303,7 +303,8 @@ class ServerStep:
             with self.watch("cluster"), doing("the first server", ends_at_once=True), self._serving(0):
                 server = self._first_server(None if reports is None else reports.notes)
                 server = self.hooks.appraise(None, server)
-            self.tables.publish(server.tables)
+            with self.watch("update"):
+                self.tables.publish(server.tables)
         if one_shot:
             server = self._mix_fingerprints("initial_plan", server, reports, uploads)
         self.distribute(server)
@@ -341,7 +342,8 @@ class ServerStep:
         """Collect which results of the first phases this run computed itself; every rank calls."""
         if self.config.beginning is None:
             return
-        found: list[Origins] | None = self.transport.gather(self.config.beginning.taken(), "notes")
+        with self.watch("wait"):
+            found: list[Origins] | None = self.transport.gather(self.config.beginning.taken(), "notes")
         for phase, origins in (item for one in found or () for item in one.items()):
             self.beginning.setdefault(phase, {}).update(origins)
 
@@ -349,16 +351,20 @@ class ServerStep:
         """Publish the tables of a server; shard tables in which each row is read by one client."""
         layout = None
         if server is not None:
-            self.tables.publish(server.tables)
-            owners = {name: self._row_owners(server, name) for name in server.tables}
+            with self.watch("select"):
+                self.tables.publish(server.tables)
+                owners = {name: self._row_owners(server, name) for name in server.tables}
             layout = {
                 name: (owners[name], tuple(table.shape), table.stride(0) == 0)
                 for name, table in server.tables.items()
                 if owners[name] is not None
             }
-        for name, (owner, shape, identical) in self.transport.bcast(layout, "layout").items():
-            self.scheduler.pinned = True
-            self.tables.shard(name, owner, shape, self.store.folder, identical)
+        with self.watch("wait"):
+            layout = self.transport.bcast(layout, "layout")
+        with self.watch("broadcast"):
+            for name, (owner, shape, identical) in layout.items():
+                self.scheduler.pinned = True
+                self.tables.shard(name, owner, shape, self.store.folder, identical)
 
     def _row_owners(self, server: Server, name: str) -> np.ndarray | None:
         """Return the rank that owns each row [K] of a table to be sharded; None for a central table."""
@@ -394,8 +400,9 @@ class ServerStep:
 
     def commit(self) -> None:
         """Make what was booked permanent; on rank 0."""
-        self.ledger.commit()
-        self.computation.commit()
+        with self.watch("collect"):
+            self.ledger.commit()
+            self.computation.commit()
 
     def roll_back(self) -> None:
         """Undo what was booked since the last commit; on rank 0."""
@@ -444,33 +451,40 @@ class ServerStep:
             server: the server before the step.
             who: the clients that take part; used on rank 0.
         """
+        if server is not None:
+            self.config.timeline.at_step(server.version + 1)
         if self._admits_new_clients:
             if server is not None:
                 self.tables.publish(server.tables)  # a repeated step may have changed the published tables
             server = self._assign_new_clients(server, who)
-        batches = self._train_batches(server, who) if server is not None else None
+        batches = None
+        if server is not None:
+            with self.watch("select"):
+                batches = self._train_batches(server, who)
         with self._counted("training", batches, main=True):
             batch = self._scatter(batches)
             results = self.worker.run(batch)
         self.looks = batch.looks
         if batch.looks is not None:
-            with doing("clients look at each other"):
+            with doing("clients look at each other"), self.watch("report"):
                 results = self.look(batch, results)
         reports = self._gather(batch, results, "local_update")
         if batch.version == 0:
             self._gather_origins()
         with doing("aggregating"):
-            for measure in self.measures:
-                measure(self, server, CollectedUploads(batch, results, reports))
+            with self.watch("evaluate"):
+                for measure in self.measures:
+                    measure(self, server, CollectedUploads(batch, results, reports))
             result = self.advance(server, reports, results.uploads, self.update_aggregator)
-        self.config.give_back()
-        if result is None:
-            return None
-        took_part = result.notes.client[result.notes.fresh]
-        self.visits[took_part] += 1
-        self.arrived = took_part[~np.isin(took_part, self.config.filters.lost(batch.step, took_part))]
-        self.taken[self.arrived] += 1
-        self.config.filters.commit()
+        with self.watch("update"):
+            self.config.give_back()
+            if result is None:
+                return None
+            took_part = result.notes.client[result.notes.fresh]
+            self.visits[took_part] += 1
+            self.arrived = took_part[~np.isin(took_part, self.config.filters.lost(batch.step, took_part))]
+            self.taken[self.arrived] += 1
+            self.config.filters.commit()
         return result
 
     def look(self, batch: TaskBatch, results: VisitResults) -> VisitResults:
@@ -500,18 +514,20 @@ class ServerStep:
             MethodError: the method's plan or server is invalid, or the step has fewer uploads than the method
                 needs.
         """
-        reports = self._compare(server, reports, uploads, aggregator)
-        plan = None if server is None else self._final_plan(server, reports, adjust)
-        new = self._mix(server, plan, reports, uploads, aggregator)
-        if server is None or plan is None or new is None:
-            return None
-        new = self.config.filters.server(new)
-        with self._serving(new.version):
-            if not self._is_given_up(plan):
-                new = self.hooks.server_update(server, new)
-            with self.watch("evaluate"):
-                new = self.hooks.appraise(server, new)
-        self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.sharded})
+        with self.watch("cluster"):
+            reports = self._compare(server, reports, uploads, aggregator)
+            plan = None if server is None else self._final_plan(server, reports, adjust)
+        with self.watch("update"):
+            new = self._mix(server, plan, reports, uploads, aggregator)
+            if server is None or plan is None or new is None:
+                return None
+            new = self.config.filters.server(new)
+            with self._serving(new.version):
+                if not self._is_given_up(plan):
+                    new = self.hooks.server_update(server, new)
+                with self.watch("evaluate"):
+                    new = self.hooks.appraise(server, new)
+            self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.sharded})
         return StepResult(new, plan, reports)
 
     def _final_plan(
@@ -620,11 +636,12 @@ class ServerStep:
         """Return the statistics before training, of all clients if none can join later."""
         clients = np.arange(len(self.sizes))
         if self.transport.is_server:
-            if self._admits_new_clients:
-                present = np.setdiff1d(clients, np.asarray(self.config.absent, np.int64))
-                clients = self.hooks.initial_clients(present)
-            self._book_shown(0, clients)
-            self.computation.add(0, self._showing)  # a step that is repeated does not make them again
+            with self.watch("select"):
+                if self._admits_new_clients:
+                    present = np.setdiff1d(clients, np.asarray(self.config.absent, np.int64))
+                    clients = self.hooks.initial_clients(present)
+                self._book_shown(0, clients)
+                self.computation.add(0, self._showing)  # a step that is repeated does not make them again
         return self.fingerprint_round(clients, None)
 
     def _assign_new_clients(self, server: Server | None, who: RoundPlan) -> Server | None:
@@ -633,13 +650,15 @@ class ServerStep:
         What new clients that are late send is booked and not used: they stay new.
         """
         new_clients = self.hooks.new_clients(server, who.cohort) if server is not None else None
-        new_clients = self.transport.bcast(new_clients, "orders")
+        with self.watch("wait"):
+            new_clients = self.transport.bcast(new_clients, "orders")
         if server is not None:
-            readers = np.union1d(new_clients, np.array([*who.statistics], np.int64))
-            if len(readers):
-                self._book_shown(server.version + 1, readers)
-            if who.late_send:
-                self._book_statistics(server.version + 1, who.statistics)
+            with self.watch("select"):
+                readers = np.union1d(new_clients, np.array([*who.statistics], np.int64))
+                if len(readers):
+                    self._book_shown(server.version + 1, readers)
+                if who.late_send:
+                    self._book_statistics(server.version + 1, who.statistics)
         if not len(new_clients):
             return server
         reports, uploads = self.fingerprint_round(new_clients, server)
@@ -670,11 +689,12 @@ class ServerStep:
         """
         batches = None
         if self.transport.is_server:
-            step = 0 if server is None else server.version + 1
-            reads, costs = _reads_of_all(self.publish_shown(), clients), self.sizes[clients, 0]
-            name = upload_named(self.algorithm, OneShotStatistics, "statistics_distance")
-            compared = None if server is None else self.hooks.compared_table(server, name)
-            batches = self._batches(step, clients, reads, costs, max(step - 1, 0), compared=compared)
+            with self.watch("select"):
+                step = 0 if server is None else server.version + 1
+                reads, costs = _reads_of_all(self.publish_shown(), clients), self.sizes[clients, 0]
+                name = upload_named(self.algorithm, OneShotStatistics, "statistics_distance")
+                compared = None if server is None else self.hooks.compared_table(server, name)
+                batches = self._batches(step, clients, reads, costs, max(step - 1, 0), compared=compared)
         with self._counted("one-shot statistics", batches):
             batch = self._scatter(batches)
             results = self.worker.run(batch, fingerprint=True)
@@ -714,11 +734,12 @@ class ServerStep:
     ) -> Server | None:
         """Return the server after a plan that is not part of a step; its version does not change."""
         plan = None if server is None or reports is None else self._plan(hook, server, reports)
-        new = self._mix(server, plan, reports, uploads, self.aggregator)
-        if server is None or new is None:
-            return None
-        new = replace(new, version=server.version)
-        self.tables.publish(new.tables)
+        with self.watch("update"):
+            new = self._mix(server, plan, reports, uploads, self.aggregator)
+            if server is None or new is None:
+                return None
+            new = replace(new, version=server.version)
+            self.tables.publish(new.tables)
         return new
 
     # -- tasks and reports -----------------------------------------------------------------------------------
@@ -804,6 +825,7 @@ class ServerStep:
                 parts = tasks.batches, tasks.columns, tasks.counts
             told, rows = self.transport.scatter_rows(*parts, "orders")
             batch: TaskBatch = told.having(rows)
+        self.config.timeline.at_step(batch.step)
         with self.watch("broadcast"):
             self.tables.bcast_rows(batch.missing)
         return batch
@@ -818,8 +840,15 @@ class ServerStep:
                 parts = self.transport.gather_rows(*packed, "notes")
         if parts is None:
             return None
-        heads, dropped = [head for head, _ in parts[0]], [d for _, some in parts[0] for d in some]
-        seconds, computed, rows = zip(*map(unpacked, parts[1]), strict=True)
+        with self.watch("collect"):
+            return self._collected(batch, hook, *parts)
+
+    def _collected(
+        self, batch: TaskBatch, hook: str, values: Sequence[Any], rows_of_ranks: Sequence[memoryview]
+    ) -> GatheredReports | None:
+        """Book and return the reports that all ranks have sent; None if there are none."""
+        heads, dropped = [head for head, _ in values], [d for _, some in values for d in some]
+        seconds, computed, rows = zip(*map(unpacked, rows_of_ranks), strict=True)
         self.computation.add(batch.step, np.concatenate(computed))
         tables, owners = joined_tables(heads, rows)
         weighs = self.config.effort is not None and hook == "local_update"
@@ -984,9 +1013,11 @@ class ServerStep:
         """
         batches = None
         if server is not None:
-            serves = self.serves(server, clients)
-            costs = self.sizes[clients, 2] + self.sizes[clients, 0] * self.config.evaluation.training_data + 1
-            batches = self._batches(server.version, clients, serves, costs, server.version)
+            with self.watch("select"):
+                serves = self.serves(server, clients)
+                of_training = self.sizes[clients, 0] * self.config.evaluation.training_data
+                costs = self.sizes[clients, 2] + of_training + 1
+                batches = self._batches(server.version, clients, serves, costs, server.version)
         with self._counted("evaluating", batches, "clients"):
             batch = self._scatter(batches)
             evaluated = self.worker.evaluate(batch)
@@ -994,6 +1025,13 @@ class ServerStep:
                 parts = self.transport.gather(evaluated, "scores")
         if parts is None:
             return None
+        with self.watch("collect"):
+            return self._scores(batch, clients, parts)
+
+    def _scores(
+        self, batch: TaskBatch, clients: np.ndarray, parts: Sequence[tuple[Any, np.ndarray]]
+    ) -> dict[str, np.ndarray]:
+        """Return the scores of clients from those that the ranks have sent; see `evaluate`."""
         self.computation.add(batch.step, np.concatenate([computed for _, computed in parts]))
         everyone = {k: s for scores, _ in parts for k, s in scores.items()}
         sums = {name: np.zeros_like(v) for s in everyone.values() for name, v in s.items() if _is_sum(name)}

@@ -22,7 +22,7 @@ from mpifl.core.federation import Federation
 from mpifl.core.parameters import VectorParts
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import Key
-from mpifl.core.timing import Stopwatch
+from mpifl.core.timing import NO_TIMELINE, Stopwatch, Timeline
 from mpifl.core.types import Message, ProblemInfo
 from mpifl.traffic.payload import NumberFormat
 
@@ -191,6 +191,7 @@ class StepConfig:
         filters: change updates on their way from training into the rows.
         in_one_call: makes what makes visits that only train in one call; None for none.
         kept: makes contexts that put back the settings of PyTorch that code of the method changes.
+        timeline: is told what this rank does and when.
         check_code: raises an error, which names the given place, if code has changed functions or modes of
             PyTorch.
     """
@@ -220,6 +221,7 @@ class StepConfig:
     filters: UpdateFilters = field(default_factory=UpdateFilters)
     in_one_call: Callable[[StepConfig, Tables, Stopwatch], VisitsInOneCall | None] | None = None
     kept: Kept = nullcontext
+    timeline: Timeline = NO_TIMELINE
     check_code: Callable[[str], None] = lambda place: None
 
     @cached_property

@@ -105,7 +105,9 @@ class SynchronousEngine(Engine):
             self._record(observe)
         with doing(ROUND, self.num_rounds, first=self.server.version, main=True) as rounds:
             while self.server.version < self.num_rounds:
-                if command := self.checkpointer.due(self.server.version):
+                with self.server_step.watch("checkpoint"):
+                    command = self.checkpointer.due(self.server.version)
+                if command:
                     self._command(command)
                 self._command("step")
                 self._record(observe)
@@ -129,25 +131,31 @@ class SynchronousEngine(Engine):
             self._step()
         elif command == "evaluate":
             scores = server_step.evaluate(server, self.evaluation.clients)
-            timing = server_step.transport.gather(server_step.watch.take(), "timing")
-            self._evaluated = Evaluated(scores, timing)
+            timing = server_step.watch.take()
+            with server_step.watch("wait"):
+                found = server_step.transport.gather(timing, "timing")
+            self._evaluated = Evaluated(scores, found)
         elif command in (SAVE, STOP):
-            save(server_step, server, self.checkpointer, self._state(), alone=False)
+            with server_step.watch("checkpoint"):
+                save(server_step, server, self.checkpointer, self._state(), alone=False)
             if command == STOP:
                 server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat the command
                 self.checkpointer.stop(server.version if server is not None else 0)
         elif command == END:
-            server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat the command
+            with server_step.watch("wait"):
+                server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat the command
 
     def _step(self) -> None:
         before, plan = self.server, RoundPlan(np.arange(0))
         if before is not None:
             step = before.version + 1
-            plan = self.clock.plan(before, step, self.sampler(step))
+            with self.server_step.watch("select"):
+                plan = self.clock.plan(before, step, self.sampler(step))
         result = self.server_step.step(before, plan)
         if before is not None and result is not None:
             self.server, self._arrived = result.server, self.server_step.arrived
-            self.clock.finish(before, plan, result)
+            with self.server_step.watch("collect"):
+                self.clock.finish(before, plan, result)
 
     @property
     def num_uploads(self) -> np.ndarray:
@@ -176,19 +184,20 @@ class SynchronousEngine(Engine):
         if self.evaluation.due(self.server.version, self.num_rounds):
             self._command("evaluate")
             scores, timing = self._evaluated
-        visits = self.server_step.visits[self._arrived] - 1
-        observe(
-            Record(
-                step=self.server.version,
-                server=self.server,
-                cohort=self._arrived,
-                accepted=[*zip(self._arrived.tolist(), visits.tolist(), strict=True)],
-                evaluated_clients=self.evaluation.clients,
-                scores=scores,
-                train=with_figures(self.server_step.train_metrics, self.clock.metrics),
-                seconds=perf_counter() - self._start,
-                timing=timing or [],
-                virtual_seconds=self.clock.virtual,
-                updates=self.server_step.updates,
+        with self.server_step.watch("record"):
+            visits = self.server_step.visits[self._arrived] - 1
+            observe(
+                Record(
+                    step=self.server.version,
+                    server=self.server,
+                    cohort=self._arrived,
+                    accepted=[*zip(self._arrived.tolist(), visits.tolist(), strict=True)],
+                    evaluated_clients=self.evaluation.clients,
+                    scores=scores,
+                    train=with_figures(self.server_step.train_metrics, self.clock.metrics),
+                    seconds=perf_counter() - self._start,
+                    timing=timing or [],
+                    virtual_seconds=self.clock.virtual,
+                    updates=self.server_step.updates,
+                )
             )
-        )

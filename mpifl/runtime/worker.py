@@ -171,7 +171,7 @@ class Worker:
 
     def message(self, task: ClientTask, step: int, version: int) -> Message:
         """Return the client's download."""
-        with self.watch("load"):
+        with self.watch("load", task.client, task.visit):
             vectors = {name: read_rows(self.tables.rows, name, which) for name, which in task.reads.items()}
         return self.config.filters.download(Message(vectors, task.reads, version, step))
 
@@ -193,8 +193,9 @@ class Worker:
         Raises:
             UserError: a function, hook or mode of PyTorch was changed on this rank since the run began.
         """
-        results = self._run(batch, fingerprint)
-        self._check_code(batch)
+        with self.watch("visits"):
+            results = self._run(batch, fingerprint)
+            self._check_code(batch)
         return results
 
     def _check_code(self, batch: TaskBatch) -> None:
@@ -230,8 +231,9 @@ class Worker:
                     report = self._remembered_report(task, batch)
                 header, brought = report
                 headers.append(header)
-                for name, vector in brought.items():
-                    uploads.setdefault(name, []).extend(self._buffer.put(vector, len(batch.visits)))
+                with self.watch("report", task.client, task.visit):
+                    for name, vector in brought.items():
+                        uploads.setdefault(name, []).extend(self._buffer.put(vector, len(batch.visits)))
         return VisitResults(headers, uploads, dropped, perf_counter() - start, (), computation.table)
 
     def _remembered_report(
@@ -351,7 +353,8 @@ class Worker:
         return self._header(hook, task, report, sizes, findings), report.vectors
 
     def _fingerprint(self, task: ClientTask, batch: TaskBatch) -> Coded:
-        with self.watch("train"), self._counter.during("statistics"):
+        who = task.client, task.visit
+        with self.watch("train", *who), self._counter.during("statistics"):
             client = self.client(task.client, task.visit, batch.step)
             shown = self._downloads.message(self.message(task, batch.step, 0)).vectors
             key = self._key("fingerprint", task.client)
@@ -427,7 +430,7 @@ class Worker:
     def visit(self, task: ClientTask, batch: TaskBatch) -> Coded:
         """Return one client's report, from training now or from its remembered upload."""
         if not task.fresh:
-            with self.watch("load"):
+            with self.watch("load", task.client, task.visit):
                 remembered = self.config.store.load("upload", task.client, task.visit)
             num_samples = self.config.federation.num_samples(task.client, task.data_visit)
             return Report(task.client, num_samples, remembered), {}
@@ -442,7 +445,7 @@ class Worker:
             messages.append(self.message(task, batch.step, batch.version))
             arguments.append(self._before(client, task, messages[-1]))
             works.append(partial(self.hooks.local_update, task, *arguments[-1]))
-        with self.watch("train"):
+        with self.watch("train", [t.client for t in tasks], [t.visit for t in tasks]):
             made = self._made(tasks, arguments, partial(self.config.clients.run_lockstep, works))
         return {
             task.number: self._after(task, message, *done)
@@ -452,7 +455,7 @@ class Worker:
     def _train(self, client: Client, task: ClientTask, message: Message) -> Coded:
         """Train one client and commit its state."""
         arguments = self._before(client, task, message)
-        with self.watch("train"):
+        with self.watch("train", task.client, task.visit):
             [made] = self._made([task], [arguments], lambda: [self.hooks.local_update(task, *arguments)])
         if self.config.clients.keeps_optimizer:
             memory = tensors_on(client.optimizer_memory(), CPU)
@@ -461,7 +464,7 @@ class Worker:
 
     def _before(self, client: Client, task: ClientTask, message: Message) -> VisitArguments:
         """Return the arguments of a visit: message, state, client with its data loaded, key."""
-        with self.watch("load"):
+        with self.watch("load", task.client, task.visit):
             keeps = self.config.algorithm.needs.client_state
             state = self._state(task) if keeps else {}
             if self.config.clients.keeps_optimizer:
@@ -479,7 +482,7 @@ class Worker:
         """Pass a visit's report through the filters, and save the client's state."""
         key, store, c = self._key("visit", task.client, task.visit), self.config.store, self.config
         visit = FilteredVisit(message, task.visit, key, task.told, store)
-        with self.watch("load"):
+        with self.watch("report", task.client, task.visit):
             made, report = report, c.filters.client(report, visit)
             changed, report = report is not made, self._in_main_memory(report)
             if changed:
@@ -537,9 +540,10 @@ class Worker:
         findings: Mapping[str, Any],
     ) -> ReportHeader:
         """Return the header of a hook's report, after checking the report and that its vectors are finite."""
-        # row by row: faster than all rows at once
-        largest = {name: [max_abs(row) for row in _rows(v)] for name, v in report.vectors.items()}
-        report = self.hooks.checked_report(hook, task, report, largest, self.config.parts)
+        with self.watch("report", task.client, task.visit):
+            # row by row: faster than all rows at once
+            largest = {name: [max_abs(row) for row in _rows(v)] for name, v in report.vectors.items()}
+            report = self.hooks.checked_report(hook, task, report, largest, self.config.parts)
         return ReportHeader(
             number=task.number,
             client=report.client,
@@ -561,7 +565,7 @@ class Worker:
         if compared is None:
             return {}
         name, num_rows = compared
-        with self.watch("cluster"):
+        with self.watch("cluster", report.client):
             u, rows = to_main_memory(report.vectors[name]), self.tables.rows(name, list(range(num_rows)))
             return {"row_distance": row_distances(u, rows, self.config.clients.layout)}
 
@@ -608,7 +612,7 @@ class Worker:
         c = self.config
         if not uses(c.algorithm, ServerEvaluation):
             return {}
-        with self.watch("evaluate"):
+        with self.watch("evaluate", task.client, task.visit):
             if not self._public:
                 self._public = c.clients.public_clients()
             return self.hooks.inspect(task, report.vectors, self._public)
@@ -631,15 +635,16 @@ class Worker:
             for task in batch.visits:
                 # if a client's data change over visits, its model is evaluated on the data of the last visit
                 last = max(task.visit - 1, 0)
-                client = self.client(task.client, last, batch.step)
-                message = self._downloads.message(self.message(task, batch.step, batch.version))
-                work = partial(self._scores, message, self._state(task), client)
-                place = self._place(batch.step, task.client, last)
-                scores = attempt(work, place, drops=False, kept=self.config.kept)
+                with self.watch("evaluate", task.client, last):
+                    client = self.client(task.client, last, batch.step)
+                    message = self._downloads.message(self.message(task, batch.step, batch.version))
+                    work = partial(self._scores, message, self._state(task), client)
+                    place = self._place(batch.step, task.client, last)
+                    scores = attempt(work, place, drops=False, kept=self.config.kept)
                 counter.advance()
                 assert not isinstance(scores, Dropped)
                 out[task.client] = scores
-        self._check_code(batch)
+            self._check_code(batch)
         return out, computation.table
 
     def models(self, batch: TaskBatch) -> tuple[list[int], torch.Tensor]:

@@ -111,7 +111,13 @@ class Signals:
 
 
 @contextmanager
-def watchdog(seconds: float, alive: Callable[[], float], log: Path, grace: float = 5.0) -> Iterator[None]:
+def watchdog(
+    seconds: float,
+    alive: Callable[[], float],
+    log: Path,
+    grace: float = 5.0,
+    before_end: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
     """End a process that makes no progress within the block, from a thread.
 
     It first writes the stacks of all threads to the log of the rank, then ends the process with exit code 1.
@@ -121,10 +127,11 @@ def watchdog(seconds: float, alive: Callable[[], float], log: Path, grace: float
         alive: returns the time of the last progress, by `time.monotonic`.
         log: log file of this rank.
         grace: seconds between writing the stacks and ending the process, so that all ranks can write theirs.
+        before_end: called after writing the stacks.
     """
     over = threading.Event()
     if seconds > 0:
-        given = (seconds, alive, log, grace, over)
+        given = (seconds, alive, log, grace, over, before_end)
         threading.Thread(target=_watch, args=given, daemon=True, name="watchdog").start()
     try:
         yield
@@ -133,7 +140,12 @@ def watchdog(seconds: float, alive: Callable[[], float], log: Path, grace: float
 
 
 def _watch(
-    seconds: float, alive: Callable[[], float], log: Path, grace: float, over: threading.Event
+    seconds: float,
+    alive: Callable[[], float],
+    log: Path,
+    grace: float,
+    over: threading.Event,
+    before_end: Callable[[], None],
 ) -> None:
     last = time.monotonic()
     while not over.wait(min(1.0, seconds / 4)):
@@ -142,14 +154,17 @@ def _watch(
             seconds += now - last
         last = now
         if now - alive() > seconds:
-            _end_process(f"no progress for {seconds:.0f} s", log, grace, over)
+            _end_process(f"no progress for {seconds:.0f} s", log, grace, over, before_end)
 
 
-def _end_process(why: str, log: Path, grace: float, over: threading.Event) -> None:
+def _end_process(
+    why: str, log: Path, grace: float, over: threading.Event, before_end: Callable[[], None]
+) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
         print(f"{time.strftime('%F %T')} {why}", file=file, flush=True)
         faulthandler.dump_traceback(file, all_threads=True)
+    before_end()
     if over.wait(grace):
         return
     text = f"{why}; the stacks of all ranks are in {log.parent}"

@@ -54,7 +54,7 @@ if __name__ == "__main__":
 from support.measurements import command
 
 MANY = (16, 64, 256, 1024)
-BUSY = ("train", "load", "reduce")  # phases of a worker that are part of its visits
+BUSY = ("train", "load", "visits", "report", "reduce")  # phases of a worker that are part of its visits
 LATENCY_S, BYTES_S = 5e-6, 10e9  # of the network assumed in the extrapolation
 PROCESS_BYTES = 280e6  # of rank 0, without registered clients
 REGISTERED = (10**6, 10**7, 10**8)

@@ -510,6 +510,24 @@ def links_between_nodes_add_rightly(t: Mpi, folder: Path) -> None:
 
 
 @body
+def clocks_of_nodes_are_compared_within_the_error_that_is_said(t: Mpi, folder: Path) -> None:
+    """Every rank counts as a node of its own; all read one clock, so the true offset is 0."""
+    real, before = t.nodes, t.traffic.bytes
+    same = t.compare_clocks()
+    t.nodes = tuple(range(t.size))
+    far = t.compare_clocks()
+    t.nodes = real
+    assert (same.offset, same.error) == (0, 0) if len(set(real)) == 1 else same.error >= 0
+    assert abs(far.offset) <= far.error
+    assert (far.error > 0) == (t.rank > 0)
+    assert far.error < 1
+    assert far.began <= far.at
+    begins = t.allgather((same.began, far.began), "test")
+    assert len({*begins}) == 1, "that of rank 0"
+    assert t.traffic.bytes - before < 1000 * t.size, "of that allgather"
+
+
+@body
 def only_rows_that_changed_travel(t: Mpi, folder: Path) -> None:
     tables = Tables(t)
     rows = torch.arange(12.0).view(4, 3)

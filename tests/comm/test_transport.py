@@ -11,6 +11,8 @@ import torch
 from mpifl.comm import transport as transports
 from mpifl.comm.single import Single
 from mpifl.comm.transport import Mismatch, MpiTraffic, device_ranks, divided, on_server
+from mpifl.core import timing
+from mpifl.core.timing import Stopwatch
 
 
 def test_traffic_counts_calls_messages_and_bytes_by_purpose():
@@ -121,5 +123,24 @@ def test_every_exchange_of_ranks_tells_the_loss_of_one():
         "barrier",
     }
     exchanges |= {"barrier", "Bcast", "Reduce", "Gatherv", "Reduce_scatter", "Alltoallv", "Allgatherv"}
-    exchanges |= {"isend", "poll"}
+    exchanges |= {"isend", "poll", "compare_clocks"}
     assert guarded == exchanges
+
+
+def test_calls_that_only_wait_count_as_waiting_wherever_they_are_made(monkeypatch):
+    now = 10.0
+    for module in (timing, transports):
+        monkeypatch.setattr(module, "perf_counter", lambda: now)
+    traffic, watch = MpiTraffic(), Stopwatch()
+    traffic.watch = watch
+    with watch("reduce"):
+        now += 1
+        with traffic("barrier", "control"):
+            now += 4
+        with traffic("reduce", "mix:model"):
+            now += 2
+    with watch("wait"), traffic("receive", "orders"):
+        now += 8
+    seconds = watch.take()
+    assert (seconds["reduce"], seconds["wait"]) == (3, 12)
+    assert sum(seconds[phase] for phase in timing.PHASES) == seconds["elapsed"] == 15

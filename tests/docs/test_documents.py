@@ -188,6 +188,14 @@ def a_cluster(folder: Path, said: str) -> None:
     assert summary_of(folder / "runs" / "quickstart-stopped")["rounds"] == 300
 
 
+def a_straggler(folder: Path, said: str) -> None:
+    """The client that trains longest is the one that does."""
+    rows = [line for line in said.splitlines() if "waits" in line]
+    assert [row.split(":")[0] for row in rows] == ["rank 0", "rank 1", "rank 2"]
+    longest = next(line for line in said.splitlines() if " ms  rank " in line)
+    assert "'client': 4" in longest
+
+
 def an_asynchronous_study(folder: Path, said: str) -> None:
     """Both runs step by arrivals, and the sweep has its table over seeds."""
     assert all(summary_of(folder / "runs" / f"async-{n}")["asynchronous"] for n in ("buffer", "each"))
@@ -221,6 +229,7 @@ LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so af
     "first-run.md": a_first_run,
     "huggingface.md": adapters_of_runs,
     "own-data-and-model.md": own_data_and_model,
+    "performance.md": a_straggler,
     "python.md": a_script_and_a_metric,
     "running.md": a_run_from_python,
     "trainers.md": trainers_of_three_kinds,
@@ -236,6 +245,7 @@ LATER = (
     "asynchrony.md",
     "data.md",
     "huggingface.md",
+    "performance.md",
     "python.md",
     "running.md",
     "trainers.md",

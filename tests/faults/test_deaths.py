@@ -15,18 +15,21 @@ import torch
 from faults import deaths
 from safetensors.torch import load_file
 from support.runs import Runs, assert_same_run
+from support.traces import bars, events_of
 
 from mpifl import cli
+from mpifl.results.trace_file import RANKS
 
 MANY = int(os.environ.get("MPIFL_DEATHS", "0"))
 STOP = {"signal": signal.SIGSTOP}
 FEW: dict[
     str, deaths.Plan
-] = {  # of one job of six ranks: each run goes on with those that the one before left
-    "emdcfl": [{"rank": 5, "call": "Alltoallv", "nth": 2}],  # in the second look
-    "scaffold": [{"rank": 1, "call": "train", "nth": 3}, {"rank": 4, "call": "Reduce", "nth": 4}],
+] = {  # of one job of seven ranks: each run goes on with those that the one before left
+    "emdcfl": [{"rank": 6, "call": "Alltoallv", "nth": 2}],  # in the second look
+    "scaffold": [{"rank": 1, "call": "train", "nth": 3}, {"rank": 5, "call": "Reduce", "nth": 4}],
     "ucfl": [{"rank": 2, "call": "train", "nth": 3, **STOP}],  # rows that live with their readers
-    "scaffold-events": [{"rank": 3, "call": "train", "nth": 5}],  # rank 0 is left alone
+    "fedbuff": [{"rank": 3, "call": "train", "nth": 3}],
+    "scaffold-events": [{"rank": 4, "call": "train", "nth": 5}],  # rank 0 is left alone
 }
 
 
@@ -60,10 +63,13 @@ def has_ulfm(stderr: str) -> bool:
 
 def test_runs_outlive_their_workers(whole, mpirun, tmp_path):
     """In a look, training, a reduction, a visit; two at once; killed or stopped; till the server is alone."""
-    jobs = [(plan, deaths.arguments(tmp_path, name, name, whole.cache)) for name, plan in FEW.items()]
+    traced = ["--output.trace", "true"]
+    jobs = [
+        (plan, [*deaths.arguments(tmp_path, name, name, whole.cache), *traced]) for name, plan in FEW.items()
+    ]
     for name in FEW:
         whole(name)
-    end = deaths.launch_all(mpirun, 6, jobs, launcher=deaths.ULFM)
+    end = deaths.launch_all(mpirun, 7, jobs, launcher=deaths.ULFM)
     if not has_ulfm(end.stderr):
         pytest.skip("this MPI has no fault tolerance (Open MPI has)")
     assert end.returncode == 0, end.stderr
@@ -71,9 +77,16 @@ def test_runs_outlive_their_workers(whole, mpirun, tmp_path):
         gone = [f"rank {death['rank']}" for death in plan]  # in this run, not in those before
         assert sorted(who.split(" on ")[0] for who in deaths.lost(tmp_path, name)) == sorted(gone)
         assert_same_run(tmp_path / f"tiny-{name}", whole(name))
+        events = events_of(tmp_path / f"tiny-{name}")
+        gone = {e["tid"] for e in events if e["ph"] == "i"}  # rows, numbered anew in each run
+        assert len(gone) == len(plan)
+        left = {e["tid"] for e in events if e["ph"] == "X" and e["pid"] == RANKS}
+        assert 1 in left
+        assert not left & gone
+        assert "recover" in {e["name"] for e in bars(events, 0, "phase")}
     there = Runs(tmp_path)
     for file in ("timing.csv", "mpi_traffic.csv"):
-        assert {row["rank"] for row in there.table("scaffold", file)} == {"0", "2", "3"}
+        assert {row["rank"] for row in there.table("scaffold", file)} == {"0", "2", "3", "4"}
     assert there.summary("scaffold")["mpi_bytes_complete"] is False
     assert end.stderr.count("ranks go on") >= len(FEW)
     assert "rank 2 on " in end.stderr
