@@ -190,7 +190,7 @@ CHANGED: dict[str, dict[str, object]] = {  # key of `local` -> a section in whic
 }
 OWN_STEPS: list[tuple[str, dict[str, object]]] = [
     ("perfedavg", {}),
-    ("pfedme", {"inner_steps": 2}),
+    ("pfedme", {"inner_steps": 2, "local_rounds": 3}),
     ("pfedme", {"variant": "ucfl", "inner_steps": 2, "local_rounds": 2}),
     ("ifca", {"num_clusters": 2, "variant": "gradient"}),
     ("cflgp", {"num_clusters": 2}),

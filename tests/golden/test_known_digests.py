@@ -21,10 +21,14 @@ from mpifl.results.identity import machine, processor
 
 KNOWN = Path(__file__).parent / "digests_avx2.json"
 DECIDE = ("compiler", "torch", "numpy", "scipy", "scikit-learn")  # beside the maker of the processor
-NAMES = (  # trained by the kernels, by stacks and by PyTorch; with AVX-512 half of them have other digests
-    *("fedavg", "fedavg-stacked", "scaffold-stacked", "ifca", "cfl", "emdcfl-half", "pfedgraph", "ucfl"),
-    *("ucfl-4", "compressed", "private", "classes", "partial-work", "lora", "evaluated"),
-    *("next_token-fedavg", "regression-ucfl", "multi_label-ucfl", "classification-ucfl"),
+FEW = (  # trained by the kernels, by stacks and by PyTorch; with AVX-512 half of them have other digests
+    *("fedavg", "scaffold-stacked", "ifca", "emdcfl-half", "ucfl", "compressed", "private", "lora"),
+    *("next_token-fedavg", "multi_label-ucfl"),
+)
+NAMES = (
+    *FEW,
+    *("fedavg-stacked", "cfl", "pfedgraph", "ucfl-4", "classes", "partial-work", "evaluated"),
+    *("regression-ucfl", "classification-ucfl"),
 )
 HAS_AVX2 = torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
@@ -36,22 +40,24 @@ def here() -> dict[str, str]:
 
 
 @pytest.mark.skipif(not HAS_AVX2, reason="the processor has no AVX2")
-def test_runs_limited_to_avx2_have_the_known_digests(tmp_path, pytestconfig):
+@pytest.mark.parametrize("names", [FEW, pytest.param(NAMES, marks=pytest.mark.nightly)], ids=["few", "all"])
+def test_runs_limited_to_avx2_have_the_known_digests(names, tmp_path, pytestconfig):
     found, new = here(), pytestconfig.getoption("--regolden", default=False)
     known: dict[str, Any] = json.loads(KNOWN.read_text()) if KNOWN.exists() else {"of": found}
     unlike = [name for name in found if found[name] != known["of"].get(name)]
     if unlike and not new:
         pytest.skip(f"known digests are of another machine: {', '.join(unlike)}")
-    runs = json.dumps({name: RUNS[name] for name in NAMES})
+    names = NAMES if new else names
+    runs = json.dumps({name: RUNS[name] for name in names})
     environment = {**os.environ, **toy.PYTHONPATH, "MPIFL_INSTRUCTIONS": "avx2"}
     command = [sys.executable, str(SCRIPT), str(CONFIG), str(tmp_path), runs]
     subprocess.run(command, env=environment, check=True, timeout=300)
     digests = {}
-    for name in NAMES:
+    for name in names:
         summary = json.loads((tmp_path / f"tiny-{name}" / "summary.json").read_text())
         assert summary["identity"]["instructions"] == "AVX2 (MPIFL_INSTRUCTIONS)"
         digests[name] = summary["digest"][:16]
     if new:
         KNOWN.write_text(json.dumps({"of": found, "digests": digests}, indent=1) + "\n")
     else:
-        assert digests == known["digests"]
+        assert digests == {name: known["digests"][name] for name in names}

@@ -1,4 +1,7 @@
-"""Runs whose workers host groups of clients: numbers and files are those of one process."""
+"""Runs whose workers host groups of clients: numbers and files are those of one process.
+
+Three of them on three ranks stand in `test_digests.py` (`HOSTED`).
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,15 @@ from pathlib import Path
 
 import pytest
 from support import toy
-from support.runs import CONFIG, RUNS, SCRIPT, Alone, Runs, columns_of
+from support.runs import CONFIG, HOSTED, RUNS, SCRIPT, Alone, Runs, columns_of
 
 FEW = ("scaffold", "ucfl", "fedbuff")
-ALL = tuple(name for name, options in RUNS.items() if "--system.stack" not in options)
+ALL = tuple(name for name, options in RUNS.items() if not {"--system.stack", *HOSTED} & {*options})
 FILES = ("metrics.csv", "clients.csv", "clusters.csv", "ledger.csv", "visits.csv", "client_traffic.csv")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "names"),
-    [
-        (3, FEW),
-        pytest.param(4, FEW, marks=pytest.mark.nightly),
-        pytest.param(6, ALL, marks=pytest.mark.nightly),
-    ],
-    ids=["few-3", "few-4", "all-6"],
-)
+@pytest.mark.parametrize(("ranks", "names"), [(4, FEW), (6, ALL)], ids=["few-4", "all-6"])
+@pytest.mark.nightly
 def test_numbers_do_not_depend_on_hosting(ranks: int, names: Sequence[str], mpirun, tmp_path: Path):
     """As alone, where any worker trains anybody; on three ranks, too, groups are not all the same size."""
     cache = ["--data.cache", str(tmp_path / "cache")]
@@ -32,7 +28,7 @@ def test_numbers_do_not_depend_on_hosting(ranks: int, names: Sequence[str], mpir
     alone, hosted = Alone(tmp_path / "alone", runs, *cache), Runs(tmp_path / "hosted")
     hosted.folder.mkdir()
     program = SCRIPT, CONFIG, hosted.folder, json.dumps(runs)
-    options = [*cache, "--system.hosting", "groups"]
+    options = [*cache, *HOSTED]
     end = mpirun(ranks, *program, *options, timeout=600, env={**toy.PYTHONPATH})
     assert end.returncode == 0, end.stderr
     for name in names:

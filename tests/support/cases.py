@@ -18,7 +18,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "flhc": {"rounds_before": 1, "num_clusters": 2},
     "flt": {"pretrain_epochs": 2, "finetune_epochs": 1, "centroids": 2, "code": 8},
     "ifca": {"num_clusters": 2},
-    "pfedme": {"inner_steps": 3},
+    "pfedme": {"inner_steps": 2, "local_rounds": 6, "lr": 0.02, "personal_lr": 0.05},
     "ucfl": {"noise_batch": 4.0},
 }
 VARIANTS: list[tuple[str, dict[str, object]]] = [

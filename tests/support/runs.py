@@ -24,6 +24,7 @@ OWN = HERE / "support" / "own_metrics.py"
 TASK_CONFIG = HERE / "configs" / "tasks.yaml"
 SCRIPT = HERE / "mpi" / "many.py"  # runs them all with one start of Python
 HALF = ["--participation", "0.5", "--rounds", "3"]
+HOSTED = ["--system.hosting", "groups"]
 SIGN_FLIP = ["--attack", "{name: sign_flip, share: 0.25, factor: 4}"]
 CHARGED = [
     *("--costs", "all", "--delay.name", "exponential", "--devices"),
@@ -34,6 +35,7 @@ RUNS: dict[str, list[str]] = {
     "fedavg-stacked": [*HALF, "--system.stack", "3"],
     "scaffold-stacked": ["--algorithm", "scaffold", *HALF, "--system.stack", "3"],
     "scaffold": ["--algorithm", "scaffold", *HALF],
+    "scaffold-hosted": ["--algorithm", "scaffold", *HALF, *HOSTED],
     "ifca": ["--algorithm", "{name: ifca, num_clusters: 3}", *HALF, "--seed", "1"],  # two rows are chosen
     "fedper": ["--algorithm", "fedper", *HALF],
     "pfedgraph": ["--algorithm", "pfedgraph", *HALF],  # products of rows that are read one by one
@@ -53,6 +55,7 @@ RUNS: dict[str, list[str]] = {
     ],
     "pacfl": ["--algorithm", "pacfl", *HALF],
     "ucfl": ["--algorithm", "ucfl", *HALF],
+    "ucfl-hosted": ["--algorithm", "ucfl", *HALF, *HOSTED],
     "ucfl-reduced": ["--algorithm", "ucfl", *HALF, "--system.collective", "reduce"],
     "fedavg-measured": [*HALF, "--system.cost.name", "measured"],
     "fedavg-gathered": [*HALF, "--system.collective", "gather"],
@@ -115,6 +118,7 @@ RUNS: dict[str, list[str]] = {
         *("--robust", "{name: trimmed_mean, beta: 0.25}"),
     ],
     "fedbuff": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF],
+    "fedbuff-hosted": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", *HALF, *HOSTED)],
     "own-metric": [*HALF, "--evaluation.metrics", f"[{OWN}:top2, {OWN}:recalled, {OWN}:careless]"],
     "own-module": [*HALF, "--model", f"{{name: custom, path: {OWN}:CarelessNet, head: head}}"],
     "lora": [

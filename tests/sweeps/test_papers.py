@@ -24,7 +24,7 @@ from mpifl.sweeps import papers
 from mpifl.sweeps.cases import Case
 
 SWEEPS = {sweep.name.removeprefix("papers/"): sweep for sweep in papers.sweeps()}
-SOON = ("ccfl/table1-fashionmnist", "fedcuau/table3-small")  # small data
+SOON = ("ccfl/table1-fashionmnist",)  # small data
 DRAWING, SETTINGS = "a drawing", "settings"
 ENTRIES: dict[str, dict[str, str | tuple[str, ...]]] = {
     # paper -> number of a table (T) or figure (F) -> the files that run it, or what it is instead

@@ -63,7 +63,7 @@ def test_each_run_of_a_job_counts_its_own_bytes(tmp_path):
     assert counted == [5, 5]
 
 
-def test_a_sweep_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path, capsys):
+def test_a_sweep_runs_every_combination_and_writes_a_table_and_a_figure(drawn, tmp_path, capsys):
     place = ["--output.folder", str(tmp_path), "--output.id", "x"]
     folder = sweep(TINY, ["--vary", VARY, *ASYNC, *place], Single())
     said = capsys.readouterr().out
@@ -96,7 +96,7 @@ def diverged(folder: Path, *options: str) -> Path:
     return sweep(str(TASK_CONFIG), given, Single(), quiet=True)
 
 
-def test_a_case_that_diverged_is_a_value_of_its_sweep_and_stops_no_table(tmp_path, capsys):
+def test_a_case_that_diverged_is_a_value_of_its_sweep_and_stops_no_table(drawn, tmp_path, capsys):
     table = "{title: T, figures: {here: {of: metric_mean}}}"
     folder = diverged(tmp_path, "--table", table)
     runs = mpifl.load_sweep(folder).runs
