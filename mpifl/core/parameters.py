@@ -173,8 +173,10 @@ class Layout:
             self._need_apart(name)
         found = self._names_of(name, self.names)
         if not found and self._names_of(name, self.frozen):
-            remedy = "the method works on that part of the model; name its modules in model.lora.train"
-            raise UserError("model.lora", f"frozen {name}", remedy)
+            remedy = (
+                "the method works on that part of the model; name its modules in model.lora.train or train"
+            )
+            raise UserError("model", f"frozen {name}", remedy)
         if name in ("head", "body") and not any(n.startswith("head.") for n in (*self.names, *self.frozen)):
             remedy = "its last layer is needed apart; name it (model.head), or build a mpifl.models.Net"
             raise UserError("model.name", "a network without `head`", remedy)

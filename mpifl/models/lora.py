@@ -96,6 +96,24 @@ def adapt(net: nn.Module, lora: LoRA, spared: tuple[str, ...] = ()) -> frozenset
     return frozen
 
 
+def freeze(net: nn.Module, patterns: tuple[str, ...], key: str = "train") -> frozenset[str]:
+    """Freeze a model in place but for some modules and parameters; return the names of the frozen buffers.
+
+    Args:
+        net: the model.
+        patterns: names of modules or parameters that are trained, with `*` and `?`, or ends of such names.
+        key: key of the section `model` that has the patterns, for messages.
+
+    Raises:
+        UserError: a pattern matches nothing.
+    """
+    params = dict(net.named_parameters(remove_duplicate=False))
+    parents = [name for name, m in net.named_modules() if name and [*m.parameters()]]
+    chosen = _selected(key, patterns, [*parents, *params], "no module with parameters and no parameter")
+    whole = tuple(f"{name}." for name in chosen if name not in params)
+    return _freeze(net, whole, {id(p) for n, p in params.items() if n in chosen or n.startswith(whole)})
+
+
 def trained_whole(net: nn.Module, lora: LoRA) -> list[str]:
     """Return the names of the modules that are trained and sent whole.
 

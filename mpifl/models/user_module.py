@@ -17,6 +17,7 @@ from mpifl.core.imports import load_object
 from mpifl.models import modules
 
 from .base import Shape, ShapeModel, need_apart, need_float32, need_initialised
+from .lora import freeze
 
 WRITES = "its forward writes into the samples that it is given; write x = 2 * x instead of x.mul_(2)"
 
@@ -40,6 +41,9 @@ class Custom(ShapeModel):
         embed: name of a method that returns the input of the last layer; not needed if the module returns it
             when its last layer is left out.
         block: names of the modules that form FedCUAU's cluster block together with the head.
+        train: names of the modules and parameters that are trained and sent, with `*` and `?` as in file
+            names, or ends of names: `[lora_A, lora_B, classifier]`. The others stay as they are built and are
+            never sent. Empty: all are trained.
     """
 
     takes: ClassVar[tuple[str, ...]] = (IMAGES, FEATURES, TOKENS)
@@ -49,6 +53,16 @@ class Custom(ShapeModel):
     head: str = ""
     embed: str = ""
     block: tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
+
+    def build_for(self, info: DataInfo) -> modules.Net:
+        """Return the network for data as in `info`; all but what `train` names is frozen."""
+        remedy = "has no effect beside adapters; name what is trained in model.lora.train"
+        require(not (self.train and self.lora.rank), "model.train", list(self.train), remedy)
+        net = super().build_for(info)
+        if self.train:
+            net.frozen = freeze(net, self.train)
+        return net
 
     def make_for(self, info: DataInfo) -> modules.Net:
         """Return the user's network for data as in `info`; columns of categories are zeros and ones."""

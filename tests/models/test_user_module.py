@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.federation import DataInfo
-from mpifl.models import MODELS, build_model
+from mpifl.models import MODELS, LoRA, build_model
 from mpifl.models.mlp import MLP
 
 SOURCE = """
@@ -280,6 +280,35 @@ def test_lazy_layers_take_their_sizes_from_the_samples(place):
     net = build(place, "Lazy", head="fc")
     assert net(torch.rand(3, 1, 4, 4)).shape == (3, 10)
     assert net.head.in_features == 8
+
+
+@pytest.mark.parametrize(
+    ("train", "sent"),
+    [
+        (("classifier",), {"classifier.1.weight", "classifier.1.bias"}),
+        (("bias",), {"features.1.bias", "classifier.1.bias"}),
+        (("features.?.weight", "classifier.1.bias"), {"features.1.weight", "classifier.1.bias"}),
+    ],
+)
+def test_only_what_is_named_is_trained_and_sent(train, sent, place, tmp_path):
+    """A module, the ends of names, a pattern: 3 rounds of 6 clients send these numbers of 4 bytes."""
+    options = MODELS["custom"](path=f"{place}:Good", train=train)
+    done = toy.run(CATALOGUE["fedavg"](), toy.Tiny(), tmp_path, model=options, evaluate=False)
+    learner, layout = done.server_step.config.clients.learner, done.server_step.problem.layout
+    assert set(layout.names) == sent
+    assert int(done.server_step.ledger.up.sum()) == 3 * 6 * 4 * layout.size
+    drawn = dict(build(place, "Good", shape=toy.SHAPE, num_classes=toy.CLASSES).named_parameters())
+    state = learner.flat.load(done.server.tables["model"][0]).state_dict()
+    assert drawn.keys() == state.keys()
+    still = {name for name, buffer in learner.flat.module.named_buffers()}
+    assert still == drawn.keys() - sent
+
+
+def test_a_name_of_nothing_is_refused_and_so_are_names_beside_adapters(place):
+    with pytest.raises(UserError, match=r"model\.train = 'tail'"):
+        MODELS["custom"](path=f"{place}:Good", train=("tail",)).build((1, 4, 4), 3)
+    with pytest.raises(UserError, match=r"model\.lora\.train"):
+        MODELS["custom"](path=f"{place}:Good", train=("features",), lora=LoRA(2)).build((1, 4, 4), 3)
 
 
 def test_a_module_without_a_named_head_is_taken_as_one_whole(place, tmp_path):
