@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 from support.paper_numbers import mentions
+from support.paper_sweeps import paper_sweeps
 
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
-from mpifl.sweeps import papers, sweep
+from mpifl.sweeps import sweep
 
 FOLDER = Path(__file__).parents[2] / "configs"
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.yaml"))
 WHOLE = [name for name in FILES if not Path(name).name.startswith("_")]
 PAPERS = [name for name in WHOLE if name.startswith("papers/")]
-TABLES = {f"{one.name}.yaml" for one in papers.sweeps()}
+TABLES = {f"{one.name}.yaml" for one in paper_sweeps()}
 
 
 @pytest.mark.parametrize("folder", sorted({Path(name).parent.as_posix() for name in WHOLE}))

@@ -39,6 +39,7 @@ from typing import Any
 
 import yaml
 
+FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first takes a tenth of the time
 ROOT = Path(__file__).resolve().parents[2]
 BUGS = Path(__file__).parent / "bugs"
 COPIED = ("mpifl", "tests")  # the rest of the tree is linked to
@@ -122,7 +123,9 @@ def load(folder: Path = BUGS) -> list[Bug]:
 
 
 def _area(path: Path) -> Iterator[Bug]:
-    tree = yaml.safe_load(path.read_text())
+    tree = yaml.load(
+        path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )  # ten times faster
     for entry in tree["bugs"]:
         given = {**entry, "tests": tuple(entry.get("tests", tree["tests"]))}
         yield Bug(area=path.stem, **given)

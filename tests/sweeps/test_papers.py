@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.paper_numbers import mentions
+from support.paper_sweeps import paper_sweeps
 
 from mpifl.comm.single import Single
 from mpifl.experiment import loader
@@ -23,7 +24,7 @@ from mpifl.forecast.plan import describe
 from mpifl.sweeps import papers
 from mpifl.sweeps.cases import Case
 
-SWEEPS = {sweep.name.removeprefix("papers/"): sweep for sweep in papers.sweeps()}
+SWEEPS = {sweep.name.removeprefix("papers/"): sweep for sweep in paper_sweeps()}
 SOON = ("ccfl/table1-fashionmnist",)  # small data
 DRAWING, SETTINGS = "a drawing", "settings"
 ENTRIES: dict[str, dict[str, str | tuple[str, ...]]] = {
