@@ -315,7 +315,8 @@ def timings(groups: Sequence[Group], width: float | None = None) -> Figure | Non
         for rank, seconds in spent.items()
     }
     figure = new_figure(width or 8.5, (1.4 if width is None else 2.0) + 0.26 * len(bars))
-    _stacked(figure, [*bars], dict(zip(PHASES, np.stack([*bars.values()]).T, strict=True)), "seconds")
+    phases = dict(zip(PHASES, np.stack([*bars.values()]).T, strict=True))
+    _stacked(figure, [*bars], {name: spent for name, spent in phases.items() if spent.any()}, "seconds")
     return figure
 
 

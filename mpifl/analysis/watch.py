@@ -37,6 +37,7 @@ STOPPED, FAILED, COMPLETE = "stopped", "failed", "complete"
 OVER = (ENDED, STOPPED, FAILED, COMPLETE)  # states in which nothing changes unless the run is resumed
 QUIET_SECONDS = 30.0  # without a new progress.json, written every 2 s, until a run counts as silent
 LOG_LINES, LAST_EVALUATIONS, MOST_RANKS, MOST_CASES = 3, 8, 16, 40
+LEAST_S, MOST_PHASES = 0.05, 6  # seconds of all ranks from which on a phase has a column; columns of phases
 BARS = "▁▂▃▄▅▆▇█"
 UNBROKEN = 100_000  # width of output to a file or a pipe, so that lines are not wrapped
 COLUMNS = {  # column of metrics.csv -> name of its curve here
@@ -650,7 +651,12 @@ def _evaluations(seen: Seen) -> RenderableType:
 
 def _ranks(seen: Seen) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    phases = [*dict.fromkeys(p for rank in seen.ranks for p, v in (rank.get("seconds") or {}).items() if v)]
+    total: dict[str, float] = {}
+    for rank in seen.ranks:
+        for phase, seconds in (rank.get("seconds") or {}).items():
+            total[phase] = total.get(phase, 0.0) + seconds
+    longest = sorted((phase for phase, s in total.items() if s >= LEAST_S), key=lambda p: -total[p])
+    phases = [phase for phase in total if phase in longest[:MOST_PHASES]]
     for title in ("rank", "host", "device", "visits", *(f"{phase}, s" for phase in phases)):
         table.add_column(title, justify="left" if title in ("host", "device") else "right")
     for number, rank in enumerate(seen.ranks[:MOST_RANKS]):

@@ -45,7 +45,7 @@ def check_matrices(context: RunContext) -> None:
         require(info.labels == CLASSES, KEY, list(matrices), remedy)
         known = " or ".join(needs.inputs)
         remedy = f"angles compare {known}, and samples of this source are {info.inputs}; {leave}"
-        require(info.inputs in needs.inputs, KEY, list(matrices), remedy)
+        require(not needs.inputs or info.inputs in needs.inputs, KEY, list(matrices), remedy)
     for name in matrices:
         if name in PARTS:
             _guarded(lambda name=name: PARTS[name](context, 0))  # type: ignore[misc]

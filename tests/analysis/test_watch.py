@@ -83,7 +83,7 @@ def test_a_run_is_followed_from_its_progress_file_between_evaluations(job):
     job.begin()
     ranks = [
         {"host": "h", "device": "cpu", "visits": 0},
-        {"host": "h", "visits": 7, "seconds": {"train": 2.5}},
+        {"host": "h", "visits": 7, "seconds": {"train": 2.5, "load": 0.01, "recover": 0.0}},
     ]
     job.beat(3, doing="round 4/10, training, 7 of 20 visits", left_s=60.0, ranks=ranks)
     job.evaluate(0.25, 0.5)
@@ -104,7 +104,15 @@ def test_a_run_is_followed_from_its_progress_file_between_evaluations(job):
         "2.5",
     ):
         assert word in shown, shown
+    assert "load, s" not in shown, "it would show 0.0"
     assert one_line(seen) == "round 2/10  accuracy 0.5000  worst 0.2500  ARI 0.50  clusters 2  6 kB"
+
+
+def test_only_the_longest_phases_have_columns(job):
+    job.begin()
+    job.beat(1, ranks=[{"host": "h", "seconds": {f"phase{i}": 1.0 + i for i in range(9)}}])
+    shown = drawn(job.look())
+    assert [i for i in range(9) if f"phase{i}, s" in shown] == [3, 4, 5, 6, 7, 8]
 
 
 def drawn(seen: Seen | SeenCases) -> str:
