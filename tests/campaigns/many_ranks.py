@@ -144,6 +144,7 @@ class ManyRanks(Mpi):
         self.nodes, self.names, self.lost = (0,) * size, tuple(map(str, range(size))), []
         self.numbers = tuple(range(size))
         self._sequence, self._waiting_for, self._received, self._empty_polls = 0, (0, size), 0, 0
+        self._losses = 0
 
 
 def measure_many_ranks(options: Sequence[str]) -> dict[str, Any]:
