@@ -318,6 +318,31 @@ def test_the_table_of_a_large_matrix_has_means_over_the_pairs_that_have_a_value(
     assert page.errors == []
 
 
+def test_a_dark_page_is_printed_light_with_its_tables_unrolled(page):
+    """On paper: light ground, dark text in charts, colours kept, no box that rolls; then dark as before."""
+    ground = "getComputedStyle(document.body).backgroundColor"
+    lettering = f"getComputedStyle({CURVES}.querySelector('.xtick text')).fill"
+    lines = f"{CURVES}.data.map((t) => t.line.color)"
+    page("{ if (!isDark()) switchTheme(); }")
+    dark = [page(what) for what in (ground, lettering, lines)]
+    page("dispatchEvent(new Event('beforeprint'))")
+    page.call("Emulation.setEmulatedMedia", media="print")
+    assert page(ground) == "rgb(255, 255, 255)"
+    assert page(lettering) == "rgb(28, 33, 39)"
+    assert page("getComputedStyle(document.body).printColorAdjust") == "exact"
+    assert set(page(lines)) <= set(page("LIGHT"))
+    rolled = (
+        "[...document.querySelectorAll('.scroll')].filter((e) => getComputedStyle(e).maxHeight !== 'none')"
+    )
+    assert page(f"{rolled}.length") == 0
+    assert page(f"{PLOTS}.every((p) => p._fullLayout.width <= 700)"), "charts fit the paper"
+    page.call("Emulation.setEmulatedMedia", media="")
+    page("dispatchEvent(new Event('afterprint'))")
+    assert [page(what) for what in (ground, lettering, lines)] == dark
+    page("switchTheme()")
+    assert page.errors == []
+
+
 def test_behind_a_figure_is_its_table_and_the_theme_switches(page):
     page("document.querySelector('#clients-figure summary').click()")
     page("new Promise((done) => setTimeout(done, 50))")

@@ -22,7 +22,8 @@ const short = (text, most) => (text.length <= most ? text : `${text.slice(0, mos
 const number = (value) => (value === null || value === undefined ? "" : Number(Number(value).toPrecision(5)).toString());
 const rounded = (value) => Number(Number(value).toPrecision(4));
 const withUnit = (value, unit) => `${number(value)}${unit ? ` ${unit}` : ""}`;
-const narrow = () => window.innerWidth < 860;
+const printing = () => "printing" in document.documentElement.dataset;
+const narrow = () => printing() || window.innerWidth < 860;
 const shown = (value) => value !== null && value !== undefined;
 
 function options(select, items) {
@@ -58,6 +59,23 @@ function switchTheme() {
 
 function themed() {
   byId("theme").textContent = isDark() ? "Light" : "Dark";
+  redraws.forEach((redraw) => redraw());
+}
+
+// On paper the page is light, and charts are as wide as the paper; afterwards it is as it was.
+function toPaper() {
+  if (printing()) return;
+  document.documentElement.dataset.printing = document.documentElement.dataset.theme || "";
+  document.documentElement.dataset.theme = "light";
+  redraws.forEach((redraw) => redraw());
+}
+
+function fromPaper() {
+  if (!printing()) return;
+  const before = document.documentElement.dataset.printing;
+  delete document.documentElement.dataset.printing;
+  if (before) document.documentElement.dataset.theme = before;
+  else delete document.documentElement.dataset.theme;
   redraws.forEach((redraw) => redraw());
 }
 

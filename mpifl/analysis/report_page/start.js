@@ -2,6 +2,8 @@
 
 byId("theme").addEventListener("click", switchTheme);
 media.addEventListener("change", themed);
+window.addEventListener("beforeprint", toPaper);
+window.addEventListener("afterprint", fromPaper);
 byId("theme").textContent = isDark() ? "Light" : "Dark";
 document.querySelectorAll("table.sortable").forEach(sortable);
 ["final-table", "runs-table"].forEach((name) => choosable(byId(name)));
