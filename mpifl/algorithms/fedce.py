@@ -42,6 +42,7 @@ class FedCE(Algorithm):
     variant: Literal["paper", "emdcfl"] = "paper"
 
     paper = "cai2023fedce"
+    evaluates_rows = True
     asks = ("outputs",)
     needs = Needs(min_cohort=2, validation=True, different_starts=True)
     downloads = Downloads(reads="all", serves="own", serves_unseen="all")

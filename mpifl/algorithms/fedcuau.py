@@ -68,6 +68,11 @@ class FedCUAU(OneShotStatistics, Algorithm):
         """The block of further copies is trained alone; fedprox adds its term."""
         return ("direction", "part") if self.over == "fedprox" else ("part",)
 
+    @property
+    def evaluates_rows(self) -> bool:
+        """The trunk and a copy of the block are the whole model, unless the head is private or frozen."""
+        return self.over in ("fedavg", "fedprox")
+
     def ignored_options(self) -> Mapping[str, str]:
         """`mu` belongs to fedprox."""
         return {} if self.over == "fedprox" else {"mu": "only fedprox has a proximal term"}

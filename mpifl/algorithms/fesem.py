@@ -71,6 +71,7 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
     initial_models: bool = False
 
     paper = "long2023multi"
+    evaluates_rows = True
     trains_once = True
     needs = Needs(averages=True)
     gram = "model"

@@ -40,6 +40,7 @@ class HypCluster(PlainVisits, RowUpdates, Algorithm):
     num_clusters: NumModels = 4
 
     trained = "cluster"
+    evaluates_rows = True
     paper = "mansour2020three"
     needs = Needs(averages=True, different_starts=True)
     downloads = Downloads(reads="all", serves="own", serves_unseen="all")

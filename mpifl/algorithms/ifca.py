@@ -86,6 +86,7 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
 
     paper = "ghosh2020efficient"
     trained = "cluster"
+    evaluates_rows = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

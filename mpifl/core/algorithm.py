@@ -200,6 +200,16 @@ class Algorithm(Options, ABC):
         return {}
 
     @property
+    def evaluates_rows(self) -> bool:
+        """Return whether `model_of` only puts served rows together, so that a run can say which a client has.
+
+        It takes one row of each table, for the part of the model that `holds` names (otherwise the whole
+        model): the only one or the last, or, before the first visit of a client, one that it chooses.
+        Default: False. Methods whose `model_of` is the default need not say it.
+        """
+        return False
+
+    @property
     def changes(self) -> Mapping[str, str]:
         """Return upload -> table, for uploads that are changes of the row of the table that a client trained.
 

@@ -33,10 +33,12 @@ from mpifl.models import ModelOptions
 from mpifl.models.pretrained import uploads_none
 from mpifl.results import run_folder as folders
 from mpifl.results.recorder import Recorder, digest
+from mpifl.results.run_models import SERVED
 from mpifl.runtime.engine import Engine, regroup
 from mpifl.runtime.server_step import ServerStep
 
 from .figures import privacy_spent
+from .served import newcomers, served_rows
 
 
 def finish(
@@ -67,10 +69,12 @@ def finish(
     """
     asynchronous = {} if server is None else engine.summary()
     found, fault = compare_clients(context, server_step)
+    own, new = None, None
     try:
         own = client_models(context, server_step, server)
+        new = newcomers(context, server_step, server)
     except (UserError, CodeFailed) as error:  # on every rank
-        own, fault = None, fault or error
+        fault = fault or error
     with guard():
         tables, places, traffic = collect(context, server_step, server)
     if recorder is None or server is None or places is None or traffic is None:
@@ -100,6 +104,11 @@ def finish(
     if uploads_none(summary):
         whole.pop("model", None)  # nobody trained it
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
+    if new is not None and summary["client_models"] == "own":
+        rows = served_rows(context, server_step, server, whole, new)
+        files |= {f"{SERVED}.{name}": torch.from_numpy(held) for name, held in rows.items()}
+        holds = context.config.algorithm.holds
+        summary |= {"client_models": SERVED, SERVED: {name: holds.get(name, "all") for name in rows}}
     if context.config.output.model:
         export(folder, context, server, whole, own, summary)
     ledger, computation = server_step.ledger, server_step.computation

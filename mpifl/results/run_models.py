@@ -14,6 +14,7 @@ from mpifl.core.errors import UserError, is_whole, nearest, require
 from mpifl.core.federation import DataInfo
 from mpifl.core.flat_model import FlatModel
 from mpifl.core.imports import load_object
+from mpifl.core.parameters import put_
 from mpifl.models import MODELS, LoRA, ModelOptions, checksum, seeded_model
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 SERVER_FILE, CLIENTS_FILE = "model.safetensors", "client_models.safetensors"
 TABLE = "model"
 ROWS = "rows"  # value of `client_models` in summary.json: clients use their rows as they are
+SERVED = "served"  # clients use rows that the tensors `served.TABLE` name, in parts of the model
 SEVERAL = "several"  # another value: each client is evaluated with several models
 
 
@@ -52,7 +54,7 @@ def model_of(
     if client is not None:
         most = int(summary["clients"]) - 1
         require(is_whole(client) and 0 <= client <= most, "client", client, f"use one of 0 to {most}")
-        vector = _of_client(folder, summary, client)
+        vector = None if _is_served(folder, summary) else _of_client(folder, summary, client)
     else:
         assert cluster is not None
         assert clusters is not None
@@ -66,6 +68,9 @@ def model_of(
     )
     require(checksum(module) == frozen, "RUN", str(folder), remedy)
     flat = FlatModel(module)
+    if vector is None:
+        assert client is not None
+        vector = _of_rows(folder, summary[SERVED], client, flat)
     fits = vector.shape == flat.vector.shape
     remedy = f"a row of this method holds {len(vector)} numbers of a model's {len(flat.vector)}: parts of one"
     require(fits, "cluster", cluster, f"{remedy}; use client=")
@@ -91,11 +96,37 @@ def _of_client(folder: Path, summary: Mapping[str, Any], client: int) -> torch.T
         return tensors["models"][int(place[0])]
     remedy = "this method evaluates clients by mixtures of several models; use cluster= for one of them"
     require(summary.get("client_models") != SEVERAL, "client", client, remedy)
-    own = "this method gives clients models of their own, which the run did not keep; run it with"
+    own = "this method gives clients models of their own, which the run did not keep; run it with "
+    own += "output.client_models: true"
     kept = summary.get("client_models") == ROWS
-    require(kept, "output.client_models", False, f"{own} output.client_models: true")
+    there = not kept and (folder / SERVER_FILE).exists() and TABLE in _read(folder / SERVER_FILE)
+    own += ", or use cluster= for a model of the server" if there else ""
+    require(kept, "output.client_models", False, own)
     tensors = _server(folder)
     return tensors[TABLE][int(tensors["assign"][client])]
+
+
+def _is_served(folder: Path, summary: Mapping[str, Any]) -> bool:
+    """Return whether the model of a client is put together from rows of the server."""
+    return summary.get("client_models") == SERVED and not (folder / CLIENTS_FILE).exists()
+
+
+def _of_rows(folder: Path, parts: Mapping[str, str], client: int, flat: FlatModel) -> torch.Tensor:
+    """Return the model of a client from the rows of the server that it was evaluated with.
+
+    Args:
+        folder: the run folder.
+        parts: table -> the part of the model that its rows hold.
+        client: number of the client.
+        flat: the network.
+    """
+    tensors, vector = _server(folder), flat.vector.clone()
+    for table, name in parts.items():
+        row, part = int(tensors[f"{SERVED}.{table}"][client]), flat.layout.part(name)
+        require(row >= 0, "client", client, "was not evaluated; set evaluation.clients: null")
+        width = sum(s.stop - s.start for s in part)
+        put_(vector, part, tensors[table][row][:width])
+    return vector
 
 
 def _of_cluster(folder: Path, clusters: DataFrame, cluster: int) -> torch.Tensor:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.runs import CONFIG
 from torch import nn
 
 import mpifl
+from mpifl import cli
 from mpifl.comm.single import Single
+from mpifl.core.errors import Stopped
+from mpifl.driver.run import run
 from mpifl.experiment.build import build
+from mpifl.experiment.loader import load
 from mpifl.results import recorder
 
 NETWORK = """
@@ -28,6 +33,12 @@ KEPT = {"client_models": True}
 CASES = {
     "rows": ("fedavg", {}),
     "clusters": ({"name": "ifca", "num_clusters": 2}, KEPT),
+    "chosen": ({"name": "ifca", "num_clusters": 3}, {}),
+    "chosen heads": ({"name": "ifca", "num_clusters": 2, "share": "body"}, {}),
+    "hypotheses": ({"name": "hypcluster", "num_clusters": 3}, {}),
+    "centres": ({"name": "fesem", "num_clusters": 2}, {}),
+    "experts": ({"name": "fedce", "num_clusters": 2}, {}),
+    "copies": ({"name": "fedcuau", "tune_epochs": 0}, {}),
     "heads": ("fedper", KEPT),
     "personal": ("ditto", KEPT),
     "events": ("fedbuff", {}),
@@ -47,6 +58,50 @@ def test_the_model_of_a_client_scores_what_its_table_says(tmp_path, algorithm, o
         with torch.no_grad():
             hits = int((model(test.x).argmax(1) == test.y).sum())
         assert hits / len(test) == accuracy
+
+
+@pytest.mark.parametrize("name", ["ifca", "hypcluster", "fedce", "fesem"])
+def test_clients_that_no_visit_reached_have_the_model_that_they_choose(tmp_path, name):
+    """Two of eight are visited; each other one is evaluated with the best of the server's models for it."""
+    method = {"name": name, "num_clusters": 3}
+    options = {"cohort_size": 2, "rounds": 1, "output": {"folder": str(tmp_path)}}
+    run = mpifl.run(str(CONFIG), algorithm=method, **options)
+    served = load_file(run.folder / "model.safetensors")["served.model"]
+    assert run.summary["client_models"] == "served"
+    assert served.min() >= 0
+    assert served.shape == (8,)
+    federation = build(mpifl.load_config(str(run.folder / "config.yaml")), Single()).federation
+    for k, accuracy in zip(run.clients["client"], run.clients["accuracy"], strict=True):
+        test = federation.client(k).test
+        with torch.no_grad():
+            hits = int((run.model(client=k)(test.x).argmax(1) == test.y).sum())
+        assert hits / len(test) == accuracy
+
+
+def test_a_resumed_run_says_the_same_rows(tmp_path):
+    ifca = {"name": "ifca", "num_clusters": 3}
+    options = {"rounds": 3}
+    whole = mpifl.run(str(CONFIG), algorithm=ifca, output={"folder": str(tmp_path), "id": "a"}, **options)
+
+    place = ["--output.folder", str(tmp_path), "--output.id", "b", "--rounds", "3"]
+    config = load(str(CONFIG), ["--algorithm", "{name: ifca, num_clusters: 3}", *place])
+    asked = iter([False, False])
+    with pytest.raises(Stopped):
+        run(config, Single(), quiet=True, asked_to_stop=lambda: next(asked, True))
+    assert not (tmp_path / "tiny-b" / "model.safetensors").exists()
+    assert cli.main(["resume", str(tmp_path / "tiny-b"), "-q"]) == 0
+    a, b = (load_file(tmp_path / f"tiny-{name}" / "model.safetensors") for name in ("a", "b"))
+    assert torch.equal(a["served.model"], b["served.model"])
+    assert whole.summary["client_models"] == "served"
+
+
+def test_a_soft_method_says_how_its_models_are_kept(tmp_path):
+    """FedSoft evaluates a client with a model of its own; the centres are models of the server."""
+    options = {"algorithm": "fedsoft", "rounds": 1, "output": {"folder": str(tmp_path)}}
+    run = mpifl.run(str(CONFIG), **options)
+    said = r"models of their own, .* output.client_models: true, or use cluster= for a model of the server"
+    with pytest.raises(mpifl.UserError, match=said):
+        run.model(client=0)
 
 
 def test_the_model_of_a_cluster_is_that_of_its_clients(tmp_path):
