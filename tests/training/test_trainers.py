@@ -20,13 +20,14 @@ from torch.testing import assert_close
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import asked_of_trainer
 from mpifl.core.client import proximal
-from mpifl.core.errors import UserError
+from mpifl.core.errors import MethodError, UserError
 from mpifl.core.federation import DataInfo, Split
 from mpifl.core.metric import Metric
 from mpifl.core.rng import key
 from mpifl.core.trainer import Fit, FitContext, Gift, Samples, Trainer
 from mpifl.experiment.schema import SystemConfig
 from mpifl.models import MODELS
+from mpifl.training.client import LocalClient
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
 from mpifl.training.tasks import Regression
@@ -141,8 +142,38 @@ def test_accumulated_batches_are_one_step_on_their_mean_gradient():
     b = other.sgd(own.init, split, LocalConfig(lr=0.05, batch_size=7), order)
     assert (b.steps, b.samples) == (1, 14)
     assert_close(b.vector, a.vector, rtol=0, atol=1e-6)
-    c = other.sgd(own.init, samples(24), LocalConfig(batch_size=7), order)  # 7 7 | 7 3
-    assert (c.steps, c.samples) == (2, 24)
+
+
+def test_what_is_left_at_the_end_of_a_visit_is_a_step_too():
+    """Batches of 7, 7, 7 | 3: the last of them moves the model by its own gradient."""
+    split, order, config = samples(24), key(3), LocalConfig(batch_size=7)
+    own, other = learners(Torch(lr=0.05, accumulate=3))
+    made = other.sgd(own.init, split, config, order)
+    assert (made.steps, made.samples) == (2, 24)
+    batches = [*own.batches(split, config, order)]
+    w = own.init.clone()
+    for index in (torch.cat(batches[:3]), batches[3]):
+        w = w - 0.05 * own.gradient(w, Split(split.x[index], split.y[index]))
+    assert_close(made.vector, w, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("gift", ["direction", "loss", "part", "gradient", "outputs"])
+def test_what_a_method_has_not_declared_is_refused_when_it_asks(gift):
+    """Nothing that a method asks for is lost without a word."""
+    learner = Learner(toy.mlp(8).build(toy.SHAPE, toy.CLASSES), trainer=Bare())
+    client = LocalClient(0, toy.Tiny(), learner, LOCAL)
+    asks = {
+        "direction": lambda: client.sgd(client.init, key(0), direction=lambda g, w: g),
+        "loss": lambda: client.sgd(client.init, key(0), loss=lambda module, x, y, index: module(x).sum()),
+        "part": lambda: client.sgd(client.init, key(0), part=client.layout.part("head")),
+        "gradient": lambda: client.gradient(client.init),
+        "outputs": lambda: client.loss(client.init),
+    }
+    with pytest.raises(MethodError, match=f"asks = .'{gift}',"):
+        asks[gift]()
+    with pytest.raises(MethodError, match=r"asks = .'sgd',"):
+        client.sgd(client.init, key(0), lr=0.1)
+    assert client.sgd(client.init, key(0)).steps
 
 
 def test_gradients_are_clipped_labels_smoothed_and_products_rounded():
