@@ -184,10 +184,8 @@ def test_a_client_that_fails_on_a_worker_leaves_the_trace_of_all_ranks(mpirun, t
 STOP = """
 import os, signal
 
-from mpifl.callbacks import Callback
 
-
-class Stop(Callback):
+class Stop:
     def on_round(self, round):
         if round.step == 8:
             os.kill(os.getpid(), signal.SIGTERM)
