@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpifl.api import client_data, compare, resume, run, sweep, table
     from mpifl.core.algorithm import Algorithm
     from mpifl.core.client import Client
-    from mpifl.core.errors import UserError
+    from mpifl.core.errors import CodeFailed, Stopped, UserError
     from mpifl.core.mixing import (
         add,
         average,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mpifl.experiment.schema import Config
     from mpifl.results.reader import Run, load
     from mpifl.results.reader import load as load_run
+    from mpifl.results.run_events import STOP
     from mpifl.sweeps.results import Sweep, load_sweep
 
 if os.environ.get("MPIFL_INSTRUCTIONS"):
@@ -43,8 +44,10 @@ if os.environ.get("MPIFL_INSTRUCTIONS"):
 
 __version__ = "0.2.0"
 __all__ = [
+    "STOP",
     "Algorithm",
     "Client",
+    "CodeFailed",
     "Config",
     "Fit",
     "FitContext",
@@ -52,6 +55,7 @@ __all__ = [
     "Plan",
     "Run",
     "Samples",
+    "Stopped",
     "Sweep",
     "Trainer",
     "UserError",
@@ -80,12 +84,15 @@ __all__ = [
 _HOMES = {
     "Algorithm": "core.algorithm",
     "Client": "core.client",
+    "CodeFailed": "core.errors",
     "Config": "experiment.schema",
     "Fit": "core.trainer",
     "FitContext": "core.trainer",
     "Samples": "core.trainer",
     "Trainer": "core.trainer",
     "Run": "results.reader",
+    "STOP": "results.run_events",
+    "Stopped": "core.errors",
     "Sweep": "sweeps.results",
     "UserError": "core.errors",
     "client_data": "api",

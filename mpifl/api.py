@@ -14,7 +14,7 @@ from mpifl.analysis.seed_groups import gather, say_other_inputs
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.case_names import label_of
 from mpifl.core.conversion import untyped
-from mpifl.core.errors import is_whole, require
+from mpifl.core.errors import is_whole, raising_causes, require
 from mpifl.data import PoolFederation
 from mpifl.driver.resumption import refuse_changes, refuse_place
 from mpifl.driver.run import run as run_experiment
@@ -56,7 +56,8 @@ def run(config: Given, *, callbacks: Sequence[Any] = (), quiet: bool = True, **c
     Raises:
         UserError: the configuration, the data or an option is wrong; on every rank. Its `key`, `value` and
             `remedy` say what is wrong.
-        CodeFailed: the user's own code failed; on every rank.
+        CodeFailed: the user's own code failed; on every rank. The exception of a callback is raised itself,
+            with a note on what happened to the run.
         Stopped: a signal ended the run after a step, after its state was written; on every rank.
     """
 
@@ -66,7 +67,7 @@ def run(config: Given, *, callbacks: Sequence[Any] = (), quiet: bool = True, **c
         folder = run_experiment(loader.from_tree(Config, tree), transport, quiet, callbacks=given)
         return None if folder is None else reader.load(folder)
 
-    return on_all_ranks(_call("mpifl.run", callbacks), work)
+    return raising_causes(lambda: on_all_ranks(_call("mpifl.run", callbacks), work))
 
 
 def resume(
@@ -86,7 +87,8 @@ def resume(
 
     Raises:
         UserError: there is nothing to resume from, or other keys are changed; on every rank.
-        CodeFailed: the user's own code failed; on every rank.
+        CodeFailed: the user's own code failed; on every rank. The exception of a callback is raised itself,
+            with a note on what happened to the run.
         Stopped: a signal ended the run after a step, after its state was written; on every rank.
     """
 
@@ -104,7 +106,7 @@ def resume(
             on_server(transport, lambda: end_late(path, given), everywhere=False)
         return reader.load(path) if transport.is_server else None
 
-    return on_all_ranks(_call("mpifl.resume", callbacks), work)
+    return raising_causes(lambda: on_all_ranks(_call("mpifl.resume", callbacks), work))
 
 
 def _call(name: str, callbacks: Sequence[Any]) -> str:
@@ -172,7 +174,7 @@ def sweep(
         folder = run_sweep(lambda: laid(_asked(config), changes), transport, quiet, part, jobs)
         return None if folder is None else load_sweep(folder)
 
-    return on_all_ranks("mpifl.sweep", work)
+    return raising_causes(lambda: on_all_ranks("mpifl.sweep", work))
 
 
 def _asked(config: Given) -> Given:

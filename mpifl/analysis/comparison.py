@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.errors import UserError, first_of, nearest, require
-from mpifl.core.metric import ACCURACY, METRICS, SPREADS, Metric, metric_of_column
+from mpifl.core.metric import ACCURACY, METRICS, Metric, begins, direction
 from mpifl.results.reader import Run
 
 from . import statistics, survival
@@ -31,12 +31,6 @@ from .tables import BEST, TIED
 STD, NO_TEST = "std", "none"
 KNOWN_TESTS, KNOWN_INTERVALS = (*TESTS, NO_TEST), (STD, *statistics.INTERVALS)
 COUNTED = ("num_", "federation_bytes", "seconds", "virtual_seconds", "flops", "joules", "round")
-HIGHER = ("ari", "nmi", "purity")  # columns of no metric, and prefixes of such columns
-LOWER = (
-    *("loss", "train_loss", "federation_bytes", "seconds", "virtual_seconds", "churn", "refusal_rate"),
-    *("mixture_kl", "client_distance", "head_distance", "staleness"),
-    *("flops", "forward", "backward", "joules"),
-)
 
 
 @dataclass(frozen=True)
@@ -268,23 +262,8 @@ def column_of(key: str, runs: Sequence[Run]) -> Column:
     known = list(dict.fromkeys(name for run in runs for name in run.series))
     if key not in known:
         raise UserError("column", key, f"no such column; {nearest(key, [*COLUMNS, *NAMES, *known])}")
-    return Column(key.replace("_", " "), key, form="g4", better=_direction(key, metric, runs), spread=True)
-
-
-def _direction(key: str, metric: Metric, runs: Sequence[Run]) -> int:
-    """Return 1 if higher is better in a column of `metrics.csv`, -1 if lower is, 0 if neither is."""
-    own = own_figure(key, runs)
-    found = metric if metric.of(key) else None if own else metric_of_column(key)
-    if found is None and own is None:
-        return int(_begins(key, HIGHER)) - int(_begins(key, LOWER))
-    name, better = own or ("", 0)
-    if found is not None:
-        name, better = found.name, found.better
-    return -1 if better and any(word in key[len(name) :] for word in SPREADS) else better
-
-
-def _begins(key: str, names: Sequence[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}_") for name in names)
+    better = direction(key, metric, own_figure(key, runs))
+    return Column(key.replace("_", " "), key, form="g4", better=better, spread=True)
 
 
 def own_figure(key: str, runs: Sequence[Run]) -> tuple[str, int] | None:
@@ -302,7 +281,7 @@ def own_figure(key: str, runs: Sequence[Run]) -> tuple[str, int] | None:
         said = told if isinstance(told, Mapping) else {}
         for name in dict.fromkeys((*names, *said)):
             found.setdefault(name, set()).add(int(said[name]) if said.get(name) in (1, -1) else 0)
-    name = max((name for name in found if _begins(key, [name])), key=len, default=None)
+    name = max((name for name in found if begins(key, [name])), key=len, default=None)
     return None if name is None else (name, found[name].pop() if len(found[name]) == 1 else 0)
 
 

@@ -63,7 +63,7 @@ def _cells(comparison: Comparison, key: str) -> list[Cell]:
     if key == "seeds":
         return [Cell(str(len(group.runs))) for group in groups]
     if key == "rounds":
-        return [Cell(f"{group.rounds[-1]:.0f}") for group in groups]
+        return [Cell("-".join(map(str, dict.fromkeys(group.lengths)))) for group in groups]
     if key == "unreached":
         found = [group.reached(comparison.target, "round") for group in groups]
         texts = [f"{r.unmet} of {len(r.met)}" if r.unmet else "" for r in found]
@@ -122,6 +122,10 @@ def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
     single = [group.name for group in groups if len(group.runs) == 1]
     if single and (choices.interval != STD or choices.test):
         yield f"one seed, no interval and no test: {first_of(single)}"
+    early = [(group.name, [bool(run.ended) for run in group.runs]) for group in groups]
+    ended = [f"{name} ({sum(ends)} of {len(ends)})" for name, ends in early if any(ends)]
+    if ended:
+        yield f"ended before the last round, by a rule of `stop` or a callback: {first_of(ended)}"
     if any(c.target for c in columns.values()):
         found = [(group, group.reached(comparison.target, "round")) for group in groups]
         never = [f"{group.name} ({r.unmet} of {len(r.met)})" for group, r in found if r.unmet]
@@ -351,7 +355,7 @@ def numbers(comparison: Comparison) -> list[dict[str, Any]]:
             "run": group.name,
             "problem": comparison.problem_of(i).name,
             "seeds": len(group.runs),
-            "rounds": int(group.rounds[-1]),
+            "rounds": group.lengths[1],
             "target": comparison.target,
             "unreached": met.unmet,
         }

@@ -261,7 +261,7 @@ def facts(run: Run) -> dict[str, str]:
         "classes": _some(summary.get("class_names")),
         "clients": f"N = {summary['clients']}",
         "participation": participation,
-        "rounds": str(summary["rounds"]),
+        "rounds": _rounds(run),
         "model": ", ".join(filter(None, (_section(model), f"{summary['model_parameters']:,} parameters"))),
         "task": _section(config.get("task")) if "task" in run.non_default else "",
         "local training": _entries(config.get("local"), (None, [], 0, "none")),
@@ -281,6 +281,12 @@ def facts(run: Run) -> dict[str, str]:
         "finished": finished(run),
     }
     return {name: text for name, text in found.items() if text}
+
+
+def _rounds(run: Run) -> str:
+    """Return how many rounds a run took, and why they are fewer than it could have taken."""
+    taken = str(run.summary["rounds"])
+    return f"{taken} of {run.config.get('rounds')}: {run.ended}" if run.ended else taken
 
 
 def _entries(tree: object, without: Sequence[object] = ()) -> str:

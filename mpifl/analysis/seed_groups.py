@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.errors import first_of, require
-from mpifl.core.metric import Metric
+from mpifl.core.metric import Metric, reaches
 from mpifl.core.textfiles import flat
 from mpifl.results.identity import Origin, describe_inputs
 from mpifl.results.reader import Run, is_unfinished, load
 from mpifl.supervision.logging import warn_once
 
-from .statistics import ROUNDING
 from .survival import Reached
 
 ALGORITHM = "algorithm.name"
@@ -63,15 +62,28 @@ class Group:
 
     @cached_property
     def rounds(self) -> np.ndarray:
-        """The rounds in which all runs were evaluated."""
+        """The rounds in which all runs were evaluated.
+
+        Runs that rules of `stop` ended may have none in common: then it is the last round of the longest one,
+        which stands for the last evaluation of each.
+        """
         common = set.intersection(*(set(_values(r, "round").tolist()) for r in self.runs))
+        if not common and any(run.ended for run in self.runs):
+            common = {float(self.lengths[1])}
         places = [str(run.folder) for run in self.runs]
         require(bool(common), "RUN", places, "were not evaluated in any common round")
         return np.array(sorted(common))
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The numbers of rounds of the shortest and of the longest run."""
+        counts = [int(run.summary["rounds"]) for run in self.runs]
+        return min(counts), max(counts)
+
     def column(self, name: str) -> np.ndarray:
         """Return a column of `metrics.csv` at the common rounds [runs, rounds]; NaN where it is missing."""
-        places = [np.searchsorted(_values(run, "round"), self.rounds) for run in self.runs]
+        steps = [_values(run, "round") for run in self.runs]
+        places = [np.minimum(np.searchsorted(of, self.rounds), len(of) - 1) for of in steps]
         return np.stack([_values(r, name)[at] for r, at in zip(self.runs, places, strict=True)])
 
     def has(self, name: str) -> bool:
@@ -94,7 +106,7 @@ class Group:
         positions, met = [], []
         for run in self.runs:
             better, values = run.metric.better, _values(run, f"{run.metric.name}_mean")
-            there = np.flatnonzero(better * values >= better * target - ROUNDING * abs(target))
+            there = np.flatnonzero(reaches(values, target, better))
             positions.append(_values(run, axis)[there[0] if len(there) else -1])
             met.append(len(there) > 0)
         return Reached(np.array(positions, np.float64), np.array(met, bool))

@@ -13,10 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from mpifl.core.metric import ROUNDING
+
 INTERVALS = ("t", "bootstrap", "percentile")
 TESTS = ("t", "wilcoxon")
 TEST_NAMES = {"t": "paired t test", "wilcoxon": "Wilcoxon signed-rank test"}
-ROUNDING = 1e-9  # relative difference that a change in the order of sums may cause; counts as none
 GENERATOR, BOOTSTRAP_SEED, RESAMPLES = "PCG64", 20_260, 9_999  # of every bootstrap
 
 

@@ -194,7 +194,8 @@ def look(
     state, text = _state(folder, seen, beat, now, has_lock, sweep)
     left = _left(beat, now) if state == RUNNING else None
     if state == COMPLETE:
-        seen = replace(seen, step=seen.rounds, doing="")
+        last = steps[-1] if steps else seen.rounds  # a rule of `stop` may have ended it
+        seen = replace(seen, step=last, rounds=last, doing="")
     return replace(seen, state=state, text=text, left_s=left)
 
 
@@ -203,7 +204,9 @@ def _state(
 ) -> tuple[str, str]:
     """Return the state of a run that has begun, and its description in words."""
     if (folder / "summary.json").is_file():
-        return COMPLETE, f"complete: mpifl report {folder}"
+        told = json_mapping(folder / "summary.json").get("ended") if seen.step < seen.rounds else None
+        why = f" ({told.get('reason')})" if isinstance(told, Mapping) else ""
+        return COMPLETE, f"complete{why}: mpifl report {folder}"
     where = f" on {beat['host']}" if beat.get("host") not in (None, socket.gethostname()) else ""
     resume = f"mpifl resume {sweep or folder}"
     resume += "" if seen.checkpoint is not None or sweep else " --from-start"

@@ -71,6 +71,7 @@ ENDINGS: dict[str, Unit] = {
     "bytes": Unit("bytes", SIZE),
     "_mb": Unit("megabytes", SIZE, Fraction(10**6)),
     "_s": Unit("seconds", TIME),
+    "seconds": Unit("seconds", TIME),
     "minutes": Unit("minutes", TIME, Fraction(60)),
     "epochs": Unit("epochs"),
     "rounds": Unit("server steps"),

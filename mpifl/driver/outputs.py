@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
@@ -83,10 +83,11 @@ def finish(
     write_json(folder / "environment.json", folders.environment(layout))
     whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
     sha = digest(whole, server.assign, server.algorithm_state)
+    taken = replace(context, config=replace(context.config, rounds=server.version))  # it may have ended early
     summary = {
-        **_summary(context, server_step, recorder.last, sha, origin),
-        "federation_bytes_expected": compared(context, server_step.ledger),
-        "flops_expected": compared_computation(context, server_step.computation),
+        **_summary(taken, server_step, recorder.last, sha, origin),
+        "federation_bytes_expected": compared(taken, server_step.ledger),
+        "flops_expected": compared_computation(taken, server_step.computation),
         "mpi_bytes": sum(row["bytes"] for row in traffic),
         "peak_bytes": [rank["peak_bytes"] for rank in places],
         "wall_seconds": round(perf_counter() - start, 3),

@@ -14,7 +14,7 @@ from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
 from mpifl.results.identity import OF_A_MACHINE, SAME
 
-MAY_CHANGE = (*SAME, *OF_A_MACHINE, "rounds")
+MAY_CHANGE = (*SAME, *OF_A_MACHINE, "rounds", "stop")
 PLACE = ("output.folder", "output.id")  # where a run is: that of a resumed run is given
 EACH_ROUND = ("output.clients", "output.updates")  # decide which rows each round writes: may not change
 AGAIN = "or begin a new run"
@@ -89,7 +89,7 @@ def refuse_changes(folder: Path, tree: Mapping[str, Any]) -> None:
     Raises:
         UserError: such an option differs, or an option is invalid.
     """
-    for key, was, now in _differing(folder, tree, {*MAY_CHANGE}, EACH_ROUND):
+    for key, was, now in _differing(folder, tree, {*MAY_CHANGE} - {"stop"}, EACH_ROUND):
         remedy = f"{folder} is complete, and was run with {was!r}; run it anew"
         remedy += f": mpifl run {folder / 'config.yaml'} --{key} {now} --output.id NAME"
         raise UserError(key, now, remedy)

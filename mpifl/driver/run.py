@@ -35,14 +35,16 @@ from mpifl.models.pretrained import read_state
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import line
 from mpifl.results.recorder import Recorder, written_clients
-from mpifl.runtime.engine import Engine, Record
+from mpifl.runtime.engine import Engine, EvaluationSchedule, Observe, Record
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ServerStep
+from mpifl.simulation.stop_rules import StopRules
 from mpifl.supervision.logging import rank_log, warn_once
 from mpifl.supervision.progress import Progress, ProgressFile
 from mpifl.supervision.signals import Signals, watchdog
 from mpifl.training.batched import stackable
 
+from . import ending
 from .checkpoints import Checkpoints, locked
 from .figures import columns, estimated, privacy_of_clients
 from .outputs import finish
@@ -112,12 +114,15 @@ def run(
         checkpoints = Checkpoints(
             folder, terms, signals, recorder, progress.say, lock, **vars(config.checkpoint)
         )
-        begin = partial(go_on, checkpoints, config, from_start) if resumed else checkpoints.create
         with closing(checkpoints), RunCallbacks(context, callbacks, folder, signals) as observed:
+            rules = ending.rules_of(config, observed)
+            begin = partial(go_on, checkpoints, config, from_start, rules) if resumed else checkpoints.create
             saved = on_server(transport, begin, everywhere=False)
             observed.start(checkpoints.run_id if transport.is_server else "", resumed is not None, saved)
             elapsed = start - seconds_before(saved)
-            fault = train(context, checkpoints, recorder, saved, progress, observed, elapsed, beginning)
+            fault = train(
+                context, checkpoints, recorder, saved, progress, observed, rules, elapsed, beginning
+            )
             if transport.is_server:
                 checkpoints.remove()
                 progress.say(f"results: {folder}")
@@ -134,6 +139,7 @@ def train(
     saved: Saved | None,
     progress: Progress,
     observed: RunCallbacks,
+    rules: StopRules,
     start: float,
     beginning: Mapping[str, Path] | None = None,
 ) -> UserError | CodeFailed | None:
@@ -146,6 +152,7 @@ def train(
         saved: the state to resume from; None begins the run.
         progress: shows each step.
         observed: calls the callbacks after each step.
+        rules: may end the run before its last round.
         start: start of the run by `perf_counter`, minus the seconds before the checkpoint of a resumed run.
         beginning: phase -> folder of its results that cases of a sweep share; None shares nothing.
 
@@ -169,15 +176,18 @@ def train(
         engine = build_engine(context, server_step, arrived, checkpoints)
         with progress_file(context, folder, saved, counter) as file:
             with guard():
-                see: Callable[[Record], None] = ignore  # workers record no steps
+                see: Observe = ignore  # workers record no steps
                 if recorder is not None:
-                    see = observer(context, server_step, engine, recorder, progress, observed, file)
+                    see = observer(context, server_step, engine, recorder, progress, observed, rules, file)
                 with server_step.watch("engine"):
                     server = engine.run(see, saved)
             with doing("writing results"):
                 terms = checkpoints.about
                 origin = {"settings": loader.settings(config), "identity": terms.get("surroundings", {})}
                 origin |= {"files": terms["files"]} if terms.get("files") else {}
+                if (end := rules.ending) is not None and end.step < config.rounds:
+                    progress.say(ending.in_words(end, context))
+                    origin |= ending.origin_of(end, config.rounds, origin["identity"])
                 return finish(context, server_step, engine, recorder, server, start, origin, guard)
 
 
@@ -208,6 +218,9 @@ def announce(context: RunContext, say: Say, bind_report: bool, is_new: Callable[
             print("\n".join(groups_of(context, context.transport.size).lines()), flush=True)
     if config.system.hosting == GROUPS and len(context.places) <= 2 and context.learner.device.type == CPU:
         warn_once("system.hosting: without effect: there is one worker, which trains all clients")
+    evaluations = EvaluationSchedule(context.evaluated_clients, config.evaluation.every)
+    if config.stop.patience is not None and config.stop.patience >= evaluations.num_due(0, config.rounds):
+        warn_once(f"stop.patience: without effect: {config.rounds} rounds have no more evaluations than that")
     if config.clock.remark:
         say(config.clock.remark)
     if is_new(computed := line(context.identity)):
@@ -262,13 +275,16 @@ def start_checksum(context: RunContext) -> str:
     return found.hexdigest()[:16]
 
 
-def go_on(checkpoints: Checkpoints, config: Config, from_start: bool) -> Saved | None:
+def go_on(checkpoints: Checkpoints, config: Config, from_start: bool, rules: StopRules) -> Saved | None:
     """Return the state to resume from, None to start again; on rank 0.
 
-    The configuration of the resumed run is written to the run folder: it may have more rounds.
+    The configuration of the resumed run is written to the run folder: it may have more rounds, and other
+    rules that end it.
     """
     folder = checkpoints.run_folder
     saved = checkpoints.find(from_start, partial(check_same, config, folder, checkpoints.about))
+    if saved is not None:
+        ending.restore(rules, config, folder / "metrics.csv")
     file, text = folder / "config.yaml", loader.dump(config)
     if file.read_text() != text:
         write_atomically(file, text)
@@ -305,11 +321,12 @@ def observer(
     recorder: Recorder,
     progress: Progress,
     observed: RunCallbacks,
+    rules: StopRules,
     file: ProgressFile,
-) -> Callable[[Record], None]:
+) -> Observe:
     """Return the function to call after each step; on rank 0.
 
-    It writes the scores, shows the progress and calls the callbacks.
+    It writes the scores, shows the progress, calls the callbacks, and returns whether the run ends.
     """
     ledger, hooks, settings = server_step.ledger, server_step.hooks, state()
 
@@ -334,18 +351,20 @@ def observer(
             visits=server_step.visits,
         )
 
-    def observe(record: Record) -> None:
+    def observe(record: Record) -> bool:
         restore(settings)  # a policy of the user's own runs on rank 0 only
         timing = by_number(context.transport, record.timing)
         file.step, file.timing = record.step, timing or file.timing
-        if record.updates:
+        if record.updates and not record.again:
             recorder.record_updates(record.step, record.updates)
-        for client, divergence in estimated(context, record):
+        for client, divergence in () if record.again else estimated(context, record):
             recorder.running.estimated(client, divergence)
         row = None if record.scores is None else evaluated(record, timing)
         progress.step(record.step, "" if row is None else in_short(context, row))
         if observed.any:
             observed.step(record, row, recorder.clients, moved())
+        figures = ending.spent(record, moved()) if row is None else row
+        return rules.after(figures, evaluated=row is not None) is not None
 
     return observe
 

@@ -93,7 +93,7 @@ class RunCallbacks:
             return
         now = self.info, record.step, record.seconds, record.virtual_seconds, moved["up"], moved["down"]
         when = f"after step {record.step}"
-        if record.step:
+        if record.step and not record.again:
             done = Round(*now, tuple(record.cohort.tolist()))
             self.callbacks.call("on_round", done, when)
         if row is not None:

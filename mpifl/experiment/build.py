@@ -691,7 +691,8 @@ def measures(context: RunContext) -> list[Measure]:
         schedule = EvaluationSchedule(context.evaluated_clients, evaluation.every)
         found.insert(0, ModelProducts(lambda step: schedule.due(step, rounds)))
     elif "parameters" in evaluation.matrices:
-        found.insert(0, ModelProducts(lambda step: step == rounds))
+        any_last = context.config.stop.given  # any step can be the last one
+        found.insert(0, ModelProducts(lambda step: any_last or step == rounds))
     return found
 
 

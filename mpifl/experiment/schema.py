@@ -45,6 +45,7 @@ from mpifl.simulation.clock import CLOCKS, ClockConfig, VirtualTime
 from mpifl.simulation.delays import DELAYS, Constant, Delay
 from mpifl.simulation.network import NETWORKS, Links, Network
 from mpifl.simulation.policies import POLICIES, ClientDecides, Policy, Synchronous
+from mpifl.simulation.stop_rules import StopConfig
 from mpifl.simulation.upload_triggers import UPLOAD_TRIGGERS
 from mpifl.traffic.compression import COMPRESSIONS, Payload
 from mpifl.training.config import LocalConfig
@@ -336,7 +337,8 @@ class Config(Options):
         algorithm: the method; its name and its own keys.
         model: the network that clients train.
         name: first part of the run folder's name.
-        rounds: number of server steps.
+        rounds: number of server steps; with `stop`, the largest number.
+        stop: when the run ends before that: a target, patience, or a budget of time or bytes.
         participation: fraction of the clients, in (0, 1], that take part in a round, or at the same time
             under an asynchronous policy.
         cohort_size: number of clients that take part; replaces `participation`. null uses `participation`.
@@ -380,6 +382,7 @@ class Config(Options):
     model: Any
     name: Annotated[str, MinLen(1)] = "run"
     rounds: PositiveInt = 10
+    stop: StopConfig = field(default_factory=StopConfig)
     participation: Annotated[PositiveShare, Remedy("use a fraction in (0, 1], or give cohort_size")] = 1.0
     cohort_size: PositiveInt | None = None
     on_client_error: Literal["abort", "drop"] = "abort"

@@ -18,7 +18,8 @@ from mpifl.core.capabilities import (
     hooks_of,
     uses,
 )
-from mpifl.core.errors import MethodError, UserError, name_of, require
+from mpifl.core.errors import MethodError, UserError, name_of, nearest, require
+from mpifl.core.metric import HIGHER, LOWER, SPREADS, begins, direction, metric_of_column
 from mpifl.core.task import Task
 from mpifl.core.trainer import GIFTS, trainer_of
 from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy, Privacy
@@ -94,6 +95,7 @@ def check_sections(config: Config) -> None:
             value = getattr(config, name)
             remedy = f"has no effect: {why}; {_option_for(name, value, plain)} leaves it out"
             require(value == plain, name, value, remedy)
+    check_stop(config)
     check_local(config.algorithm.needs, config.local, config.per_client, config.system.stack, [config.local])
     check_output(config.algorithm, config.output, config.evaluation)
     check_newcomers(config)
@@ -154,6 +156,43 @@ def check_newcomers(config: Config) -> None:
     require(not who or late.joins_s is not None, "newcomers.joins", late.joins, remedy)
     why = config.clock.ignores_delays(policy.in_seconds)
     require(not (who and why), "newcomers.joins_s", late.joins_s, f"has no effect: {why}")
+
+
+def stop_metric(config: Config) -> tuple[str, int]:
+    """Return the metric that `stop.target` and `stop.patience` look at, and its direction.
+
+    Returns:
+        Name of the metric, and 1 if more is better, -1 if less is, 0 if that is not known.
+    """
+    stop, main = config.stop, config.task.metric
+    name = stop.metric or main.name
+    if stop.better is not None:
+        return name, 1 if stop.better == "more" else -1
+    own = {metric.name: metric.better for metric in config.task.scored}
+    own |= {metric.name: metric.better for metric in load_metrics(config.evaluation.metrics)}
+    mine = max((one for one in own if begins(name, [one])), key=len, default=None)
+    return name, direction(name, main, None if mine is None else (mine, own[mine]))
+
+
+def check_stop(config: Config) -> None:
+    """Raise `UserError` for a rule of `stop` that cannot hold in this run, or whose metric is unknown."""
+    stop, rule = config.stop, "target" if config.stop.target is not None else "patience"
+    if stop.seconds is not None:
+        remedy = "the virtual time of this policy counts steps, not seconds; use rounds, or stop.bytes"
+        require(config.policy.in_seconds, "stop.seconds", stop.seconds, remedy)
+    if not stop.evaluates:
+        return
+    remedy = "has no effect: evaluation.every is 0, and the last round alone is evaluated; use 1 or more"
+    require(config.evaluation.every > 0, f"stop.{rule}", getattr(stop, rule), remedy)
+    name, better = stop_metric(config)
+    known = [metric.name for metric in config.task.scored]
+    known += [*(path.rpartition(":")[2] for path in config.evaluation.metrics), *HIGHER, *LOWER]
+    remedy = f"is no metric of this run ({nearest(name, known)}), or it is not known whether more is better: "
+    require(better != 0, "stop.metric", name, f"{remedy}say stop.better more, or less")
+    metric = metric_of_column(name)
+    share = metric is not None and metric.percent and not any(word in name for word in SPREADS)
+    remedy = "is in the unit of metrics.csv: use a share in [0, 1]"
+    require(not share or stop.target is None or 0 <= stop.target <= 1, "stop.target", stop.target, remedy)
 
 
 def check_output(algorithm: Algorithm, output: OutputConfig, evaluation: EvaluationConfig) -> None:

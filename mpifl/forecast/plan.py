@@ -371,12 +371,13 @@ def _size_lines(context: RunContext) -> list[str]:
     """Return name, clients, samples, model and ranks."""
     config, tree, layout = context.config, loader.to_tree(context.config), context.problem.layout
     n, m, size = context.problem.num_clients, context.decisions.num_sampled, planned_ranks(context)
-    names = context.federation.class_names
+    names, stops = context.federation.class_names, config.stop.given
     return [
         f"{config.name}: {tree['algorithm']['name']} on {tree['data']['source']['name']}, "
         f"{tree['data']['scenario']['name']}, model {tree['model']['name']}",
         "",
         f"clients                 N = {n}, m = {m} per round, {config.rounds} rounds",
+        *([f"stop                    all below are upper bounds: it may end once {config.stop}"] * stops),
         f"samples                 {_range(context.federation.sizes[:, 0])} training per client",
         *([f"classes                 {named_classes(names)}"] if names else []),
         f"model                   d = {layout.size:,} numbers ({layout.num_parameters:,} trainable)",

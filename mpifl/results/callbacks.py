@@ -8,7 +8,8 @@ A callback is any object that has at least one of the methods in `HOOKS`:
     on_end(run: Run)                   once the run folder is complete
     on_stop(reason: str)               instead of on_end, if the run ends early or the callback failed
 
-The arguments are the read-only values of `run_events`. Callbacks do not affect the digest, the identity or
+The arguments are the read-only values of `run_events`. If `on_round` or `on_evaluation` returns `mpifl.STOP`,
+the run ends after that step, and is complete. Callbacks do not otherwise affect the digest, the identity or
 the label of a run. If a callback raises an exception, the run saves its state and ends after that step.
 """
 
@@ -21,14 +22,16 @@ from typing import Any
 
 from mpifl.core import torch_state
 from mpifl.core.conversion import untyped
-from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond
+from mpifl.core.errors import CallbackFailed, CodeFailed, UserError, require, trace_beyond
 from mpifl.core.imports import load_object
 from mpifl.supervision.logging import warn
 
+from .run_events import STOP
 from .trackers import TRACKERS
 
 KEY = "output.callbacks"
 HOOKS = ("on_start", "on_round", "on_evaluation", "on_end", "on_stop")
+ENDING = ("on_round", "on_evaluation")  # those that may return `STOP`
 
 
 class Callbacks:
@@ -43,13 +46,15 @@ class Callbacks:
 
     Attributes:
         failure: the first exception that a callback raised, and where; None while there is none.
+        asked: name of the first callback that returned `STOP`; empty while there is none.
     """
 
     def __init__(
         self, named: Sequence[tuple[str, Any]], originals: torch_state.Originals | None = None
     ) -> None:
         self.named, self._originals = tuple(named), originals or torch_state.Originals()
-        self.failure: UserError | CodeFailed | None = None
+        self.failure: UserError | CallbackFailed | None = None
+        self.asked = ""
         self._broken: set[int] = set()  # indices in `named`
         self._ended: set[int] = set()
 
@@ -68,18 +73,24 @@ class Callbacks:
             try:
                 if method is not None:
                     with torch_state.kept():
-                        method(value)
+                        answer = method(value)
+                    if answer is STOP and hook in ENDING:
+                        self.asked = self.asked or name
+                    elif answer is STOP:
+                        remedy = f"returns STOP, which only {' and '.join(ENDING)} may, after a step"
+                        raise UserError(KEY, f"{name}.{hook}", remedy)
                     if self.failure is None and hook != "on_end":
                         self._originals.check(f"callback {name}.{hook}")
                 if hook == "on_end":
                     self._ended.add(place)
             except (Exception, SystemExit) as error:
-                failure: UserError | CodeFailed
+                failure: UserError | CallbackFailed
                 if isinstance(error, UserError):
                     failure = error
                 else:
                     text = f"callback {name}.{hook}, {when}: {type(error).__name__}: {error}"
-                    failure = CodeFailed(text, trace_beyond(error, __file__))
+                    cause = error if isinstance(error, Exception) else None
+                    failure = CallbackFailed(text, trace_beyond(error, __file__), cause)
                 self.failure = self.failure or failure
                 self._broken.add(place)
 
@@ -91,10 +102,10 @@ class Callbacks:
 
         Raises:
             UserError: the callback raised a `UserError`.
-            CodeFailed: the callback raised any other exception.
+            CallbackFailed: the callback raised any other exception.
         """
-        if isinstance(self.failure, CodeFailed):
-            raise CodeFailed(f"{self.failure.text}; {state}", self.failure.trace)
+        if isinstance(self.failure, CallbackFailed):
+            raise CallbackFailed(f"{self.failure.text}; {state}", self.failure.trace, self.failure.cause)
         if self.failure is not None:
             raise UserError(self.failure.key, self.failure.value, f"{self.failure.remedy}; {state}")
 

@@ -22,6 +22,7 @@ from mpifl.kernels import bindings
 
 CODE, OWN = "code", "own_code"
 CODES = (CODE, OWN)  # these can change more than the last bits
+ENDED = "ended"  # entry of a run that ended where its settings do not say, see `ended`
 EARLIER = "earlier"  # entry of a run that was resumed with another identity, see `resumed`
 PACKAGES = (  # packages that compute numbers; UMAP uses the last two
     *("mpifl", "torch", "numpy", "scipy", "scikit-learn"),
@@ -128,7 +129,7 @@ def with_replaced(found: Mapping[str, str]) -> dict[str, str]:
 
 def of_machine(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of an identity that do not depend on options, the user's code, and `EARLIER`."""
-    return {name: found[name] for name in (*MACHINE, OWN, EARLIER) if name in found}
+    return {name: found[name] for name in (*MACHINE, OWN, EARLIER, ENDED) if name in found}
 
 
 def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -166,6 +167,16 @@ def resumed(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[
     parts += [f"{before} until step {step}"] if before else []
     found = {name: value for name, value in now.items() if name != "hash"}
     return _hashed({**found, EARLIER: "; ".join(parts)}) if parts else dict(now)
+
+
+def ended(found: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the identity of a run that real time or a callback ended: its settings alone do not say where.
+
+    Args:
+        found: its identity.
+        where: the last step, and what ended the run.
+    """
+    return _hashed({**{name: value for name, value in found.items() if name != "hash"}, ENDED: where})
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

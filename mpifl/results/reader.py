@@ -123,6 +123,12 @@ class Run:
             raise UserError("RUN", str(self.folder), remedy) from error
 
     @property
+    def ended(self) -> str:
+        """Why the run ended before its last round, by a rule of `stop` or a callback; empty if it did not."""
+        about = self.summary.get("ended")
+        return str(about.get("reason", "")) if isinstance(about, Mapping) else ""
+
+    @property
     def method(self) -> str:
         """The name of the algorithm."""
         return str(self.summary["algorithm"])

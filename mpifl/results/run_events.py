@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
+
+
+class Answer(Enum):
+    """What a callback may return."""
+
+    STOP = "stop"
+
+
+STOP: Final = Answer.STOP
+"""The answer of a callback's `on_round` or `on_evaluation` that ends the run after this step."""
 
 
 @dataclass(frozen=True)

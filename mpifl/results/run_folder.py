@@ -156,10 +156,12 @@ def refuse_more_rounds(folder: Path, rounds: object) -> None:
     Raises:
         UserError: more rounds are requested than the run has.
     """
-    done = json_file(folder / "summary.json", "RUN")["rounds"]
-    more = isinstance(rounds, int) and rounds > done
+    summary = json_file(folder / "summary.json", "RUN")
+    done, ended = summary["rounds"], summary.get("ended")
+    more = isinstance(rounds, int) and rounds > (ended["rounds"] if ended else done)
     again = f"mpifl run {folder / 'config.yaml'} --rounds {rounds} --output.id NAME"
-    remedy = f"{folder} is complete after {done}, and its checkpoints are gone; run it anew: {again}"
+    why = f" ({ended['reason']})" if ended else ""
+    remedy = f"{folder} is complete after {done}{why}, and its checkpoints are gone; run it anew: {again}"
     require(not more, "rounds", rounds, remedy)
 
 

@@ -41,7 +41,7 @@ from mpifl.simulation.staleness import damp
 from mpifl.simulation.visits import Visit
 from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
 
-from .engine import END, Engine, Evaluated, EvaluationSchedule, Record, regroup
+from .engine import END, Engine, Evaluated, EvaluationSchedule, Observe, Record, regroup
 from .hook_errors import Dropped
 from .protocol import ClientTask, GatheredReports, ReportHeader, weighted_mean
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, needs_workers, save
@@ -239,7 +239,7 @@ class AsynchronousEngine(Engine):
         self.served = np.zeros((server_step.transport.size, 2))  # for each rank: idle seconds, all seconds
         self.last_served: tuple[float, float] | None = None  # the same of this worker, before a command
 
-    def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
+    def run(self, observe: Observe, saved: Saved | None = None) -> Server | None:
         """Run all steps; see `Engine`."""
         server_step = self.server_step
         if not server_step.transport.is_server:
@@ -262,12 +262,13 @@ class AsynchronousEngine(Engine):
         self._close(pool, END)
         return server
 
-    def _counting(self, observe: Callable[[Record], None], rounds: Stage) -> Callable[[Record], None]:
+    def _counting(self, observe: Observe, rounds: Stage) -> Observe:
         """Return `observe`, which also counts the steps."""
 
-        def observed(record: Record) -> None:
-            observe(record)
+        def observed(record: Record) -> bool | None:
+            over = observe(record)
             rounds.done = record.step
+            return over
 
         return observed
 
@@ -327,7 +328,7 @@ class AsynchronousEngine(Engine):
         workers = self.served[[transport.numbers[rank] for rank in transport.workers]]
         idle = [i / s for i, s in workers.tolist() if s]
         real, cpu = (now() - self.start - self.evaluation_time).tolist()
-        figures = self.stats.summary(self.num_steps, self.clock.now, real, idle, cpu / real)
+        figures = self.stats.summary(max(self.servers), self.clock.now, real, idle, cpu / real)
         steps = {} if self.clock.in_seconds else {"clock_seconds": None, "updates_per_clock_second": None}
         return figures | steps | ({} if self.clock.knows_visits else {"concurrency": None})
 
@@ -374,9 +375,7 @@ class AsynchronousEngine(Engine):
 
     # -- at the server ---------------------------------------------------------------------------------------
 
-    def _drive(
-        self, server: Server, pool: RecoveringPool, observe: Callable[[Record], None], saved: Saved | None
-    ) -> Server:
+    def _drive(self, server: Server, pool: RecoveringPool, observe: Observe, saved: Saved | None) -> Server:
         if self.evaluation.first and saved is None:
             self._record(server, (), pool, observe)
         waiting: list[Arrival] = []
@@ -387,7 +386,8 @@ class AsynchronousEngine(Engine):
             with self.server_step.watch("select"):
                 self._restore_visits(saved, pool)
         self._fill(server, pool)
-        while server.version < self.num_steps:
+        over = server.version >= self.num_steps
+        while not over:
             with self.server_step.watch("wait"):
                 visit = self.dispatcher.next_arrival(pool)
             who = () if visit is None else (visit.client, visit.visit)
@@ -398,11 +398,11 @@ class AsynchronousEngine(Engine):
                 if self.dispatcher.server_steps(visit, len(waiting)):
                     with self.server_step.config.timeline.command("step"):
                         server = self._step(server, waiting)
-                    self._record(server, waiting, pool, observe)
+                    over = self._record(server, waiting, pool, observe) or server.version >= self.num_steps
                     waiting = []
-                    if server.version < self.num_steps:
+                    if not over:
                         self._save(server, pool)
-                if server.version < self.num_steps:
+                if not over:
                     self._fill(server, pool, len(waiting))
         return server
 
@@ -499,39 +499,42 @@ class AsynchronousEngine(Engine):
         return new
 
     def _record(
-        self,
-        server: Server,
-        arrivals: Sequence[Arrival],
-        pool: RecoveringPool,
-        observe: Callable[[Record], None],
-    ) -> None:
-        """Evaluate if an evaluation is due, and pass on the record of the step."""
-        (scores, timing), start = Evaluated(), now()
-        if self.evaluation.due(server.version, self.num_steps):
+        self, server: Server, arrivals: Sequence[Arrival], pool: RecoveringPool, observe: Observe
+    ) -> bool:
+        """Evaluate if an evaluation is due, and pass on the record of the step.
+
+        Returns whether the step is the last one.
+        """
+        due, start = self.evaluation.due(server.version, self.num_steps), now()
+        over = self._observed(lambda evaluated: self._seen(server, arrivals, pool, evaluated), due, observe)
+        if due or over:
+            self.evaluation_time += now() - start
+        return over
+
+    def _seen(
+        self, server: Server, arrivals: Sequence[Arrival], pool: RecoveringPool, evaluated: bool
+    ) -> Record:
+        """Return the record of the step."""
+        (scores, timing), train = Evaluated(), dict[str, float]()
+        if evaluated:
             scores, timing = self._on_all(pool, "evaluate", lambda: self._evaluate(server))
             with self.server_step.watch("wait"):
                 pool.poll()  # workers train on while rank 0 writes
-        train: dict[str, float] = {}
-        if scores is not None:
             received = self._received_metrics(server, pool)
             train = with_figures(self._mean_metrics(), received, self.stats.metrics())
         with self.server_step.watch("record"):
-            observe(
-                Record(
-                    step=server.version,
-                    server=server,
-                    cohort=np.array([a.visit.client for a in arrivals], np.int64),
-                    accepted=[(a.visit.client, a.visit.visit) for a in arrivals if a.row["accepted"]],
-                    evaluated_clients=self.evaluation.clients,
-                    scores=scores,
-                    train=train,
-                    seconds=perf_counter() - float(self.start[0]),
-                    timing=timing or [],
-                    virtual_seconds=self.clock.now if self.clock.in_seconds else None,
-                )
+            return Record(
+                step=server.version,
+                server=server,
+                cohort=np.array([a.visit.client for a in arrivals], np.int64),
+                accepted=[(a.visit.client, a.visit.visit) for a in arrivals if a.row["accepted"]],
+                evaluated_clients=self.evaluation.clients,
+                scores=scores,
+                train=train,
+                seconds=perf_counter() - float(self.start[0]),
+                timing=timing or [],
+                virtual_seconds=self.clock.now if self.clock.in_seconds else None,
             )
-        if scores is not None:
-            self.evaluation_time += now() - start
 
     def _mean_metrics(self) -> dict[str, float]:
         """Return the means over clients of the metrics of their last visits, weighted by samples.

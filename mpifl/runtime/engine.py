@@ -9,7 +9,7 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from .run_state import Saved
 from .server_step import ServerStep
 
 Execute = Callable[[str], None]
+Observe = Callable[["Record"], bool | None]  # gets the record of a step; returns whether it is the last
 LOG = logging.getLogger("mpifl.failures")
 END = "end"  # the last command
 
@@ -41,6 +42,7 @@ class Record:
         seconds: real seconds since the run began.
         timing: for each rank, phase -> seconds since the last record with scores; empty without scores.
         virtual_seconds: time on the clock of the simulated federation; None if there is none in seconds.
+        again: whether the record was passed on before, without scores: the run ends after this step.
         updates: how the step's updates agree with their mean and with each other (`ServerStep.updates`), if
             requested.
     """
@@ -56,6 +58,7 @@ class Record:
     virtual_seconds: float | None = None
     updates: Sequence[dict[str, Any]] = ()
     accepted: Sequence[tuple[int, int]] = ()
+    again: bool = False
 
 
 class Evaluated(NamedTuple):
@@ -98,14 +101,21 @@ class EvaluationSchedule:
 
 
 class Engine(ABC):
-    """Runs the server steps of an experiment over all ranks."""
+    """Runs the server steps of an experiment over all ranks.
+
+    Attributes:
+        server_step: takes the steps.
+    """
+
+    server_step: ServerStep
 
     @abstractmethod
-    def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
+    def run(self, observe: Observe, saved: Saved | None = None) -> Server | None:
         """Run all steps and return the last server on rank 0, None elsewhere; every rank calls.
 
         Args:
-            observe: called on rank 0 after each step.
+            observe: called on rank 0 after each step. If it returns True, no other step is taken; the last
+                one is then evaluated, and passed on once more if it was not evaluated before.
             saved: state to resume from, on rank 0; None for a new run.
         """
 
@@ -117,6 +127,23 @@ class Engine(ABC):
     def summary(self) -> dict[str, Any]:
         """Return figures of the run for its summary, on rank 0."""
         return {}
+
+    def _observed(self, see: Callable[[bool], Record], due: bool, observe: Observe) -> bool:
+        """Pass on the record of a step, evaluated if it is the last one; return whether it is.
+
+        Args:
+            see: returns the record; its argument says whether the step is evaluated.
+            due: whether an evaluation is due.
+            observe: see `run`.
+        """
+        record = see(due)
+        with self.server_step.watch("record"):
+            over = bool(observe(record))
+        if over and not due:
+            record = replace(see(True), again=True)
+            with self.server_step.watch("record"):
+                observe(record)
+        return over
 
 
 # -- commands --------------------------------------------------------------------------------------------

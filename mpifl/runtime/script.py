@@ -95,9 +95,10 @@ def _raised_everywhere(transport: Transport, error: Exception) -> None:
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """End all ranks after an exception that the script does not catch (`sys.excepthook`)."""
+    failed = getattr(error, "failed", None)  # of a callback's exception, of which every rank has heard
 
     def again() -> None:
-        raise error.with_traceback(trace)
+        raise failed if isinstance(failed, CodeFailed) else error.with_traceback(trace)
 
     transport = (_ranks or _spent)[-1]
     code = outcome(transport, again)

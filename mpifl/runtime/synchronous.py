@@ -13,7 +13,7 @@ from mpifl.core.progress import ROUND, doing
 from mpifl.core.types import Server
 from mpifl.simulation.sampling import RoundPlan
 
-from .engine import END, Engine, Evaluated, EvaluationSchedule, Record, command_loop, run_command
+from .engine import END, Engine, Evaluated, EvaluationSchedule, Observe, Record, command_loop, run_command
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, save
 from .server_step import ServerStep, StepResult
 
@@ -93,7 +93,7 @@ class SynchronousEngine(Engine):
         self._arrived = np.arange(0)  # clients whose uploads arrived in the last round
         self._evaluated = Evaluated()  # result of the last evaluation
 
-    def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
+    def run(self, observe: Observe, saved: Saved | None = None) -> Server | None:
         """Run all rounds; see `Engine`."""
         self._saved, self._start = saved, perf_counter()
         if not self.server_step.transport.is_server:
@@ -104,13 +104,14 @@ class SynchronousEngine(Engine):
         if self.evaluation.first and saved is None:
             self._record(observe)
         with doing(ROUND, self.num_rounds, first=self.server.version, main=True) as rounds:
-            while self.server.version < self.num_rounds:
+            over = False
+            while self.server.version < self.num_rounds and not over:
                 with self.server_step.watch("checkpoint"):
                     command = self.checkpointer.due(self.server.version)
                 if command:
                     self._command(command)
                 self._command("step")
-                self._record(observe)
+                over = self._record(observe)
                 rounds.done = self.server.version
         self._command(END)
         return self.server
@@ -177,27 +178,34 @@ class SynchronousEngine(Engine):
             self._start = perf_counter() - self._saved.values["seconds"]
         self.server_step.distribute(self.server)
 
-    def _record(self, observe: Callable[[Record], None]) -> None:
-        """Evaluate if an evaluation is due, and pass on the record of the step; on rank 0."""
+    def _record(self, observe: Observe) -> bool:
+        """Evaluate if an evaluation is due, and pass on the record of the step; on rank 0.
+
+        Returns whether the step is the last one.
+        """
+        assert self.server is not None
+        due = self.evaluation.due(self.server.version, self.num_rounds)
+        return self._observed(self._seen, due, observe)
+
+    def _seen(self, evaluated: bool) -> Record:
+        """Return the record of the step."""
         assert self.server is not None
         scores, timing = Evaluated()
-        if self.evaluation.due(self.server.version, self.num_rounds):
+        if evaluated:
             self._command("evaluate")
             scores, timing = self._evaluated
         with self.server_step.watch("record"):
             visits = self.server_step.visits[self._arrived] - 1
-            observe(
-                Record(
-                    step=self.server.version,
-                    server=self.server,
-                    cohort=self._arrived,
-                    accepted=[*zip(self._arrived.tolist(), visits.tolist(), strict=True)],
-                    evaluated_clients=self.evaluation.clients,
-                    scores=scores,
-                    train=with_figures(self.server_step.train_metrics, self.clock.metrics),
-                    seconds=perf_counter() - self._start,
-                    timing=timing or [],
-                    virtual_seconds=self.clock.virtual,
-                    updates=self.server_step.updates,
-                )
+            return Record(
+                step=self.server.version,
+                server=self.server,
+                cohort=self._arrived,
+                accepted=[*zip(self._arrived.tolist(), visits.tolist(), strict=True)],
+                evaluated_clients=self.evaluation.clients,
+                scores=scores,
+                train=with_figures(self.server_step.train_metrics, self.clock.metrics),
+                seconds=perf_counter() - self._start,
+                timing=timing or [],
+                virtual_seconds=self.clock.virtual,
+                updates=self.server_step.updates,
             )

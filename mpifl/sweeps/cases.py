@@ -107,12 +107,13 @@ class Case:
         depend on network, delay, availability and devices (except if clients train in another way by the name
         of their device, or metrics are averaged by it). Empty if times decide what is trained, if callbacks
         must be called for each case, or if the run folder lacks the visits or samples from which times are
-        computed, see `retime.check`.
+        computed, see `retime.check`. A rule of `stop` on virtual seconds lets times decide the steps.
         """
         evaluation, output = self.config.evaluation, self.config.output
         some = evaluation.clients is not None or self.config.data.scenario.changes
         unknown = self.config.devices.needs_samples and some
-        if not self.config.policy.fixed_visits or output.clients != "all" or unknown or output.callbacks:
+        timed = not self.config.policy.fixed_visits or self.config.stop.seconds is not None
+        if timed or output.clients != "all" or unknown or output.callbacks:
             return ""
         plain = replace(self.config, network=Links(), delay=Constant(), availability=Availability())
         if not names_devices(plain.per_client) and "device" not in evaluation.by:
