@@ -14,7 +14,7 @@ from mpifl.analysis.seed_groups import gather, say_other_inputs
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.case_names import label_of
 from mpifl.core.conversion import untyped
-from mpifl.core.errors import is_whole, raising_causes, require
+from mpifl.core.errors import is_whole, require
 from mpifl.data import PoolFederation
 from mpifl.driver.resumption import refuse_changes, refuse_place
 from mpifl.driver.run import run as run_experiment
@@ -24,6 +24,7 @@ from mpifl.experiment.build import open_data
 from mpifl.experiment.schema import Config
 from mpifl.experiment.section_checks import check_sections
 from mpifl.results import reader
+from mpifl.results.callbacks import raising_causes
 from mpifl.results.reader import Run
 from mpifl.results.run_folder import is_complete, refuse_more_rounds
 from mpifl.runtime.script import on_all_ranks

@@ -26,7 +26,7 @@ NAMES = {
         "load_sweep",
         "client_data",
     ),
-    *("compare", "table"),
+    *("compare", "table", "STOP", "CodeFailed", "Stopped"),
 }
 
 

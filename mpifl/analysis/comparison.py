@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from mpifl.core.directions import begins, direction
 from mpifl.core.errors import UserError, first_of, nearest, require
-from mpifl.core.metric import ACCURACY, METRICS, Metric, begins, direction
+from mpifl.core.metric import ACCURACY, METRICS, SPREADS, Metric, metric_of_column
 from mpifl.results.reader import Run
 
 from . import statistics, survival

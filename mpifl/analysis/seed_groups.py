@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from mpifl.core.directions import reaches
 from mpifl.core.errors import first_of, require
-from mpifl.core.metric import Metric, reaches
+from mpifl.core.metric import Metric
 from mpifl.core.textfiles import flat
 from mpifl.results.identity import Origin, describe_inputs
 from mpifl.results.reader import Run, is_unfinished, load

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mpifl.core.metric import ROUNDING
+from mpifl.core.directions import ROUNDING
 
 INTERVALS = ("t", "bootstrap", "percentile")
 TESTS = ("t", "wilcoxon")

@@ -7,8 +7,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from numbers import Integral
 from pathlib import Path
@@ -23,7 +23,6 @@ STOPPED = 75  # exit code of a run that was asked to stop and can go on; EX_TEMP
 QUOTED = re.compile(r"(?:^|(?<=[\[{ ]))'([-+]?\.?\d[\w.+-]*|true|false|yes|no|on|off)'(?=$|[],:}])", re.I)
 
 Class = TypeVar("Class", bound=type)
-Result = TypeVar("Result")
 _names: dict[str, str] = {}  # `module:Class` -> its name in the first registry that has it
 
 
@@ -126,46 +125,6 @@ class CodeFailed(RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.text, self.trace, self.code)  # so that it can travel between ranks
-
-
-class CallbackFailed(CodeFailed):
-    """A callback raised an exception; functions of Python raise that exception itself, see `raising_causes`.
-
-    Args:
-        text: place and description of the exception.
-        trace: the traceback; empty for none.
-        cause: the exception; None for one that ends the process, and on ranks to which it could not be sent.
-    """
-
-    def __init__(self, text: str, trace: str = "", cause: Exception | None = None) -> None:
-        self.cause = cause
-        super().__init__(text, trace)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        import pickle  # takes milliseconds, and every page of the command line loads this module
-
-        try:  # an exception whose arguments are not those of its class does not survive the way
-            cause = pickle.loads(pickle.dumps(self.cause))
-        except Exception:
-            cause = None
-        return type(self), (self.text, self.trace, cause)
-
-
-def raising_causes(work: Callable[[], Result]) -> Result:
-    """Return what `work` returns; raise the exception of a callback itself instead of `CallbackFailed`.
-
-    It keeps its type, cause and traceback, and gets a note on the callback and on what happened to the run,
-    and the `CallbackFailed` as an attribute `failed`.
-    """
-    try:
-        return work()
-    except CallbackFailed as error:
-        if (cause := error.cause) is None:
-            raise
-        cause.add_note(error.text)
-        with suppress(AttributeError, TypeError):
-            cause.failed = error  # type: ignore[attr-defined]
-    raise cause  # outside of the handler, which would replace its context
 
 
 class StoppedEarly(CodeFailed):

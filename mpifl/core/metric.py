@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,6 @@ import numpy as np
 from .errors import require
 
 SPREADS = ("std", "variance", "standard_error")  # in names of columns: how much values vary
-HIGHER = ("ari", "nmi", "purity")  # columns of no metric in which higher is better, and prefixes of such
-LOWER = (
-    *("loss", "train_loss", "federation_bytes", "seconds", "virtual_seconds", "churn", "refusal_rate"),
-    *("mixture_kl", "client_distance", "head_distance", "staleness"),
-    *("flops", "forward", "backward", "joules"),
-)
-ROUNDING = 1e-9  # relative difference that a change in the order of sums may cause; counts as none
 
 
 @dataclass(frozen=True)
@@ -130,40 +123,6 @@ def with_figures(figures: Mapping[str, Any], *columns: Mapping[str, Any]) -> dic
     remedy = "is a column of metrics.csv already; give the figure another name"
     require(taken is None, "client.report(metrics=...)", taken, remedy)
     return {**figures, **others}
-
-
-def begins(column: str, names: Iterable[str]) -> bool:
-    """Return whether a column is one of some figures, or a figure's name with an ending."""
-    return any(column == name or column.startswith(f"{name}_") for name in names)
-
-
-def direction(column: str, metric: Metric, own: tuple[str, int] | None = None) -> int:
-    """Return 1 if higher is better in a column of `metrics.csv`, -1 if lower is, 0 if neither is.
-
-    Args:
-        column: the column.
-        metric: the main metric of the run.
-        own: name and direction of the user's figure that the column belongs to; None for none.
-    """
-    found = metric if metric.of(column) else None if own else metric_of_column(column)
-    if found is None and own is None:
-        return int(begins(column, HIGHER)) - int(begins(column, LOWER))
-    name, better = own or ("", 0)
-    if found is not None:
-        name, better = found.name, found.better
-    return -1 if better and any(word in column[len(name) :] for word in SPREADS) else better
-
-
-def reaches(values: Any, target: float, better: int) -> np.ndarray:
-    """Return which values are as good as a target; one that misses it only by rounding is, NaN never.
-
-    Args:
-        values: any shape.
-        target: the target.
-        better: 1 where higher is better, -1 where lower is.
-    """
-    found = np.asarray(values, np.float64)
-    return np.asarray(better * found >= better * target - ROUNDING * abs(target))
 
 
 def metric_of_column(name: str) -> Metric | None:

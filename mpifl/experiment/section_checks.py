@@ -18,8 +18,9 @@ from mpifl.core.capabilities import (
     hooks_of,
     uses,
 )
+from mpifl.core.directions import HIGHER, LOWER, begins, direction
 from mpifl.core.errors import MethodError, UserError, name_of, nearest, require
-from mpifl.core.metric import HIGHER, LOWER, SPREADS, begins, direction, metric_of_column
+from mpifl.core.metric import SPREADS, metric_of_column
 from mpifl.core.task import Task
 from mpifl.core.trainer import GIFTS, trainer_of
 from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy, Privacy

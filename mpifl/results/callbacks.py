@@ -16,13 +16,15 @@ the label of a run. If a callback raises an exception, the run saves its state a
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from mpifl.core import torch_state
 from mpifl.core.conversion import untyped
-from mpifl.core.errors import CallbackFailed, CodeFailed, UserError, require, trace_beyond
+from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond
 from mpifl.core.imports import load_object
 from mpifl.supervision.logging import warn
 
@@ -31,7 +33,46 @@ from .trackers import TRACKERS
 
 KEY = "output.callbacks"
 HOOKS = ("on_start", "on_round", "on_evaluation", "on_end", "on_stop")
+Result = TypeVar("Result")
 ENDING = ("on_round", "on_evaluation")  # those that may return `STOP`
+
+
+class CallbackFailed(CodeFailed):
+    """A callback raised an exception; functions of Python raise that exception itself, see `raising_causes`.
+
+    Args:
+        text: place and description of the exception.
+        trace: the traceback; empty for none.
+        cause: the exception; None for one that ends the process, and on ranks to which it could not be sent.
+    """
+
+    def __init__(self, text: str, trace: str = "", cause: Exception | None = None) -> None:
+        self.cause = cause
+        super().__init__(text, trace)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:  # an exception whose arguments are not those of its class does not survive the way
+            cause = pickle.loads(pickle.dumps(self.cause))
+        except Exception:
+            cause = None
+        return type(self), (self.text, self.trace, cause)
+
+
+def raising_causes(work: Callable[[], Result]) -> Result:
+    """Return what `work` returns; raise the exception of a callback itself instead of `CallbackFailed`.
+
+    It keeps its type, cause and traceback, and gets a note on the callback and on what happened to the run,
+    and the `CallbackFailed` as an attribute `failed`.
+    """
+    try:
+        return work()
+    except CallbackFailed as error:
+        if (cause := error.cause) is None:
+            raise
+        cause.add_note(error.text)
+        with suppress(AttributeError, TypeError):
+            cause.failed = error  # type: ignore[attr-defined]
+    raise cause  # outside of the handler, which would replace its context
 
 
 class Callbacks:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
+from mpifl.core.directions import reaches
 from mpifl.core.errors import UserError, nearest, require
-from mpifl.core.metric import reaches
 from mpifl.core.options import FiniteNonNegative, FinitePositive, Options, PositiveInt
 from mpifl.core.units import in_bytes
 
@@ -56,6 +57,8 @@ class StopConfig(Options):
         super().__post_init__()
         remedy = "has no effect without stop.patience; give it, or leave this out"
         require(self.patience is not None or not self.min_delta, "min_delta", self.min_delta, remedy)
+        known = self.target is None or isfinite(self.target)
+        require(known, "target", self.target, "use a finite number")
         for name in ("metric", "better"):
             remedy = "has no effect without stop.target or stop.patience; give one, or leave this out"
             given = getattr(self, name)

@@ -16,7 +16,6 @@ import pytest
 from support.runs import CONFIG
 
 import mpifl
-from mpifl.core.errors import CodeFailed
 from mpifl.results.run_events import RunInfo
 from mpifl.results.trackers import MLflow, WandB
 
@@ -40,7 +39,7 @@ def run(tmp_path_factory):
     """Return a run that all three trackers followed: stopped after step 3 of 5, then resumed."""
     folder = tmp_path_factory.mktemp("tracked")
     callbacks = ["tensorboard", {"name": "wandb", "project": "tests", "mode": "offline"}, "mlflow"]
-    with pytest.raises(CodeFailed, match="interrupted"):
+    with pytest.raises(RuntimeError, match="interrupted"):
         mpifl.run(
             str(CONFIG),
             rounds=5,
@@ -73,7 +72,7 @@ def test_tensorboard_has_each_figure_against_rounds_and_virtual_seconds(run):
 def test_tensorboard_has_each_step_once_where_a_run_begins_again(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with pytest.raises(CodeFailed, match="interrupted"):
+    with pytest.raises(RuntimeError, match="interrupted"):
         mpifl.run(
             str(CONFIG),
             rounds=3,

@@ -135,6 +135,15 @@ RUNS: dict[str, list[str]] = {
         *("--privacy", "{name: central, clip: 0.5, noise_multiplier: 0.5, sampling: poisson}"),
     ],
     "evaluated": [*HALF, "--evaluation.finetune_epochs", "2", "--evaluation.train", "true"],
+    "stopped-at-target": [
+        *("--participation", "0.5", "--rounds", "30", "--evaluation.every", "2"),
+        *("--stop", "{target: 0.4, metric: accuracy_worst}"),
+    ],
+    "stopped-without-patience": [
+        *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 3}", "--rounds", "60"),
+        *("--evaluation.every", "2", "--delay", "{name: exponential, mean_s: 2}"),
+        *("--stop", "{patience: 2, metric: loss, min_delta: 0.05}"),
+    ],
     "started": [*HALF, "--start.run", "FOLDER/tiny-fedavg"],
 }
 TASKS = {
