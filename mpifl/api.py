@@ -16,6 +16,7 @@ from mpifl.core.case_names import label_of
 from mpifl.core.conversion import untyped
 from mpifl.core.errors import is_whole, require
 from mpifl.data import PoolFederation
+from mpifl.driver.existing import reused
 from mpifl.driver.resumption import refuse_changes, refuse_place
 from mpifl.driver.run import run as run_experiment
 from mpifl.driver.run_callbacks import end_late
@@ -42,7 +43,9 @@ Compared = str | Path | Run | Sweep
 def run(config: Given, *, callbacks: Sequence[Any] = (), quiet: bool = True, **changes: Any) -> Run | None:
     """Run a configuration, write its run folder, and return the finished run.
 
-    Under `mpirun` every rank of the script must call; the ranks then compute the run together.
+    Under `mpirun` every rank of the script must call; the ranks then compute the run together. With an
+    `output.id`, `output.existing` says what becomes of a run that has this id already, so that a script can
+    run twice: `output={"id": "a", "existing": "reuse"}`.
 
     Args:
         config: a configuration: the file or name of one, `load_config(...)`, or a mapping of keys to values.
@@ -65,10 +68,23 @@ def run(config: Given, *, callbacks: Sequence[Any] = (), quiet: bool = True, **c
     def work(transport: Transport) -> Run | None:
         given = _objects(callbacks)
         tree = on_server(transport, lambda: tree_of(config, changes))
-        folder = run_experiment(loader.from_tree(Config, tree), transport, quiet, callbacks=given)
+        whole = loader.from_tree(Config, tree)
+        folder, complete = on_server(transport, lambda: reused(whole))
+        if complete:
+            on_server(transport, lambda: _say_reused(folder, given, quiet), everywhere=False)
+            return reader.load(folder) if transport.is_server and folder is not None else None
+        folder = run_experiment(whole, transport, quiet, folder, callbacks=given)
         return None if folder is None else reader.load(folder)
 
     return raising_causes(lambda: on_all_ranks(_call("mpifl.run", callbacks), work))
+
+
+def _say_reused(folder: Path | None, callbacks: Sequence[Any], quiet: bool) -> None:
+    """Tell callbacks of the end of a reused run, if they were not told, and print where it is."""
+    assert folder is not None
+    end_late(folder, callbacks)
+    if not quiet:
+        print(f"{folder} is complete and reused", flush=True)
 
 
 def resume(

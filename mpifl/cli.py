@@ -83,15 +83,23 @@ TARGET = {
 def run(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration."""
     from mpifl.comm.transport import on_server
+    from mpifl.driver.existing import reused
     from mpifl.driver.resumption import refuse_changes
     from mpifl.driver.run import run as run_experiment
     from mpifl.experiment.loader import load_everywhere, to_tree
+    from mpifl.experiment.schema import REFUSE
     from mpifl.results.run_folder import is_begun, is_complete, refuse_more_rounds
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     if config.vary:
         remedy = f"`mpifl sweep {args.CONFIG}` runs all cases; --vary null runs the rest of the file once"
         raise UserError("vary", ", ".join(map(str, config.vary)), remedy)
+    remedy = "--resume goes on with a run, output.existing says what else to do; leave one out"
+    require(not args.resume or config.output.existing == REFUSE, "--resume", True, remedy)
+    reuse, complete = on_server(transport, lambda: reused(config))
+    if reuse is not None and complete:
+        leave_alone(transport, reuse, lambda: None)
+        return
     named = config.output.id is not None
     require(named or not args.resume, "--resume", True, "needs an output.id: which run?")
     folder = Path(config.output.folder) / f"{config.name}-{config.output.id}"
@@ -104,7 +112,7 @@ def run(transport: Transport, args: argparse.Namespace) -> None:
 
         leave_alone(transport, folder, refuse)
         return
-    run_experiment(config, transport, args.quiet, folder if begun else None, args.bind_report)
+    run_experiment(config, transport, args.quiet, folder if begun else reuse, args.bind_report)
 
 
 def leave_alone(transport: Transport, folder: Path, refuse: Callable[[], None]) -> None:

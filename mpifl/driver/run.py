@@ -46,6 +46,7 @@ from mpifl.training.batched import stackable
 
 from . import ending
 from .checkpoints import Checkpoints, locked
+from .existing import remove_replaced
 from .figures import columns, estimated, privacy_of_clients
 from .outputs import finish
 from .resumption import about, check_same
@@ -243,6 +244,7 @@ def announce(context: RunContext, say: Say, bind_report: bool, is_new: Callable[
 
 def new_folder(config: Config) -> Path:
     """Create the run folder and write the configuration to it; on rank 0."""
+    remove_replaced(config)
     folder = folders.create(config.output.folder, config.name, config.output.id)
     (folder / "config.yaml").write_text(loader.dump(config))
     return folder

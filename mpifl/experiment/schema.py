@@ -281,6 +281,9 @@ class Newcomers(Options):
         require(either, "groups", list(self.groups), "newcomers are a share or groups, not both")
 
 
+REFUSE, REUSE, REPLACE = "refuse", "reuse", "replace"  # `output.existing`
+
+
 @dataclass(frozen=True)
 class OutputConfig(Options):
     """Where results are written.
@@ -288,6 +291,10 @@ class OutputConfig(Options):
     Attributes:
         folder: parent of the run folders.
         id: name of the run folder after `<name>-`; null uses date and time.
+        existing: what happens if there is a run folder of that name and id. `refuse` ends with a message.
+            `reuse` returns a complete run with the same options, code, files and data, and goes on with an
+            unfinished one. `replace` deletes the run folder. A sweep with this id is continued by `refuse`
+            and `reuse`, and deleted by `replace`.
         model: whether to write the final models to `model.safetensors`. Cases of a sweep write them only if
             the sweep sets this to true.
         updates: whether to write `updates.csv`. For each client of each round and each module of the model it
@@ -313,6 +320,7 @@ class OutputConfig(Options):
 
     folder: str = "runs"
     id: str | None = None
+    existing: Literal["refuse", "reuse", "replace"] = "refuse"
     model: bool = True
     updates: bool = False
     label: str | None = None
@@ -324,6 +332,8 @@ class OutputConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_name("id", self.id or "")
+        remedy = "has no effect without output.id: each run has a folder of its own; give an id"
+        require(self.id is not None or self.existing == REFUSE, "existing", self.existing, remedy)
         require(self.label is None or bool(self.label.strip()), "label", self.label, "use a text, or null")
         remedy = "writes a row for each client of each round; use output.clients: all, or leave it out"
         require(self.clients == "all" or not self.updates, "updates", self.updates, remedy)

@@ -30,7 +30,7 @@ from mpifl.core.units import in_bytes
 from mpifl.experiment import loader
 from mpifl.experiment.build import build, build_server_step, open_data
 from mpifl.experiment.context import RunContext
-from mpifl.experiment.schema import GROUPS, Config
+from mpifl.experiment.schema import GROUPS, REFUSE, Config
 from mpifl.protection.robust_mixer import busiest_bytes as robust_bytes
 from mpifl.protection.robust_rules import CoordinateRule, DistanceRule, NoRule, Rule
 from mpifl.protection.secure_sum import MaskedSums
@@ -129,7 +129,8 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
         ClientError: the forecast needs a client that fails.
     """
     asked, system = asked or Asked(), config.system
-    on_server(transport, lambda: folders.check(config.output.folder, config.name, config.output.id))
+    new = None if config.output.existing != REFUSE else config.output.id
+    on_server(transport, lambda: folders.check(config.output.folder, config.name, new))
     here = replace(system, ranks=None, mpi_memory="main", scratch=None, stack=system.stack or 1)
     prepared: list[str] = []
     with doing("opening data and model"):

@@ -22,14 +22,14 @@ from mpifl.core.case_names import label_of
 from mpifl.core.conversion import untyped
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
 from mpifl.core.files import write_atomically, write_json
-from mpifl.core.imports import code_of
 from mpifl.core.textfiles import flat, json_mapping, yaml_file, yaml_text
+from mpifl.driver.existing import check_origin
 from mpifl.experiment import loader
 from mpifl.experiment import shared_beginning as shared
 from mpifl.experiment.schema import Config
 from mpifl.experiment.table_layout import METRIC, TableConfig
 from mpifl.results import run_folder as folders
-from mpifl.results.identity import OWN, Origin, deciding, describe_origins, of_machine
+from mpifl.results.identity import Origin, deciding, describe_origins, of_machine
 from mpifl.results.metrics import over_runs
 from mpifl.results.reader import Run, load
 from mpifl.supervision.logging import warn, warn_once
@@ -141,18 +141,7 @@ def check_case(case: Case, parent: Path) -> None:
     require_same(was, case.config, f"the run in {folder}", remedy)
     more = isinstance(rounds := summary.get("rounds"), int) and rounds > case.config.rounds
     require(not more, "rounds", case.config.rounds, f"the run in {folder} went on to {rounds}; {remedy}")
-    identity = summary.get("identity")
-    then = identity.get(OWN) if isinstance(identity, dict) else None
-    now = code_of(loader.texts(case.config))  # empty: the files are not where this process looks for them
-    changed = f"the run in {folder} was computed by {then}, before a file of your own changed; {remedy}"
-    require(not then or not now or then == now, OWN, now, changed)
-    before = summary.get("files")
-    before, sums = before if isinstance(before, dict) else {}, loader.sums_of(case.config)
-    for key, file in loader.files_of(case.config).items():
-        changed = (
-            f"holds other content than when the run in {folder} was computed; bring it back, or {remedy}"
-        )
-        require(before.get(key, sums[key]) == sums[key], key, str(file), changed)
+    check_origin(case.config, folder, remedy)
 
 
 def _read(case: Case, parent: Path) -> Run:

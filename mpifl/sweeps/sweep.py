@@ -31,7 +31,7 @@ from mpifl.core.errors import CodeFailed, Stopped, StoppedEarly, UserError, requ
 from mpifl.core.files import try_lock
 from mpifl.core.progress import doing
 from mpifl.core.textfiles import json_mapping
-from mpifl.data import DataConfig, open_federation
+from mpifl.driver.existing import content_of
 from mpifl.driver.run import run
 from mpifl.driver.run_callbacks import end_late
 from mpifl.experiment import loader
@@ -294,21 +294,12 @@ def check_cases(every: Sequence[Case], there: Path) -> None:
                 continue
             data, seed = case.config.data, case.config.seed.data
             if repr(data) not in opened:
-                opened[repr(data)] = seed, _content(data, seed)
+                opened[repr(data)] = seed, content_of(data, seed)
             of, now = opened[repr(data)]
             for part in sorted(then.keys() & now.keys() - ({"split"} if of != seed else set())):
                 was = f"{part} of its data: {then[part]} in the run in {case.folder(there)}, {now[part]} now"
                 remedy = f"{was}; bring the old data back, or move the run away, and the sweep runs it again"
                 require(then[part] == now[part], "data.source", data.source.name, remedy)
-
-
-def _content(data: DataConfig, seed: int) -> Mapping[str, str]:
-    """Return the digests of data, see `Federation.content`; empty if they cannot be opened."""
-    try:
-        with doing("comparing the data with those of complete cases"):
-            return open_federation(data, seed, verify=False).content
-    except (UserError, CodeFailed):  # a case that is to run says it
-        return {}
 
 
 # -- running -------------------------------------------------------------------------------------------------
