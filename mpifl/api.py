@@ -153,6 +153,7 @@ def sweep(
     jobs: int = 1,
     only: Mapping[str, Sequence[Any]] | None = None,
     case: str | None = None,
+    keep_going: bool = False,
     quiet: bool = True,
     **changes: Any,
 ) -> Sweep | None:
@@ -166,6 +167,7 @@ def sweep(
         jobs: number of cases that run at the same time, each on a group of the ranks.
         only: varied key -> labels of the values to run; other values are left out.
         case: `i/N`: run only the i-th of N parts, so that several processes can share a sweep.
+        keep_going: whether the other cases run although one has failed.
         quiet: whether to print no progress.
         changes: as in `run`; `vary={"algorithm": {"mine": "ucfl", "theirs": "ifca"}, "seed": [0, 1]}`. With
             `output={"model": True}`, cases keep their final models.
@@ -174,7 +176,10 @@ def sweep(
         The complete runs on rank 0, also without `mpirun`; None on the other ranks.
 
     Raises:
-        UserError: a case is invalid, the existing sweep has other settings, or there are too few ranks.
+        UserError: a case is invalid, the existing sweep has other settings, or there are too few ranks; or a
+            case cannot run because of the data.
+        CodeFailed: the user's own code failed in a case. With `keep_going`: some cases failed, each of which
+            has a line in the message; `load_sweep` returns the others.
     """
 
     def work(transport: Transport) -> Sweep | None:
@@ -186,9 +191,10 @@ def sweep(
             require(listed, f"only.{key}", values, f"use a list of values: [{values!r}]")
             chosen[key] = [label_of(value) for value in values]
         require(is_whole(jobs), "jobs", jobs, "use the number of cases that run at a time")
+        require(isinstance(keep_going, bool), "keep_going", keep_going, "use True or False")
         require(case is None or isinstance(case, str), "case", case, "use a text i/N, as in '2/8'")
         part = Part(chosen, Part.of(share=case).share)
-        folder = run_sweep(lambda: laid(_asked(config), changes), transport, quiet, part, jobs)
+        folder = run_sweep(lambda: laid(_asked(config), changes), transport, quiet, part, jobs, keep_going)
         return None if folder is None else load_sweep(folder)
 
     return raising_causes(lambda: on_all_ranks("mpifl.sweep", work))

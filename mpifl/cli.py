@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -147,7 +148,12 @@ CASE = {
 JOBS = {"metavar": "COUNT", "help": "cases of a sweep that run at a time, each on a group of mpirun's ranks"}
 
 
-@command(RUN=RUN, bind_report=BIND, from_start=FROM_START, only=ONLY, case=CASE, jobs=JOBS)
+KEEP_GOING = {**FLAG, "help": "of a sweep: a case that fails does not end it; exit code 1 at the end"}
+
+
+@command(
+    RUN=RUN, bind_report=BIND, from_start=FROM_START, only=ONLY, case=CASE, jobs=JOBS, keep_going=KEEP_GOING
+)
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Resume a run from its last checkpoint, on any number of ranks, or the unfinished cases of a sweep."""
     from mpifl.comm.transport import on_server
@@ -166,10 +172,12 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
         require(not args.bind_report, "--bind-report", True, "is for a run, not for a sweep; leave it out")
         why = "a case of a sweep that has no checkpoint begins again without it; leave it out"
         require(not args.from_start, "--from-start", True, why)
-        resume_sweep(folder, transport, args.quiet, Part.of(args.only or (), args.case), jobs)
+        part = Part.of(args.only or (), args.case)
+        resume_sweep(folder, transport, args.quiet, part, jobs, args.keep_going)
         return
     require(jobs == 1, "--jobs", jobs, f"{folder} is one run, which takes all ranks; leave it out")
-    for option, value in (("--only", " ".join(args.only or ())), ("--case", args.case)):
+    parts = (("--only", " ".join(args.only or ())), ("--case", args.case), ("--keep-going", args.keep_going))
+    for option, value in parts:
         require(not value, option, value, f"{folder} is one run, not a sweep; leave it out")
     complete = on_server(transport, lambda: is_complete(folder))
     on_server(transport, lambda: refuse_place(folder, overrides(args.options)))
@@ -229,7 +237,7 @@ def titles_of_cases(folder: Path) -> dict[str, str]:
 LIST = {**FLAG, "help": "list the cases, and run none"}
 
 
-@command(CONFIG=CONFIG, only=ONLY, case=CASE, jobs=JOBS, list=LIST)
+@command(CONFIG=CONFIG, only=ONLY, case=CASE, jobs=JOBS, keep_going=KEEP_GOING, list=LIST)
 def sweep(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration for every combination of the values under `vary`; write a table and a figure."""
     from mpifl.comm.transport import on_server
@@ -240,11 +248,14 @@ def sweep(transport: Transport, args: argparse.Namespace) -> None:
     part, jobs = Part.of(args.only or (), args.case), count("--jobs", args.jobs)
     if args.list:
         require(args.jobs is None, "--jobs", jobs, "has no effect with --list; leave one of them out")
+        remedy = "has no effect with --list; leave one of them out"
+        require(not args.keep_going, "--keep-going", True, remedy)
         text = on_server(transport, lambda: listed(read(args.CONFIG, args.options), part))
         if transport.is_server:
             print(text)
     else:
-        run_sweep(lambda: read(args.CONFIG, args.options), transport, args.quiet, part, jobs)
+        tree = partial(read, args.CONFIG, args.options)
+        run_sweep(tree, transport, args.quiet, part, jobs, args.keep_going)
 
 
 @command(RUN={"help": "a run folder, or that of a sweep"})

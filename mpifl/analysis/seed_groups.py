@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from mpifl.core.case_names import slugs_of
 from mpifl.core.directions import reaches
-from mpifl.core.errors import first_of, require
+from mpifl.core.errors import UserError, first_of, require
 from mpifl.core.metric import Metric
-from mpifl.core.textfiles import flat
+from mpifl.core.textfiles import flat, yaml_file
 from mpifl.results.identity import Origin, describe_inputs
 from mpifl.results.reader import Run, is_unfinished, load
 from mpifl.supervision.logging import warn_once
@@ -155,8 +156,9 @@ def folders(names: Sequence[str]) -> list[Path]:
 
     Args:
         names: run folders, folders that hold run folders or sweeps, and patterns of either. `runs` stands for
-            all runs in it, those of its sweeps last. An existing name is not treated as a pattern, such as
-            `17[1].srv` from a PBS job array. Folders of reports, which `runs/*` also matches, are skipped.
+            all runs in it, those of its sweeps last and in the order of `vary`. An existing name is not
+            treated as a pattern, such as `17[1].srv` from a PBS job array. Folders of reports, which `runs/*`
+            also matches, are skipped.
     """
     out: list[Path] = []
     for path in map(Path, (found for name in names for found in matched(name))):
@@ -164,11 +166,28 @@ def folders(names: Sequence[str]) -> list[Path]:
             out.append(path)
             continue
         inside = sorted(path.glob("*"))
-        runs = [p for p in inside if _is_run(p)]
-        runs += [p.parent for s in inside if not _is_run(s) for p in sorted(s.glob("*/config.yaml"))]
+        runs = _cases([p for p in inside if _is_run(p)], path)
+        for other in (s for s in inside if not _is_run(s)):
+            runs += _cases([p.parent for p in sorted(other.glob("*/config.yaml"))], other)
         reports = any((folder / REPORT).is_file() for folder in (path, *inside))
         out += runs or ([] if reports else [path])
     return out
+
+
+def _cases(runs: list[Path], folder: Path) -> list[Path]:
+    """Return the runs of a folder; those of a sweep in the order of the values in its `vary`."""
+    file = folder / "sweep.yaml"
+    try:
+        tree = yaml_file(file, "RUN") if file.is_file() else {}
+        order = {slug: i for i, slug in enumerate(slugs_of(tree["vary"]))}
+    except (UserError, TypeError, KeyError, AttributeError):  # no sweep, or one that cannot be read
+        return runs
+
+    def place(run: Path) -> int:
+        ends = (run.name[i + 1 :] for i, letter in enumerate(run.name) if letter == "-")
+        return next((order[end] for end in ends if end in order), len(order))
+
+    return sorted(runs, key=place)
 
 
 def _is_run(path: Path) -> bool:

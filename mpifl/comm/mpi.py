@@ -648,9 +648,15 @@ class Mpi(Transport):
             if self._out_of_reach and not self.rank:
                 self.abort(code)
             os._exit(code)
-        failed = [transport for transport in (*self._groups, self) if transport._failed]
+        failed = [transport for transport in (*self._all_groups(), self) if transport._failed]
         if not all([transport._drained() for transport in failed]):
             os._exit(code)
+
+    def _all_groups(self) -> Iterator[Mpi]:
+        """Yield the transports that `split` made, also of parts."""
+        for group in self._groups:
+            yield group
+            yield from group._all_groups()
 
     def _drained(self) -> bool:
         """Receive the messages sent before a failure; return whether all arrived in time.

@@ -6,6 +6,7 @@ They are computed without reading or importing anything, so that `mpifl watch` c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import product
 from typing import Any
 
 from .conversion import untyped
@@ -43,6 +44,15 @@ def title_of(labels: Mapping[str, str]) -> str:
 def slug_of(labels: Iterable[str]) -> str:
     """Return the labels of a case as one word, the id of its run folder."""
     return "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in label) for label in labels)
+
+
+def slugs_of(vary: Mapping[str, Any]) -> list[str]:
+    """Return the slugs of all cases, in their order.
+
+    Args:
+        vary: varied key -> its values.
+    """
+    return [slug_of(labels) for labels in product(*map(labels_of, vary.values()))]
 
 
 def folder_name(name: str, slug: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Interval, MinLen
 
@@ -281,7 +281,9 @@ class Newcomers(Options):
         require(either, "groups", list(self.groups), "newcomers are a share or groups, not both")
 
 
-REFUSE, REUSE, REPLACE = "refuse", "reuse", "replace"  # `output.existing`
+REFUSE: Final = "refuse"  # values of `output.existing`
+REUSE: Final = "reuse"
+REPLACE: Final = "replace"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from mpifl.core.case_names import folder_name, label_among, labels_of, slug_of, 
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.textfiles import MAX_NAME_BYTES, is_file, json_file, yaml_file
 from mpifl.experiment import loader
-from mpifl.experiment.schema import Config, OutputConfig
+from mpifl.experiment.schema import REFUSE, Config, OutputConfig
 from mpifl.experiment.section_checks import check_sections
 from mpifl.experiment.table_layout import COLUMNS, ROWS, SEED, TableConfig
 from mpifl.simulation.availability import Availability
@@ -145,7 +145,10 @@ class Case:
         output = self.config.output
         own = [label for key, label in self.labels.items() if key in self.own and not is_seed(key)]
         label = ", ".join([*([output.label] if output.label else []), *own]) or None
-        return replace(self.config, output=replace(output, folder=str(parent), id=self.slug, label=label))
+        return replace(
+            self.config,
+            output=replace(output, folder=str(parent), id=self.slug, existing=REFUSE, label=label),
+        )
 
 
 # -- the cases -----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from mpifl.core.capabilities import PHASES
 from mpifl.core.case_names import label_of
 from mpifl.core.conversion import untyped
 from mpifl.core.errors import CodeFailed, UserError, first_of, require
-from mpifl.core.files import write_atomically, write_json
+from mpifl.core.files import try_lock, write_atomically, write_json
 from mpifl.core.textfiles import flat, json_mapping, yaml_file, yaml_text
 from mpifl.driver.existing import check_origin
 from mpifl.experiment import loader
@@ -96,6 +96,20 @@ def is_complete(case: Case, parent: Path) -> bool:
     return (case.folder(parent) / "summary.json").is_file()
 
 
+def never_ran(folder: Path) -> bool:
+    """Return whether nothing of a case's run is kept: it has not begun, or has failed before a checkpoint.
+
+    Args:
+        folder: the run folder of the case.
+    """
+    if not (folder / "run.json").is_file():
+        return True
+    if (folder / "summary.json").is_file() or any(folder.glob("checkpoints/step-*")):
+        return False
+    with (folder / "run.json").open() as file:
+        return try_lock(file)  # otherwise a process is running it
+
+
 def settings_of(config: Config) -> dict[str, Any]:
     """Return the keys that decide the numbers of a case: dotted key -> value."""
     whole = loader.to_tree(config)
@@ -132,7 +146,7 @@ def check_case(case: Case, parent: Path) -> None:
             files of the user.
     """
     folder = case.folder(parent)
-    if not (folder / "config.yaml").is_file() or not (folder / "run.json").is_file():
+    if not (folder / "config.yaml").is_file() or never_ran(folder):
         return
     remedy = "move it away, and the sweep runs the case again"
     folders.check_format(json_mapping(folder / "run.json").get("format"), folder, remedy)
@@ -240,6 +254,8 @@ class Found:
     def text(self) -> str:
         """Return the text to print at the end."""
         found, files = self._complete(), "sweep.md, sweep.csv, sweep.png"
+        if not found:
+            return f"no case of {self.folder} is complete"
         unlike = [f"cases differ in {line}" for line in describe_origins(self._origins)]
         if self.table is None:
             shown = table(over_seeds([row for row, _, _ in found], self._labels))
@@ -360,7 +376,8 @@ def over_seeds(
 
     Args:
         rows: labels (texts) and figures (numbers) of each case; `seed` is a label.
-        every: labels of all cases that the sweep asks for; empty: those of the rows.
+        every: labels of all cases that the sweep asks for, in whose order the rows are; empty: those of the
+            rows.
     """
     if not any("seed" in row for row in rows):
         return list(rows)
@@ -371,7 +388,8 @@ def over_seeds(
     asked = Counter(tuple(v for k, v in labels.items() if k != "seed") for labels in every)
     few = any(len(group) < asked[labels] for labels, group in groups.items())
     out: list[Mapping[str, Any]] = []
-    for labels, group in groups.items():
+    for labels in [labels for labels in asked if labels in groups] or [*groups]:
+        group = groups[labels]
         names = dict.fromkeys(k for row in group for k in row)
         out.append({k: _spread([r.get(k) for r in group]) for k in names if k != "seed"})
         if few:

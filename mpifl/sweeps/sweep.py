@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import StringIO
@@ -27,16 +27,17 @@ from mpifl.comm.mpi_startup import is_tolerant
 from mpifl.comm.transport import Transport, divided, on_server
 from mpifl.core.capabilities import PHASES
 from mpifl.core.case_names import LOCKS, labels_of
-from mpifl.core.errors import CodeFailed, Stopped, StoppedEarly, UserError, require
+from mpifl.core.errors import CodeFailed, Stopped, StoppedEarly, UserError, one_line, require
 from mpifl.core.files import try_lock
 from mpifl.core.progress import doing
 from mpifl.core.textfiles import json_mapping
-from mpifl.driver.existing import content_of
+from mpifl.driver.checkpoints import locked
+from mpifl.driver.existing import content_of, delete
 from mpifl.driver.run import run
 from mpifl.driver.run_callbacks import end_late
 from mpifl.experiment import loader
 from mpifl.experiment.placement import threads_by_mask
-from mpifl.experiment.schema import Config
+from mpifl.experiment.schema import REPLACE, Config
 from mpifl.results import run_folder as folders
 from mpifl.results.reader import load
 from mpifl.supervision.progress import Progress
@@ -57,7 +58,7 @@ from .cases import (
     unchecked_cases,
     with_configurations,
 )
-from .results import Found, check_case, is_complete, keep, require_same
+from .results import Found, check_case, is_complete, is_sweep, keep, never_ran, require_same, settings_of
 from .retime import check as check_retime
 from .retime import write_retimed
 
@@ -83,6 +84,7 @@ def sweep(
     quiet: bool = False,
     part: Part = ALL,
     jobs: int = 1,
+    keep_going: bool = False,
 ) -> Path | None:
     """Run all cases of a configuration.
 
@@ -95,6 +97,7 @@ def sweep(
         quiet: whether to print nothing.
         part: the cases that this process runs.
         jobs: number of cases that run at the same time, each on a group of the ranks.
+        keep_going: whether the other cases run although one has failed.
 
     Returns:
         The sweep's folder on rank 0, None on the others.
@@ -103,6 +106,7 @@ def sweep(
         UserError: the configuration or one of its cases is invalid, an existing sweep of that name has other
             settings, or there are too few ranks; nothing was run. Or a case cannot run because of the data or
             the method's own code.
+        CasesFailed: cases failed, under `keep_going`; all others are complete.
         Stopped: a signal ended the sweep; `mpifl resume` continues it.
     """
 
@@ -111,15 +115,21 @@ def sweep(
         every = cases(own, part)
         mine = _mine(part, every)
         check_jobs(jobs, transport, mine)
+        check_keep_going(keep_going, transport)
         return own, _folder(own, every, mine)
 
     own, folder = on_server(transport, begin)
-    work = _Work(folder, part.chosen(unchecked_cases(own)), quiet or not transport.is_server, part)
-    return work.run(transport, jobs)
+    chosen, silent = part.chosen(unchecked_cases(own)), quiet or not transport.is_server
+    return _Work(folder, chosen, silent, part, keep_going).run(transport, jobs)
 
 
 def resume_sweep(
-    folder: Path, transport: Transport, quiet: bool = False, part: Part = ALL, jobs: int = 1
+    folder: Path,
+    transport: Transport,
+    quiet: bool = False,
+    part: Part = ALL,
+    jobs: int = 1,
+    keep_going: bool = False,
 ) -> Path | None:
     """Run the cases of a sweep that are not complete; a case with a checkpoint continues from it.
 
@@ -129,6 +139,7 @@ def resume_sweep(
         quiet: whether to print nothing.
         part: the cases that this process runs.
         jobs: number of cases that run at the same time, each on a group of the ranks.
+        keep_going: whether the other cases run although one has failed.
 
     Returns:
         The sweep's folder on rank 0, None on the others.
@@ -143,12 +154,13 @@ def resume_sweep(
         every = cases(tree, part)
         mine = _mine(part, every)
         check_jobs(jobs, transport, mine)
+        check_keep_going(keep_going, transport)
         check_cases(_checkable(every, mine), folder)
         return tree
 
     tree = on_server(transport, begin)
-    mine = part.chosen(unchecked_cases(tree))
-    return _Work(folder, mine, quiet or not transport.is_server, part).run(transport, jobs)
+    mine, silent = part.chosen(unchecked_cases(tree)), quiet or not transport.is_server
+    return _Work(folder, mine, silent, part, keep_going).run(transport, jobs)
 
 
 def _mine(part: Part, every: Sequence[Case]) -> list[Case]:
@@ -209,6 +221,13 @@ def check_jobs(jobs: int, transport: Transport, some_cases: Sequence[Case]) -> N
         require(sizes == {wanted}, "system.ranks", wanted, remedy)
 
 
+def check_keep_going(keep_going: bool, transport: Transport) -> None:
+    """Raise `UserError` if a case of this job cannot fail without ending the job."""
+    remedy = "under mpirun --with-ft ulfm a run outlives its workers, but not an error; leave one out"
+    possible = transport.size == 1 or not is_tolerant()
+    require(possible or not keep_going, "--keep-going", True, remedy)
+
+
 # -- the folder ----------------------------------------------------------------------------------------------
 
 
@@ -228,6 +247,10 @@ def _folder(tree: dict[str, Any], every: Sequence[Case], mine: Sequence[Case]) -
     """
     first = every[0]  # whichever part is to run: processes that share a sweep meet in one folder
     there = Path(first.output.folder) / f"{first.name}-{first.output.id}"
+    if first.output.existing == REPLACE:
+        remedy = "would delete cases that are not to run; run all of them, or leave it out"
+        require(len(mine) == len(every), "output.existing", REPLACE, remedy)
+        _delete(there)
     try:
         if first.output.id is None or not there.is_dir():
             folder = folders.create(first.output.folder, first.name, first.output.id)
@@ -242,25 +265,48 @@ def _folder(tree: dict[str, Any], every: Sequence[Case], mine: Sequence[Case]) -
     remedy = f"a run of that name is there already and is never overwritten; give another ({there})"
     require(file.exists(), "output.id", first.output.id, remedy)
     began = started_with(there, "output.id")
-    whole = joined(began, tree, there)
-    known = {case.slug: case for case in unchecked_cases(began)}
+    known, mended = {case.slug: case for case in unchecked_cases(began)}, False
     for case in _checkable(every, mine):
-        if case.slug in known and known[case.slug].can_run:
-            was = known[case.slug].config
-            require_same(was, case.config, f"the sweep in {there}", "give another output.id")
+        if (was := known.get(case.slug)) is None:
+            continue
+        if never_ran(case.folder(there)):
+            mended |= not was.can_run or settings_of(was.config) != settings_of(case.config)
+        elif was.can_run:
+            require_same(was.config, case.config, f"the sweep in {there}", "give another output.id")
+    whole = joined(began, tree, there, mended)
     check_cases(_checkable(unchecked_cases(whole), mine), there)
     if whole != began:
         keep(whole, there)
     return there
 
 
-def joined(began: Mapping[str, Any], tree: Mapping[str, Any], there: Path) -> dict[str, Any]:
+def _delete(folder: Path) -> None:
+    """Delete the folder of a sweep, if there is one.
+
+    Raises:
+        UserError: it is none, or a process is running one of its cases.
+    """
+    if not folder.exists() and not folder.is_symlink():
+        return
+    good = is_sweep(folder) and not folder.is_symlink()
+    remedy = f"{folder} is not the folder of a sweep, and is not deleted; move it away, or give another id"
+    require(good, "output.existing", REPLACE, remedy)
+    with ExitStack() as held:
+        for about in sorted(folder.glob("*/run.json")):
+            held.enter_context(closing(locked(about.parent)))
+        delete(folder)
+
+
+def joined(
+    began: Mapping[str, Any], tree: Mapping[str, Any], there: Path, mended: bool = False
+) -> dict[str, Any]:
     """Return the configuration that covers both an existing sweep and the cases to add.
 
     Args:
         began: configuration with which the sweep was started.
         tree: configuration of the cases to add.
         there: the sweep's folder.
+        mended: whether `tree` has other settings for cases that never ran, which replace those of `began`.
 
     Raises:
         UserError: they vary different keys, or each has values that the other leaves out.
@@ -274,9 +320,9 @@ def joined(began: Mapping[str, Any], tree: Mapping[str, Any], there: Path) -> di
     for key, names in missing.items():
         remedy = f"leaves out {', '.join(names)} of the sweep in {there}; name them too: "
         remedy += "complete cases stay as they are, and --only chooses some"
-        require(not (more and names), f"vary.{key}", labels[key][1], remedy)
+        require(not ((more or mended) and names), f"vary.{key}", labels[key][1], remedy)
     table = tree.get("table") or began.get("table")
-    return {**(tree if more else began), **({} if table is None else {"table": table})}
+    return {**(tree if more or mended else began), **({} if table is None else {"table": table})}
 
 
 def check_cases(every: Sequence[Case], there: Path) -> None:
@@ -314,6 +360,8 @@ class _Work:
         mine: the cases to run.
         quiet: whether to print nothing.
         part: what `mine` is of the sweep.
+        keep_going: whether the other cases run although one has failed.
+        failed: case -> its message, of those that failed under `keep_going`; complete on rank 0 at the end.
         printed: lines that are printed for the first case that has them only.
     """
 
@@ -321,6 +369,8 @@ class _Work:
     mine: Sequence[Case]
     quiet: bool
     part: Part
+    keep_going: bool = False
+    failed: dict[str, str] = field(default_factory=dict)
     printed: set[str] = field(default_factory=set)
 
     @cached_property
@@ -349,11 +399,27 @@ class _Work:
         killed.
         """
         self._run_all(transport, jobs)
-        passed = on_server(transport, lambda: [case.slug for case in self.left(self.mine)])
+        passed = on_server(
+            transport, lambda: [c.slug for c in self.left(self.mine) if c.slug not in self.failed]
+        )
         if passed:
             replace(self, mine=[case for case in self.mine if case.slug in passed])._run_all(transport, jobs)
-        if not transport.is_server:
-            return None
+        if transport.is_server:
+            self._write_all()
+        on_server(transport, self._check_failed)
+        return self.folder if transport.is_server else None
+
+    def _check_failed(self) -> None:
+        """Raise `CasesFailed` if some cases failed."""
+        if self.failed:
+            titles = {case.slug: case.title for case in self.mine}
+            known = {
+                titles[case.slug]: self.failed[case.slug] for case in self.mine if case.slug in self.failed
+            }
+            raise CasesFailed(known, len(self.mine), self.command)
+
+    def _write_all(self) -> None:
+        """Write the tables and the figure, and say what is left."""
         self.found.write()
         self.found.draw()
         left = self.left(self.found.every)
@@ -370,7 +436,6 @@ class _Work:
             are, them = ("is", "it") if len(left) == 1 else ("are", "them")
             said = f"{len(left)} of {len(self.found.every)} cases {are} not complete; once no other process"
             print(f"{said} runs {them}: mpifl resume {self.folder}", flush=True)
-        return self.folder
 
     def _run_all(self, transport: Transport, jobs: int) -> None:
         if not any(case.config.system.ranks for case in self.mine):  # so that no rank stays idle
@@ -388,7 +453,7 @@ class _Work:
         """Run the cases one after the other, each on all ranks; write table and figure after each."""
         display, every = Progress(title=self.folder.name, quiet=self.quiet), len(self.mine)
         answers = transport.is_server and not self.quiet
-        counted = doing("case", every, alike=False)
+        counted, group = doing("case", every, alike=False), self.fresh(transport)
         with (
             Signals(answers=answers, tell=transport.ask_to_stop) as signals,
             display as progress,
@@ -397,11 +462,13 @@ class _Work:
             for number, case in enumerate(self.mine, 1):
                 progress.say(f"case {number}/{every}: {case.title}")
                 try:
-                    trained = self.run_case(case, transport, self.quiet, is_new=self._is_new)
+                    trained, error = self.try_case(case, group, self.quiet, is_new=self._is_new)
                 except Stopped as end:
                     raise Stopped(end.step, str(self.folder), end.written, self.command) from None
                 except StoppedEarly:
                     raise StoppedEarly(self.command) from None
+                if error is not None:
+                    group = self.fresh(transport)
                 stage.done = number
                 stage.first += not trained  # it tells nothing of the time that a case takes
                 if transport.is_server:
@@ -415,6 +482,40 @@ class _Work:
         known = text in self.printed
         self.printed.add(text)
         return not known
+
+    def fresh(self, transport: Transport) -> Transport:
+        """Return a transport for cases that may fail, because a failure can leave messages behind.
+
+        Args:
+            transport: connects the ranks; every rank calls.
+        """
+        return transport.split(1) if self.keep_going else transport
+
+    def try_case(
+        self, case: Case, transport: Transport, quiet: bool, threads: int = 0, **options: Any
+    ) -> tuple[bool, UserError | CodeFailed | None]:
+        """Run a case as `run_case` does; under `keep_going`, note its error instead of raising it.
+
+        Returns:
+            Whether it was trained, and its error on every rank. After an error, the transport is spent.
+        """
+        if not self.keep_going:
+            return self.run_case(case, transport, quiet, threads, **options), None
+        try:
+            trained = self.run_case(case, transport, quiet, threads, **options)
+            transport.barrier()  # an error of another rank at the very end is heard here
+            return trained, None
+        except StoppedEarly:
+            raise
+        except (UserError, CodeFailed) as error:
+            transport.raise_on_others(error)
+            if not transport.final_barrier():
+                raise
+            self.failed[case.slug] = one_line(str(error))
+            if transport.is_server:
+                trace = getattr(error, "trace", "")
+                print(f"{trace}mpifl: {case.title} failed: {error}", file=sys.stderr, flush=True)
+            return False, error
 
     def run_case(
         self, case: Case, transport: Transport, quiet: bool, threads: int = 0, **options: Any
@@ -604,7 +705,10 @@ class _SideBySide:
         if end is not None and self.group.is_server:
             self.claims.ask_to_stop()
         place = self.numbers[self.case.slug] if self.case else 0
-        told = self.transport.gather((place, end) if self.group.is_server else None, "control")
+        about = (place, end, self.work.failed) if self.group.is_server else None
+        told = self.transport.gather(about, "control")
+        for one in told or ():
+            self.work.failed.update(one[2] if one is not None else {})
         first = self.transport.bcast(None if told is None else self._joined(told), "control")
         if self.transport.is_server:
             self.claims.remove()
@@ -614,7 +718,7 @@ class _SideBySide:
         if first is not None:
             raise first
 
-    def _joined(self, told: Sequence[tuple[int, Any] | None]) -> Any:
+    def _joined(self, told: Sequence[tuple[int, Any, Any] | None]) -> Any:
         """Return what ends the sweep: the error of the first case that failed, else all stops together."""
         ends = [end for end in told if end is not None and end[1] is not None]
         errors = sorted((end for end in ends if not isinstance(end[1], _Stop)), key=lambda end: end[0])
@@ -673,7 +777,10 @@ class _SideBySide:
         with redirect_stdout(Prefixed(out, f"case {number}: ")):
             asked = self.claims.stop_asked
             options = {"asked_to_stop": asked, "is_new": self.claims.is_new}
-            self.work.run_case(case, self.group, self.quiet, self.threads, **options)
+            given = case, self.group, self.quiet, self.threads
+            _, error = self.work.try_case(*given, **options)
+        if error is not None:
+            self.group = self.work.fresh(self.group)
         if self.group.is_server:
             self.work.found.write()
 
@@ -714,6 +821,25 @@ class SweepStopped(Stopped):
         if stop.unwritten:
             state += f", but for the last steps of {stop.unwritten}"
         Exception.__init__(self, f"stopped; {state}; go on with: {command}")
+
+
+class CasesFailed(CodeFailed):
+    """Cases of a sweep failed, and the others went on.
+
+    Args:
+        failed: title of each case that failed -> its message.
+        count: number of cases that were to run.
+        command: the command that tries them again.
+    """
+
+    def __init__(self, failed: Mapping[str, str], count: int, command: str) -> None:
+        self.failed, self.count, self.command = dict(failed), count, command
+        lines = [f"{title}: {text}" for title, text in failed.items()]
+        many = f"{len(failed)} of {count} cases failed; {command} tries them again"
+        super().__init__("\n".join([many, *lines]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.failed, self.count, self.command)
 
 
 class Claims:
