@@ -79,7 +79,7 @@ class Group:
     @property
     def lengths(self) -> tuple[int, int]:
         """The numbers of rounds of the shortest and of the longest run."""
-        counts = [int(run.summary["rounds"]) for run in self.runs]
+        counts = [int(_values(run, "round")[-1]) for run in self.runs]
         return min(counts), max(counts)
 
     def column(self, name: str) -> np.ndarray:
