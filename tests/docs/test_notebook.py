@@ -44,16 +44,27 @@ def test_the_notebook_is_small_and_has_its_outputs():
 
 
 @pytest.mark.nightly
-def test_the_notebook_runs(tmp_path, monkeypatch):
+def test_the_notebook_runs_and_runs_again_with_the_runs_that_are_there(tmp_path, monkeypatch):
     import nbformat
     from nbclient import NotebookClient
 
     monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel's own shows figures in the page
     monkeypatch.setenv("PYTHONPATH", toy.PYTHONPATH["PYTHONPATH"])
     notebook = nbformat.read(NOTEBOOK, 4)
-    for cell in notebook.cells:
-        if cell["cell_type"] == "code":
-            cell["outputs"] = []
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+    def execute():
+        for cell in notebook.cells:
+            if cell["cell_type"] == "code":
+                cell["outputs"] = []
+        NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+        return texts(notebook.cells), sorted((tmp_path / "runs").glob("first-steps-*/summary.json"))
+
+    first, files = execute()
     look(notebook.cells)
-    assert len(list((tmp_path / "runs").glob("first-steps-*/summary.json"))) == 2
+    assert len(files) == 2
+    written = [file.stat().st_mtime_ns for file in files]
+    second, again = execute()
+    assert (again, [file.stat().st_mtime_ns for file in again]) == (files, written)
+    assert "runs/first-steps-fedavg is complete and reused" in second[1]
+    assert second[1].splitlines()[-1] == first[1].splitlines()[-1]
+    assert [text for i, text in enumerate(second) if i != 1] == [t for i, t in enumerate(first) if i != 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import pickle
 import re
 import time
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from support.runs import CONFIG
 import mpifl
 from mpifl.core.errors import CodeFailed
 from mpifl.driver.run_callbacks import RunCallbacks
-from mpifl.results.callbacks import Callbacks
+from mpifl.results.callbacks import CallbackFailed, Callbacks
 from mpifl.results.trackers import Logged
 
 FILE = """
@@ -127,6 +128,42 @@ def test_a_callback_that_raises_stops_the_run_and_a_resumed_one_ends_alike(tmp_p
     assert [t.virtual_seconds for hook, t in again.told if hook == "on_evaluation"] == whole.metrics[
         "virtual_seconds"
     ].tolist()[2:]
+
+
+class Pruned(Exception):
+    """An exception of another library, whose arguments are not those of its class."""
+
+    def __init__(self, trial, step):
+        super().__init__(f"trial {trial} at step {step}")
+
+
+def test_an_exception_of_a_callback_keeps_its_type_and_cause(tmp_path):
+    class Prunes:
+        def on_evaluation(self, found):
+            try:
+                found.metrics["no such column"]
+            except KeyError as error:
+                raise Pruned(3, found.step) from error
+
+    with pytest.raises(Pruned, match="trial 3 at step 1") as error:
+        tiny(tmp_path, "one", evaluation={"every": 1}, callbacks=[Prunes()])
+    assert isinstance(error.value.__cause__, KeyError)
+    assert error.value.__context__ is error.value.__cause__
+    assert error.traceback[-1].name == "on_evaluation"
+    (note,) = error.value.__notes__
+    assert "Prunes.on_evaluation, after step 1: Pruned: trial 3 at step 1; stopped after step 1" in note
+    assert mpifl.resume(tmp_path / "tiny-one").summary["rounds"] == 2
+
+
+def test_an_exception_travels_to_other_ranks_if_it_can():
+    """One whose arguments are not those of its class cannot be sent: those ranks get `CodeFailed`."""
+    failed = pickle.loads(pickle.dumps(CallbackFailed("text", "trace", KeyError("gone"))))
+    assert (failed.text, failed.trace, type(failed.cause), failed.cause.args) == (
+        *("text", "trace"),
+        *(KeyError, ("gone",)),
+    )
+    failed = pickle.loads(pickle.dumps(CallbackFailed("text", "trace", Pruned(3, 1))))
+    assert (failed.text, failed.cause) == ("text", None)
 
 
 @pytest.mark.parametrize("policy", ["rounds", "every_arrival"])
