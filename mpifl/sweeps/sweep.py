@@ -266,10 +266,11 @@ def _folder(tree: dict[str, Any], every: Sequence[Case], mine: Sequence[Case]) -
     require(file.exists(), "output.id", first.output.id, remedy)
     began = started_with(there, "output.id")
     known, mended = {case.slug: case for case in unchecked_cases(began)}, False
+    others = _is_worked_on(there)
     for case in _checkable(every, mine):
         if (was := known.get(case.slug)) is None:
             continue
-        if never_ran(case.folder(there)):
+        if not others and never_ran(case.folder(there)):
             mended |= not was.can_run or settings_of(was.config) != settings_of(case.config)
         elif was.can_run:
             require_same(was.config, case.config, f"the sweep in {there}", "give another output.id")
@@ -278,6 +279,15 @@ def _folder(tree: dict[str, Any], every: Sequence[Case], mine: Sequence[Case]) -
     if whole != began:
         keep(whole, there)
     return there
+
+
+def _is_worked_on(folder: Path) -> bool:
+    """Return whether another process is running a case of a sweep, whose settings must then stay."""
+    for path in (folder / LOCKS).glob("*"):
+        with suppress(FileNotFoundError), path.open() as file:
+            if not try_lock(file):
+                return True
+    return False
 
 
 def _delete(folder: Path) -> None:

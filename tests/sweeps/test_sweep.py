@@ -565,8 +565,11 @@ def test_a_sweep_with_other_settings_is_not_joined_and_the_key_is_named(options,
     (tmp_path / "tiny-x").mkdir()
     tree = sweeping.read(TINY, place)
     (tmp_path / "tiny-x" / "sweep.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
-    with pytest.raises(UserError) as raised:
-        sweep(TINY, [*place, *options], Single(), quiet=True)
+    (tmp_path / "tiny-x" / LOCKS).mkdir()
+    with (tmp_path / "tiny-x" / LOCKS / "tiny-0").open("w") as held:  # another process has begun it
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UserError) as raised:
+            sweep(TINY, [*place, *options], Single(), quiet=True)
     assert str(raised.value).startswith(message.replace("FOLDER", str(tmp_path / "tiny-x")))
     assert not list((tmp_path / "tiny-x").glob("tiny-*"))
 
