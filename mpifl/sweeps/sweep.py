@@ -786,9 +786,8 @@ class _SideBySide:
             print(f"case {number}/{len(self.work.mine)}: {case.title}", flush=True)
         with redirect_stdout(Prefixed(out, f"case {number}: ")):
             asked = self.claims.stop_asked
-            options = {"asked_to_stop": asked, "is_new": self.claims.is_new}
-            given = case, self.group, self.quiet, self.threads
-            _, error = self.work.try_case(*given, **options)
+            options: dict[str, Any] = {"asked_to_stop": asked, "is_new": self.claims.is_new}
+            _, error = self.work.try_case(case, self.group, self.quiet, self.threads, **options)
         if error is not None:
             self.group = self.work.fresh(self.group)
         if self.group.is_server:
