@@ -26,7 +26,7 @@ NAMES = {
         "load_sweep",
         "client_data",
     ),
-    *("compare", "table", "STOP", "CodeFailed", "Stopped"),
+    *("compare", "table", "STOP", "CodeFailed", "Stopped", "Fit", "FitContext", "Samples", "Trainer"),
 }
 
 
