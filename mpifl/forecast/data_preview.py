@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from mpifl.analysis.data_sheet import Sheet, Strip, draw
+from mpifl.analysis.figures import COLOURS
 from mpifl.core.errors import first_of
-from mpifl.core.federation import CLASSES, IMAGES, MULTI_HOT, NUMBERS, Split
+from mpifl.core.federation import CLASSES, IMAGES, MASKS, MULTI_HOT, NUMBERS, Split
 from mpifl.data import PoolFederation, histogram, label_distance, open_federation
+from mpifl.data.pool import void_of
 from mpifl.data.transforms import ToTensor
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config
@@ -20,6 +22,7 @@ MAX_COUNTED, MAX_SHOWN, MAX_STRIPS = 2000, 500, 10
 PER_STRIP, MAX_LABEL_COLUMNS = 10, 12  # images, columns with headings
 LOOKED_AT = 8  # clients searched for images
 MAX_NAMED = 20  # classes
+PALETTE = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in ("#000000", *COLOURS[:-1])], np.uint8)
 
 
 def look(config: Config, sheet: Path, say: Callable[[str], None]) -> str:
@@ -74,7 +77,8 @@ def _table(
     ]
     shape = " x ".join(map(str, federation.shape))
     info = federation.info
-    labels = {CLASSES: "classes", MULTI_HOT: "labels", NUMBERS: "targets"}.get(info.labels, info.labels)
+    words = {CLASSES: "classes", MULTI_HOT: "labels", NUMBERS: "targets", MASKS: "classes of pixels"}
+    labels = words.get(info.labels, info.labels)
     more = f"{federation.num_classes} {labels}, {info.inputs} {shape}, data seed {config.seed.data}"
     return [f"{_title(config, federation)}, {more}", "", *lines, "", *_remarks(federation, clients)]
 
@@ -137,7 +141,8 @@ def _sheet(
     shown = _evenly(len(clients), MAX_SHOWN)
     by_label = federation.num_classes <= MAX_LABEL_COLUMNS
     dynamic, named = federation.changes, federation.class_names
-    pictures = federation.info.inputs == IMAGES and federation.info.labels == CLASSES
+    pictures = federation.info.inputs == IMAGES and federation.info.labels in (CLASSES, MASKS)
+    by_label = by_label and federation.info.labels != MASKS  # each image has a caption of its own
     strips = []
     if pictures:
         strips = [*(_public_strips(federation) if dynamic else _group_strips(federation))]
@@ -207,7 +212,12 @@ def _strip(
 
 
 def _chosen(images: np.ndarray, labels: np.ndarray, num_classes: int, title: str) -> Strip:
-    """Return a strip with one image of each label; with many labels, ten images of labels present."""
+    """Return a strip with one image of each label; with many labels, ten images of labels present.
+
+    If labels are masks, it has images and, beside each, its mask in colours.
+    """
+    if labels.ndim > 1:
+        return _with_masks(images, labels, title)
     where = {int(c): np.flatnonzero(labels == c) for c in np.unique(labels)}
     if num_classes <= MAX_LABEL_COLUMNS:
         return Strip(title, [images[where[c][0]] if c in where else None for c in range(num_classes)])
@@ -215,6 +225,25 @@ def _chosen(images: np.ndarray, labels: np.ndarray, num_classes: int, title: str
     places = sorted((int(c), i) for i in range(PER_STRIP) for c in present if i < len(where[int(c)]))
     places = sorted(sorted(places, key=lambda p: p[1])[:PER_STRIP])
     return Strip(title, [images[where[c][i]] for c, i in places], [f"label {c}" for c, _ in places])
+
+
+def _with_masks(images: np.ndarray, masks: np.ndarray, title: str) -> Strip:
+    """Return a strip of images, each followed by its mask: a colour for each class, white where ignored.
+
+    Args:
+        images: uint8 [n, C, H, W].
+        masks: as the pool stores them [n, H, W].
+        title: title of the strip.
+    """
+    shown: list[np.ndarray | None] = []
+    captions: list[str] = []
+    ignored = masks == void_of(masks.dtype)
+    painted = PALETTE[np.where(ignored, 0, masks).astype(np.int64) % len(PALETTE)]  # [n, H, W, 3]
+    painted[ignored] = 255
+    for image, colours in zip(images[: PER_STRIP // 2], painted, strict=False):
+        shown += [image, colours.transpose(2, 0, 1)]
+        captions += ["", "classes"]
+    return Strip(title, shown, captions)
 
 
 def _evenly(count: int, most: int) -> np.ndarray:

@@ -89,6 +89,25 @@ def test_samples_without_classes_have_no_count_of_classes(tmp_path, capsys, kind
             assert alone.height < both.height - 200, "there is no panel of classes"
 
 
+def test_masks_are_drawn_beside_their_images(tmp_path, capsys, monkeypatch):
+    """The mask of a group that is turned is turned, too; ignored pixels are white, ground is black."""
+    drawn = []
+    monkeypatch.setattr("mpifl.forecast.data_preview.draw", lambda sheet, path: drawn.append(sheet))
+    scenario = ["--data.scenario", "{name: rotated, angles: [0, 30], clients: 4}"]
+    options = [*scenario, "--data.source", "{name: shapes, train: 40, test: 20, side: 24}"]
+    assert cli.main(["data", "segmentation", *options, "--sheet", str(tmp_path / "a.png"), "-q"]) == 0
+    assert "5 classes of pixels" in capsys.readouterr().out
+    (upright, turned) = drawn[0].strips
+    assert drawn[0].columns == []
+    for strip, ignored in ((upright, False), (turned, True)):
+        image, mask = strip.images[:2]
+        assert image.shape == (1, 24, 24)
+        assert mask.shape == (3, 24, 24)
+        assert (mask == 255).all(0).any() == ignored
+        assert (mask == 0).all(0).any()
+        assert strip.captions[:2] == ["", "classes"]
+
+
 def test_worlds_without_groups_and_worlds_that_change_are_drawn(tmp_path, capsys):
     for scenario, said in (
         ("{name: dirichlet, alpha: 0.3}", "test images"),

@@ -117,6 +117,19 @@ DATA: list[tuple[str, list[Tree], list[Any], list[Tree]]] = [  # task, sources, 
         [*SPLITS, *NATURAL],
     ),
     ("regression", [{**TABLE, "target": ["price"]}], [*OF_VECTORS[:4], "linear"], [*SPLITS, *NATURAL]),
+    (
+        "segmentation",
+        [
+            {"name": "shapes", "train": 96, "test": 48, "side": 16, "outline": outline}
+            for outline in (False, True)
+        ],
+        [{"name": "fcn", "channels": [4]}, {"name": "unet", "channels": [2, 4], "norm": "batch"}],
+        [
+            *SPLITS,
+            {"name": "rotated", "angles": [0, 45], "clients": 6},
+            {"name": "composed", "permutations": 2, "clients": 6},
+        ],
+    ),
     ("next_token", [{**GENERATED, "kind": "tokens"}], TEXTS, [*SPLITS, {"name": "alphabets", "groups": 2}]),
     (
         "next_token",
