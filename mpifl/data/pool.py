@@ -263,7 +263,7 @@ def masks_of(array: np.ndarray, name: str, num_classes: int | None = None) -> np
     limit = 2**31 if num_classes is None else num_classes
     remedy = f"classes of pixels must be whole numbers from 0, below {limit}; ignored pixels are "
     remedy += f"{void_of(array.dtype)} in {array.dtype}"
-    require(low >= 0 and high < limit, name, low if low < 0 else high, remedy)
+    require(0 <= low <= high < limit, name, low if low < 0 else high, remedy)
     return array
 
 
