@@ -23,7 +23,7 @@ from support.runs import CONFIG, HOSTED, RUNS, SCRIPT, TABLES, Alone, Runs, colu
 from mpifl.results.reader import load
 
 FEW = (  # on one process and on three ranks; all of them, also on other numbers of ranks, are nightly
-    *("costs-all", "costs-all-events"),
+    *("costs-all-looks", "costs-all-events"),
     *(
         "fedavg",
         "fedavg-gathered",

@@ -79,6 +79,7 @@ RUNS: dict[str, list[str]] = {
         *("--secure_aggregation", "{name: masks, neighbours: 4, bits: 32, dropout: 0.2, threshold: 0.5}"),
     ],
     "private-local": [*HALF, "--privacy", "{name: local, clip: 0.5, noise_multiplier: 0.1}"],
+    "costs-all-looks": ["--algorithm", "{name: emdcfl, sample_cap: 16}", *HALF, *CHARGED],
     "costs-all": ["--algorithm", "{name: ifca, num_clusters: 3}", *HALF, *CHARGED],
     "costs-all-events": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF, *CHARGED],
     "over-selection": [
