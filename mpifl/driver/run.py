@@ -208,8 +208,10 @@ def open_recorder(context: RunContext, folder: Path) -> Recorder:
     )
 
 
-def announce(context: RunContext, say: Say, bind_report: bool, is_new: Callable[[str], bool]) -> None:
-    """Print remarks, warnings and hints before the first step; only on rank 0."""
+def announce(
+    context: RunContext, say: Say, bind_report: bool, is_new: Callable[[str], bool] = lambda text: True
+) -> None:
+    """Print remarks, warnings and hints before the first step; only on rank 0; see `run`."""
     if not context.places:
         return
     config = context.config
