@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from campaigns import record_papers
+from support.undrawn import undrawn  # noqa: F401
 
 from mpifl.cli import main
 from mpifl.core.errors import UserError

@@ -1,26 +1,5 @@
-"""Sweeps of these tests draw no figure, unless a test asks for `drawn`: it takes half of their time."""
+"""Sweeps of these tests draw no figure."""
 
-from __future__ import annotations
+from support.undrawn import drawn, undrawn
 
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-from mpifl.sweeps import results
-
-
-@pytest.fixture
-def drawn() -> None:
-    """Let the sweeps of a test draw their figures."""
-
-
-@pytest.fixture(autouse=True)
-def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write empty files in place of figures, unless the test asks for `drawn`."""
-
-    def written(curves: Any, path: Path) -> None:
-        path.write_bytes(b"")
-
-    if "drawn" not in request.fixturenames:
-        monkeypatch.setattr(results, "draw_sweep", written)
+__all__ = ["drawn", "undrawn"]
