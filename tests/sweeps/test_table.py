@@ -243,7 +243,7 @@ def test_a_sweep_of_another_configuration_is_not_joined(tmp_path):
     sweep(file, place, Single(), True, Part.of(only=["rows=Local", "seed=1"]))
     assert [p.name for p in (tmp_path / "t-x").glob("t-*")] == ["t-Local-1"]
     with pytest.raises(
-        UserError, match=r"^local.lr = 0.3: the sweep in .*t-x has 0.1; give another output.id"
+        UserError, match=r"^local.lr = 0.3: the sweep in .*t-x has 0.2; give another output.id"
     ):
         sweep(file, [*place, "--local.lr", "0.3"], Single(), True)
 
