@@ -277,7 +277,8 @@ class AsynchronousEngine(Engine):
             server = self._on_all(pool, "begin", self.server_step.initialize)
             assert server is not None
             self.servers = {server.version: server}
-            self._take_statistics(pool)
+            with self.server_step.watch("collect"):
+                self._take_statistics(pool)
             return server
         restored = self._restore(saved)
         self._on_all(pool, "restore", lambda: self.server_step.distribute(restored))
