@@ -112,7 +112,7 @@ def test_idle_seconds_of_workers_are_their_share_of_all_seconds(tmp_path):
     done = toy.events(CATALOGUE["fedasync"](), toy.Tiny(), tmp_path, 1)
     assert done.engine.summary()["worker_idle_share"] == []
     for idle in (1.0, 2.0):
-        done.engine.last_served = {"idle": idle, "elapsed": 4.0}
+        done.engine.last_served = idle, 4.0
         done.engine._evaluate(done.server)
     assert done.engine.summary()["worker_idle_share"] == [0.375]
 
