@@ -20,6 +20,7 @@ from mpifl.core.parameters import take
 from mpifl.core.rng import key
 from mpifl.runtime.engine import regroup
 from mpifl.runtime.server_step import ServerStep
+from mpifl.supervision.logging import warn_once
 from mpifl.training.client import LocalClient
 
 from .context import RunContext
@@ -88,6 +89,9 @@ def parameters(context: RunContext, server_step: ServerStep) -> Matrices:
     """Return the L2 distances of the clients' last uploads; NaN for clients that never uploaded."""
     products = server_step.client_products
     if products is None:
+        if context.transport.is_server:  # which steps are the last was not known before
+            what = "a callback ended the run after a round whose uploads were not compared; use rules of stop"
+            warn_once(f"evaluation.matrices: parameters is left out: {what}")
         return {}
     out = np.full((context.problem.num_clients,) * 2, np.nan)
     out[np.ix_(products.clients, products.clients)] = np.sqrt(squared_distances(products.parameters))

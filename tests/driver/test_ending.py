@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from support.runs import CONFIG
 
@@ -117,6 +118,16 @@ def test_a_callback_ends_a_run_by_its_answer(tmp_path, kind, hook):
     assert run.summary["digest"] == short.summary["digest"]
     assert run.summary["identity"]["ended"] == f"after step {last} by callback"
     assert run.summary["identity"]["hash"] != short.summary["identity"]["hash"]
+
+
+def test_matrices_of_the_last_uploads_are_those_of_the_round_that_turned_out_to_be_the_last(tmp_path, capsys):
+    matrices = {"every": 2, "matrices": ["parameters"]}
+    run = tiny(tmp_path, "one", evaluation=matrices, stop=RULES["target"])
+    short = tiny(tmp_path, "short", evaluation=matrices, rounds=run.summary["rounds"])
+    np.testing.assert_array_equal(run.matrices["parameters"], short.matrices["parameters"])
+    asked = tiny(tmp_path, "asked", evaluation=matrices, callbacks=[Asks("on_round", 3)])
+    assert "parameters" not in asked.matrices
+    assert "evaluation.matrices: parameters is left out" in capsys.readouterr().err
 
 
 def test_an_answer_at_the_last_round_is_no_early_end_and_one_at_the_start_is_refused(tmp_path):
