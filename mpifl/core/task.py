@@ -21,6 +21,7 @@ from mpifl.core.options import Options
 from .errors import is_ours, name_of, require
 from .federation import DataInfo
 from .metric import Metric
+from .rng import Key
 from .types import shape_or_type
 
 SUMS = "sums."  # prefix of the names of sums among scores; they give the metrics of all samples together
@@ -47,6 +48,25 @@ class Task(Options, ABC):
     called: ClassVar[str] = ""
 
     # -- training
+
+    @property
+    def redraws(self) -> bool:
+        """Whether `redrawn` changes batches. Default: False."""
+        return False
+
+    def prepared(self, info: DataInfo) -> Task:
+        """Return the task for samples as in `info`. Default: itself."""
+        return self
+
+    def redrawn(self, x: torch.Tensor, y: torch.Tensor, key: Key) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a batch as it is trained on, with as many terms of the loss. Default: as it is.
+
+        Args:
+            x: samples [b, ...].
+            y: labels [b, ...].
+            key: random key of the batch.
+        """
+        return x, y
 
     @abstractmethod
     def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,7 @@ GIFTS: Mapping[Gift, str] = {
 }
 """What a method may ask of a trainer beside a trained model, in words."""
 
+Change = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 EVALUATION_BATCH = 256  # samples
 
 
@@ -55,8 +56,8 @@ class Samples:
         y: labels [n, ...].
         task: the task; defines loss and metrics.
         order: yields the sample indices of each batch, int64 [b]; None: batches in the order of the samples.
-        change: (samples of a batch, number of the batch) -> the samples as they are trained on
-            (`local.augment`).
+        change: (samples of a batch, its labels, number of the batch) -> samples and labels as they are
+            trained on (`local.augment`, masks that are drawn anew).
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Samples:
         y: torch.Tensor,
         task: Task,
         order: Callable[[], Iterator[torch.Tensor]] | None = None,
-        change: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
+        change: Change | None = None,
     ) -> None:
         self.x, self.y, self.task = x, y, task
         self._order, self._change = order, change
@@ -88,9 +89,13 @@ class Samples:
         In training these are the batches of mpifl's own loop under the same key, with its augmentation.
         """
         for number, index in enumerate(self.indices()):
-            x = self.x.index_select(0, index)
-            x = x if self._change is None else self._change(x, number)
-            yield x, self.y.index_select(0, index), index
+            x, y = self.changed(number, index)
+            yield x, y, index
+
+    def changed(self, number: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return samples and labels of a batch, by its number and its indices int64 [b]."""
+        x, y = self.x.index_select(0, index), self.y.index_select(0, index)
+        return (x, y) if self._change is None else self._change(x, y, number)
 
     def loader(self, **options: Any) -> torch.utils.data.DataLoader[Any]:
         """Return a DataLoader over `batches`, samples and labels of each; for libraries that want one.
@@ -118,10 +123,7 @@ class _Batches:
         return len(self.orders)
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        samples, index = self.samples, self.orders[number]
-        x = samples.x.index_select(0, index)
-        x = x if samples._change is None else samples._change(x, number)
-        return x, samples.y.index_select(0, index)
+        return self.samples.changed(number, self.orders[number])
 
 
 @dataclass

@@ -338,7 +338,7 @@ def build_parts(
         graphs=replayed_steps(config.system, config.model, config.task, config.local, device),
         init=init(0),
         auxiliary=auxiliary_learner(config.algorithm, seed.model, info, device),
-        task=config.task,
+        task=config.task.prepared(info),
         trainer=trainer,
         rounds=config.rounds,
     )

@@ -96,6 +96,8 @@ def sample_weights(task: Task) -> Weights | None:
     cannot be stacked.
     """
     kind = type(task)
+    if task.redraws:
+        return None
     return evenly if kind.loss is Task.loss else MEANS.get((kind.losses, kind.loss))
 
 

@@ -108,7 +108,7 @@ class CudaGraphBackend(Backend):
         config = request.config
         plain = request.loss is None and request.direction is None
         plain = plain and config.optimizer == "sgd" and config.augment == "none"
-        plain = plain and not under_autocast()
+        plain = plain and not under_autocast() and not self.context.task.redraws
         wanted = self.like in (None, _fixed(config)) and len(request.split) >= config.batch_size
         return plain and wanted and not self.context.draws and self.context.untouched()
 

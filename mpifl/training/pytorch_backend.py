@@ -131,6 +131,8 @@ def train_by_steps(
             x, y = split.x.index_select(0, index), split.y.index_select(0, index)
             if augmented:
                 x = AUGMENTATIONS[config.augment](x, request.key.of("augment", update.steps))
+            if context.task.redraws:
+                x, y = context.task.redrawn(x, y, request.key.of("redrawn", update.steps))
             with forward_pass(config.precision, context.device):
                 value = loss(module, x, y, index)
             update(value)

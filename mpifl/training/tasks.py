@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,10 +14,12 @@ from mpifl.core.errors import catalogue, require
 from mpifl.core.federation import CLASSES, MASKED, MASKS, MULTI_HOT, NUMBERS, TAGS, TOKENS, DataInfo
 from mpifl.core.metric import ACCURACY, METRICS, Metric
 from mpifl.core.options import NonNegativeInt
+from mpifl.core.rng import Key
 from mpifl.core.task import Sums, Task
 
 IGNORED = -100  # label of a token or pixel that does not count
 NONE = -1  # prediction of a model that diverged
+MASKED_AS_MASK, MASKED_AS_OTHER = 0.8, 0.1  # of the hidden tokens; the rest stay as they are
 LEAST = 1e-300  # smallest probability, so that its logarithm is finite
 
 
@@ -449,15 +451,55 @@ def _mixed_classes(outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> to
 class MaskedToken(NextToken):
     """Prediction of the tokens that masks hide (Devlin et al., NAACL 2019); loss and scores as `next_token`.
 
-    The labels [n, T] are the tokens that are hidden, -100 where none is.
+    The labels [n, T] are the tokens that are hidden, -100 where none is. The data have masks, which
+    evaluations and choices among models use.
 
     Attributes:
         metrics: some of `perplexity` and `token_accuracy`, of hidden tokens. Curves and tables show the first
             one.
+        masking: `dynamic`: every batch of a training draws masks anew, as many in each sample (Liu et al.,
+            2019); `static`: it has those of the data.
     """
 
     called: ClassVar[str] = "masked_token"
     labels: ClassVar[tuple[str, ...]] = (MASKED,)
+
+    masking: Literal["dynamic", "static"] = "dynamic"
+    special: tuple[tuple[str, int], ...] = field(default=(), init=False, repr=False, compare=False)
+    vocabulary: int = field(default=0, init=False, repr=False, compare=False)
+
+    @property
+    def redraws(self) -> bool:
+        """Whether masks are drawn anew: the data have said which token is the mask."""
+        return self.masking == "dynamic" and "mask" in dict(self.special)
+
+    def prepared(self, info: DataInfo) -> MaskedToken:
+        """Return the task that knows the special tokens of the data."""
+        known = replace(self)
+        object.__setattr__(known, "special", info.special)
+        object.__setattr__(known, "vocabulary", info.vocabulary)
+        return known
+
+    def redrawn(self, x: torch.Tensor, y: torch.Tensor, key: Key) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens [b, T] with other masks, as many in each sample, and what they hide.
+
+        A mask takes the place of 0.8 of the hidden tokens, another token that of 0.1, and 0.1 stay.
+        """
+        if not self.redraws:
+            return x, y
+        tokens, draw = torch.where(y == IGNORED, x, y).cpu(), key.torch()
+        special = torch.tensor([token for _, token in self.special])
+        ordinary = torch.arange(self.vocabulary)
+        ordinary = ordinary[~torch.isin(ordinary, special)]
+        order = torch.rand(tokens.shape, generator=draw)
+        order = order.masked_fill(torch.isin(tokens, special), 2.0).argsort(1).argsort(1)
+        chosen = order < (y != IGNORED).sum(1, keepdim=True).cpu()
+        how = torch.rand(tokens.shape, generator=draw)
+        other = ordinary[torch.randint(len(ordinary), tokens.shape, generator=draw)]
+        shown = torch.where(how < MASKED_AS_MASK, dict(self.special)["mask"], tokens)
+        shown = torch.where(how >= 1 - MASKED_AS_OTHER, other, shown)
+        hidden = tokens.masked_fill(~chosen, IGNORED)
+        return torch.where(chosen, shown, tokens).to(x.device), hidden.to(y.device)
 
 
 @dataclass(frozen=True)

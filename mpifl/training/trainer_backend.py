@@ -127,14 +127,15 @@ class TrainerBackend(Backend):
         """Return the client's samples in the batches of the visit."""
         config, split, context = request.config, request.split, self.context
         order = partial(context.batches, split, config, request.key)
-        if config.augment == "none":
-            return Samples(split.x, split.y, context.task, order)
-        changed = AUGMENTATIONS[config.augment]
+        task, augmented = context.task, AUGMENTATIONS[config.augment]
+        if config.augment == "none" and not task.redraws:
+            return Samples(split.x, split.y, task, order)
 
-        def change(x: torch.Tensor, number: int) -> torch.Tensor:
-            return changed(x, request.key.of("augment", number))
+        def change(x: torch.Tensor, y: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+            x = augmented(x, request.key.of("augment", number))
+            return task.redrawn(x, y, request.key.of("redrawn", number))
 
-        return Samples(split.x, split.y, context.task, order, change)
+        return Samples(split.x, split.y, task, order, change)
 
 
 def _direct(context: ModelContext, request: Request) -> None:

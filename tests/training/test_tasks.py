@@ -39,6 +39,7 @@ from mpifl.training.tasks import (
     Segmentation,
     TokenClassification,
 )
+from mpifl.training.trainers.pytorch import Torch
 
 N, L, T = 40, 6, 5
 ALL = Classification(("accuracy", "top5", "balanced_accuracy", "macro_f1"))
@@ -369,6 +370,61 @@ def test_classes_of_segmentation_are_those_of_the_data():
     Segmentation(classes=(0, 2)).check(info)
     with pytest.raises(UserError, match="classes = 3: the source has 0 to 2"):
         Segmentation(classes=(3,)).check(info)
+
+
+def of_masks() -> tuple[DataInfo, torch.Tensor, torch.Tensor]:
+    """Return a format of tokens (0 pads, 4 masks), and 300 samples of 12 tokens, some hidden."""
+    info = DataInfo((12,), 30, "tokens", "masked_tokens", 30, special=(("padding", 0), ("mask", 4)))
+    tokens = torch.randint(5, 30, (300, 12), generator=torch.Generator().manual_seed(1))
+    tokens[:, 10:] = 0
+    hide = torch.zeros(300, 12, dtype=torch.bool)
+    hide[:150, 2:4], hide[150:, :4] = True, True
+    return info, tokens.masked_fill(hide, 4), tokens.masked_fill(~hide, -100)
+
+
+def test_masks_are_drawn_anew_as_many_in_each_sample_and_never_of_special_tokens():
+    info, x, y = of_masks()
+    tokens, task = torch.where(y == -100, x, y), MaskedToken().prepared(info)
+    one, two = (task.redrawn(x, y, key(0, "batch", i)) for i in range(2))
+    for shown, labels in (one, two):
+        chosen = labels != -100
+        assert torch.equal(torch.where(chosen, labels, shown), tokens)
+        assert torch.equal(chosen.sum(1), (y != -100).sum(1))
+        assert not chosen[:, 10:].any()
+        n = int(chosen.sum())
+        masked, kept = (float((shown == z)[chosen].float().mean()) for z in (torch.tensor(4), tokens))
+        assert abs(masked - 0.8) < 4 * (0.16 / n) ** 0.5
+        assert abs(kept - 0.1 - 0.1 / 25) < 4 * (0.1 / n) ** 0.5
+    assert not torch.equal(one[1], two[1])
+    again = task.redrawn(x, y, key(0, "batch", 0))
+    assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+
+
+@pytest.mark.parametrize("trainer", [None, Torch(lr=0.1)], ids=["own loop", "torch"])
+@pytest.mark.parametrize("masking", ["dynamic", "static"])
+def test_each_batch_of_a_training_has_masks_of_its_own(masking, trainer):
+    info, x, y = of_masks()
+    seen: list[torch.Tensor] = []
+
+    class Seeing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(30, 30)
+
+        def forward(self, given):
+            seen.append(given.clone())
+            return self.tokens(given)
+
+    task = MaskedToken(masking=masking).prepared(info)
+    learner = Learner(Seeing(), kernels=False, task=task, trainer=trainer)
+    config = LocalConfig(epochs=2, batch_size=300, lr=0.1)
+    start = flatten(learner.flat.module)
+    learner.sgd(start, Split(x, y), config, key(0, "visit"))
+    masks = [torch.sort((given == 4).double() @ 2.0 ** torch.arange(12).double()).values for given in seen]
+    assert torch.equal(masks[0], masks[1]) == (masking == "static")
+    assert torch.equal(masks[0], torch.sort((x == 4).double() @ 2.0 ** torch.arange(12).double()).values) == (
+        masking == "static"
+    )
 
 
 def test_tags_have_the_scores_of_scikit_learn_over_the_tokens_that_count():
