@@ -19,7 +19,7 @@ from annotated_types import MinLen
 from torch import nn
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.options import NonNegativeInt, Options, PositiveFloat
+from mpifl.core.options import NonNegativeInt, Options, PositiveFloat, ShareBelowOne
 from mpifl.core.parameters import Layout, frozen_names
 from mpifl.models import modules
 
@@ -38,6 +38,7 @@ class LoRA(Options):
         layers: names of the layers that get adapters, with `*` and `?` as in file names. They must be linear
             layers or ungrouped convolutions; `body.` may be left out. A name that no layer has means those
             that end in it: `query`. A layer that `train` names gets none.
+        dropout: share of the inputs of adapters that are dropped in training.
         train: names of the modules that are trained and sent whole, written as in `layers`; with an empty
             list, only the adapters are trained.
     """
@@ -46,6 +47,7 @@ class LoRA(Options):
     alpha: PositiveFloat | None = None
     layers: Annotated[tuple[str, ...], MinLen(1)] = ("*",)
     train: tuple[str, ...] = ("head",)
+    dropout: ShareBelowOne = 0.0
 
     paper = "hu2022lora"
 
@@ -56,7 +58,8 @@ class LoRA(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.rank:
-            for name, plain in (("alpha", None), ("layers", ("*",)), ("train", ("head",))):
+            unused = {"alpha": None, "layers": ("*",), "train": ("head",), "dropout": 0.0}
+            for name, plain in unused.items():
                 value = getattr(self, name)
                 remedy = "has no effect without adapters; give model.lora.rank, or leave it out"
                 require(value == plain, f"lora.{name}", value, remedy)
@@ -92,7 +95,7 @@ def adapt(net: nn.Module, lora: LoRA, spared: tuple[str, ...] = ()) -> frozenset
         layer = net.get_submodule(name)
         kind: Any = modules.LoRALinear if isinstance(layer, nn.Linear) else modules.LoRAConv2d
         kind = modules.LoRAConv1D if _is_transposed(layer) else kind
-        net.set_submodule(name, kind(layer, lora.rank, alpha))
+        net.set_submodule(name, kind(layer, lora.rank, alpha, lora.dropout))
     return frozen
 
 

@@ -306,6 +306,7 @@ class LoRALinear(nn.Linear):
         layer: the layer; its tensors are shared, not copied.
         rank: r.
         alpha: the output of the adapter is multiplied by alpha / r.
+        dropout: share of the inputs of the adapter that are dropped in training.
 
     Attributes:
         lora_A: [r, in], drawn He-uniform from the global generator, like weights of linear layers.
@@ -314,17 +315,18 @@ class LoRALinear(nn.Linear):
 
     transposed = False
 
-    def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
+    def __init__(self, layer: nn.Linear, rank: int, alpha: float, dropout: float = 0.0) -> None:
         nn.Module.__init__(self)
         _copy_options(layer, self)
         self.scale = alpha / rank
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
         like = layer.weight.detach()
         self.lora_A = _drawn(like.new_empty(rank, self.in_features))
         self.lora_B = nn.Parameter(like.new_zeros(self.out_features, rank))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [..., in] to [..., out]."""
-        added = F.linear(F.linear(x, self.lora_A), self.lora_B)
+        added = F.linear(F.linear(self.drop(x), self.lora_A), self.lora_B)
         return F.linear(x, self.weight, self.bias) + self.scale * added
 
     def delta(self) -> torch.Tensor:
@@ -339,6 +341,7 @@ class LoRAConv2d(nn.Conv2d):
         layer: the layer; its tensors are shared, not copied.
         rank: r.
         alpha: the output of the adapter is multiplied by alpha / r.
+        dropout: share of the inputs of the adapter that are dropped in training.
 
     Attributes:
         lora_A: [r, in, height, width], drawn like kernels of convolutions.
@@ -347,17 +350,18 @@ class LoRAConv2d(nn.Conv2d):
 
     transposed = False
 
-    def __init__(self, layer: nn.Conv2d, rank: int, alpha: float) -> None:
+    def __init__(self, layer: nn.Conv2d, rank: int, alpha: float, dropout: float = 0.0) -> None:
         nn.Module.__init__(self)
         _copy_options(layer, self)
         self.scale = alpha / rank
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
         like = layer.weight.detach()
         self.lora_A = _drawn(like.new_empty(rank, *like.shape[1:]))
         self.lora_B = nn.Parameter(like.new_zeros(self.out_channels, rank, 1, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [n, in, H, W] to [n, out, H', W']."""
-        added = F.conv2d(self._conv_forward(x, self.lora_A, None), self.lora_B)
+        added = F.conv2d(self._conv_forward(self.drop(x), self.lora_A, None), self.lora_B)
         out: torch.Tensor = self._conv_forward(x, self.weight, self.bias) + self.scale * added
         return out
 
@@ -374,6 +378,7 @@ class LoRAConv1D(nn.Module):
         layer: the layer; its tensors are shared, not copied.
         rank: r.
         alpha: the output of the adapter is multiplied by alpha / r.
+        dropout: share of the inputs of the adapter that are dropped in training.
 
     Attributes:
         lora_A: [r, in], drawn He-uniform from the global generator, like weights of linear layers.
@@ -384,17 +389,18 @@ class LoRAConv1D(nn.Module):
     bias: torch.Tensor
     transposed = True
 
-    def __init__(self, layer: nn.Module, rank: int, alpha: float) -> None:
+    def __init__(self, layer: nn.Module, rank: int, alpha: float, dropout: float = 0.0) -> None:
         super().__init__()
         _copy_options(layer, self)
         self.scale = alpha / rank
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
         like = self.weight
         self.lora_A = _drawn(like.new_empty(rank, like.shape[0]))
         self.lora_B = nn.Parameter(like.new_zeros(like.shape[1], rank))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [..., in] to [..., out]."""
-        added = F.linear(F.linear(x, self.lora_A), self.lora_B)
+        added = F.linear(F.linear(self.drop(x), self.lora_A), self.lora_B)
         plain = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
         return plain.view(*x.shape[:-1], self.weight.shape[1]) + self.scale * added
 

@@ -82,6 +82,7 @@ def save_adapters(
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=int(alpha) if alpha.is_integer() else alpha,  # type: ignore[arg-type]  # as PEFT takes it
+        lora_dropout=lora.dropout,
         target_modules=layers,
         modules_to_save=sorted(whole) or None,
         task_type=task,

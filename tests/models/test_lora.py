@@ -14,6 +14,7 @@ from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.core.federation import DataInfo
 from mpifl.core.parameters import Layout, flatten
+from mpifl.core.rng import key
 from mpifl.experiment.build import initial_vectors
 from mpifl.models import MODELS, LoRA, check_adapted, checksum, seeded_model
 from mpifl.models.lora import adapt, count_whole
@@ -79,6 +80,24 @@ def test_an_adapted_layer_adds_a_product_of_two_thin_matrices():
         layer.lora_B.copy_(torch.tensor([[1.0, 1.0]]))
     assert_close(layer(torch.tensor([[10.0, 100.0]])), torch.tensor([[30.0 + 400.0 + 3.0]]))
     assert [n for n, _ in layer.named_parameters()] == ["lora_A", "lora_B"]
+
+
+def test_dropout_drops_inputs_of_the_adapter_alone_and_only_in_training():
+    """W = 0, A = [1, ..., 1], B = [1]: half of 1000 inputs of 1 are dropped, the others are doubled."""
+    plain = nn.Linear(1000, 1)
+    plain.load_state_dict({"weight": torch.zeros(1, 1000), "bias": torch.zeros(1)})
+    layer = LoRALinear(plain, rank=1, alpha=1.0, dropout=0.5)
+    with torch.no_grad():
+        layer.lora_A.fill_(1.0)
+        layer.lora_B.fill_(1.0)
+    x = torch.ones(1, 1000)
+    with key(0).seeded():
+        found = layer(x).item()
+    assert found % 2 == 0
+    assert 0 < abs(found - 1000) < 4 * 2 * (1000 * 0.25) ** 0.5
+    assert layer.eval()(x).item() == 1000
+    with pytest.raises(UserError, match="has no effect without adapters"):
+        LoRA(dropout=0.1)
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet20", "flt_cnn_mnist"])

@@ -60,7 +60,8 @@ class HuggingFace(Source):
             than `length` makes several samples.
         second: column of the second text, for samples that are pairs of texts; needs a tokenizer.
         mask_share: share of the tokens that are hidden under `labels: masked`, once, when the data are
-            prepared; a mask takes the place of 0.8 of them, another token that of 0.1.
+            prepared; a mask takes the place of 0.8 of them, another token that of 0.1. Trainings draw others
+            (task `masked_token`).
         client: column with the owner of each sample; scenario natural makes each owner a client.
         group: column with the hidden group of the owner; it is the ground truth of scenario natural.
         side: side of pictures in pixels; the shorter side is scaled to it, the middle is kept; null: no
