@@ -124,11 +124,15 @@ def test_masks_hide_a_share_of_ordinary_tokens_and_labels_are_what_they_hide(fol
 
 
 def test_no_piece_of_a_training_text_is_a_test_sample(folder):
-    rows = [{"text": " ".join([word] * 7), "shop": word} for word in texts.WORDS]
+    lengths = [4 if i % 3 else 26 for i in range(len(texts.WORDS))]  # one piece of three tokens, or nine
+    rows = [
+        {"text": " ".join([word] * n), "shop": word} for word, n in zip(texts.WORDS, lengths, strict=True)
+    ]
     pool = loaded(folder, rows, "gpt", labels="next", length=2, test_share=0.3, client="shop")
     train, test = set(pool.inputs[pool.train].ravel()), set(pool.inputs[pool.test].ravel())
     assert (train & test) <= {SEP}
-    assert len(pool.test) == 5 * 2  # 7 tokens are two pieces of three and one of one, which predicts nothing
+    assert len(pool.test) + len(pool.train) == sum(1 if n == 4 else 9 for n in lengths)
+    assert len(test - {SEP}) == 5
     words = {NUMBER[name]: i for i, name in enumerate(pool.origin_names)}
     np.testing.assert_array_equal(pool.origin, [words[row[0]] for row in pool.inputs.tolist()])
 
