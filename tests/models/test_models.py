@@ -17,7 +17,8 @@ from mpifl.models import AUTOENCODERS, MODELS
 
 GREY, COLOUR, LARGE = (1, 28, 28), (3, 32, 32), (3, 224, 224)
 VISION = ("resnet18", "resnet50", "efficientnet_b3", "vit_b_16", "convnext_base")
-OTHERS = ("table_mlp", "linear", "logistic", "lstm", "transformer", "custom")  # have files of their own
+# have files of their own
+OTHERS = ("table_mlp", "linear", "logistic", "lstm", "transformer", "huggingface", "custom")
 SMALL = tuple(name for name in MODELS if name not in (*VISION, *OTHERS))
 
 COUNTS = [  # name, options, image, classes, parameters, embedding
