@@ -17,7 +17,8 @@ start = time.monotonic()
 alive = time.monotonic if sys.argv[2] == "alive" else lambda: start
 
 def waits_for_ever():
-    with watchdog(0.3, alive, Path(sys.argv[1]), grace=grace):
+    says = lambda: sys.argv[2] != "late" and print("last words", flush=True)
+    with watchdog(0.3, alive, Path(sys.argv[1]), grace=grace, before_end=says):
         time.sleep(60.0 if sys.argv[2] == "stuck" else 1.5)
 
 waits_for_ever()
@@ -36,6 +37,7 @@ def test_silence_ends_the_process_after_its_stacks_are_written(tmp_path):
     done = run(tmp_path, "stuck")
     assert done.returncode == 1
     assert "no progress for" in done.stderr
+    assert done.stdout == "last words\n", "such as a trace of what it did"
     assert "waits_for_ever" in (tmp_path / "logs" / "host-0.log").read_text()
 
 
