@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter, process_time
+from typing import TypeAlias
 
 import numpy as np
 
-Numbers = int | Sequence[int] | np.ndarray  # of a client, or of clients that are trained in one call
+# of a client, or of clients that are trained in one call; a text, so that no import needs NumPy
+Numbers: TypeAlias = "int | Sequence[int] | np.ndarray"
 NOBODY = -1  # the client and visit of what concerns no single client
 WAIT = "wait"
 PHASES = (
