@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import nan
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ GIFTS: Mapping[Gift, str] = {
 }
 """What a method may ask of a trainer beside a trained model, in words."""
 
-Change = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+Change: TypeAlias = "Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]"
 EVALUATION_BATCH = 256  # samples
 
 
