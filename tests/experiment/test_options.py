@@ -190,6 +190,7 @@ def test_the_options_of_a_plain_dataclass_are_checked_in_files():
 
 OTHER_SUBJECT = {  # they share words with an option, and have another meaning
     ("PFedMe", "OPTIMIZERS"),
+    ("HuggingFace", "readable_labels"),  # what numbers can be read as; texts have other words
     *(("Regression", name) for name in ("METRICS", "metrics", "known")),
 }
 

@@ -178,8 +178,10 @@ LEFT_OUT = {  # what is never drawn, and why
     "algorithm": SLOW,
     "model": {  # large, or of the size of images that no source here has
         *("flt_cnn_mnist", "flt_cnn_cifar", "resnet18_cifar", "resnet18", "resnet50", "efficientnet_b3"),
-        *("vit_b_16", "convnext_base"),
+        *("vit_b_16", "convnext_base", "huggingface"),
     },
+    "local.trainer": {"lightning", "sklearn"},  # of modules of one kind, which few methods train
+    "task": {"masked_token", "token_classification"},  # of texts with a tokenizer, as the model huggingface
     "clock": {"wall"},  # real time
     "system.cost": {"measured"},  # real time
     "data.source": {  # downloads in formats of their own; small files of these are read in tests/data

@@ -49,7 +49,13 @@ def test_combinations_depend_on_the_seed_alone_and_repairs_end():
 
 
 def test_all_that_the_registries_name_is_drawn_but_for_what_is_said():
-    sections = {"uploads": "policy", "compression": "payload", "cost": "system", "exchange": "system"}
+    sections = {
+        "trainer": "local",
+        "uploads": "policy",
+        "compression": "payload",
+        "cost": "system",
+        "exchange": "system",
+    }
     drawn = combinations.draw(0, 6000)
     missing = {}
     for (cls, field), registry in CHOICES.items():

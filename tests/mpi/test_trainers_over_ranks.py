@@ -15,7 +15,7 @@ from mpifl.comm.single import Single
 from mpifl.core.parameters import Layout
 
 SCRIPT = Path(__file__).with_name("trainers.py")
-FEW = ["fedavg-torch", "fedasync-torch", "emdcfl-own", "ditto-own"]
+FEW = ["fedavg-torch", "ditto-own"]
 ALL = [f"{method}-{trainer}" for trainer in TRAINERS for method in METHODS]
 if find_spec("lightning") is None:
     ALL = [case for case in ALL if not case.endswith("-lightning")]
