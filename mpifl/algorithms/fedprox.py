@@ -30,6 +30,7 @@ class FedProx(PlainVisits, RowUpdates, Algorithm):
     variant: Literal["standard", "unsquared"] = "standard"
 
     paper = "li2020federated"
+    asks = ("direction",)
     trains_once = True
     needs = Needs(averages=True)
 
