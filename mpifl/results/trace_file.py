@@ -229,8 +229,8 @@ def lines_of_arrivals(path: Path, unit: str) -> list[str]:
         _metadata("process_sort_index", VIRTUAL, 0, sort_index=1),
     ]
     arrivals = [dict(zip(columns, row, strict=True)) for row in rows]
-    for client in sorted({int(row["client"]) for row in arrivals}):
-        device = next((r["device"] for r in arrivals if int(r["client"]) == client and "device" in r), "")
+    devices = {int(row["client"]): row.get("device") for row in arrivals}
+    for client, device in sorted(devices.items()):
         text = f"client {client}" + (f" ({device})" if device else "")
         lines.append(_metadata("thread_name", VIRTUAL, client, name=text))
         lines.append(_metadata("thread_sort_index", VIRTUAL, client, sort_index=client))
