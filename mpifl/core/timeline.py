@@ -173,15 +173,16 @@ class Recording(Timeline):
         kinds, nan = [Kind(*kind) for kind in self._kinds], float("nan")
         last = self._next % self.most if self._next >= self.most else 0  # place of the oldest row
         count = min(self._next, self.most)
-        found = list[Event]()
-        for i in range(count):
+        found, more = list[Event](), list[tuple[int, int]]()
+        for i in reversed(range(count)):  # so that rows come before the one that they continue
             row = ROW.unpack_from(self._rows, (last + i) % self.most * ROW.size)
             start, end, number, step, first, second = row
-            if number != MORE:
-                found.append(Event(kinds[number], start, end, step, first, second))
-            elif found:  # else the row that it continues was overwritten
-                more = (*found[-1].more, (first, second))
-                found[-1] = found[-1]._replace(more=more)
+            if number == MORE:
+                more.append((first, second))
+            else:
+                found.append(Event(kinds[number], start, end, step, first, second, tuple(more[::-1])))
+                more.clear()
+        found.reverse()
         for phase, start, client, visit in [*self._open]:
             who = (client, visit) if isinstance(client, int) and isinstance(visit, int) else (NOBODY, NOBODY)
             found.append(Event(Kind("phase", phase), start, nan, self._step, *who))
