@@ -312,8 +312,7 @@ class AsynchronousEngine(Engine):
             with self.server_step.watch("wait"):
                 pool.close(command, argument)
             try:
-                with self.server_step.watch("wait"):
-                    self.server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat it
+                self.server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat it
                 return
             except RankLost:
                 pool.recover()
@@ -338,25 +337,19 @@ class AsynchronousEngine(Engine):
     def _worker_loop(self) -> None:
         server_step, command = self.server_step, ""
         barrier = server_step.transport.barrier
-
-        def end() -> None:
-            with server_step.watch("wait"):
-                barrier()
-
         acts: dict[str, Callable[[], Any]] = {
             "begin": server_step.initialize,
             "restore": lambda: server_step.distribute(None),
             "evaluate": lambda: self._evaluate(None),
             SAVE: lambda: self._write(None, None, alone=False),
-            END: end,
+            END: barrier,
         }
         while command != END:
             try:
                 last = task_loop(server_step.transport, self._visit, server_step.watch)
                 self.last_served, command = (last.idle, last.seconds), last.name
                 if command == STOP:
-                    with server_step.watch("wait"):
-                        barrier()  # the first rank that leaves removes the state that clients keep
+                    barrier()  # the first rank that leaves removes the state that clients keep
                     self.checkpointer.stop(last.argument)
                 with server_step.config.timeline.command(command):
                     acts.get(command, lambda: None)()

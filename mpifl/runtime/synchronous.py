@@ -143,8 +143,7 @@ class SynchronousEngine(Engine):
                 server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat the command
                 self.checkpointer.stop(server.version if server is not None else 0)
         elif command == END:
-            with server_step.watch("wait"):
-                server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat the command
+            server_step.transport.barrier()  # if a rank is lost before this, all ranks repeat the command
 
     def _step(self) -> None:
         before, plan = self.server, RoundPlan(np.arange(0))
