@@ -507,18 +507,18 @@ class Comparison:
         tested = [c for c in found if not np.isnan(c.adjusted)]
         if not tested or all(c.adjusted == 1.0 and self._agrees(c, column) for c in tested):
             return {}
-        tied = [c.group for c in tested if not c.shown(self.alpha) and self._may_tie(c, tested, column)]
-        if not tied and any(not c.shown(self.alpha) for c in tested):
+        alike = [c.group for c in tested if not c.shown(self.alpha)]
+        few = {c.group for c in self.undecided(tested, column)[0]}
+        tied = [i for i in alike if i not in few and self._meets(i, column)]
+        if alike and not tied:
             return {}
         if not tied and len(tested) == len(found):
             return {found[0].best: BEST}
         return {i: TIED for i in (found[0].best, *tied)} if tied else {}
 
-    def _may_tie(self, contrast: Contrast, tested: Sequence[Contrast], column: Column) -> bool:
-        """Return whether a difference that was not shown could have been: its runs met the target, if any."""
-        if column.target and not self.reached(contrast.group, column).met.any():
-            return False
-        return not any(c is contrast for c in self.undecided(tested, column)[0])
+    def _meets(self, group: int, column: Column) -> bool:
+        """Return whether any run of a group met the target, in a column of what that costs."""
+        return not column.target or bool(self.reached(group, column).met.any())
 
     def undecided(self, tested: Sequence[Contrast], column: Column) -> tuple[list[Contrast], float]:
         """Return the contrasts whose runs are too few for their test to find any difference, and the least p.
