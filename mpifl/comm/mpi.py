@@ -354,19 +354,19 @@ class Mpi(Transport):
         wait_until(lambda: request.Test() or self._check_alarm())
         began, stamp, nothing = float(origin[0]), np.zeros(1), [bytearray(0), 0, MPI.BYTE]
         far = [r for r in range(1, self.size) if self.nodes[r] != self.nodes[0]]
-        for r in far if not self.rank else ():  # one after the other, so that nobody waits for another
-            comm.Send(nothing, r, CLOCK)
-            for _ in range(PINGS):
-                comm.Recv(nothing, r, CLOCK)
-                stamp[0] = time.perf_counter()
-                comm.Send([stamp, MPI.DOUBLE], r, CLOCK)
-        now = time.perf_counter()
-        found = [ClockReading(now, began=began)]
-        if self.rank in far:
-            wait_until(lambda: comm.Iprobe(0, CLOCK) or self._check_alarm())
-            comm.Recv(nothing, 0, CLOCK)
-            found = []
-        for _ in range(PINGS if self.rank in far else 0):
+        if not self.rank:
+            for r in far:  # one after the other, so that nobody waits for another
+                comm.Send(nothing, r, CLOCK)
+                for _ in range(PINGS):
+                    comm.Recv(nothing, r, CLOCK)
+                    stamp[0] = time.perf_counter()
+                    comm.Send([stamp, MPI.DOUBLE], r, CLOCK)
+        if self.rank not in far:
+            return ClockReading(time.perf_counter(), began=began)
+        wait_until(lambda: comm.Iprobe(0, CLOCK) or self._check_alarm())
+        comm.Recv(nothing, 0, CLOCK)
+        found = []
+        for _ in range(PINGS):
             asked = time.perf_counter()
             comm.Send(nothing, 0, CLOCK)
             comm.Recv([stamp, MPI.DOUBLE], 0, CLOCK)
