@@ -612,14 +612,10 @@ class AsynchronousEngine(Engine):
             command = self.checkpointer.due(server.version)
         if not command:
             return
-
-        def write(alone: bool) -> None:
-            self._write(server, pool, alone)
-
         if needs_workers(self.server_step):
-            self._on_all(pool, SAVE, lambda: write(alone=False))
+            self._on_all(pool, SAVE, lambda: self._write(server, pool, alone=False))
         else:
-            write(alone=True)
+            self._write(server, pool, alone=True)
         if command == STOP:
             self._close(pool, STOP, server.version)
             self.checkpointer.stop(server.version)
