@@ -118,7 +118,8 @@ class Progress:
         self.bar = bar and not quiet and self._out.isatty() and not launched()
         self._bar: Any = None
         self._task: Any = None
-        self._note, self._used = "", 0  # _used: columns of the bar and the number of rounds
+        self._note = ""
+        self._used = 0  # columns of the title, the bar and the number of rounds, and blanks
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._begin = self._last = clock()  # time of the start; time of the last line
@@ -137,12 +138,12 @@ class Progress:
             console = Console(stderr=self.to_stderr)
             width = BAR_WIDTH if console.width >= NARROW else BAR_WIDTH // 2
             counted = (BarColumn(width), MofNCompleteColumn()) if self.total else ()
-            self._used = width + 2 * len(str(self.total)) + 3 if self.total else 0
+            name = _cut(self.title, TITLE_WIDTH)
+            self._used = len(name) + 2 + (width + 2 * len(str(self.total)) + 3 if self.total else 0)
             texts = ("{task.description}", "{task.fields[left]}", "{task.fields[note]}")
             title, left, note = (TextColumn(text, markup=False) for text in texts)
             self._bar = Progress(title, *counted, left, note, console=console)
             self._bar.start()
-            name = _cut(self.title, TITLE_WIDTH)
             self._task = self._bar.add_task(name, total=self.total or None, note="", left="")
         _shown.append(self)
         if not self.quiet:
@@ -224,8 +225,7 @@ class Progress:
         with self._lock:
             told = self._estimate.left(self.clock(), stages())
         left = "" if told is None else f"{in_words(told[0])} left"
-        used = len(_cut(self.title, TITLE_WIDTH)) + self._used + len(left) + 2  # and blanks between
-        room = max(0, self._bar.console.width - used)
+        room = max(0, self._bar.console.width - self._used - len(left))
         self._bar.update(self._task, note=_cut(note, room), left=left, **more)
 
     def _left(self, now: float, found: list[Stage]) -> str:
