@@ -31,7 +31,9 @@ from .tables import BEST, TIED
 
 STD, NO_TEST = "std", "none"
 KNOWN_TESTS, KNOWN_INTERVALS = (*TESTS, NO_TEST), (STD, *statistics.INTERVALS)
-COUNTED = ("num_", "federation_bytes", "seconds", "virtual_seconds", "flops", "joules", "round")
+# columns of no metric, and prefixes of such columns, with values from 0 to 1, and from 0
+UNIT_RANGE = ("nmi", "purity")
+COUNTED = ("num", "federation_bytes", "seconds", "virtual_seconds", "flops", "joules", "round")
 
 
 @dataclass(frozen=True)
@@ -631,9 +633,6 @@ class Comparison:
         return _mean(self.values(group, column))
 
 
-UNIT_RANGE = ("nmi", "purity")  # columns, and prefixes of columns, with values from 0 to 1, beside metrics
-
-
 def limits_of(column: Column, metric: Metric) -> tuple[float, float]:
     """Return between which values a figure lies, in the column's unit; infinite where it has no bound.
 
@@ -643,9 +642,9 @@ def limits_of(column: Column, metric: Metric) -> tuple[float, float]:
     """
     of = column.of
     known = metric if metric.of(of) else metric_of_column(of)
-    if of.startswith("ari"):
+    if begins(of, ["ari"]):
         low, high = -1.0, 1.0
-    elif of.startswith(UNIT_RANGE):
+    elif begins(of, UNIT_RANGE):
         low, high = 0.0, 1.0
     elif known is not None and of.endswith(SPREADS):
         low, high = 0.0, np.inf
@@ -654,7 +653,7 @@ def limits_of(column: Column, metric: Metric) -> tuple[float, float]:
         low = 0.0 if known is METRICS.get(known.name) and known.better < 0 else low  # errors
         high = 1.0 if known is METRICS["r2"] else high
     else:
-        low, high = (0.0, np.inf) if column.target or of.startswith(COUNTED) else (-np.inf, np.inf)
+        low, high = (0.0, np.inf) if column.target or begins(of, COUNTED) else (-np.inf, np.inf)
     return column.scale * low, column.scale * high
 
 

@@ -328,6 +328,8 @@ def test_ranges_of_figures():
         ("mse_worst", error): (0.0, np.inf),
         ("r2_mean", r2): (-np.inf, 1.0),
         ("ari", percent): (-1.0, 1.0),
+        ("arity_mean", percent): (-np.inf, np.inf),
+        ("num_clusters", percent): (0.0, np.inf),
         ("federation_bytes_up", percent): (0.0, np.inf),
         ("gain_mean", Metric("gain", "gain", percent=False)): (-np.inf, np.inf),
         ("loss", percent): (-np.inf, np.inf),
