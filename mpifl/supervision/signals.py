@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -127,7 +128,7 @@ def watchdog(
         alive: returns the time of the last progress, by `time.monotonic`.
         log: log file of this rank.
         grace: seconds between writing the stacks and ending the process, so that all ranks can write theirs.
-        before_end: called after writing the stacks.
+        before_end: called after writing the stacks; what it raises is added to the log.
     """
     over = threading.Event()
     if seconds > 0:
@@ -164,7 +165,10 @@ def _end_process(
     with log.open("a") as file:
         print(f"{time.strftime('%F %T')} {why}", file=file, flush=True)
         faulthandler.dump_traceback(file, all_threads=True)
-    before_end()
+        try:
+            before_end()
+        except Exception:  # whatever it is, the process has to end
+            traceback.print_exc(file=file)
     if over.wait(grace):
         return
     text = f"{why}; the stacks of all ranks are in {log.parent}"

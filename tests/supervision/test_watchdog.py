@@ -16,8 +16,12 @@ grace = float(sys.argv[3])
 start = time.monotonic()
 alive = time.monotonic if sys.argv[2] == "alive" else lambda: start
 
+def says():
+    if sys.argv[2] != "late":
+        print("last words", flush=True)
+        raise ValueError("no more words")
+
 def waits_for_ever():
-    says = lambda: sys.argv[2] != "late" and print("last words", flush=True)
     with watchdog(0.3, alive, Path(sys.argv[1]), grace=grace, before_end=says):
         time.sleep(60.0 if sys.argv[2] == "stuck" else 1.5)
 
@@ -38,7 +42,9 @@ def test_silence_ends_the_process_after_its_stacks_are_written(tmp_path):
     assert done.returncode == 1
     assert "no progress for" in done.stderr
     assert done.stdout == "last words\n", "such as a trace of what it did"
-    assert "waits_for_ever" in (tmp_path / "logs" / "host-0.log").read_text()
+    log = (tmp_path / "logs" / "host-0.log").read_text()
+    assert "waits_for_ever" in log
+    assert "no more words" in log, "an error in it does not keep the process"
 
 
 def test_signs_of_life_keep_it_quiet(tmp_path):
