@@ -129,7 +129,7 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
         ClientError: the forecast needs a client that fails.
     """
     asked, system = asked or Asked(), config.system
-    new = None if config.output.existing != REFUSE else config.output.id
+    new = config.output.id if config.output.existing == REFUSE else None
     on_server(transport, lambda: folders.check(config.output.folder, config.name, new))
     here = replace(system, ranks=None, mpi_memory="main", scratch=None, stack=system.stack or 1)
     prepared: list[str] = []
