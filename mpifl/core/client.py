@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -80,8 +81,10 @@ class Client(ABC):
         layout: layout of the model's flat vector.
         init: the common initial vector [d], which server and clients derive from the seed.
         task: the task of its model; defines loss and metrics.
+        told: metrics that its trainer tells, which are part of every report.
     """
 
+    told: Mapping[str, float] = MappingProxyType({})
     task: Task
     id: int
     visit: int
@@ -205,7 +208,8 @@ class Client(ABC):
         **vectors: Vector,
     ) -> Report:
         """Return a report of this visit with the named vectors; see `Report`."""
-        return Report(self.id, self.num_samples, vectors, notes or {}, metrics or {}, unsent, based_on or {})
+        metrics = {**self.told, **(metrics or {})} if self.told else metrics or {}
+        return Report(self.id, self.num_samples, vectors, notes or {}, metrics, unsent, based_on or {})
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from mpifl.core.rng import Key
+from mpifl.core.task import Task
+from mpifl.core.trainer import Change
 
 MARGIN = 4  # pixels
 
@@ -75,3 +77,25 @@ AUGMENTATIONS: dict[str, Callable[[torch.Tensor, Key], torch.Tensor]] = {
     "none": unchanged,
     "crop_flip": crop_flip,
 }
+
+
+def change_of(task: Task, augment: str, key: Key) -> Change | None:
+    """Return how a training changes the samples and labels of each batch before it learns from them.
+
+    Args:
+        task: the task, which may draw parts of a batch anew.
+        augment: `local.augment`.
+        key: random key of the training.
+
+    Returns:
+        (samples of a batch, labels, number of the batch) -> samples, labels; None where nothing changes.
+    """
+    if augment == "none" and not task.redraws:
+        return None
+    augmented = AUGMENTATIONS[augment]
+
+    def change(x: torch.Tensor, y: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = augmented(x, key.of("augment", number))
+        return task.redrawn(x, y, key.of("redrawn", number)) if task.redraws else (x, y)
+
+    return change

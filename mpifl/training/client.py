@@ -24,7 +24,7 @@ from mpifl.core.progress import Stage, doing
 from mpifl.core.rng import Key
 from mpifl.core.task import Task
 from mpifl.core.torch_state import kept
-from mpifl.core.types import Report, State, Vector
+from mpifl.core.types import State, Vector
 
 from .backend import VisitRequests, sizes_of, train_visits
 from .config import OF_SGD, LocalConfig
@@ -80,7 +80,7 @@ class LocalClient(Client):
         self._optimizers: OptimizerMemory | None = None
         self._metrics = metrics
         self._work = work
-        self._told: dict[str, float] = {}  # metrics of a trainer
+        self.told: dict[str, float] = {}
 
     @cached_property
     def num_samples(self) -> int:  # type: ignore[override]  # an attribute of Client
@@ -186,18 +186,7 @@ class LocalClient(Client):
             "sgd",
             lambda: passes.trained(form, samples, trained.steps, config.batch_size, part),
         )
-        self._told |= {f"{FIT}{name}": float(value) for name, value in trained.metrics.items()}
-
-    def report(
-        self,
-        notes: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, float] | None = None,
-        unsent: tuple[str, ...] = (),
-        based_on: Mapping[str, Vector | None] | None = None,
-        **vectors: Vector,
-    ) -> Report:
-        """Return a report of this visit, with what a trainer tells of its last training."""
-        return super().report(notes, {**self._told, **(metrics or {})}, unsent, based_on, **vectors)
+        self.told |= {f"{FIT}{name}": float(value) for name, value in trained.metrics.items()}
 
     def _changed(self, changes: Mapping[str, Any]) -> LocalConfig:
         """Return the options with the changes of a call; `epochs` of a call also replaces `local.steps`.
@@ -417,8 +406,8 @@ class LocalClients(ClientHost):
     def num_steps(self, k: int, visit: int) -> tuple[int, int]:
         """Return the numbers of mini-batches in a client's visit and in one pass over its training data."""
         local, single = self.differing.get(k, self.local), self.learner.drop_single
-        of_pass, num_samples = replace(local, epochs=1, steps=None), self.federation.num_samples(k, visit)
-        return local.num_steps(num_samples, single), of_pass.num_steps(num_samples, single)
+        num_samples = self.federation.num_samples(k, visit)
+        return local.num_steps(num_samples, single), local.pass_steps(num_samples, single)
 
     def client(
         self, k: int, visit: int = 0, step: int = 1, work: Fraction | None = None, **changes: Any

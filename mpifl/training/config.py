@@ -69,12 +69,14 @@ class LocalConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own, name = isinstance(self.trainer, OwnLoop), name_of(self.trainer)
-        require(own or isinstance(self.trainer, Trainer), "trainer", name, "derive it from mpifl.Trainer")
+        if isinstance(self.trainer, OwnLoop):
+            return
+        name = name_of(self.trainer)
+        require(isinstance(self.trainer, Trainer), "trainer", name, "derive it from mpifl.Trainer")
         remedy = f"trainer {name} has a new optimiser at every visit; use false"
-        require(own or not self.keep_optimizer, "keep_optimizer", self.keep_optimizer, remedy)
+        require(not self.keep_optimizer, "keep_optimizer", self.keep_optimizer, remedy)
         remedy = f"is of mpifl's own loop; use an option of trainer {name}, if it has one"
-        require(own or self.precision == "float32", "precision", self.precision, remedy)
+        require(self.precision == "float32", "precision", self.precision, remedy)
 
     @property
     def remembers(self) -> bool:
@@ -97,14 +99,18 @@ class LocalConfig(Options):
         usable = self.num_usable(num_samples, drop_single)
         if self.steps is not None:
             return self.steps if usable else 0
-        return self.epochs * ceil(usable / self.batch_size)
+        return self.epochs * self.pass_steps(num_samples, drop_single)
+
+    def pass_steps(self, num_samples: int, drop_single: bool = False) -> int:
+        """Return the number of mini-batches of one pass; for the arguments see `num_usable`."""
+        return ceil(self.num_usable(num_samples, drop_single) / self.batch_size)
 
     def num_trained(self, num_samples: int, drop_single: bool = False) -> int:
         """Return the number of samples in all mini-batches of a visit; each pass counts them again."""
         usable = self.num_usable(num_samples, drop_single)
         if self.steps is None or not usable:
             return self.epochs * usable
-        passes, rest = divmod(self.steps, ceil(usable / self.batch_size))
+        passes, rest = divmod(self.steps, self.pass_steps(num_samples, drop_single))
         return passes * usable + min(rest * self.batch_size, usable)
 
     def lr_at(self, step: int) -> float:

@@ -21,7 +21,7 @@ from mpifl.core.federation import Split
 from mpifl.core.rng import key
 from mpifl.core.torch_state import kept
 
-from .augmentation import AUGMENTATIONS
+from .augmentation import change_of
 from .backend import Backend, BatchShares, Request
 from .model_context import ModelContext
 from .optimizer import OptimizerStep
@@ -108,7 +108,8 @@ def train_by_steps(
     loss = request.loss or loss_of(context)
     lr = config.lr_at(request.step)
     update = OptimizerStep(context, config, lr, part, request.direction, kept=request.kept)
-    total, augmented = torch.zeros((), device=context.device), config.augment != "none"
+    total = torch.zeros((), device=context.device)
+    change = change_of(context.task, config.augment, request.key)
     shares = BatchShares(context.task, request)
     context.seed(request.key.of("dropout"))
     kernels = context.kernels() if config.precision == FLOAT32 else nullcontext()
@@ -129,10 +130,8 @@ def train_by_steps(
                 update.steps += 1
                 continue
             x, y = split.x.index_select(0, index), split.y.index_select(0, index)
-            if augmented:
-                x = AUGMENTATIONS[config.augment](x, request.key.of("augment", update.steps))
-            if context.task.redraws:
-                x, y = context.task.redrawn(x, y, request.key.of("redrawn", update.steps))
+            if change is not None:
+                x, y = change(x, y, update.steps)
             with forward_pass(config.precision, context.device):
                 value = loss(module, x, y, index)
             update(value)

@@ -17,7 +17,7 @@ from mpifl.core.torch_state import kept
 from mpifl.core.trainer import GIFTS, Fit, FitContext, Gift, Samples, Trainer
 from mpifl.core.types import shape_or_type
 
-from .augmentation import AUGMENTATIONS
+from .augmentation import change_of
 from .backend import Backend, Request
 from .model_context import ModelContext
 from .pytorch_backend import loss_of
@@ -73,9 +73,7 @@ class TrainerBackend(Backend):
             step=request.step,
             rounds=self.rounds,
             epochs=config.epochs,
-            pass_steps=replace(config, epochs=1, steps=None).num_steps(
-                len(request.split), context.drop_single
-            ),
+            pass_steps=config.pass_steps(len(request.split), context.drop_single),
             num_steps=num_steps,
             batch_size=config.batch_size,
             rate_factor=config.lr_at(request.step) / config.lr,
@@ -127,14 +125,8 @@ class TrainerBackend(Backend):
         """Return the client's samples in the batches of the visit."""
         config, split, context = request.config, request.split, self.context
         order = partial(context.batches, split, config, request.key)
-        task, augmented = context.task, AUGMENTATIONS[config.augment]
-        if config.augment == "none" and not task.redraws:
-            return Samples(split.x, split.y, task, order)
-
-        def change(x: torch.Tensor, y: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-            x = augmented(x, request.key.of("augment", number))
-            return task.redrawn(x, y, request.key.of("redrawn", number))
-
+        task = context.task
+        change = change_of(task, config.augment, request.key)
         return Samples(split.x, split.y, task, order, change)
 
 
