@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from mpifl.protection.secure_sum import MaskedSums, SecureConfig
 from mpifl.simulation.policies import Policy
 from mpifl.supervision.logging import warn_once
 from mpifl.training.config import LocalConfig
-from mpifl.training.per_client import SECTION, PerClient
+from mpifl.training.per_client import SECTION, PerClient, given_keys
 from mpifl.training.tasks import Classification
 
 from .context import Parts
@@ -339,13 +339,9 @@ def warn_of_ignored(algorithm: Algorithm, local: LocalConfig, per_client: PerCli
         per_client: how some of them train otherwise.
         finetunes: whether models are fine-tuned before they are evaluated.
     """
-    ignores, default = algorithm.needs.ignores, asdict(LocalConfig())
+    ignores, given = algorithm.needs.ignores, given_keys(local, per_client)
     if finetunes:  # as `local` says, except for its length
         ignores = {name: own for name, own in ignores.items() if name in ("epochs", "steps")}
-    given = {"local": {name: value for name, value in asdict(local).items() if value != default[name]}}
-    for clients, changes in per_client.items():
-        own = {name: value for name, value in asdict(changes).items() if value is not None}
-        given[f"{SECTION}.{clients}"] = own
     momenta = [f"{section}.momentum" for section, keys in given.items() if keys.get("momentum")]
     if local.optimizer == "adam" and "momentum" not in ignores and momenta:
         warn_once(f"{', '.join(momenta)}: without effect under local.optimizer adam; use sgd")

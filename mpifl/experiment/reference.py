@@ -32,6 +32,7 @@ from mpifl.core.units import Unit, unit_of
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.models import MODELS
 from mpifl.simulation.policies import POLICIES, Policy
+from mpifl.training.config import LocalConfig
 
 from .citations import entry
 from .loader import SHIPPED, from_tree, overrides, to_tree
@@ -240,9 +241,7 @@ def _algorithms(words: Sequence[str], trainer: str | None = None) -> Iterator[st
 
 def _gives(trainer: str) -> set[str]:
     """Return what a trainer gives beside a trained model, from the value of `local.trainer`."""
-    tree = overrides(["--local.trainer", trainer])
-    local = from_tree(Config, {"algorithm": "fedavg", "model": "mlp", **tree}).local
-    found = trainer_of(local.trainer)
+    found = trainer_of(from_tree(LocalConfig, overrides(["--trainer", trainer]), "local").trainer)
     return {*GIFTS} if found is None else {*found.gives}
 
 

@@ -34,7 +34,7 @@ from mpifl.simulation.policies import AsynchronousPolicy, Policy, RoundsPolicy, 
 from mpifl.supervision.logging import warn_once
 from mpifl.training.config import OF_SGD, LocalConfig
 from mpifl.training.own_metrics import load_metrics
-from mpifl.training.per_client import SECTION, PerClient, check_changes
+from mpifl.training.per_client import SECTION, PerClient, check_changes, given_keys
 from mpifl.training.precision import FLOAT32
 
 from .exclusions import check_exclusions
@@ -230,11 +230,8 @@ def check_trainer(config: Config) -> None:
         trainer.check(task, asked)
     except UserError as error:
         raise error.under(key) from error
-    unused = OF_SGD - {*trainer.uses}
-    default = LocalConfig()
-    found = [f"local.{n}" for n in sorted(unused) if getattr(config.local, n) != getattr(default, n)]
-    for clients, changes in config.per_client.items():
-        found += [f"{SECTION}.{clients}.{n}" for n in sorted(unused) if getattr(changes, n, None) is not None]
+    unused, given = OF_SGD - {*trainer.uses}, given_keys(config.local, config.per_client)
+    found = [f"{section}.{name}" for section, keys in given.items() for name in sorted(unused & keys.keys())]
     if found:
         warn_once(f"{', '.join(found)}: without effect: trainer {trainer.name} has options of its own")
 

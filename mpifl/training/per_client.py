@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.options import (
@@ -67,6 +67,21 @@ class LocalChanges(Options):
 
 
 PerClient = Mapping[str, LocalChanges]  # a client (`3`), a range (`4-7`) or the name of a device -> changes
+
+
+def given_keys(local: LocalConfig, per_client: PerClient) -> dict[str, dict[str, Any]]:
+    """Return the keys of local training that are set: section -> name -> value.
+
+    Args:
+        local: options of all clients; those at their defaults are not set.
+        per_client: options that differ.
+    """
+    default = asdict(LocalConfig())
+    given = {"local": {name: value for name, value in asdict(local).items() if value != default[name]}}
+    for clients, changes in per_client.items():
+        own = {name: value for name, value in asdict(changes).items() if value is not None}
+        given[f"{SECTION}.{clients}"] = own
+    return given
 
 
 def check_changes(local: LocalConfig, per_client: PerClient, devices: Sequence[str]) -> None:
