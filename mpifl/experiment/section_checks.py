@@ -33,7 +33,7 @@ from mpifl.simulation.network import Links
 from mpifl.simulation.policies import AsynchronousPolicy, Policy, RoundsPolicy, Synchronous
 from mpifl.supervision.logging import warn_once
 from mpifl.training.config import OF_SGD, LocalConfig
-from mpifl.training.own_metrics import load_metrics
+from mpifl.training.own_metrics import load_metrics, metrics_of
 from mpifl.training.per_client import SECTION, PerClient, check_changes, given_keys
 from mpifl.training.precision import FLOAT32
 
@@ -170,7 +170,9 @@ def stop_metric(config: Config) -> tuple[str, int]:
     if stop.better is not None:
         return name, 1 if stop.better == "more" else -1
     own = {metric.name: metric.better for metric in config.task.scored}
-    own |= {metric.name: metric.better for metric in load_metrics(config.evaluation.metrics)}
+    own |= {
+        metric.name: metric.better for metric in metrics_of(config.evaluation.metrics, config.local.trainer)
+    }
     mine = max((one for one in own if begins(name, [one])), key=len, default=None)
     return name, direction(name, main, None if mine is None else (mine, own[mine]))
 
@@ -187,7 +189,8 @@ def check_stop(config: Config) -> None:
     require(config.evaluation.every > 0, f"stop.{rule}", getattr(stop, rule), remedy)
     name, better = stop_metric(config)
     known = [metric.name for metric in config.task.scored]
-    known += [*(path.rpartition(":")[2] for path in config.evaluation.metrics), *HIGHER, *LOWER]
+    own = metrics_of(config.evaluation.metrics, config.local.trainer)
+    known += [*(metric.name for metric in own), *HIGHER, *LOWER]
     remedy = f"is no metric of this run ({nearest(name, known)}), or it is not known whether more is better: "
     require(better != 0, "stop.metric", name, f"{remedy}say stop.better more, or less")
     metric = metric_of_column(name)

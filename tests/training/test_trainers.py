@@ -25,7 +25,8 @@ from mpifl.core.federation import DataInfo, Split
 from mpifl.core.metric import Metric
 from mpifl.core.rng import key
 from mpifl.core.trainer import Fit, FitContext, Gift, Samples, Trainer
-from mpifl.experiment.schema import SystemConfig
+from mpifl.experiment.schema import StopConfig, SystemConfig
+from mpifl.experiment.section_checks import check_sections, stop_metric
 from mpifl.models import MODELS
 from mpifl.training.client import LocalClient
 from mpifl.training.config import LocalConfig
@@ -319,6 +320,18 @@ def test_a_module_with_several_inputs_and_outputs_runs_and_its_metrics_are_writt
     assert done.server_step.train_metrics["fit_size"] > 0
     with pytest.raises(UserError, match="hypcluster takes losses and outputs of models"):
         toy.run(CATALOGUE["hypcluster"](), toy.Tiny(), tmp_path / "2", model=TwoInputsModel(), local=local)
+
+
+def test_a_run_may_end_by_a_metric_of_its_trainer():
+    """Its direction is the trainer's: less of a gap is better."""
+    local = replace(toy.LOCAL, trainer=Pair())
+    for name in ("gap_mean", "gap"):
+        config = toy.config_of(CATALOGUE["fedavg"](), local=local, stop=StopConfig(metric=name, target=0.2))
+        check_sections(config)
+        assert stop_metric(config) == (name, -1)
+    wrong = toy.config_of(CATALOGUE["fedavg"](), local=local, stop=StopConfig(metric="gain", target=0.2))
+    with pytest.raises(UserError, match=r"stop\.metric = 'gain'"):
+        check_sections(wrong)
 
 
 WRONG = [
