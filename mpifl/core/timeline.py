@@ -170,12 +170,14 @@ class Recording(Timeline):
 
         Phases that have not ended come with an `end` of nan.
         """
-        kinds, nan = [Kind(*kind) for kind in self._kinds], float("nan")
-        last = self._next % self.most if self._next >= self.most else 0  # place of the oldest row
-        count = min(self._next, self.most)
+        written = self._next  # in this order: the thread that records may go on meanwhile
+        rows = bytes(self._rows)
+        kinds, nan = [Kind(*kind) for kind in [*self._kinds]], float("nan")
+        last = written % self.most if written >= self.most else 0  # place of the oldest row
+        count = min(written, self.most)
         found, more = list[Event](), list[tuple[int, int]]()
         for i in reversed(range(count)):  # so that rows come before the one that they continue
-            row = ROW.unpack_from(self._rows, (last + i) % self.most * ROW.size)
+            row = ROW.unpack_from(rows, (last + i) % self.most * ROW.size)
             start, end, number, step, first, second = row
             if number == MORE:
                 more.append((first, second))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from math import isnan
 
 import numpy as np
@@ -47,6 +49,26 @@ def test_a_call_for_several_clients_of_which_a_part_was_overwritten_is_left_out(
     for number in (3.0, 4.0):
         recording.call("send", "notes", number, number, 1, 1)
     assert [e.kind.name for e in recording.events()] == ["send", "send"]
+
+
+def test_events_are_read_while_another_thread_records():
+    """As by the watchdog of a run that is slow, not stuck; each call is of a new kind."""
+    recording, before = Recording(most=50), sys.getswitchinterval()
+
+    def record() -> None:
+        for number in range(20_000):
+            recording.call(f"call {number}", "notes", number, number, 1, 1)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            recorded = pool.submit(record)
+            while not recorded.done():
+                assert all(event.kind.what == "mpi" for event in recording.events())
+            recorded.result()
+    finally:
+        sys.setswitchinterval(before)
+    assert len(recording.events()) == 50
 
 
 def test_a_phase_under_way_has_no_end():
