@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -235,8 +236,68 @@ class Regression(Task):
         return {**{name: values[name] for name in self.metrics}, "loss": _ratio(sums["loss"], n)}
 
 
+class _ByPosition(Task):
+    """Classes of tokens or pixels; the loss is the mean cross-entropy over the positions that count.
+
+    If a subclass overrides `losses`, the loss is their mean over samples.
+    """
+
+    @property
+    @abstractmethod
+    def _own_losses(self) -> bool:
+        """Whether a subclass overrides `losses`."""
+
+    @abstractmethod
+    def _of_positions(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the cross-entropy of each position [n, ...]; 0 where it does not count."""
+
+    def _total(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `_of_positions`."""
+        return self._of_positions(output, labels).sum()
+
+    def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy of a position, or the mean of `losses` if a subclass overrides it."""
+        if self._own_losses:
+            return super().loss(output, labels)
+        return self.total_loss(output, labels) / (labels != IGNORED).sum().clamp_min(1)
+
+    def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all positions' cross-entropies, or of `losses` if a subclass overrides it."""
+        return super().total_loss(output, labels) if self._own_losses else self._total(output, labels)
+
+    def count(self, labels: torch.Tensor) -> int:
+        """Return the number of positions that count, or of samples if a subclass overrides `losses`."""
+        return super().count(labels) if self._own_losses else int((labels != IGNORED).sum())
+
+    def terms(self, labels: torch.Tensor) -> torch.Tensor:
+        """Return how many positions of each sample count [n], or 1 if a subclass overrides `losses`."""
+        flat = labels.flatten(1)
+        return torch.ones_like(flat[:, 0]) if self._own_losses else (flat != IGNORED).sum(1)
+
+    def _own_sums(self, output: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor | np.ndarray]:
+        """Return the sum of `losses` and the number of samples if a subclass overrides it."""
+        if not self._own_losses:
+            return {}
+        return {
+            "own_loss": self.losses(output, labels).double().sum().cpu(),
+            "samples": torch.tensor(len(labels)),
+        }
+
+    def _loss_of(self, sums: Mapping[str, np.ndarray]) -> float:
+        """Return the loss from the sums `loss` and `n`, or from `_own_sums`."""
+        if self._own_losses:
+            return _ratio(sums["own_loss"], float(sums["samples"]))
+        return _ratio(sums["loss"], float(sums["n"]))
+
+    def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+        """Return the logarithm of the weighted mean of the models' probabilities, float64 [n, ..., L]."""
+        chances = torch.stack([output.double().softmax(-1) for output in outputs])
+        p = torch.einsum("k,k...->...", weights.double().to(chances.device), chances)
+        return p.clamp_min(LEAST).log()
+
+
 @dataclass(frozen=True)
-class NextToken(Task):
+class NextToken(_ByPosition):
     """Prediction of the next token; the loss is the mean cross-entropy over the positions that count.
 
     A model returns [n, T, V]. The labels [n, T] are the next token at each position, -100 where none counts.
@@ -254,35 +315,18 @@ class NextToken(Task):
 
     @property
     def _own_losses(self) -> bool:
-        """Whether a subclass overrides `losses`; its loss is then their mean over samples."""
+        """Whether a subclass overrides `losses`."""
         return type(self).losses is not NextToken.losses
 
     def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy of each sample's tokens; 0 where none counts."""
-        each = F.cross_entropy(output.movedim(-1, 1), labels, reduction="none", ignore_index=IGNORED)
-        return each.sum(1) / (labels != IGNORED).sum(1).clamp_min(1)
+        return self._of_positions(output, labels).sum(1) / (labels != IGNORED).sum(1).clamp_min(1)
 
-    def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross-entropy of a token, or the mean of `losses` if a subclass overrides it."""
-        if self._own_losses:
-            return super().loss(output, labels)
-        return self.total_loss(output, labels) / (labels != IGNORED).sum().clamp_min(1)
+    def _of_positions(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.movedim(-1, 1), labels, reduction="none", ignore_index=IGNORED)
 
-    def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all tokens' cross-entropies, or of `losses` if a subclass overrides it."""
-        if self._own_losses:
-            return super().total_loss(output, labels)
+    def _total(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output.movedim(-1, 1), labels, reduction="sum", ignore_index=IGNORED)
-
-    def count(self, labels: torch.Tensor) -> int:
-        """Return the number of tokens that count, or of samples if a subclass overrides `losses`."""
-        if self._own_losses:
-            return super().count(labels)
-        return int((labels != IGNORED).sum())
-
-    def terms(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return the number of tokens of each sample that count, or 1 if a subclass overrides `losses`."""
-        return torch.ones_like(labels[:, 0]) if self._own_losses else (labels != IGNORED).sum(1)
 
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
         """Return the numbers of tokens that count and of hits, and the sum of the cross-entropies.
@@ -290,35 +334,24 @@ class NextToken(Task):
         If a subclass overrides `losses`, also return their sum and the number of samples.
         """
         counts = labels != IGNORED
-        each = F.cross_entropy(output.movedim(-1, 1), labels, reduction="none", ignore_index=IGNORED)
-        own: dict[str, torch.Tensor | np.ndarray] = {}
-        if self._own_losses:
-            own["own_loss"] = self.losses(output, labels).double().sum().cpu()
-            own["samples"] = torch.tensor(len(labels))
         return {
             "n": counts.sum().cpu(),
             "hits": ((predictions(output) == labels) & counts).sum().cpu(),
-            "loss": each.double().sum().cpu(),
-            **own,
+            "loss": self._of_positions(output, labels).double().sum().cpu(),
+            **self._own_sums(output, labels),
         }
 
     def figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Return metrics and loss."""
         n = float(sums["n"])
-        loss = _ratio(sums["loss"], n)
         with np.errstate(over="ignore"):
-            values = {"perplexity": float(np.exp(loss)), "token_accuracy": _ratio(sums["hits"], n)}
-        if self._own_losses:
-            loss = _ratio(sums["own_loss"], float(sums["samples"]))
-        return {**{name: values[name] for name in self.metrics}, "loss": loss}
-
-    def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-        """Return the logarithm of the weighted mean of the models' probabilities, float64 [n, T, V]."""
-        return _mixed_classes(outputs, weights)
+            perplexity = float(np.exp(_ratio(sums["loss"], n)))
+        values = {"perplexity": perplexity, "token_accuracy": _ratio(sums["hits"], n)}
+        return {**{name: values[name] for name in self.metrics}, "loss": self._loss_of(sums)}
 
 
 @dataclass(frozen=True)
-class Segmentation(Task):
+class Segmentation(_ByPosition):
     """Semantic segmentation: a class for each pixel; the loss is the mean cross-entropy of the pixels.
 
     A model returns [n, H, W, L], the classes last. The labels [n, H, W] are classes, -100 where a pixel does
@@ -348,7 +381,7 @@ class Segmentation(Task):
 
     @property
     def _own_losses(self) -> bool:
-        """Whether a subclass overrides `losses`; its loss is then their mean over samples."""
+        """Whether a subclass overrides `losses`."""
         return type(self).losses is not Segmentation.losses
 
     def check(self, info: DataInfo) -> None:
@@ -362,33 +395,12 @@ class Segmentation(Task):
     def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy of each sample's pixels; 0 where none counts."""
         count = (labels != IGNORED).sum((1, 2)).clamp_min(1)
-        return self._of_pixels(output, labels).sum((1, 2)) / count
+        return self._of_positions(output, labels).sum((1, 2)) / count
 
-    def _of_pixels(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the cross-entropy of each pixel [n, H, W]; 0 where it does not count."""
+    def _of_positions(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         flat = output.reshape(-1, output.shape[-1])  # deterministic on a GPU, unlike the loss of [n, L, H, W]
         each = F.cross_entropy(flat, labels.reshape(-1), reduction="none", ignore_index=IGNORED)
         return each.reshape(labels.shape)
-
-    def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross-entropy of a pixel, or the mean of `losses` if a subclass overrides it."""
-        if self._own_losses:
-            return super().loss(output, labels)
-        return self.total_loss(output, labels) / (labels != IGNORED).sum().clamp_min(1)
-
-    def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all pixels' cross-entropies, or of `losses` if a subclass overrides it."""
-        if self._own_losses:
-            return super().total_loss(output, labels)
-        return self._of_pixels(output, labels).sum()
-
-    def count(self, labels: torch.Tensor) -> int:
-        """Return the number of pixels that count, or of samples if a subclass overrides `losses`."""
-        return super().count(labels) if self._own_losses else int((labels != IGNORED).sum())
-
-    def terms(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return the number of pixels of each sample that count, or 1 if a subclass overrides `losses`."""
-        return torch.ones_like(labels[:, 0, 0]) if self._own_losses else (labels != IGNORED).sum((1, 2))
 
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
         """Return the sum of the cross-entropies and the numbers of pixels: all, and of each class.
@@ -401,21 +413,17 @@ class Segmentation(Task):
         hit = right == guess
         true, both = (torch.bincount(y, minlength=size) for y in (right, right[hit]))
         predicted = torch.bincount(guess[guess >= 0], minlength=size)
-        own: dict[str, torch.Tensor | np.ndarray] = {}
-        if self._own_losses:
-            own["own_loss"] = self.losses(output, labels).double().sum().cpu()
-            own["samples"] = torch.tensor(len(labels))
         return {
             "n": counts.sum().cpu(),
-            "loss": self._of_pixels(output, labels).double().sum().cpu(),
+            "loss": self._of_positions(output, labels).double().sum().cpu(),
             "intersection": both.cpu(),
             "union": (true + predicted - both).cpu(),
-            **own,
+            **self._own_sums(output, labels),
         }
 
     def figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Return metrics and loss."""
-        both, either, n = sums["intersection"], sums["union"], float(sums["n"])
+        both, either = sums["intersection"], sums["union"]
         there = either > 0
         iou = np.full(both.size, np.nan)
         iou[there] = both[there] / either[there]
@@ -423,28 +431,10 @@ class Segmentation(Task):
             "mean_iou": _mean_ratio(both, either),
             "worst_iou": float(iou[there].min()) if there.any() else float("nan"),
             "dice": _mean_ratio(2 * both, either + both),
-            "pixel_accuracy": _ratio(both.sum(), n),
+            "pixel_accuracy": _ratio(both.sum(), float(sums["n"])),
             **{f"iou_{c}": float(iou[c]) for c in self.classes},
         }
-        own = self._own_losses
-        loss = _ratio(sums["own_loss"], float(sums["samples"])) if own else _ratio(sums["loss"], n)
-        return {**{m.name: values[m.name] for m in self.scored}, "loss": loss}
-
-    def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-        """Return the logarithm of the weighted mean of the models' probabilities, float64 [n, H, W, L]."""
-        return _mixed_classes(outputs, weights)
-
-
-def _mixed_classes(outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-    """Return the logarithm of the weighted mean of the models' probabilities, float64 [n, ..., L].
-
-    Args:
-        outputs: logits of the K models, each [n, ..., L].
-        weights: [K], summing to one.
-    """
-    chances = torch.stack([output.double().softmax(-1) for output in outputs])
-    p = torch.einsum("k,k...->...", weights.double().to(chances.device), chances)
-    return p.clamp_min(LEAST).log()
+        return {**{m.name: values[m.name] for m in self.scored}, "loss": self._loss_of(sums)}
 
 
 @dataclass(frozen=True)
@@ -537,10 +527,7 @@ class TokenClassification(NextToken):
             "token_accuracy": _ratio(sums["hits"], n),
             "macro_f1": _mean_ratio(2 * sums["right"], sums["true"] + sums["predicted"]),
         }
-        loss = _ratio(sums["loss"], n)
-        if self._own_losses:
-            loss = _ratio(sums["own_loss"], float(sums["samples"]))
-        return {**{name: values[name] for name in self.metrics}, "loss": loss}
+        return {**{name: values[name] for name in self.metrics}, "loss": self._loss_of(sums)}
 
 
 def _ratio(part: np.ndarray | float, whole: float) -> float:
