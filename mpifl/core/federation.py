@@ -18,6 +18,8 @@ IMAGES, FEATURES, TOKENS = "images", "features", "tokens"
 CLASSES, MULTI_HOT, NUMBERS, MASKS = "classes", "multi_hot", "numbers", "masks"
 MASKED, TAGS = "masked_tokens", "tags"
 SEQUENCES = (TOKENS, MASKED, TAGS)  # kinds of labels that every position of a sample has
+IGNORED = -100  # label of a token or pixel that does not count, as PyTorch's `ignore_index`
+MASKED_AS_MASK, MASKED_AS_OTHER = 0.8, 0.1  # of the tokens that masks hide; the rest stay as they are
 SPLITS = ("train", "val", "test")  # columns of `Federation.sizes`
 
 

@@ -13,6 +13,7 @@ from mpifl.core.errors import UserError, is_whole, require
 from mpifl.core.federation import (
     CLASSES,
     FEATURES,
+    IGNORED,
     IMAGES,
     MASKS,
     MULTI_HOT,
@@ -25,8 +26,7 @@ from mpifl.core.rng import Key, key
 from mpifl.core.textfiles import readable
 
 MAX_ORIGINS = 1 << 24
-IGNORED = -100  # label of a token or pixel that is ignored, as PyTorch's `ignore_index`
-VOID = 255  # the same in masks of bytes, as in PASCAL VOC and Cityscapes
+VOID = 255  # `IGNORED` in masks of bytes, as in PASCAL VOC and Cityscapes
 BLOCK = 1 << 22  # numbers that are processed at a time
 DETAIL = 0.1  # of the deviation between images: pixels may be rounded by this share of it
 

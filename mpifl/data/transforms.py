@@ -16,7 +16,9 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from .pool import IGNORED, void_of
+from mpifl.core.federation import IGNORED
+
+from .pool import void_of
 
 MASK_AXES = 3  # of labels [n, H, W]
 

@@ -26,7 +26,7 @@ from greenlet import getcurrent, greenlet
 from torch import nn
 
 from mpifl.core.client import Trained
-from mpifl.core.federation import Split
+from mpifl.core.federation import IGNORED, Split
 from mpifl.core.module_checks import untouched
 from mpifl.core.parameters import Part, frozen_names
 from mpifl.core.rng import key
@@ -39,7 +39,7 @@ from .config import LocalConfig
 from .model_context import ModelContext, is_random
 from .optimizer import adam, fused_sgd, gradients
 from .precision import FLOAT32, forward_pass, training_in, under_autocast
-from .tasks import IGNORED, Classification, NextToken
+from .tasks import Classification, NextToken
 
 STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.RNNBase)
 

@@ -12,15 +12,25 @@ import torch
 import torch.nn.functional as F
 
 from mpifl.core.errors import catalogue, require
-from mpifl.core.federation import CLASSES, MASKED, MASKS, MULTI_HOT, NUMBERS, TAGS, TOKENS, DataInfo
+from mpifl.core.federation import (
+    CLASSES,
+    IGNORED,
+    MASKED,
+    MASKED_AS_MASK,
+    MASKED_AS_OTHER,
+    MASKS,
+    MULTI_HOT,
+    NUMBERS,
+    TAGS,
+    TOKENS,
+    DataInfo,
+)
 from mpifl.core.metric import ACCURACY, METRICS, Metric
 from mpifl.core.options import NonNegativeInt
 from mpifl.core.rng import Key
 from mpifl.core.task import Sums, Task
 
-IGNORED = -100  # label of a token or pixel that does not count
 NONE = -1  # prediction of a model that diverged
-MASKED_AS_MASK, MASKED_AS_OTHER = 0.8, 0.1  # of the hidden tokens; the rest stay as they are
 LEAST = 1e-300  # smallest probability, so that its logarithm is finite
 
 

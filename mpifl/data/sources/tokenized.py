@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.federation import IGNORED, MASKED_AS_MASK, MASKED_AS_OTHER
 from mpifl.core.optional_packages import silent_transformers, transformers_package
 from mpifl.core.progress import each
 from mpifl.core.rng import key
-from mpifl.data.pool import IGNORED
 from mpifl.data.sources.base import in_one_line
 
 KEY = "data.source.tokenizer"
@@ -28,7 +28,6 @@ ROLES = {
     "bos_token_id": "begin",
     "eos_token_id": "end",
 }  # attribute of a tokenizer -> role of its token
-MASKED_AS_MASK, MASKED_AS_OTHER = 0.8, 0.1  # of the hidden tokens; the rest stay as they are
 
 
 class Encoded(NamedTuple):
