@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpifl.core.errors import UserError, first_of, require
+from mpifl.core.optional_packages import need_package
 from mpifl.core.textfiles import flat, readable
 from mpifl.results.reader import INTEGER, Run
 from mpifl.supervision.logging import warn_once
@@ -62,8 +62,8 @@ def export(
     path = None if file is None else Path(file)
     if path is not None:
         require(path.suffix in FORMATS, "--out", file, f"use a file that ends in {' or '.join(FORMATS)}")
-        there = path.suffix != ".parquet" or find_spec("pyarrow") is not None
-        require(there, "--out", file, 'needs pyarrow: pip install "mpifl[parquet]"')
+        if path.suffix == ".parquet":
+            need_package("pyarrow", "parquet", "--out", file)
     groups = gather(names, finished_only)
     say_other_inputs(groups)
     found = final_frame(groups, target) if table == "final" else frame(groups, table)

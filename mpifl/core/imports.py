@@ -18,7 +18,7 @@ from typing import Any
 
 from .errors import UserError, nearest
 from .files import same_folder
-from .torchvision_compat import MISSING, torchvision
+from .torchvision_compat import with_operators
 
 OURS = __package__.partition(".")[0]
 INSTALLED = {"site-packages", "dist-packages"}  # folders
@@ -148,13 +148,7 @@ def load_object(path: str, key: str, kind: type = object) -> Any:
         with same_folder():
             return _import(place, path, key) if file is None else _from_file(file, path, key)
 
-    try:
-        module = loaded()
-    except UserError as error:
-        if MISSING not in str(error):
-            raise
-        torchvision()  # declares the operator, for libraries that import torchvision themselves
-        module = loaded()
+    module = with_operators(loaded)
     if not name or not hasattr(module, name):
         known = _offered(module, kind)
         meant = nearest(name, known) if known else "it defines nothing that could be meant"
@@ -164,30 +158,6 @@ def load_object(path: str, key: str, kind: type = object) -> Any:
         with suppress(TypeError):  # built-in classes take no attributes
             found.imported_as = path  # type: ignore[attr-defined]
     return found
-
-
-def optional(package: str, extra: str, key: str, value: object) -> Any:
-    """Import a package that an extra of mpifl installs.
-
-    Args:
-        package: name of the module.
-        extra: the extra, for error messages.
-        key: the option that needs it.
-        value: its value.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        return importlib.import_module(package)
-    except RuntimeError as error:
-        if MISSING not in str(error):
-            raise
-        torchvision()
-        return importlib.import_module(package)
-    except ImportError as error:
-        name = package.split(".")[0]
-        raise UserError(key, value, f'needs {name}: pip install "mpifl[{extra}]"') from error
 
 
 def _offered(module: ModuleType, kind: type) -> list[str]:

@@ -1,4 +1,4 @@
-"""The only import of transformers, which is slow, and what keeps it silent."""
+"""Packages that extras of mpifl install; the only import of transformers, and what keeps it silent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from .errors import UserError
-from .torchvision_compat import torchvision
+from .torchvision_compat import torchvision, with_operators
 
 
 def need_package(package: str, extra: str, key: str, value: object) -> None:
@@ -22,7 +22,29 @@ def need_package(package: str, extra: str, key: str, value: object) -> None:
         value: its value.
     """
     if find_spec(package) is None:
-        raise UserError(key, value, f'needs {package}: pip install "mpifl[{extra}]"')
+        raise _missing(package, extra, key, value)
+
+
+def optional(package: str, extra: str, key: str, value: object) -> Any:
+    """Import a package that an extra of mpifl installs.
+
+    Args:
+        package: name of the module.
+        extra: the extra, for error messages.
+        key: the option that needs it.
+        value: its value.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return with_operators(lambda: importlib.import_module(package))
+    except ImportError as error:
+        raise _missing(package.split(".")[0], extra, key, value) from error
+
+
+def _missing(package: str, extra: str, key: str, value: object) -> UserError:
+    return UserError(key, value, f'needs {package}: pip install "mpifl[{extra}]"')
 
 
 def transformers_package(extra: str, key: str, value: object) -> Any:

@@ -14,13 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from time import sleep, time
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from mpifl.core.errors import require
 from mpifl.core.files import try_lock, write_atomically
+from mpifl.core.optional_packages import need_package
 from mpifl.core.options import Options
 from mpifl.core.textfiles import flat
 
@@ -98,9 +97,7 @@ class Tracker(Options):
     @classmethod
     def require_package(cls) -> None:
         """Raise `UserError` unless the library is installed."""
-        there = find_spec(cls.package) is not None
-        remedy = f'needs the package {cls.package}: pip install "mpifl[{cls.name}]"'
-        require(there, "output.callbacks", cls.name, remedy)
+        need_package(cls.package, cls.name, "output.callbacks", cls.name)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from torch import nn
 
 from mpifl.comm.connect import connect
 from mpifl.comm.transport import Transport, on_server
-from mpifl.core.imports import optional
+from mpifl.core.optional_packages import optional
 from mpifl.driver.run import run
 from mpifl.experiment import loader
 from mpifl.experiment.schema import Config

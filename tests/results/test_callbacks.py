@@ -245,7 +245,7 @@ def test_callbacks_that_are_no_list_of_objects_are_refused_before_a_folder_is_ma
 
 def test_a_tracker_without_its_library_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr("mpifl.results.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("mpifl.core.optional_packages.find_spec", lambda name: None)
     with pytest.raises(
         mpifl.UserError, match=r'output\.callbacks = .mlflow.: .* pip install "mpifl\[mlflow\]"'
     ):

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from mpifl.core.client import proximal
 from mpifl.core.errors import UserError
 from mpifl.core.federation import Split
-from mpifl.core.imports import optional
+from mpifl.core.optional_packages import optional
 from mpifl.core.rng import key
 from mpifl.models import MODELS
 from mpifl.training.config import LocalConfig

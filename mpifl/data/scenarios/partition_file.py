@@ -32,7 +32,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import CLASSES, SPLITS
-from mpifl.core.imports import optional
+from mpifl.core.optional_packages import optional
 from mpifl.core.options import ShareBelowOne
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import RepeatedKey, check_file, json_of

@@ -13,7 +13,7 @@ from annotated_types import Ge
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import MASKED, TAGS, TOKENS
-from mpifl.core.imports import optional
+from mpifl.core.optional_packages import optional
 from mpifl.core.options import PositiveInt, PositiveShare, ShareBelowOne
 from mpifl.core.progress import each
 from mpifl.core.textfiles import RepeatedKey, json_of, text_of

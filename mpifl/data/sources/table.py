@@ -12,7 +12,7 @@ import numpy as np
 from annotated_types import MaxLen, MinLen
 
 from mpifl.core.errors import require
-from mpifl.core.imports import optional
+from mpifl.core.optional_packages import optional
 from mpifl.core.options import ShareBelowOne
 from mpifl.data.pool import Pool
 from mpifl.data.sources import columns

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.imports import optional
+from mpifl.core.optional_packages import optional
 from mpifl.core.options import PositiveInt
 from mpifl.core.progress import each
 from mpifl.data.pool import Pool

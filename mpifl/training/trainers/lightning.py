@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from mpifl.core.errors import require
-from mpifl.core.imports import optional
+from mpifl.core.optional_packages import optional
 from mpifl.core.options import PositiveFloat, PositiveInt
 from mpifl.core.trainer import Fit, FitContext, Gift, Samples, Trainer
 
