@@ -22,7 +22,7 @@ from .lora import LoRA, adapt
 from .pretrained import load_weights
 
 if TYPE_CHECKING:
-    from .huggingface_modules import SplitTransformers, WholeTransformers
+    from .huggingface_modules import SplitTransformers, Transformers, WholeTransformers
 
 KEY, EXTRA = "model.path", "huggingface"
 SEQUENCE, TOKEN, CAUSAL, HIDDEN = (
@@ -49,6 +49,7 @@ TASK_TYPES = {SEQUENCE: "SEQ_CLS", TOKEN: "TOKEN_CLS", CAUSAL: "CAUSAL_LM", HIDD
 BODY = "body.net."
 BASE = "base"  # folder of the model without adapters, beside them
 PROBED = 2  # samples on which a model is tried
+_results: dict[Any, tuple[str, bool]] = {}  # of `HuggingFace._tried`
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class HuggingFace(ModelOptions):
     def build_for(self, info: DataInfo) -> Any:
         """Return the network for tokens as in `info`, with its weights and adapters; see `ModelOptions`."""
         with same_folder():
-            net = self._made(info)
+            net = self.make_for(info)
         adapters = self.weights if self.starts_from_adapters else None
         if self.weights is not None and adapters is None:
             load_weights(net, self.weights, body=BODY, head=net.head_name)
@@ -94,10 +95,6 @@ class HuggingFace(ModelOptions):
         if adapters is not None:
             peft_files.load_adapters(net, self.lora, adapters, BODY)
         return net
-
-    def make_for(self, info: DataInfo) -> Any:
-        """Return the network for tokens as in `info`, as its folder has it."""
-        return self._made(info)
 
     @property
     def starts_from_adapters(self) -> bool:
@@ -133,9 +130,9 @@ class HuggingFace(ModelOptions):
         spared = ("head",) if text and not {head, head.rpartition(".")[2]} & {*lora.layers} else ()
         return replace(lora, train=_renamed(train, head), layers=_renamed(lora.layers, head)), spared
 
-    def _made(self, info: DataInfo) -> SplitTransformers | WholeTransformers:
-        """Return the network as its folder has it, in training mode."""
-        from .huggingface_modules import Transformers, looks_ahead, split
+    def make_for(self, info: DataInfo) -> Any:
+        """Return the network for tokens as in `info`, as its folder has it, in training mode."""
+        from .huggingface_modules import Transformers, split
 
         transformers = transformers_package(EXTRA, "model.name", "huggingface")
         folder, kind = Path(self.path).expanduser(), self._kind(info)
@@ -149,13 +146,8 @@ class HuggingFace(ModelOptions):
         typed = getattr(net.config, "type_vocab_size", 0) or 0
         own = net.config.get_text_config().pad_token_id
         body = Transformers(net, padding, second if typed > 1 else None, own)
-        width = info.num_classes if kind in (SEQUENCE, TOKEN) else net.config.get_text_config().vocab_size
-        text = next(t for t in range(info.vocabulary) if t not in dict(info.special).values())
-        probe = torch.full((PROBED, info.shape[0]), text)
-        probe[-1] = torch.arange(info.shape[0]) % info.vocabulary
         try:
-            ahead = kind == CAUSAL and info.shape[0] > 1 and looks_ahead(body, probe)
-            made = split(body, width, probe)
+            head, ahead = self._tried(body, folder, kind, info)
         except Exception as error:
             most = getattr(net.config, "max_position_embeddings", None)
             remedy = f"does not take {info.shape[0]} tokens ({one_line(f'{type(error).__name__}: {error}')})"
@@ -164,10 +156,34 @@ class HuggingFace(ModelOptions):
             raise UserError(KEY, self.path, remedy + advice) from error
         remedy = "sees the tokens that it is to predict; use a model that is made for causal_lm"
         require(not ahead, "model.head", kind, remedy)
+        made: SplitTransformers | WholeTransformers = split(body, head)
         need_apart(made, KEY, self.path)
         made.drawn, made.remarks = drawn, remarks
         made.trained = trained(made, kind in (CAUSAL, HIDDEN))
         return made
+
+    @staticmethod
+    def _tried(body: Transformers, folder: Path, kind: str, info: DataInfo) -> tuple[str, bool]:
+        """Return the name of the head (empty: none), and whether outputs see what they are to predict.
+
+        A run builds its model several times: the result is kept for the files of the folder and `info`.
+        """
+        from .huggingface_modules import head_of, looks_ahead
+
+        states = [
+            (str(file.resolve()), file.stat()) for file in (folder / "config.json", *weights_of(folder))
+        ]
+        known = (kind, info, *((name, about.st_size, about.st_mtime_ns) for name, about in states))
+        if known not in _results:
+            config: Any = body.net.config
+            width = info.num_classes if kind in (SEQUENCE, TOKEN) else config.get_text_config().vocab_size
+            text = next(t for t in range(info.vocabulary) if t not in dict(info.special).values())
+            probe = torch.full((PROBED, info.shape[0]), text)
+            probe[-1] = torch.arange(info.shape[0]) % info.vocabulary
+            with torch.random.fork_rng(devices=[]):  # so that later draws do not depend on what is known
+                ahead = kind == CAUSAL and info.shape[0] > 1 and looks_ahead(body, probe)
+                _results[known] = head_of(body, width, probe), ahead
+        return _results[known]
 
     def _read(
         self, transformers: Any, folder: Path, kind: str, info: DataInfo

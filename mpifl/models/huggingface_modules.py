@@ -124,28 +124,37 @@ class WholeTransformers(nn.Module):
 
 
 @torch.no_grad()
-def split(body: Transformers, width: int, probe: torch.Tensor) -> SplitTransformers | WholeTransformers:
-    """Return a model as body and head if its output is that of a linear layer, otherwise in one piece.
+def head_of(body: Transformers, width: int, probe: torch.Tensor) -> str:
+    """Return the name of the linear layer that gives the output of a model; empty if none does.
 
     Args:
-        body: the model; its head is taken out.
+        body: the model.
         width: width of its output.
         probe: tokens int64 [n, T], on which this is tried.
     """
     net = body.net.eval()
     expected = body(probe)
-    names = [n for n, m in net.named_modules() if type(m) is nn.Linear and m.out_features == width]
+    names: list[str] = [n for n, m in net.named_modules() if type(m) is nn.Linear and m.out_features == width]
     for name in reversed(names[-CANDIDATES:]):
-        head = net.get_submodule(name)
-        assert isinstance(head, nn.Linear)
+        head, same = net.get_submodule(name), False
         net.set_submodule(name, nn.Identity())
         with suppress(Exception):  # code that reads the weights of that layer
-            if _same(head(body(probe)), expected):
-                body.train()
-                return SplitTransformers(body, head.train(), name)
+            same = _same(head(body(probe)), expected)
         net.set_submodule(name, head)
+        if same:
+            return name
+    return ""
+
+
+def split(body: Transformers, name: str) -> SplitTransformers | WholeTransformers:
+    """Return a model in training mode: body and head, which is taken out, or in one piece without a name."""
     body.train()
-    return WholeTransformers(body)
+    if not name:
+        return WholeTransformers(body)
+    head = body.net.get_submodule(name)
+    assert isinstance(head, nn.Linear)
+    body.net.set_submodule(name, nn.Identity())
+    return SplitTransformers(body, head, name)
 
 
 def _same(a: Any, b: torch.Tensor) -> bool:
@@ -159,5 +168,4 @@ def looks_ahead(body: Transformers, probe: torch.Tensor) -> bool:
     one, other, row = body(probe), probe.clone(), probe[-1]
     other[0, -1] = row.max() if probe[0, -1] != row.max() else row.min()
     two = body(other)
-    body.net.train()
     return not torch.allclose(one[:, :-1], two[:, :-1], atol=1e-5, rtol=1e-4)

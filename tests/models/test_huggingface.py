@@ -16,7 +16,7 @@ from mpifl.core.errors import UserError
 from mpifl.core.federation import DataInfo
 from mpifl.core.flat_model import FlatModel
 from mpifl.core.parameters import Layout, flatten
-from mpifl.models import LoRA, ModelOptions, build_model, seeded_model
+from mpifl.models import LoRA, ModelOptions, build_model, huggingface_modules, seeded_model
 from mpifl.models.huggingface import HuggingFace
 
 T, V = 10, len(texts.SPECIAL) + len(texts.WORDS)
@@ -94,6 +94,24 @@ def test_a_config_alone_is_drawn_and_a_folder_of_two_seeds_differs(tmp_path):
     one, other = (flatten(seeded_model(model, info_of(), seed)) for seed in (0, 1))
     assert not torch.equal(one, other)
     assert "the model is drawn with seed.model" in build_model(model, info_of()).remarks[0]
+
+
+def test_a_model_is_tried_once_for_the_files_of_a_folder_and_a_form_of_the_data(tmp_path, monkeypatch):
+    texts.save_model(tmp_path / "gpt2", "GPT2LMHeadModel", **GPT2)
+    tried: list[int] = []
+    find = huggingface_modules.head_of
+    monkeypatch.setattr(huggingface_modules, "head_of", lambda *given: tried.append(1) or find(*given))
+    nets = [built(tmp_path, "gpt2")[1] for _ in range(2)]
+    assert len(tried) == 1
+    assert nets[0].head_name == nets[1].head_name == "lm_head"
+    assert [n for n, _ in nets[0].named_parameters()] == [n for n, _ in nets[1].named_parameters()]
+    with torch.no_grad():
+        torch.testing.assert_close(nets[0](sample()), nets[1](sample()), atol=0, rtol=0)
+    assert seeded_model(HuggingFace(path=str(tmp_path / "gpt2")), info_of("tokens", V), 0).training
+    config = tmp_path / "gpt2" / "config.json"
+    config.write_text(config.read_text() + " ")
+    built(tmp_path, "gpt2")
+    assert len(tried) == 2
 
 
 def test_padding_inside_of_a_text_is_text_and_an_empty_text_has_an_output(folder):
