@@ -206,20 +206,22 @@ class HuggingFace(Source):
         n, tested = sum(len(tables[file]) for file in splits[TRAIN]), TEST in splits
         arrays.refuse_unused_share(self.test_share, tested)
         label: str | None = None
+        tags: _Tags | None = None
+        y = np.zeros(sum(map(len, tables.values())), np.int64)
+        classes: tuple[str, ...] = ()
         if self.labels not in ("next", "masked"):
             remedy = "; or give data.source.labels: next or masked, which are tokens of the texts"
             label = _column(self.label, (*LABEL_NAMES, *TAG_NAMES), "label", names, remedy)
-        tags = _tags(values(label), label, features.get(label)) if label is not None else None
+            labels = values(label)
+            tags = _tags(labels, label, features.get(label))
+            if tags is None:
+                y, classes = self._labels(labels, features.get(label), label)
+            else:
+                remedy = "holds a tag for each word: leave labels out, or second"
+                require(self.labels is None and self.second is None, "data.source.label", label, remedy)
+                classes = tags.names
         listed = WORDS_NAMES if tags is not None else ()
         held = _column(self.inputs, (*listed, *TEXT_NAMES), "inputs", names)
-        y = np.zeros(sum(map(len, tables.values())), np.int64)
-        classes: tuple[str, ...] = ()
-        if tags is not None:
-            remedy = "holds a tag for each word: leave labels out, or second"
-            require(self.labels is None and self.second is None, "data.source.label", label, remedy)
-            classes = tags.names
-        elif label is not None:
-            y, classes = self._labels(values(label), features.get(label), label)
         order, count = (np.arange(len(y)), n) if tested else arrays.with_test(y, self.test_share)
         column = values(held).iloc[order]
         said: list[str] = []
