@@ -233,8 +233,9 @@ def _of_users(options: Source | Scenario, what: str) -> Iterator[None]:
 def _check_fits(config: DataConfig, pool: Pool) -> None:
     """Raise `UserError` for a scenario that reads classes or changes images if the source has none."""
     scenario, name = type(config.scenario), name_of(config.scenario)
-    same = {n: getattr(config.scenario, n, default) for n, default in asdict(Relations()).items()}
-    kept = {n: same[n] for n in ("clients", "validation") if same[n] != getattr(Relations, n)}
+    usual = {n: getattr(Relations, n) for n in ("clients", "validation")}
+    given_here = {n: getattr(config.scenario, n, default) for n, default in usual.items()}
+    kept = {n: value for n, value in given_here.items() if value != usual[n]}
     options = ", ".join(f"{n}: {value}" for n, value in {"name": "relations", **kept}.items())
     given = f"'{{{options}}}'" if kept else "relations"
     others = f"use iid, lognormal, powerlaw or natural, or for known groups --data.scenario {given}"

@@ -345,8 +345,9 @@ class PoolFederation(Federation):
             x, y = blank, label
             for op in self._ops["train"]:
                 x, y = op(x, y, np.array([group]))
-            shapes.add(tuple(self.to_tensor(x).shape[1:]))
-            sides, last = tuple(y.shape[1:]), tuple(self.to_tensor(x).shape[-2:])
+            shape = tuple(self.to_tensor(x).shape[1:])
+            shapes.add(shape)
+            sides, last = tuple(y.shape[1:]), shape[-2:]
             remedy = f"labels are masks of {list(sides)} pixels, which are not resized: leave it out"
             fits = self.pool.label_kind != MASKS or sides == last
             require(fits, "data.scenario.resize", list(last), remedy)
