@@ -422,10 +422,8 @@ class _Work:
     def _check_failed(self) -> None:
         """Raise `CasesFailed` if some cases failed."""
         if self.failed:
-            titles = {case.slug: case.title for case in self.mine}
-            known = {
-                titles[case.slug]: self.failed[case.slug] for case in self.mine if case.slug in self.failed
-            }
+            failed = [case for case in self.mine if case.slug in self.failed]
+            known = {case.title: self.failed[case.slug] for case in failed}
             raise CasesFailed(known, len(self.mine), self.command)
 
     def _write_all(self) -> None:
