@@ -681,9 +681,9 @@ def _cycles_collected() -> Iterator[None]:
 class _SideBySide:
     """Runs cases on groups of ranks; each group takes the next case when it has finished one.
 
-    A group takes all cases with the same training together, and prefers cases that share no beginning
-    with those under way. If a group fails or is asked to stop, the others
-    stop after their current step and write their state.
+    A group takes all cases with the same training together, and prefers cases that share no beginning with
+    those under way. If a group fails or is asked to stop, the others stop after their current step and write
+    their state.
 
     Args:
         work: the cases to run.
@@ -762,8 +762,9 @@ class _SideBySide:
         """Return the number of the next unit, `NONE_LEFT`, or `STOP` if this group is asked to stop."""
         places = self.work.places
         starts = [{place for case in unit for place in places.get(case.slug, ())} for unit in self.units]
+        sharing = [n for n, start in enumerate(starts) if start]
+        taken = [n for n in sharing if self.claims.taken(n) and not self._is_complete(n)]
         while self.left:
-            taken = [n for n in range(len(starts)) if self.claims.taken(n) and not self._is_complete(n)]
             number = first_apart(self.left, starts, taken)
             self.left.remove(number)
             if self._is_complete(number):
@@ -772,6 +773,7 @@ class _SideBySide:
                 return STOP
             if self.claims.take(number):
                 return number
+            taken.append(number)
         return NONE_LEFT
 
     def _is_complete(self, number: int) -> bool:
