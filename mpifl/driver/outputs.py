@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import save_file
 
 from mpifl.comm.mpi_startup import cuda_aware
-from mpifl.comm.transport import RankLost
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import CodeFailed, UserError
 from mpifl.core.federation import DataInfo
@@ -34,7 +33,7 @@ from mpifl.models.pretrained import uploads_none
 from mpifl.results import run_folder as folders
 from mpifl.results.recorder import Recorder, digest
 from mpifl.results.run_models import SERVED
-from mpifl.runtime.engine import Engine, regroup
+from mpifl.runtime.engine import Engine, repeated
 from mpifl.runtime.server_step import ServerStep
 
 from .figures import privacy_spent
@@ -164,14 +163,9 @@ def client_models(context: RunContext, server_step: ServerStep, server: Server |
 
     Every rank calls. The models are gathered again if a rank is lost.
     """
-    while context.config.output.client_models:
-        try:
-            models = server_step.client_models(server, context.evaluated_clients)
-            context.transport.barrier()  # if a rank is lost before this, all ranks repeat the gather
-            return models
-        except RankLost:
-            regroup(server_step)
-    return None
+    if not context.config.output.client_models:
+        return None
+    return repeated(server_step, lambda: server_step.client_models(server, context.evaluated_clients))
 
 
 def uses_rows(context: RunContext, server_step: ServerStep, server: Server) -> bool:
@@ -203,17 +197,16 @@ class Collected(NamedTuple):
 def collect(context: RunContext, server_step: ServerStep, server: Server | None) -> Collected:
     """Collect data from all ranks; every rank calls. Repeated if a rank is lost."""
     transport = context.transport
-    while True:
-        try:
-            names = transport.bcast(sorted(server.tables) if server is not None else None, "end")
-            tables = {name: server_step.tables.whole(name) for name in names}
-            places = transport.gather(place(transport, str(context.learner.device)), "end")
-            traffic = transport.gather_traffic()
-            transport.barrier()
-            transport.traffic.clear()  # each of several runs in a process counts only its own traffic
-            return Collected(tables, places, traffic)
-        except RankLost:
-            regroup(server_step)
+
+    def gather() -> Collected:
+        names = transport.bcast(sorted(server.tables) if server is not None else None, "end")
+        tables = {name: server_step.tables.whole(name) for name in names}
+        places = transport.gather(place(transport, str(context.learner.device)), "end")
+        return Collected(tables, places, transport.gather_traffic())
+
+    found = repeated(server_step, gather)
+    transport.traffic.clear()  # each of several runs in a process counts only its own traffic
+    return found
 
 
 def _layout(context: RunContext, server_step: ServerStep, places: Sequence[Place]) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mpifl.comm.transport import RankLost
 from mpifl.core.parameters import take
 from mpifl.core.types import Server
 from mpifl.experiment.context import RunContext
-from mpifl.runtime.engine import regroup
+from mpifl.runtime.engine import repeated
 from mpifl.runtime.server_step import ServerStep
 
 UNKNOWN = -1  # of a client that was not evaluated
@@ -38,17 +37,14 @@ def newcomers(context: RunContext, server_step: ServerStep, server: Server | Non
     Raises:
         UserError, CodeFailed: the method failed at a client; on every rank.
     """
-    config, transport = context.config, context.transport
-    while config.algorithm.evaluates_rows and config.output.model:
-        try:
-            known = context.evaluated_clients
-            unseen = transport.bcast(None if server is None else known[server_step.taken[known] == 0], "end")
-            models = server_step.client_models(server, unseen) if len(unseen) else None
-            transport.barrier()  # if a rank is lost before this, all ranks repeat the gather
-            return Newcomers(unseen, models)
-        except RankLost:
-            regroup(server_step)
-    return None
+    config, known = context.config, context.evaluated_clients
+
+    def gather() -> Newcomers:
+        some = None if server is None else known[server_step.taken[known] == 0]
+        unseen = context.transport.bcast(some, "end")
+        return Newcomers(unseen, server_step.client_models(server, unseen) if len(unseen) else None)
+
+    return repeated(server_step, gather) if config.algorithm.evaluates_rows and config.output.model else None
 
 
 def served_rows(

@@ -18,7 +18,7 @@ from mpifl.core.errors import CodeFailed, UserError, code_failed, require
 from mpifl.core.federation import CLASSES
 from mpifl.core.parameters import take
 from mpifl.core.rng import key
-from mpifl.runtime.engine import regroup
+from mpifl.runtime.engine import repeated
 from mpifl.runtime.server_step import ServerStep
 from mpifl.supervision.logging import warn_once
 from mpifl.training.client import LocalClient
@@ -71,17 +71,10 @@ def compare_clients(
     found: Matrices = {}
     fault: UserError | CodeFailed | None = None
     for name in context.config.evaluation.matrices:
-        while True:
-            try:
-                made = makers[name](context, server_step)
-                context.transport.barrier()  # if a rank is lost before this, all ranks repeat the matrix
-                found |= made
-                break
-            except RankLost:
-                regroup(server_step)
-            except (UserError, CodeFailed) as error:  # on every rank
-                fault = fault or error
-                break
+        try:
+            found |= repeated(server_step, partial(makers[name], context, server_step))
+        except (UserError, CodeFailed) as error:  # on every rank
+            fault = fault or error
     return found, fault
 
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from mpifl.core.types import Server
 from .run_state import Saved
 from .server_step import ServerStep
 
+Made = TypeVar("Made")
 Execute = Callable[[str], None]
 Observe = Callable[["Record"], bool | None]  # gets the record of a step; returns whether it is the last
 LOG = logging.getLogger("mpifl.failures")
@@ -184,6 +185,17 @@ def command_loop(server_step: ServerStep, execute: Execute) -> None:
                 execute(command)
         except RankLost:
             command = ""
+            regroup(server_step)
+
+
+def repeated(server_step: ServerStep, make: Callable[[], Made]) -> Made:
+    """Return what `make` returns; every rank calls, and all repeat it if one is lost before they have it."""
+    while True:
+        try:
+            made = make()
+            server_step.transport.barrier()
+            return made
+        except RankLost:
             regroup(server_step)
 
 
