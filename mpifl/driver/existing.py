@@ -54,7 +54,7 @@ def reused(config: Config) -> Found:
     if config.output.existing != REUSE:
         return Found()
     folder = place(config)
-    if not folder.exists() or not (folder / "run.json").exists():
+    if not (folder / "run.json").exists():
         _remove_unbegun(folder)
         return Found()
     if not folders.is_complete(folder):
@@ -73,9 +73,9 @@ def remove_replaced(config: Config) -> None:
     Raises:
         UserError: what is there is no run folder, a process is running it, or the run reads files in it.
     """
-    folder = place(config)
-    if config.output.existing != REPLACE or not (folder.exists() or folder.is_symlink()):
+    if config.output.existing != REPLACE:
         return
+    folder = place(config)
     _remove_unbegun(folder)
     if not folder.exists():
         return
@@ -89,10 +89,10 @@ def remove_replaced(config: Config) -> None:
 
 def check_is_run(folder: Path) -> None:
     """Raise `UserError` unless a folder is certainly a run folder, so that it may be deleted."""
-    about = json_mapping(folder / "run.json")
+    about, of_sweep = json_mapping(folder / "run.json"), (folder / "sweep.yaml").is_file()
     known = {"id", "format"} <= about.keys() and (folder / "config.yaml").is_file()
-    what = "is the folder of a sweep" if (folder / "sweep.yaml").is_file() else "is not a run folder of mpifl"
-    good = known and folder.is_dir() and not folder.is_symlink() and not (folder / "sweep.yaml").is_file()
+    what = "is the folder of a sweep" if of_sweep else "is not a run folder of mpifl"
+    good = known and folder.is_dir() and not folder.is_symlink() and not of_sweep
     remedy = f"{folder} {what}, and is not deleted; move it away, or give another output.id"
     require(good, KEY, REPLACE, remedy)
 
