@@ -139,6 +139,23 @@ def content_of(data: DataConfig, seed: int) -> Mapping[str, str]:
         return {}
 
 
+def check_content(
+    then: Mapping[str, str], now: Mapping[str, str], data: DataConfig, folder: Path, remedy: str
+) -> None:
+    """Raise `UserError` if data have changed since a run, in a part whose digest is known then and now.
+
+    Args:
+        then: the digests in the run's summary.
+        now: see `content_of`.
+        data: the section `data`.
+        folder: the folder of the run.
+        remedy: what to do.
+    """
+    for part in sorted(then.keys() & now.keys()):
+        changed = f"{part} of its data: {then[part]} in the run in {folder}, {now[part]} now; {remedy}"
+        require(then[part] == now[part], "data.source", data.source.name, changed)
+
+
 def _check_options(config: Config, folder: Path) -> None:
     """Raise `UserError` unless a complete run has the options of a configuration."""
     stored = loader.read(str(folder / "config.yaml"))
@@ -155,12 +172,9 @@ def _check_options(config: Config, folder: Path) -> None:
 def _check_data(config: Config, folder: Path) -> None:
     """Raise `UserError` if a complete run was computed from other data than there are now."""
     then = json_mapping(folder / "summary.json").get("data")
-    if not isinstance(then, dict):
-        return
-    now = content_of(config.data, config.seed.data)
-    for part in sorted(then.keys() & now.keys()):
-        changed = f"{part} of its data: {then[part]} in the run in {folder}, {now[part]} now; {WAYS}"
-        require(then[part] == now[part], "data.source", config.data.source.name, changed)
+    if isinstance(then, dict):
+        now = content_of(config.data, config.seed.data)
+        check_content(then, now, config.data, folder, WAYS)
 
 
 def _remove_unbegun(folder: Path) -> None:

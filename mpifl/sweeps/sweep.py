@@ -32,7 +32,7 @@ from mpifl.core.files import try_lock
 from mpifl.core.progress import doing
 from mpifl.core.textfiles import json_mapping
 from mpifl.driver.checkpoints import locked
-from mpifl.driver.existing import content_of, delete
+from mpifl.driver.existing import check_content, content_of, delete
 from mpifl.driver.run import run
 from mpifl.driver.run_callbacks import end_late
 from mpifl.experiment import loader
@@ -352,10 +352,9 @@ def check_cases(every: Sequence[Case], there: Path) -> None:
             if repr(data) not in opened:
                 opened[repr(data)] = seed, content_of(data, seed)
             of, now = opened[repr(data)]
-            for part in sorted(then.keys() & now.keys() - ({"split"} if of != seed else set())):
-                was = f"{part} of its data: {then[part]} in the run in {case.folder(there)}, {now[part]} now"
-                remedy = f"{was}; bring the old data back, or move the run away, and the sweep runs it again"
-                require(then[part] == now[part], "data.source", data.source.name, remedy)
+            known = {part: now[part] for part in now if part != "split" or of == seed}
+            remedy = "bring the old data back, or move the run away, and the sweep runs it again"
+            check_content(then, known, data, case.folder(there), remedy)
 
 
 # -- running -------------------------------------------------------------------------------------------------
