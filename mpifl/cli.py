@@ -84,7 +84,7 @@ TARGET = {
 def run(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration."""
     from mpifl.comm.transport import on_server
-    from mpifl.driver.existing import reused
+    from mpifl.driver.existing import place, reused
     from mpifl.driver.resumption import refuse_changes
     from mpifl.driver.run import run as run_experiment
     from mpifl.experiment.loader import load_everywhere, to_tree
@@ -103,7 +103,7 @@ def run(transport: Transport, args: argparse.Namespace) -> None:
         return
     named = config.output.id is not None
     require(named or not args.resume, "--resume", True, "needs an output.id: which run?")
-    folder = Path(config.output.folder) / f"{config.name}-{config.output.id}"
+    folder = place(config)
     begun = args.resume and on_server(transport, lambda: is_begun(folder))
     if begun and on_server(transport, lambda: is_complete(folder)):
 
@@ -247,8 +247,8 @@ def sweep(transport: Transport, args: argparse.Namespace) -> None:
 
     part, jobs = Part.of(args.only or (), args.case), count("--jobs", args.jobs)
     if args.list:
-        require(args.jobs is None, "--jobs", jobs, "has no effect with --list; leave one of them out")
         remedy = "has no effect with --list; leave one of them out"
+        require(args.jobs is None, "--jobs", jobs, remedy)
         require(not args.keep_going, "--keep-going", True, remedy)
         text = on_server(transport, lambda: listed(read(args.CONFIG, args.options), part))
         if transport.is_server:
