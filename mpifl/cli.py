@@ -241,8 +241,8 @@ LIST = {**FLAG, "help": "list the cases, and run none"}
 def sweep(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration for every combination of the values under `vary`; write a table and a figure."""
     from mpifl.comm.transport import on_server
-    from mpifl.sweeps.cases import Part
-    from mpifl.sweeps.sweep import listed, read
+    from mpifl.sweeps.cases import Part, read
+    from mpifl.sweeps.sweep import listed
     from mpifl.sweeps.sweep import sweep as run_sweep
 
     part, jobs = Part.of(args.only or (), args.case), count("--jobs", args.jobs)
@@ -284,16 +284,16 @@ NODES = {"metavar": "COUNT", "help": "nodes whose cores the ranks share, however
 @command(CONFIG=CONFIG, time=TIMES, ranks=AT_RANKS, cores=CORES, nodes=NODES)
 def plan(transport: Transport, args: argparse.Namespace) -> None:
     """Forecast a run: sizes, collectives, memory, bytes, and its time, from a few measured visits."""
-    from mpifl.experiment.loader import load_everywhere, overrides, read
+    from mpifl.experiment.loader import load_everywhere
     from mpifl.forecast.plan import Asked, describe
-    from mpifl.sweeps.cases import changed, note_on, note_on_beginnings
+    from mpifl.sweeps.cases import note_on, note_on_beginnings, read
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     asked = Asked.of(args.time, args.ranks, args.cores, args.nodes)
     with _watched(transport, args):
         text = describe(config, transport, asked)
     if transport.is_server:
-        shared = note_on_beginnings(changed(read(args.CONFIG), overrides(args.options)))
+        shared = note_on_beginnings(read(args.CONFIG, args.options))
         print(f"{text}{note_on(config)}{shared}")
 
 

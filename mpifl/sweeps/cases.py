@@ -290,6 +290,16 @@ def with_configurations(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {**tree, CONFIGURATIONS: {str(name): loader.read(str(name)) for name in names}}
 
 
+def read(name: str, options: Sequence[str]) -> dict[str, Any]:
+    """Return the tree of a sweep: a configuration, overridden by command-line options.
+
+    Args:
+        name: the configuration: a file, or the name of one that comes with mpifl.
+        options: command-line options.
+    """
+    return changed(loader.read(name), loader.overrides(options))
+
+
 def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration overridden by a user's changes.
 
@@ -385,6 +395,11 @@ def _special(rows: Any, tree: Mapping[str, Any], labels: Mapping[str, str]) -> M
 def table_of(tree: Mapping[str, Any]) -> TableConfig:
     """Return the section `table` of a sweep that has one."""
     return loader.from_tree(TableConfig, tree["table"], "table")
+
+
+def table_if_any(tree: Mapping[str, Any]) -> TableConfig | None:
+    """Return the section `table` of a sweep; None without one."""
+    return None if tree.get("table") is None else table_of(tree)
 
 
 def is_seed(key: str) -> bool:
@@ -583,5 +598,5 @@ def note_on_beginnings(tree: Mapping[str, Any]) -> str:
     if not tree.get("vary"):
         return ""
     own = with_configurations(dict(tree))
-    lines = shared_lines(unchecked_cases(own), None if own.get("table") is None else table_of(own))
+    lines = shared_lines(unchecked_cases(own), table_if_any(own))
     return "".join(f"\n  {line}" for line in lines)

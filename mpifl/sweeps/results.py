@@ -40,7 +40,7 @@ from .cases import (
     SWEEP_FILE,
     Case,
     started_with,
-    table_of,
+    table_if_any,
     unchecked_cases,
 )
 from .table import Result, markdown, of_seeds
@@ -217,7 +217,7 @@ class Found:
         if self._file != (about.st_mtime_ns, about.st_ino):
             tree = started_with(self.folder)
             self.every = unchecked_cases(tree)
-            self.table = None if tree.get("table") is None else table_of(tree)
+            self.table = table_if_any(tree)
             self._file = about.st_mtime_ns, about.st_ino
 
     def write(self) -> None:

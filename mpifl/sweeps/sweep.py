@@ -35,7 +35,6 @@ from mpifl.driver.checkpoints import locked
 from mpifl.driver.existing import check_content, content_of, delete
 from mpifl.driver.run import run
 from mpifl.driver.run_callbacks import end_late
-from mpifl.experiment import loader
 from mpifl.experiment.placement import threads_by_mask
 from mpifl.experiment.schema import REPLACE, Config
 from mpifl.results import run_folder as folders
@@ -50,10 +49,9 @@ from .cases import (
     Part,
     beginnings,
     cases,
-    changed,
     shared_lines,
     started_with,
-    table_of,
+    table_if_any,
     trainings,
     unchecked_cases,
     with_configurations,
@@ -66,16 +64,6 @@ JOIN_SECONDS = 10.0  # longest wait for another process that has just begun the 
 BEGINNINGS = ".beginnings"  # folder of the results of first phases that several cases share
 JOBS = ".jobs-"  # prefix of the folders through which the groups of a job communicate
 ASK_SECONDS = 0.5  # time between two checks whether another group requests a stop
-
-
-def read(name: str, options: Sequence[str]) -> dict[str, Any]:
-    """Return the tree of a sweep: a configuration, overridden by command-line options.
-
-    Args:
-        name: the configuration: a file, or the name of one that comes with mpifl.
-        options: command-line options.
-    """
-    return changed(loader.read(name), loader.overrides(options))
 
 
 def sweep(
@@ -184,7 +172,7 @@ def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
     mine = part.chosen(every)
     some, count = len(trainings(mine)), f"{len(mine)} of {len(every)} cases"
     count += f", {some} trainings: the others differ in times only" if some < len(mine) else ""
-    lines = shared_lines(mine, None if tree.get("table") is None else table_of(tree))
+    lines = shared_lines(mine, table_if_any(tree))
     return "\n".join([*(case.title for case in mine), count, *lines])
 
 

@@ -41,7 +41,7 @@ from mpifl.experiment import loader, shared_beginning
 from mpifl.runtime import step_config
 from mpifl.supervision.logging import warn_once
 from mpifl.sweeps import sweep as sweeping
-from mpifl.sweeps.cases import beginnings, cases
+from mpifl.sweeps.cases import beginnings, cases, read, table_if_any
 from mpifl.sweeps.sweep import listed
 
 EMD = ["--algorithm", "{name: emdcfl, against: train, sample_cap: 24}", "--data.scenario.clients", "4"]
@@ -78,7 +78,7 @@ def swept(folder: Path, options: list[str], share: str | None, name: str | None 
     """Run a sweep in one process; return its folder."""
     options = [*options, "--output.folder", str(folder), "--output.id", name or f"share-{share}"]
     options += [] if share is None else ["--system.share_beginnings", share]
-    found = sweeping.sweep(lambda: sweeping.read(str(CONFIG), options), Single(), quiet=True)
+    found = sweeping.sweep(lambda: read(str(CONFIG), options), Single(), quiet=True)
     assert found is not None
     return found
 
@@ -160,7 +160,7 @@ def test_a_grid_trains_once_and_looks_once_for_each_projection(tmp_path, monkeyp
     assert "first training by 1 of 4" in text
     assert "look of the first round by 2 of 4" in text
     assert not (folder / sweeping.BEGINNINGS).exists(), "all cases are complete"
-    told = listed(sweeping.read(str(CONFIG), options))
+    told = listed(read(str(CONFIG), options))
     assert "first training: computed 1 times for 4 cases" in told
     assert "look of the first round: computed 2 times for 4 cases" in told
 
@@ -318,9 +318,8 @@ def test_a_full_disk_ends_the_sharing_and_no_case(limit, tmp_path, monkeypatch, 
 
 def of_each(vary: str, options: list[str] | None = None) -> list[set[str]]:
     """Return the phases that each case of a sweep shares."""
-    tree = sweeping.read(str(CONFIG), ["--vary", vary, *(options or [])])
-    table = None if tree.get("table") is None else sweeping.table_of(tree)
-    return [set(found) for found in beginnings(cases(tree), table).values()]
+    tree = read(str(CONFIG), ["--vary", vary, *(options or [])])
+    return [set(found) for found in beginnings(cases(tree), table_if_any(tree)).values()]
 
 
 def test_cases_share_only_what_nothing_decides_that_differs():

@@ -37,7 +37,7 @@ from mpifl.results import identity
 from mpifl.supervision.logging import warn_once
 from mpifl.sweeps import results as sweep_results
 from mpifl.sweeps import sweep as sweeping
-from mpifl.sweeps.cases import ALL, Part, cases
+from mpifl.sweeps.cases import ALL, Part, cases, read
 from mpifl.sweeps.results import over_seeds, table
 from mpifl.sweeps.retime import retime
 from mpifl.sweeps.sweep import listed
@@ -50,7 +50,7 @@ ASYNC += ["--evaluation.every", "1"]
 
 def sweep(name, options, transport, quiet=False, part=ALL):
     """Run a sweep as the command line does."""
-    return sweeping.sweep(lambda: sweeping.read(name, options), transport, quiet, part)
+    return sweeping.sweep(lambda: read(name, options), transport, quiet, part)
 
 
 def test_each_run_of_a_job_counts_its_own_bytes(tmp_path):
@@ -500,7 +500,7 @@ def test_a_case_that_another_process_gave_up_is_run_in_the_end(tmp_path, monkeyp
     real, folder = running.run, tmp_path / "tiny-x"
     options = ["--vary", "{seed: [0, 1]}", "--output.folder", str(tmp_path), "--output.id", "x"]
     folder.mkdir()
-    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweeping.read(TINY, options), sort_keys=False))
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(read(TINY, options), sort_keys=False))
     (folder / sweeping.LOCKS).mkdir()
     with (folder / sweeping.LOCKS / "0").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -563,7 +563,7 @@ def test_two_processes_train_once_what_gives_several_cases(tmp_path, monkeypatch
 def test_a_sweep_with_other_settings_is_not_joined_and_the_key_is_named(options, message, tmp_path):
     place = ["--vary", "{seed: [0, 1]}", "--output.folder", str(tmp_path), "--output.id", "x"]
     (tmp_path / "tiny-x").mkdir()
-    tree = sweeping.read(TINY, place)
+    tree = read(TINY, place)
     (tmp_path / "tiny-x" / "sweep.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
     (tmp_path / "tiny-x" / LOCKS).mkdir()
     with (tmp_path / "tiny-x" / LOCKS / "tiny-0").open("w") as held:  # another process has begun it
@@ -582,7 +582,7 @@ def test_a_process_that_is_slower_to_create_the_folder_joins(tmp_path, monkeypat
     def other_first(*args):
         if args[2] == "x":
             folder = real(*args)
-            (folder / "sweep.yaml").write_text(yaml.safe_dump(sweeping.read(TINY, place), sort_keys=False))
+            (folder / "sweep.yaml").write_text(yaml.safe_dump(read(TINY, place), sort_keys=False))
         return real(*args)
 
     monkeypatch.setattr(sweeping.folders, "create", other_first)
@@ -594,10 +594,8 @@ FREE = ["--system.statistics_cache", "c", "--system.sample_cache_mb", "1", "--ch
 
 
 def test_what_changes_no_number_is_no_other_setting(tmp_path):
-    was = cases(sweeping.read(TINY, ["--vary", "{seed: [0]}"]))
-    now = cases(
-        sweeping.read(TINY, ["--vary", "{seed: [0]}", *FREE, "--data.cache", "d", "--output.updates", "true"])
-    )
+    was = cases(read(TINY, ["--vary", "{seed: [0]}"]))
+    now = cases(read(TINY, ["--vary", "{seed: [0]}", *FREE, "--data.cache", "d", "--output.updates", "true"]))
     assert sweep_results.settings_of(was[0].config) == sweep_results.settings_of(now[0].config)
 
 
@@ -700,7 +698,7 @@ def test_a_case_whose_times_cannot_be_computed_is_trained(key, values, options, 
     assert columns_of(folder / "tiny-b" / "metrics.csv") == columns_of(
         tmp_path / "tiny-alone" / "metrics.csv"
     )
-    assert listed(sweeping.read(TINY, vary + options)).endswith("\n2 of 2 cases")
+    assert listed(read(TINY, vary + options)).endswith("\n2 of 2 cases")
 
 
 def test_tables_hold_a_case_that_another_process_finishes_while_they_are_written(tmp_path, monkeypatch):
@@ -729,9 +727,9 @@ def test_labels_of_the_users_own_stand_in_tables_and_reports(tmp_path):
     assert {row["algorithm"] for row in found_in(folder)} == {"mine", "theirs"}
     groups = {group.name: len(group.runs) for group in gather([str(folder)])}
     assert groups == {f"{label}, lr {lr}": 2 for label in ("mine", "theirs") for lr in (0.1, 0.2)}
-    named = cases(sweeping.read(TINY, ["--vary", "{rows: {A: {rounds: 1}}}", "--output.label", "trial"]))
+    named = cases(read(TINY, ["--vary", "{rows: {A: {rounds: 1}}}", "--output.label", "trial"]))
     assert named[0].placed(tmp_path).output.label == "trial, A"
-    plain = cases(sweeping.read(TINY, ["--vary", "{local.lr: [0.1]}"]))
+    plain = cases(read(TINY, ["--vary", "{local.lr: [0.1]}"]))
     assert plain[0].placed(tmp_path).output.label is None
 
 
@@ -739,7 +737,7 @@ def test_a_sweep_that_has_begun_keeps_the_spelling_of_numbers(tmp_path):
     """In its configuration; labels of its cases, and so names of their folders, are of the numbers."""
     labels = "{A: {output: {label: 1.10}}, B: {output: {label: 1_0}, rounds: 0x3}}"
     options = ["--vary", f"{{rows: {labels}, local.lr: [1.0e-1, 0.20], seed: [0, 1_0]}}", "--name", "1.10"]
-    tree = sweeping.read(TINY, options)
+    tree = read(TINY, options)
     sweep_results.keep(tree, tmp_path)
     for found in (cases(tree), cases(sweep_results.started_with(tmp_path))):
         configs = [case.placed(tmp_path) for case in found]
@@ -774,7 +772,7 @@ def test_a_folder_without_a_sweep_is_refused(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             mpifl.load_sweep(folder)
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweeping.read(TINY, ["--vary", "{seed: [0]}"])))
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(read(TINY, ["--vary", "{seed: [0]}"])))
     with pytest.raises(UserError, match="has no complete case"):
         mpifl.load_sweep(tmp_path)
 
@@ -977,7 +975,7 @@ vary:
 
 def of_table(options, tmp_path):
     (tmp_path / "table.yaml").write_text(TABLE)
-    every = cases(sweeping.read(str(tmp_path / "table.yaml"), options))
+    every = cases(read(str(tmp_path / "table.yaml"), options))
     return {case.slug: case.config for case in every}
 
 
@@ -1000,7 +998,7 @@ def test_options_count_in_every_case_over_what_rows_and_columns_say(tmp_path):
 def test_both_keys_of_a_cohort_are_one_where_an_option_counts_in_every_case():
     vary = "{rows: {half: {participation: 0.5}, few: {cohort_size: 3, rounds: 1}, all: {algorithm: local}}}"
     for options, cohort in ((["--cohort_size", "2"], (1.0, 2)), (["--participation", "0.25"], (0.25, None))):
-        every = cases(sweeping.read(TINY, ["--vary", vary, *options]))
+        every = cases(read(TINY, ["--vary", vary, *options]))
         assert {(c.config.participation, c.config.cohort_size) for c in every} == {cohort}
 
 
@@ -1063,7 +1061,7 @@ def test_a_case_that_its_own_configuration_rules_out_is_refused_before_the_first
         sweep(TINY, options, Single(), quiet=True)
     assert not (tmp_path / "runs").exists()
     with pytest.raises(UserError, match=f"{message}$"):
-        listed(sweeping.read(TINY, options))
+        listed(read(TINY, options))
 
 
 def test_a_case_that_only_the_data_rule_out_is_named(tmp_path):
@@ -1142,7 +1140,7 @@ def test_an_error_names_one_case_and_keeps_its_form():
 )
 def test_an_option_without_effect_is_refused(vary, options, message):
     with pytest.raises(UserError, match=message):
-        sweeping.read(TINY, ["--vary", vary, *options])
+        read(TINY, ["--vary", vary, *options])
 
 
 def test_a_table_has_the_columns_of_all_rows():

@@ -15,7 +15,7 @@ from mpifl.core.errors import UserError
 from mpifl.experiment.loader import from_tree
 from mpifl.experiment.table_layout import TableConfig
 from mpifl.sweeps import sweep as sweeping
-from mpifl.sweeps.cases import ALL, Part, cases
+from mpifl.sweeps.cases import ALL, Part, cases, read
 from mpifl.sweeps.table import Cell, Result, largest_difference, lines, markdown
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
@@ -29,7 +29,7 @@ ROWS = {"FedAvg": {"algorithm": "fedavg"}, "Local": {"algorithm": "local", "loca
 
 def sweep(name, options, transport, quiet=False, part=ALL):
     """Run a sweep as the command line does."""
-    return sweeping.sweep(lambda: sweeping.read(name, options), transport, quiet, part)
+    return sweeping.sweep(lambda: read(name, options), transport, quiet, part)
 
 
 def tree(**keys):
