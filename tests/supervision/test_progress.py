@@ -166,18 +166,26 @@ def test_whoever_answers_on_stdout_is_watched_on_stderr(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_terminal_gets_a_bar_and_what_is_going_on(monkeypatch):
-    """Where stdout is no terminal (a log, a notebook), no control character is written; here one is."""
+class Terminal(io.StringIO):
+    """An output that a person looks at."""
 
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+    def isatty(self) -> bool:
+        return True
 
+
+def terminal(monkeypatch, columns: int) -> Terminal:
+    """Return the terminal that takes the place of stdout, with a bar that only `Progress.look` draws."""
     screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
-    monkeypatch.setattr(progress, "BAR_SECONDS", 1000.0)  # the test looks
+    monkeypatch.setattr(progress, "BAR_SECONDS", 1000.0)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    return screen
+
+
+def test_a_terminal_gets_a_bar_and_what_is_going_on(monkeypatch):
+    """Where stdout is no terminal (a log, a notebook), no control character is written; here one is."""
+    screen = terminal(monkeypatch, 120)
     with Progress(3, "w1 [/b] [ours]") as shown:
         for number in each([1, 2, 3], "working", "rounds"):
             shown.look()
@@ -192,16 +200,7 @@ def test_a_terminal_gets_a_bar_and_what_is_going_on(monkeypatch):
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_a_bar_is_one_line_with_the_time_left_whatever_the_terminal(monkeypatch, clock, columns):
     """A long name and a long note are cut; the number of rounds and the time left are not."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stdout", screen)
-    monkeypatch.setattr(progress, "BAR_SECONDS", 1000.0)  # the test looks
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(columns))
+    screen = terminal(monkeypatch, columns)
     note = "accuracy 0.9123  worst 0.8123  ARI 1.00  clusters 4  loss 0.2311"
     name = "a-run-with-a-rather-long-name-of-its-own"
     with (
