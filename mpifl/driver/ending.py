@@ -92,7 +92,7 @@ def spent(record: Record, moved: Mapping[str, int]) -> dict[str, float]:
 
     Args:
         record: the step.
-        moved: bytes so far, up and down.
+        moved: bytes so far, up and down; empty if no rule limits them.
     """
     virtual = {} if record.virtual_seconds is None else {"virtual_seconds": record.virtual_seconds}
     bytes_so_far = {f"federation_bytes_{way}": total for way, total in moved.items()}

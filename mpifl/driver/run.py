@@ -333,6 +333,7 @@ def observer(
     It writes the scores, shows the progress, calls the callbacks, and returns whether the run ends.
     """
     ledger, hooks, settings = server_step.ledger, server_step.hooks, state()
+    asked = observed.any or context.config.stop.bytes is not None  # a sum over all clients after each step
 
     def moved() -> dict[str, int]:
         return {way: ledger.total(way) for way in ("up", "down")}
@@ -365,9 +366,10 @@ def observer(
             recorder.running.estimated(client, divergence)
         row = None if record.scores is None else evaluated(record, timing)
         progress.step(record.step, "" if row is None else in_short(context, row))
+        sent = moved() if asked else {}
         if observed.any:
-            observed.step(record, row, recorder.clients, moved())
-        figures = ending.spent(record, moved()) if row is None else row
+            observed.step(record, row, recorder.clients, sent)
+        figures = ending.spent(record, sent) if row is None else row
         return rules.after(figures, evaluated=row is not None) is not None
 
     return observe

@@ -135,8 +135,8 @@ class StopRule(ABC):
         """Return why the run ends after this step; empty to go on.
 
         Args:
-            figures: `round`, `seconds`, `virtual_seconds` (if there is a clock) and the bytes so far; after
-                an evaluation, all of its columns.
+            figures: `round`, `seconds`, `virtual_seconds` (if there is a clock) and the bytes so far (if a
+                rule limits them); after an evaluation, all of its columns.
             evaluated: whether the step was evaluated.
         """
 
