@@ -287,7 +287,7 @@ def go_on(checkpoints: Checkpoints, config: Config, from_start: bool, rules: Sto
     """
     folder = checkpoints.run_folder
     saved = checkpoints.find(from_start, partial(check_same, config, folder, checkpoints.about))
-    if saved is not None:
+    if saved is not None and config.stop.given:
         ending.restore(rules, config, folder / "metrics.csv")
     file, text = folder / "config.yaml", loader.dump(config)
     if file.read_text() != text:
