@@ -85,6 +85,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
+def pytest_runtest_teardown() -> None:
+    """Put back `torch.compile`, which Lightning wraps when it is imported: later tests see it as replaced."""
+    torch = sys.modules.get("torch")
+    wrapped = getattr(getattr(torch, "compile", None), "__wrapped__", None)
+    if torch is not None and wrapped is not None:
+        torch.compile = wrapped  # type: ignore[attr-defined]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Let a test fail, too, where that was in another thread or its failure was caught."""
