@@ -125,7 +125,7 @@ class Validated(byhand.Told):
 
     @property
     def data(self):
-        return ClientData(byhand.images(0, 10), byhand.images(1, self.told[1].shape[1]), byhand.images(2, 6))
+        return ClientData(byhand.images(0, 10), byhand.images(1, self.given[1].shape[1]), byhand.images(2, 6))
 
 
 def test_emdcfl_counts_batches_of_validation_samples():

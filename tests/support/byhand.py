@@ -134,13 +134,13 @@ class Told(Quadratic):
         val: list[list[float]] | None = None,
     ) -> None:
         super().__init__([0.0])
-        self.told = torch.tensor(losses), torch.tensor(val or [])
+        self.given = torch.tensor(losses), torch.tensor(val or [])
         self.chances = torch.tensor(chances or [])
 
     def losses(self, vector, split=None):
         """Return the given losses of a model."""
         kind = 0 if split is None else int(split.x.reshape(-1)[0])
-        return self.told[kind][int(vector[0])]
+        return self.given[kind][int(vector[0])]
 
     def logits(self, vector, x):
         """Return the given probabilities of a model, as logits."""
