@@ -373,12 +373,9 @@ def laid(config: Given, changes: Mapping[str, Any]) -> dict[str, Any]:
         changes: keys that override those of the configuration.
     """
     if isinstance(config, (str, Path)):
-        tree = loader.read(str(config))
-    elif isinstance(config, Config):
-        tree = loader.to_tree(config)
-    else:
-        require(
-            isinstance(config, Mapping), "CONFIG", config, "name a file, or give a mapping of keys to values"
-        )
-        tree = dict(config)
-    return changed(tree, changes)
+        return loader.resolved(str(config), changes, changed)
+    if isinstance(config, Config):
+        return changed(loader.to_tree(config), changes)
+    require(isinstance(config, Mapping), "CONFIG", config, "name a file, or give a mapping of keys to values")
+    tree = changed(config, changes)
+    return loader.with_scenario(tree, tree)

@@ -232,24 +232,75 @@ def _of_users(options: Source | Scenario, what: str) -> Iterator[None]:
 
 def _check_fits(config: DataConfig, pool: Pool) -> None:
     """Raise `UserError` for a scenario that reads classes or changes images if the source has none."""
-    scenario, name = type(config.scenario), name_of(config.scenario)
-    usual = {n: getattr(Relations, n) for n in ("clients", "validation")}
-    given_here = {n: getattr(config.scenario, n, default) for n, default in usual.items()}
-    kept = {n: value for n, value in given_here.items() if value != usual[n]}
+    why = _misfit(config, pool)
+    kept = _proposed(config.scenario, pool)[1]
     options = ", ".join(f"{n}: {value}" for n, value in {"name": "relations", **kept}.items())
     given = f"'{{{options}}}'" if kept else "relations"
     others = f"use iid, lognormal, powerlaw or natural, or for known groups --data.scenario {given}"
-    remedy = f"it divides the samples by class, but labels of {config.source.name} are {pool.label_kind}"
-    fits = pool.label_kind == CLASSES or not scenario.by_class
-    fits = fits or (pool.label_kind == MASKS and scenario.of_masks)
     others += ", rotated, composed or mixed" if pool.label_kind == MASKS else ""
-    require(fits, "name", name, f"{remedy}; {others}")
-    remedy = f"it changes images, but samples of {config.source.name} are {pool.kind}"
-    require(pool.kind == IMAGES or not scenario.of_images, "name", name, f"{remedy}; {others}")
+    require(not why, "name", name_of(config.scenario), f"{why}; {others}")
+
+
+def _misfit(config: DataConfig, pool: Pool) -> str:
+    """Return why a scenario cannot serve the samples of a source; empty if it can."""
+    scenario, source = type(config.scenario), config.source.name
+    fits = pool.label_kind == CLASSES or not scenario.by_class
+    if not (fits or (pool.label_kind == MASKS and scenario.of_masks)):
+        return f"it divides the samples by class, but labels of {source} are {pool.label_kind}"
+    if pool.kind != IMAGES and scenario.of_images:
+        return f"it changes images, but samples of {source} are {pool.kind}"
+    return ""
+
+
+def _proposed(scenario: Scenario, pool: Pool) -> tuple[Relations, dict[str, Any]]:
+    """Return a scenario of known groups that fits any source, and those of its options that are no defaults.
+
+    Args:
+        scenario: the scenario in whose place it is; the number of clients and the validation share are kept.
+        pool: the samples.
+    """
+    kept: dict[str, Any] = {n: getattr(scenario, n, getattr(Relations, n)) for n in ("clients", "validation")}
+    if pool.categories or pool.parts or pool.label_kind == MASKS:
+        kept["permutes"] = "labels"
+    kept = {n: value for n, value in kept.items() if value != getattr(Relations, n)}
+    return Relations(**kept), kept
+
+
+def scenario_in_place(config: DataConfig, say: Progress) -> tuple[Scenario, str] | None:
+    """Return the scenario to take where the configured one cannot serve the samples of the source.
+
+    The source is prepared if the cache lacks it.
+
+    Args:
+        config: source and scenario.
+        say: called with a line if the source has to be prepared.
+
+    Returns:
+        The scenario that the refusal of the configured one proposes, and why that cannot serve; None if it
+        can.
+
+    Raises:
+        UserError: the source cannot be opened.
+    """
+    place, _ = _ensured_pool(config, say, build=True, verify=False)
+    pool = _open_pool(place)
+    why = _misfit(config, pool)
+    return (_proposed(config.scenario, pool)[0], why) if why else None
 
 
 def _prepared_pool(config: DataConfig, say: Progress, build: bool, verify: bool) -> tuple[Path, Pool]:
     """Return the folder of the source's pool, and the pool."""
+    place, filled = _ensured_pool(config, say, build, verify)
+    if not filled and (remark := config.source.unwatched()):
+        say(remark)
+    pool = _open_pool(place)
+    for line in pool.remarks:
+        say(line)
+    return place, pool
+
+
+def _ensured_pool(config: DataConfig, say: Progress, build: bool, verify: bool) -> tuple[Path, bool]:
+    """Return the folder of the source's pool, and whether it was prepared now."""
     place = config.home / f"pool-{_pool_digest(config, _states(config))}"
     filled: list[str] = []
 
@@ -259,12 +310,7 @@ def _prepared_pool(config: DataConfig, say: Progress, build: bool, verify: bool)
 
     with within_memory("data.source", config.source):
         cache.ensure(place, fill, say, build, verify)
-    if not filled and (remark := config.source.unwatched()):
-        say(remark)
-    pool = _open_pool(place)
-    for line in pool.remarks:
-        say(line)
-    return place, pool
+    return place, bool(filled)
 
 
 def prepare(

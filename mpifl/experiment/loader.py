@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import os
 from abc import ABC
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from operator import itemgetter
 from pathlib import Path
@@ -22,7 +22,7 @@ import yaml
 
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.conversion import converted
-from mpifl.core.errors import UserError, name_of, nearest, require
+from mpifl.core.errors import CodeFailed, UserError, name_of, nearest, require
 from mpifl.core.imports import load_object
 from mpifl.core.options import check_values, types_of
 from mpifl.core.textfiles import MAX_DEPTH, is_file, yaml_file, yaml_of
@@ -59,7 +59,7 @@ def load(name: str | Path, options: Sequence[str] = ()) -> Config:
     Raises:
         UserError: a file or a value is invalid; names the key or the file.
     """
-    return from_tree(Config, merged(read(str(name)), overrides(options)))
+    return from_tree(Config, resolved(str(name), overrides(options)))
 
 
 def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()) -> Config:
@@ -78,11 +78,61 @@ def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()
     from .section_checks import check_sections
 
     def tree() -> dict[str, Any]:
-        found = merged(read(name), overrides(options))
+        found = resolved(name, overrides(options))
         check_sections(from_tree(Config, found))
         return found
 
     return from_tree(Config, on_server(transport, tree))
+
+
+def resolved(
+    name: str,
+    changes: Mapping[str, Any],
+    over: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Return the tree of a configuration with a user's changes and the scenario that serves its source.
+
+    Args:
+        name: name of a file, see `find`.
+        changes: keys and values.
+        over: returns a tree with the changes; None: `merged`.
+
+    Raises:
+        UserError: see `read`.
+    """
+    over = over or merged
+    return with_scenario(over(read(name), changes), merged(read(name, own=True), changes))
+
+
+def with_scenario(tree: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tree whose scenario serves the samples of the source, and say so if it is another one.
+
+    It is another one only if the user chose a source and no scenario, and the scenario that is there, of a
+    configuration that comes with mpifl or the default, cannot serve the samples of this source.
+
+    Args:
+        tree: the configuration.
+        own: those of its keys that the user gave.
+    """
+    from mpifl.data.build import DataConfig, scenario_in_place  # needs PyTorch
+    from mpifl.supervision.logging import warn_once
+
+    chosen = own.get("data")
+    if not isinstance(chosen, Mapping) or "source" not in chosen or "scenario" in chosen:
+        return tree
+    try:
+        data = from_tree(DataConfig, tree["data"], "data")
+        found = scenario_in_place(data, warn_once)
+    except (UserError, CodeFailed):  # raised again where sections are checked or data are opened
+        return tree
+    if found is None:
+        return tree
+    (scenario, why), was = found, name_of(data.scenario)
+    section = non_default(scenario, DataConfig, "scenario")
+    options = ", ".join(f"{key}: {value}" for key, value in section.items())
+    instead = f"data.scenario is {{{options}}} in place of {was}, which does not serve: {why}"
+    warn_once(f"{instead}; data.scenario chooses another")
+    return merged(tree, {"data": {"scenario": section}})
 
 
 # -- files and options ---------------------------------------------------------------------------------------
@@ -112,7 +162,9 @@ def find(name: str, key: str = "CONFIG", given: str | None = None) -> Path:
     raise UserError(key, given, f"no such file; {also}")
 
 
-def read(name: str, above: tuple[Path, ...] = (), given: str | None = None) -> dict[str, Any]:
+def read(
+    name: str, above: tuple[Path, ...] = (), given: str | None = None, own: bool = False
+) -> dict[str, Any]:
     """Return the tree in a configuration file, merged over that of its `base`.
 
     A base is a path relative to the file, or the name of a configuration that comes with mpifl.
@@ -121,6 +173,7 @@ def read(name: str, above: tuple[Path, ...] = (), given: str | None = None) -> d
         name: name of a file, see `find`.
         above: chain of the files that have this one as their base; the last of them names it directly.
         given: the name as that file writes it; None: `name`.
+        own: whether to leave out what configurations say that come with mpifl.
 
     Raises:
         UserError: there is no such file, it holds no YAML or no mapping, or the chain of bases is endless or
@@ -132,9 +185,11 @@ def read(name: str, above: tuple[Path, ...] = (), given: str | None = None) -> d
     tree = yaml_file(path, "CONFIG") or {}
     require(isinstance(tree, dict), "CONFIG", str(path), "must hold a mapping of keys to values")
     base = tree.pop("base", None)
+    if own and path.resolve().is_relative_to(SHIPPED.resolve()):
+        return {}
     if not base:
         return tree
-    return merged(read(_base(path, str(base)), (*above, path.resolve()), str(base)), tree)
+    return merged(read(_base(path, str(base)), (*above, path.resolve()), str(base), own), tree)
 
 
 def _shown(path: Path) -> str:

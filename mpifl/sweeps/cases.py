@@ -265,11 +265,10 @@ def configurations_of(name: str, options: Sequence[str] = ()) -> list[Config]:
         UserError: a file or a value is invalid.
     """
     if is_file(Path(name) / SWEEP_FILE, "CONFIG"):
-        tree = started_with(Path(name), "CONFIG")
+        tree = changed(started_with(Path(name), "CONFIG"), loader.overrides(options))
     else:
         run = Path(name) / "config.yaml"
-        tree = loader.read(str(run) if is_file(run, "CONFIG") else name)
-    tree = changed(tree, loader.overrides(options))
+        tree = read(str(run) if is_file(run, "CONFIG") else name, options)
     trees = [case.tree for case in unchecked_cases(tree)] if tree.get("vary") else [tree]
     return [loader.from_tree(Config, one) for one in trees]
 
@@ -297,7 +296,7 @@ def read(name: str, options: Sequence[str]) -> dict[str, Any]:
         name: the configuration: a file, or the name of one that comes with mpifl.
         options: command-line options.
     """
-    return changed(loader.read(name), loader.overrides(options))
+    return loader.resolved(name, loader.overrides(options), changed)
 
 
 def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
