@@ -232,13 +232,14 @@ def _of_users(options: Source | Scenario, what: str) -> Iterator[None]:
 
 def _check_fits(config: DataConfig, pool: Pool) -> None:
     """Raise `UserError` for a scenario that reads classes or changes images if the source has none."""
-    why = _misfit(config, pool)
+    if not (why := _misfit(config, pool)):
+        return
     kept = _proposed(config.scenario, pool)[1]
     options = ", ".join(f"{n}: {value}" for n, value in {"name": "relations", **kept}.items())
     given = f"'{{{options}}}'" if kept else "relations"
     others = f"use iid, lognormal, powerlaw or natural, or for known groups --data.scenario {given}"
     others += ", rotated, composed or mixed" if pool.label_kind == MASKS else ""
-    require(not why, "name", name_of(config.scenario), f"{why}; {others}")
+    raise UserError("name", name_of(config.scenario), f"{why}; {others}")
 
 
 def _misfit(config: DataConfig, pool: Pool) -> str:
@@ -259,7 +260,7 @@ def _proposed(scenario: Scenario, pool: Pool) -> tuple[Relations, dict[str, Any]
         scenario: the scenario in whose place it is; the number of clients and the validation share are kept.
         pool: the samples.
     """
-    kept: dict[str, Any] = {n: getattr(scenario, n, getattr(Relations, n)) for n in ("clients", "validation")}
+    kept = {n: value for n in ("clients", "validation") if (value := getattr(scenario, n, None)) is not None}
     if pool.categories or pool.parts or pool.label_kind == MASKS:
         kept["permutes"] = "labels"
     kept = {n: value for n, value in kept.items() if value != getattr(Relations, n)}
