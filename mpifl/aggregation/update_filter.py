@@ -93,6 +93,7 @@ class UpdateFilter:
         in_main_memory: whether it takes uploads in main memory, also those of a device.
         hides_uploads: whether no upload is sent as it is; `plan` books what is sent instead.
         moves_rows: whether it changes rows even in a step without any upload.
+        narrows: whether clients have only some of the numbers of a vector, as `width` says.
         remembers: kind of state in the clients' store that it keeps between visits; empty for none.
         state: name of its state in checkpoints; empty for none.
     """
@@ -100,6 +101,7 @@ class UpdateFilter:
     at_clients: ClassVar[bool] = False
     at_server: ClassVar[bool] = False
     hides_uploads: ClassVar[bool] = False
+    narrows: ClassVar[bool] = False
     moves_rows: bool = False
     in_main_memory: bool = False
     remembers: str = ""
@@ -109,9 +111,17 @@ class UpdateFilter:
         """Return the numbers that the server tells the filter at clients with their tasks; on rank 0."""
         return {}
 
-    def download(self, message: Message) -> Message:
+    def download(self, message: Message, client: int) -> Message:
         """Return a message as it arrives at a client."""
         return message
+
+    def width(self, name: str, width: int, client: int) -> int:
+        """Return how many numbers of a vector [width] a client has; the others never travel."""
+        return width
+
+    def kind(self, client: int) -> tuple[tuple[str, int], ...]:
+        """Return what decides the widths of a client's vectors: names and numbers."""
+        return ()
 
     def statistics(self, report: Report) -> Report:
         """Return a report of one-shot statistics as it goes on to the server."""
@@ -215,6 +225,11 @@ class UpdateFilters:
         return any(f.moves_rows for f in self.filters)
 
     @property
+    def narrows(self) -> bool:
+        """Whether clients have only some of the numbers of a vector."""
+        return any(f.narrows for f in self.filters)
+
+    @property
     def remembered(self) -> list[str]:
         """The kinds of state in the clients' store that filters keep between visits."""
         return [f.remembers for f in self.filters if f.remembers]
@@ -223,11 +238,27 @@ class UpdateFilters:
         """Return what the server tells the filters at clients with their tasks; on rank 0."""
         return {name: value for f in self.filters for name, value in f.told().items()}
 
-    def download(self, message: Message) -> Message:
+    def download(self, message: Message, client: int) -> Message:
         """Return a message as it arrives at a client."""
         for f in reversed(self.filters):
-            message = f.download(message)
+            message = f.download(message, client)
         return message
+
+    def width(self, name: str, width: int, client: int) -> int:
+        """Return how many numbers of a vector [width] a client has."""
+        for f in self.filters:
+            width = f.width(name, width, client)
+        return width
+
+    def widths(self, widths: Mapping[str, int], client: int) -> Mapping[str, int]:
+        """Return how many numbers of a row of each table a client has, of table -> width."""
+        if not self.narrows:
+            return widths
+        return {name: self.width(name, width, client) for name, width in widths.items()}
+
+    def kind(self, client: int) -> tuple[tuple[str, int], ...]:
+        """Return what decides the widths of a client's vectors: names and numbers."""
+        return tuple(pair for f in self.filters for pair in f.kind(client))
 
     def statistics(self, report: Report) -> Report:
         """Return a report of one-shot statistics as it arrives at the server."""

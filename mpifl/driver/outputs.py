@@ -148,6 +148,7 @@ def export(
     if not isinstance(model, ModelOptions):
         return
     models: dict[str, torch.Tensor] = {}
+    ranks: dict[str, int] = {}
     if rows is not None and rows.ndim == 2 and rows.shape[1] == context.problem.layout.size:
         serves = summary["client_models"] == "rows"
         used = np.unique(server.assign).tolist() if serves else range(len(rows))
@@ -155,7 +156,8 @@ def export(
     if own is not None:
         named = zip(context.evaluated_clients.tolist(), own, strict=True)
         models |= {f"client-{k}": vector for k, vector in named}
-    model.export(folder, models, context.federation.info, context.config.seed.model)
+        ranks = {f"client-{k}": rank for k, rank in enumerate(context.ranks)}
+    model.export(folder, models, context.federation.info, context.config.seed.model, ranks)
 
 
 def client_models(context: RunContext, server_step: ServerStep, server: Server | None) -> torch.Tensor | None:
@@ -171,6 +173,8 @@ def client_models(context: RunContext, server_step: ServerStep, server: Server |
 def uses_rows(context: RunContext, server_step: ServerStep, server: Server) -> bool:
     """Return whether each evaluated client is evaluated with its unchanged row of the table `model`."""
     if type(context.config.algorithm).model_of is not Algorithm.model_of or "model" not in server.tables:
+        return False
+    if server_step.config.filters.narrows:
         return False
     whole = server.tables["model"].shape[1] == context.problem.layout.size
     serves = server_step.serves(server, context.evaluated_clients)

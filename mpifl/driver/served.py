@@ -44,7 +44,8 @@ def newcomers(context: RunContext, server_step: ServerStep, server: Server | Non
         unseen = context.transport.bcast(some, "end")
         return Newcomers(unseen, server_step.client_models(server, unseen) if len(unseen) else None)
 
-    return repeated(server_step, gather) if config.algorithm.evaluates_rows and config.output.model else None
+    rows = config.algorithm.evaluates_rows and config.output.model and not server_step.config.filters.narrows
+    return repeated(server_step, gather) if rows else None
 
 
 def served_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -35,6 +36,7 @@ from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation
 from mpifl.models import (
     AUTOENCODERS,
     REPLAYED,
+    LoRA,
     ModelOptions,
     checksum,
     count_whole,
@@ -69,7 +71,7 @@ from mpifl.training.config import LocalConfig
 from mpifl.training.cuda_graph import Replayed
 from mpifl.training.learner import Learner, pick_stack
 from mpifl.training.own_metrics import metrics_of
-from mpifl.training.per_client import local_configs
+from mpifl.training.per_client import clients_of, local_configs
 from mpifl.training.precision import FLOAT32, check_precision, set_tf32
 from mpifl.training.tasks import Classification
 
@@ -84,7 +86,7 @@ from .checks import (
     warn_of_unused_exchange,
 )
 from .context import Decisions, Parts, RunContext, with_newcomers
-from .filters import build_filters
+from .filters import adapter_ranks, build_filters
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .pretraining_cache import PretrainingCache
 from .schema import GROUPS, Config, Newcomers, StartConfig, SystemConfig
@@ -360,7 +362,24 @@ def build_parts(
     times = delay, network, availability, system, n, whole_bytes, config.devices, fleet
     loads = visit_loads(config, federation, problem, learner, differing) if config.costs == "all" else None
     duration = visit_duration(*times, loads)
-    return Parts(federation, problem, learner, duration, differing)
+    return Parts(federation, problem, learner, duration, differing, client_ranks(config.lora, fleet.names, n))
+
+
+def client_ranks(lora: LoRA, devices: Sequence[str], num_clients: int) -> tuple[int, ...]:
+    """Return the rank of each client's adapters [N]; empty if all are alike.
+
+    Args:
+        lora: `model.lora`.
+        devices: the device of each client; empty if all are alike.
+        num_clients: N, number of clients.
+
+    Raises:
+        UserError: a key of `ranks` names a client that does not exist.
+    """
+    if not lora.ranks:
+        return ()
+    names = clients_of("model.lora.ranks", lora.ranks, devices, num_clients)
+    return tuple(lora.ranks[names[k]] if k in names else lora.rank for k in range(num_clients))
 
 
 @dataclass(frozen=True)
@@ -620,6 +639,7 @@ def build_server_step(
         timeline: is told what this rank does and when.
     """
     config, system, decisions = context.config, context.config.system, context.decisions
+    ranks = adapter_ranks(context)
     return ServerStep(
         StepConfig(
             transport=context.transport,
@@ -631,6 +651,7 @@ def build_server_step(
                 config.local,
                 context.differing,
                 metrics_of(config.evaluation.metrics, config.local.trainer),
+                None if ranks is None else partial(ranks.held, "model"),
             ),
             problem=context.problem,
             store=store,

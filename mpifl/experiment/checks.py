@@ -25,7 +25,7 @@ from mpifl.core.capabilities import (
 )
 from mpifl.core.errors import UserError, code_failed, first_of, is_ours, name_of, require
 from mpifl.core.federation import CLASSES, IMAGES, MASKS, DataInfo, Federation
-from mpifl.core.parameters import Layout, width
+from mpifl.core.parameters import Layout, width, within
 from mpifl.core.rng import key
 from mpifl.core.task import Task
 from mpifl.core.trainer import Trainer
@@ -34,6 +34,7 @@ from mpifl.data import DataConfig
 from mpifl.data.scenario import Scenario
 from mpifl.data.sources.base import Source
 from mpifl.models import LoRA, ModelOptions, build_model, check_adapted, described, seeded_model
+from mpifl.models.lora import ADAPTERS, PRODUCT
 from mpifl.models.pretrained import ASSIGN, read_state
 from mpifl.models.user_module import WRITES, Custom, returned
 from mpifl.protection.accountant import Accountant
@@ -90,6 +91,20 @@ def check_parts(config: Config, parts: Parts) -> None:
     warn_of_same_starts(algorithm, config.start, parts.problem)
     warn_of_statistics_of_all(algorithm, config.policy, config.seed.training, parts.problem)
     check_evaluation(config.evaluation, parts)
+    check_average(config.lora, algorithm, parts.problem.layout)
+
+
+def check_average(lora: LoRA, algorithm: Algorithm, layout: Layout) -> None:
+    """Raise `UserError` if products of adapters are to be averaged, and the method averages none."""
+    parts = [layout.part(part) for part in algorithm.holds.values()] or [layout.part("all")]
+    averaged = any(
+        within((layout.slices[name],), part)
+        for name in layout.names
+        if name.rpartition(".")[2] in ADAPTERS
+        for part in parts
+    )
+    remedy = f"has no effect: {type(algorithm).__name__} averages no part with adapters; leave it out"
+    require(lora.average != PRODUCT or averaged, "model.lora.average", lora.average, remedy)
 
 
 def warn_of_numbered_categories(model: Any, info: DataInfo) -> None:

@@ -39,6 +39,7 @@ class Parts:
         learner: the model on this rank's device.
         duration: how long visits take on devices and links.
         differing: client -> its own `local`, for clients that do not train as `local` says.
+        ranks: rank of each client's adapters [N]; empty if all have that of `model.lora.rank`.
     """
 
     federation: Federation
@@ -46,6 +47,7 @@ class Parts:
     learner: Learner
     duration: VisitDuration
     differing: Mapping[int, LocalConfig]
+    ranks: tuple[int, ...] = ()
 
 
 def with_newcomers(parts: Parts, policy: Policy, joins: Mapping[int, float]) -> Parts:

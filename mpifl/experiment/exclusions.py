@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from mpifl.core.algorithm import Needs
 from mpifl.core.errors import UserError, name_of
+from mpifl.models import LoRA, ModelOptions
+from mpifl.models.lora import PRODUCT
 from mpifl.protection.attacks import UploadAttack
 from mpifl.protection.privacy import CentralPrivacy
 from mpifl.protection.robust_rules import Rule
@@ -29,6 +31,10 @@ class Feature(NamedTuple):
     instead: str = "leave it out"
 
 
+def _lora(model: Any) -> LoRA:
+    return model.lora if isinstance(model, ModelOptions) else LoRA()
+
+
 def _named(kind: type) -> Callable[[Any], str | None]:
     return lambda section: name_of(section) if isinstance(section, kind) else None
 
@@ -43,10 +49,15 @@ COMPRESSION = Feature(
     "payload", "payload.compression", lambda p: name_of(p.compression) if p.compresses else None
 )
 RULE = Feature("robust", "robust.name", _named(Rule))
+RANKS = Feature("model", "model.lora.ranks", lambda m: str(_lora(m).ranks) if _lora(m).ranks else None)
+PRODUCTS = Feature(
+    "model", "model.lora.average", lambda m: PRODUCT if _lora(m).average == PRODUCT else None, "use factors"
+)
 
 LONGER = "rounding and compression after clipping make updates longer; leave it out"
 OF_SUMS = "the noise of privacy central is that of a sum of clipped updates; use none, or privacy local"
 INTEGERS = "masked uploads are integers of secure_aggregation.bits; leave it out"
+LACKING = "it takes numbers that clients of a smaller rank (model.lora.ranks) lack for 0; use one of the two"
 HIDDEN = "a rule needs single uploads, and masks show the server their sums only; use one of the two"
 EXCLUSIONS = (  # two filters, and why the second cannot stand beside the first
     (CENTRAL, ROUNDING, LONGER),
@@ -55,6 +66,20 @@ EXCLUSIONS = (  # two filters, and why the second cannot stand beside the first
     (MASKS, ROUNDING, INTEGERS),
     (MASKS, COMPRESSION, INTEGERS),
     (MASKS, RULE, HIDDEN),
+    (RANKS, COMPRESSION, LACKING),
+    (RANKS, MASKS, LACKING),
+    (RANKS, RULE, LACKING),
+    (
+        PRODUCTS,
+        CENTRAL,
+        "its noise is that of a sum of factors, and not of products; use lora.average factors",
+    ),
+    (
+        PRODUCTS,
+        MASKS,
+        "products need single uploads, and masks show their sums only; use lora.average factors",
+    ),
+    (PRODUCTS, RULE, "a rule compares factors, which do not tell products; use lora.average factors"),
 )
 
 

@@ -10,6 +10,7 @@ from mpifl.aggregation.exchange_choice import Local, OverMpi
 from mpifl.core.algorithm import Algorithm, Needs, asked_of_trainer
 from mpifl.core.capabilities import (
     NO_SINGLE_MODEL,
+    ComparedUploads,
     NewClients,
     OneShotStatistics,
     RememberedUploads,
@@ -23,6 +24,8 @@ from mpifl.core.errors import MethodError, UserError, name_of, nearest, require
 from mpifl.core.metric import SPREADS, metric_of_column
 from mpifl.core.task import Task
 from mpifl.core.trainer import GIFTS, trainer_of
+from mpifl.models import LoRA
+from mpifl.models.lora import PRODUCT
 from mpifl.protection.privacy import CentralPrivacy, LocalPrivacy, Privacy
 from mpifl.protection.robust_rules import DistanceRule, NoRule, Rule
 from mpifl.protection.secure_sum import MaskedSums
@@ -34,7 +37,7 @@ from mpifl.simulation.policies import AsynchronousPolicy, Policy, RoundsPolicy, 
 from mpifl.supervision.logging import warn_once
 from mpifl.training.config import OF_SGD, LocalConfig
 from mpifl.training.own_metrics import load_metrics, metrics_of
-from mpifl.training.per_client import SECTION, PerClient, check_changes, given_keys
+from mpifl.training.per_client import SECTION, PerClient, check_changes, check_clients, given_keys
 from mpifl.training.precision import FLOAT32
 
 from .exclusions import check_exclusions
@@ -78,6 +81,7 @@ def check_sections(config: Config) -> None:
         remedy = "has no effect beside start.run, which gives all weights; leave it out, or use start.part"
         require(config.weights is None or not replaced, "model.weights", config.weights, f"{remedy} body")
     check_changes(config.local, config.per_client, config.devices.names)
+    check_adapters(config.lora, config.algorithm, config.local, config.devices.names)
     config.devices.check(config.delay, config.network, away)
     check_privacy(config.privacy, config.algorithm, config.policy, config.newcomers)
     check_secure_aggregation(config)
@@ -119,6 +123,35 @@ def _option_for(name: str, value: Any, plain: Any) -> str:
 
 def _as_yaml(value: Any) -> Any:
     return "null" if value is None else value
+
+
+def check_adapters(lora: LoRA, algorithm: Algorithm, local: LocalConfig, devices: Sequence[str]) -> None:
+    """Raise `UserError` for adapters whose ranks or averages the method cannot have.
+
+    Args:
+        lora: `model.lora`.
+        algorithm: the method.
+        local: how clients train.
+        devices: names of the devices that clients may have.
+    """
+    check_clients("model.lora.ranks", lora.ranks, devices)
+    name, needs = type(algorithm).__name__, algorithm.needs
+    compares = "compares the numbers of uploads" if uses(algorithm, ComparedUploads) else ""
+    why = "sends statistics before training" if uses(algorithm, OneShotStatistics) else compares
+    why = "shows clients the models of others" if uses(algorithm, SecondLook) else why
+    remedy = f"{name} {why}, which differ by rank alone; leave it out, or use a method that only averages"
+    require(not lora.ranks or not why, "model.lora.ranks", lora.ranks, remedy)
+    if lora.average != PRODUCT:
+        return
+    why = "keeps numbers of models at its clients" if needs.client_state and not algorithm.holds else compares
+    why = "averages changes of models" if algorithm.changes else why
+    why = "changes averages by a step of its own" if needs.server_update else why
+    remedy = f"{name} {why}, and factors of one product differ from round to round; use factors"
+    require(not why, "model.lora.average", lora.average, remedy)
+    remedy = f"has no effect: clients of {name} send nothing; leave it out"
+    require(not needs.alone, "model.lora.average", lora.average, remedy)
+    remedy = "the momentum of factors means nothing in the next round, whose factors differ; use factors"
+    require(not local.keep_optimizer, "local.keep_optimizer", True, f"under lora.average product, {remedy}")
 
 
 def check_without_rounds(evaluation: EvaluationConfig, output: OutputConfig, stack: int) -> None:

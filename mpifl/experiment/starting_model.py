@@ -172,6 +172,9 @@ def earlier_privacy(
 def _adapters(lora: Mapping[str, Any]) -> dict[str, Any]:
     """Return a section `model.lora` with lists for tuples, and with alpha set to the rank if it is None."""
     found = {k: list(v) if isinstance(v, tuple) else v for k, v in {**asdict(LoRA()), **lora}.items()}
+    found = {
+        k: v for k, v in found.items() if k not in ("average", "ranks")
+    }  # they do not change what it computes
     return {**found, "alpha": found["rank"] if found["alpha"] is None else found["alpha"]}
 
 

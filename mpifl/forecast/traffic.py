@@ -14,7 +14,7 @@ import numpy as np
 
 from mpifl.aggregation.exchange_choice import ExchangeBytes, OverMpi, exchange_bytes
 from mpifl.aggregation.tables import read_rows
-from mpifl.aggregation.update_filter import FilteredVisit
+from mpifl.aggregation.update_filter import FilteredVisit, UpdateFilters
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import (
     INITIAL_CLIENTS,
@@ -63,6 +63,7 @@ STEPS_BYTES = 8  # step counter of an optimiser
 
 CLUSTERS = "who is in which cluster"
 DROP_OUTS = "who drops out, so that no masked upload comes"
+RANKS = "who takes part with which rank (model.lora.ranks)"
 COHORTS = "how many clients each Poisson sample holds"
 NEWCOMERS = "who is drawn when newcomers join"
 DIFFERENT = "some clients sent other than planned: they dropped out, or notes differ in length"
@@ -137,8 +138,11 @@ def forecast(context: RunContext) -> TrafficForecast:
     filters = build_filters(context)
     report = filters.client(report, FilteredVisit(message, 0, key(0)))  # adaptive clipping adds a note
     stored = _kept_bytes(context, report, state, len(client.optimizer_memory()))
-    upload = upload_bytes(config.payload, filters, report, message)
-    per_round = _round_bytes(context, server, upload)
+
+    def upload(k: int) -> int:
+        return upload_bytes(config.payload, filters, replace(report, client=k), message)
+
+    per_round = _round_bytes(context, server, filters, upload)
     m, secure = context.decisions.num_sampled, config.secure_aggregation
     down, up = hidden_bytes(config.payload, filters, report, message, m)
     per_round = per_round[0] + m * down, per_round[1] + m * up
@@ -149,6 +153,8 @@ def forecast(context: RunContext) -> TrafficForecast:
         why = NEWCOMERS
     elif context.sampler.poisson:
         why = COHORTS
+    elif filters.narrows and m < context.problem.num_clients:
+        why = RANKS
     elif isinstance(secure, MaskedSums):
         several = max(map(len, server.tables.values())) > 1
         why = ", and ".join([CLUSTERS] * several + [DROP_OUTS] * bool(secure.dropout)) or why
@@ -378,14 +384,18 @@ def _message(context: RunContext, server: Server, k: int) -> Message:
     return message_on(Message(vectors, reads), context.learner.device)
 
 
-def _round_bytes(context: RunContext, server: Server, upload: int) -> Bytes:
-    """Return the bytes of a round in which each client uploads `upload` bytes."""
+def _round_bytes(
+    context: RunContext, server: Server, filters: UpdateFilters, upload: Callable[[int], int]
+) -> Bytes:
+    """Return the bytes of a round of the first clients, in which client k uploads `upload(k)` bytes."""
     algorithm, payload, m = context.config.algorithm, context.config.payload, uploads_per_step(context)
     widths = {name: table.shape[1] for name, table in server.tables.items()}
     drawn = max(m, context.config.policy.num_started(m, context.problem.num_clients))
-    down = sum(download_bytes(algorithm.reads(server, k), widths, payload) for k in range(drawn))
+    own = (filters.widths(widths, k) for k in range(drawn))
+    down = sum(download_bytes(algorithm.reads(server, k), w, payload) for k, w in enumerate(own))
     stamp, senders = time_stamp_bytes(payload, algorithm.needs.time_stamps), _senders(context)
-    return down + drawn * stamp, senders * (upload + stamp)
+    up = sum(map(upload, range(senders))) if filters.narrows else senders * upload(0)
+    return down + drawn * stamp, up + senders * stamp
 
 
 # -- one-shot statistics -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpifl.core.errors import Registry
 
 from .base import ModelOptions, ShapeModel, build_model, described, seeded_model
-from .lora import LoRA, check_adapted, checksum, count_whole, start_apart, starts_alike
+from .lora import LoRA, adapters_of, check_adapted, checksum, count_whole, start_apart, starts_alike
 
 if TYPE_CHECKING:
     from .modules import Net
@@ -65,6 +65,7 @@ __all__ = [
     "ModelOptions",
     "Net",
     "ShapeModel",
+    "adapters_of",
     "build_model",
     "check_adapted",
     "checksum",

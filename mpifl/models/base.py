@@ -97,7 +97,14 @@ class ModelOptions(Options, ABC):
         """Whether the adapters begin as in a file, rather than drawn. Default: never."""
         return False
 
-    def export(self, folder: Path, models: Mapping[str, torch.Tensor], info: DataInfo, seed: int) -> None:
+    def export(
+        self,
+        folder: Path,
+        models: Mapping[str, torch.Tensor],
+        info: DataInfo,
+        seed: int,
+        ranks: Mapping[str, int],
+    ) -> None:
         """Write models in the format in which they are published, beside the files of a run.
 
         Default: nothing is written.
@@ -107,6 +114,7 @@ class ModelOptions(Options, ABC):
             models: name -> vector [d] of each model that is served.
             info: format of samples and labels.
             seed: seed of the model.
+            ranks: name -> rank of its adapters, for those of a smaller rank.
         """
         return
 

@@ -238,7 +238,14 @@ class HuggingFace(ModelOptions):
         module: nn.Module = net.whole()
         return module
 
-    def export(self, folder: Path, models: Mapping[str, torch.Tensor], info: DataInfo, seed: int) -> None:
+    def export(
+        self,
+        folder: Path,
+        models: Mapping[str, torch.Tensor],
+        info: DataInfo,
+        seed: int,
+        ranks: Mapping[str, int],
+    ) -> None:
         """Write the adapters of models in PEFT's format, each to a folder below `folder`/adapters.
 
         The model without adapters is written beside them if its frozen weights were drawn.
@@ -256,7 +263,8 @@ class HuggingFace(ModelOptions):
                 plain.whole().save_pretrained(str(base))
         lora, _ = self.adapted(net, info)
         for name, vector in models.items():
-            peft_files.save_adapters(net, lora, vector, place / name, str(base), kind, BODY)
+            rank = ranks.get(name, lora.rank)
+            peft_files.save_adapters(net, lora, vector, place / name, str(base), kind, BODY, rank)
 
 
 def weights_of(folder: Path) -> list[Path]:

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import MinLen
 from torch import nn
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.options import NonNegativeInt, Options, PositiveFloat, ShareBelowOne
+from mpifl.core.options import NonNegativeInt, Options, PositiveFloat, PositiveInt, ShareBelowOne
 from mpifl.core.parameters import Layout, frozen_names
 from mpifl.models import modules
 
 PREFIXES = ("", "body.", "body.net.")  # prefixes of a name that a pattern may leave out
 ADAPTERS = ("lora_A", "lora_B")
+FACTORS: Literal["factors"] = "factors"  # what the server averages
+PRODUCT: Literal["product"] = "product"
 APART = 0.3  # standard deviation of what adapters first add, relative to the weights; see `start_apart`
 
 
@@ -41,6 +43,10 @@ class LoRA(Options):
         dropout: share of the inputs of adapters that are dropped in training.
         train: names of the modules that are trained and sent whole, written as in `layers`; with an empty
             list, only the adapters are trained.
+        average: what the server averages of adapters: their `factors` A and B, each on its own, or the
+            `product` B A, of which it then takes the best approximation of rank `rank`.
+        ranks: smaller ranks of some clients: a client (`3`), a range (`4-7`) or the name of a device -> its
+            rank. The factor alpha / rank is the same for all clients.
     """
 
     rank: NonNegativeInt = 0
@@ -48,21 +54,28 @@ class LoRA(Options):
     layers: Annotated[tuple[str, ...], MinLen(1)] = ("*",)
     train: tuple[str, ...] = ("head",)
     dropout: ShareBelowOne = 0.0
+    average: Literal["factors", "product"] = FACTORS
+    ranks: dict[str, PositiveInt] = field(default_factory=dict)
 
     paper = "hu2022lora"
 
     def papers(self) -> tuple[str, ...]:
-        """Return the paper if there are adapters."""
-        return (self.paper,) if self.rank else ()
+        """Return the papers of what is used."""
+        used = {self.paper: self.rank > 0, "cho2024heterogeneous": self.ranks}
+        used["bai2024federated"] = self.average == PRODUCT
+        return tuple(paper for paper, is_used in used.items() if is_used)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.rank:
-            unused = {"alpha": None, "layers": ("*",), "train": ("head",), "dropout": 0.0}
-            for name, plain in unused.items():
+            unused: dict[str, Any] = {"alpha": None, "layers": ("*",), "train": ("head",), "dropout": 0.0}
+            for name, plain in {**unused, "average": FACTORS, "ranks": {}}.items():
                 value = getattr(self, name)
                 remedy = "has no effect without adapters; give model.lora.rank, or leave it out"
                 require(value == plain, f"lora.{name}", value, remedy)
+        for name, rank in self.ranks.items():
+            remedy = f"rank is the largest, and it is {self.rank}; use at most that"
+            require(rank <= self.rank, f"lora.ranks.{name}", rank, remedy)
 
 
 def adapt(net: nn.Module, lora: LoRA, spared: tuple[str, ...] = ()) -> frozenset[str]:

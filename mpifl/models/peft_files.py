@@ -50,7 +50,14 @@ def module_of(name: str, head: str, body: str) -> str:
 
 
 def save_adapters(
-    net: nn.Module, lora: LoRA, vector: torch.Tensor, folder: Path, base: str, task: str | None, body: str
+    net: nn.Module,
+    lora: LoRA,
+    vector: torch.Tensor,
+    folder: Path,
+    base: str,
+    task: str | None,
+    body: str,
+    rank: int,
 ) -> None:
     """Write the adapters of a model, and the modules that are trained whole.
 
@@ -62,6 +69,7 @@ def save_adapters(
         base: folder of the model without adapters.
         task: kind of the task, in PEFT's words; None for none of these.
         body: prefix of a published name in the network.
+        rank: rank of these adapters; numbers of the vector beyond it are 0, and left out.
     """
     from peft import LoraConfig
     from safetensors.torch import save_file
@@ -69,6 +77,9 @@ def save_adapters(
     head, layout = str(net.head_name), Layout.of(net)
     named = {name: t[0] for name, t in layout.tensors(vector[None].cpu()).items()}
     named |= {name: named[names[0]] for names in layout.tied if names[0] in named for name in names}
+    for layer in adapters_of(net):
+        a, b = (f"{layer}.{factor}" for factor in ADAPTERS)
+        named[a], named[b] = named[a][:rank], named[b][:, :rank]
     tensors = {published(name, head, body): t.contiguous().clone() for name, t in named.items()}
     frozen = {published(name, head, body) for name in frozen_names(net)}
     whole = {module_of(f"{name}.", head, body) for name in trained_whole(net, lora)}
@@ -78,9 +89,9 @@ def save_adapters(
         whole = {top if name.startswith(f"{top}.") else name for name in whole}
     task = task if top in whole or task not in CLASSIFIERS else None
     layers = sorted(module_of(f"{name}.", head, body) for name in adapters_of(net))
-    alpha = float(lora.rank if lora.alpha is None else lora.alpha)
+    alpha = float(lora.rank if lora.alpha is None else lora.alpha) * rank / lora.rank  # PEFT divides by r
     config = LoraConfig(
-        r=lora.rank,
+        r=rank,
         lora_alpha=int(alpha) if alpha.is_integer() else alpha,  # type: ignore[arg-type]  # as PEFT takes it
         lora_dropout=lora.dropout,
         target_modules=layers,

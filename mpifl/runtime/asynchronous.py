@@ -417,10 +417,11 @@ class AsynchronousEngine(Engine):
         reads = server_step.hooks.reads("reads", server, np.array([k]))[k]
         widths = {name: table.shape[1] for name, table in server.tables.items()}
         server_step.book_reads(step, {k: reads}, widths)
-        down = download_bytes(reads, widths, server_step.ledger.payload) + self.stamp_bytes
+        own = server_step.config.filters.widths(widths, k)
+        down = download_bytes(reads, own, server_step.ledger.payload) + self.stamp_bytes
         up = 0
         if self.clock.needs_bytes:
-            up = self.upload_sizes.clear(server, reads)
+            up = self.upload_sizes.clear(server, reads, k)
             self.upload_sizes.expected[k] = up
         visit = self.dispatcher.begin(k, v, version, down, up)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
@@ -582,7 +583,7 @@ class AsynchronousEngine(Engine):
                     return {}
                 client = step.config.clients.client(k, int(step.visits[k]) - 1)
                 message = Message(vectors, serves, server.version, server.version)
-                message = step.config.filters.download(message)
+                message = step.config.filters.download(message, k)
                 scores = step.worker.hooks.evaluate(
                     message_on(message, step.config.clients.device), {}, client, client.data.test
                 )

@@ -15,6 +15,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
+from mpifl.aggregation.update_filter import UpdateFilters
 from mpifl.comm.transport import bytes_of
 from mpifl.core.errors import MethodError
 from mpifl.core.types import Notes, Reads
@@ -24,13 +25,19 @@ COLUMNS = ("number", "client", "num_samples")  # columns of a `ReportTable`: one
 COLUMN_GROUPS = ("notes", "findings", "metrics", "max_abs", "note_sizes")  # name -> one value per report
 SHARED_READS = 16  # up to this number of distinct reads, every rank receives all of them
 Exchanges = Mapping[tuple[str, str, int], tuple[int, int]]
-Kind = tuple[tuple[str, int], ...]  # table -> rows of it that are read; `MIXED` for a mixture
+Kind = tuple[
+    tuple[str, int], ...
+]  # table -> rows of it that are read, `MIXED` for a mixture; see `kind_of_visit`
 MIXED = -1
 
 
-def kind_of_visit(reads: Reads) -> Kind:
-    """Return how many rows of each table a client reads; visits of one kind upload equally many bytes."""
-    return tuple((name, MIXED if isinstance(r, np.ndarray) else len(r)) for name, r in reads.items())
+def kind_of_visit(reads: Reads, filters: UpdateFilters, client: int) -> Kind:
+    """Return how many rows of each table a client reads, and what else decides the size of its upload.
+
+    Visits of one kind upload equally many bytes.
+    """
+    rows = ((name, MIXED if isinstance(r, np.ndarray) else len(r)) for name, r in reads.items())
+    return (*rows, *filters.kind(client))
 
 
 @dataclass(frozen=True)
@@ -480,8 +487,8 @@ def gathered_reports(
     tables = [table for table, _ in pairs]
     first, order = tables[0], _order(tables)
     for table in tables:
-        if table.widths != first.widths or table.sizes != first.sizes:
-            (a, b), (k, other) = map(_uploads, (first, table)), (int(t.client[0]) for t in (first, table))
+        (a, b), (k, other) = map(_uploads, (first, table)), (int(t.client[0]) for t in (first, table))
+        if a != b:  # clients may still send different counts of their numbers
             what = f"client {k} uploads {a}, client {other} {b}"
             raise MethodError(hook, what, "all uploads of a step have the same names and shapes")
     notes = Notes(

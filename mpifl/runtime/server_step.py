@@ -934,7 +934,8 @@ class ServerStep:
             reads: client -> the rows that it reads.
             widths: table -> how many numbers a row has.
         """
-        self.ledger.add_reads(step, reads, widths)
+        filters = self.config.filters
+        self.ledger.add_reads(step, reads, widths, filters.width if filters.narrows else None)
         if self.algorithm.needs.time_stamps:
             for clients in [reads.clients] if isinstance(reads, CohortReads) else reads:
                 self.ledger.add_down(step, TIME_STAMP, clients, 1, note=True)

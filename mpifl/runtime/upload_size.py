@@ -46,22 +46,23 @@ class UploadSizes:
         self.expected: dict[int, int] = {}
         self._warned = False
 
-    def clear(self, server: Server, reads: Reads) -> int:
+    def clear(self, server: Server, reads: Reads, client: int) -> int:
         """Return the bytes of an upload, including a time stamp.
 
         Args:
             server: server whose rows are read; zeros replace rows that workers hold.
             reads: rows that the client downloads.
+            client: the client.
 
         Raises:
             ClientError: the measured client failed, or, if failing clients are left out, all clients tried.
         """
-        kind = kind_of_visit(reads)
+        kind = kind_of_visit(reads, self.server_step.config.filters, client)
         if kind not in self._clear:
             self._clear[kind] = _clear_size(self.server_step, *_upload(self.server_step, server, kind))
         return self._clear[kind]
 
-    def in_round(self, server: Server, reads: Reads, num_clients: int) -> tuple[int, int]:
+    def in_round(self, server: Server, reads: Reads, num_clients: int, client: int) -> tuple[int, int]:
         """Return the bytes of an upload, and those that a client downloads besides its rows.
 
         If uploads are hidden, all clients of the round count as one group. If clients choose among rows, the
@@ -71,10 +72,12 @@ class UploadSizes:
             server: the current server.
             reads: rows that the client downloads.
             num_clients: number of clients in the round.
+            client: the client.
         """
-        if not self.server_step.config.filters.hides_uploads:
-            return self.clear(server, reads), 0
-        kind = num_clients, kind_of_visit(reads)
+        filters = self.server_step.config.filters
+        if not filters.hides_uploads:
+            return self.clear(server, reads, client), 0
+        kind = num_clients, kind_of_visit(reads, filters, client)
         if kind not in self._hidden:
             self._hidden[kind] = _hidden_size(self.server_step, server, *kind)
         return self._hidden[kind]
@@ -184,6 +187,6 @@ def _upload(server_step: ServerStep, server: Server, kind: Kind) -> tuple[Report
         trial = FilteredVisit(message, 0, c.seed.of("size"), c.filters.told())
         return c.filters.client(report, trial), message
 
-    alike = (k for k in range(c.problem.num_clients) if kind_of_visit(reads_of(k)) == kind)
+    alike = (k for k in range(c.problem.num_clients) if kind_of_visit(reads_of(k), c.filters, k) == kind)
     tried = [*islice(alike, MOST_TRIED if c.drops else 1)]
     return first_that_works(visit, tried, server.version + 1, c.drops, c.kept)

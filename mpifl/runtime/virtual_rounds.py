@@ -75,8 +75,9 @@ class VirtualRounds(RoundClock):
             reads = server_step.hooks.reads("reads", server, cohort)
             stamp = time_stamp_bytes(payload, server_step.algorithm.needs.time_stamps)
             for k, rows in reads.items():
-                up[k], beside = self._sizes.in_round(server, rows, len(cohort))
-                down[k] = download_bytes(rows, widths, payload) + beside + stamp
+                up[k], beside = self._sizes.in_round(server, rows, len(cohort), k)
+                own = server_step.config.filters.widths(widths, k)
+                down[k] = download_bytes(rows, own, payload) + beside + stamp
             self._sizes.expected = {} if server_step.config.filters.hides_uploads else {**up}
             for k, size in self._sizes.statistics(server, cohort).items():
                 down[k], up[k] = down[k] + size.down, up[k] + size.up
@@ -109,13 +110,14 @@ class VirtualRounds(RoundClock):
         fresh = [table for table in reports.tables if table.fresh]
         clients = np.concatenate([late, *(table.client for table in fresh)])
         reads = self.server_step.hooks.reads("reads", server, clients)
+        filters = self.server_step.config.filters
         first: dict[Kind, tuple[ReportTable, int]] = {}
         for table in fresh:
             for i, k in enumerate(table.client.tolist()):
-                first.setdefault(kind_of_visit(reads[k]), (table, i))
+                first.setdefault(kind_of_visit(reads[k], filters, k), (table, i))
         alike: dict[Kind, list[int]] = {}
         for k in late.tolist():
-            alike.setdefault(kind_of_visit(reads[k]), []).append(k)
+            alike.setdefault(kind_of_visit(reads[k], filters, k), []).append(k)
         for kind, some in alike.items():
             if kind not in first:
                 self._sizes.warn(

@@ -173,7 +173,7 @@ class Worker:
         """Return the client's download."""
         with self.watch("load", task.client, task.visit):
             vectors = {name: read_rows(self.tables.rows, name, which) for name, which in task.reads.items()}
-        return self.config.filters.download(Message(vectors, task.reads, version, step))
+        return self.config.filters.download(Message(vectors, task.reads, version, step), task.client)
 
     def _key(self, hook: str, *address: int) -> Key:
         return self.config.seed.of(hook, *address)
@@ -553,12 +553,18 @@ class Worker:
             findings=findings,
             metrics=report.metrics,
             max_abs=largest,
-            sizes={name: count_numbers(v) for name, v in report.vectors.items()},
+            sizes={name: self._count_numbers(name, v, report.client) for name, v in report.vectors.items()},
             widths={name: v.shape[-1] for name, v in report.vectors.items()},
             bytes=sizes,
             shapes={name: tuple(v.shape) for name, v in report.vectors.items()},
             unsent=report.unsent,
         )
+
+    def _count_numbers(self, name: str, vectors: Vector, client: int) -> int:
+        """Return how many numbers of vectors [d] or [C, d] a client has."""
+        if not (filters := self.config.filters).narrows:
+            return count_numbers(vectors)
+        return len(_rows(vectors)) * filters.width(name, vectors.shape[-1], client)
 
     def _row_distances(self, report: Report, compared: tuple[str, int] | None) -> Mapping[str, Any]:
         """Return the distances [K] of an upload to all rows of the table with its name."""
@@ -580,7 +586,7 @@ class Worker:
         client = self.client(task.client, task.visit, message.step)
 
         def work() -> tuple[ReportHeader, Report]:
-            report, sizes = self._train(client, task, self.config.filters.download(message))
+            report, sizes = self._train(client, task, self.config.filters.download(message, task.client))
             report = report_to_main_memory(report, self.config.clients.device)
             findings = self._inspect(task, report)
             return self._header("local_update", task, report, sizes, findings), report

@@ -244,7 +244,7 @@ class Coder(UpdateFilter):
         self.remembers = RESIDUALS if payload.error_feedback else ""
         self.in_main_memory = payload.compresses
 
-    def download(self, message: Message) -> Message:
+    def download(self, message: Message, client: int) -> Message:
         """Return a message with rounded vectors."""
         vectors = message.vectors.items()
         arrived = {name: x if travels_whole(name) else self._rounded(name, x) for name, x in vectors}

@@ -380,14 +380,25 @@ class Ledger(Undoable):
         self._count(step, "down", client, size)
         self._cast(step, count * size)
 
-    def add_reads(self, step: int, reads: Mapping[int, Reads], widths: Mapping[str, int]) -> None:
+    def add_reads(
+        self,
+        step: int,
+        reads: Mapping[int, Reads],
+        widths: Mapping[str, int],
+        width_of: Callable[[str, int, int], int] | None = None,
+    ) -> None:
         """Count the rows that the clients of a cohort download.
 
         Args:
             step: server step.
             reads: client -> the rows that it reads; a mixture of rows is one vector for one client.
             widths: length of a row of each table.
+            width_of: maps a table, its width and a client to how many numbers of a row the client gets; None:
+                all. A row that is sent once has the numbers of the reader with the most.
         """
+        if width_of is not None:
+            self._add_narrow_reads(step, reads, widths, width_of)
+            return
         readers, mixed = Counter[tuple[str, int]](), defaultdict[str, list[int]](list)
         streams, sizes = list[int](), list[int]()
         for number, (tables, count) in enumerate(_counted(reads)):
@@ -418,6 +429,34 @@ class Ledger(Undoable):
             entry = self._entry(step, "down", name, cast, row, False)
             self._add(entry, count, count * size, 1, size, count * widths[name])
             self._cast(step, size)
+
+    def _add_narrow_reads(
+        self,
+        step: int,
+        reads: Mapping[int, Reads],
+        widths: Mapping[str, int],
+        width_of: Callable[[str, int, int], int],
+    ) -> None:
+        """Count the rows that clients download of which each gets only some numbers; see `add_reads`."""
+        readers = defaultdict[tuple[str, int], list[int]](list)  # row -> numbers that each reader gets
+        for client, tables in reads.items():
+            self._streams[client] = _stream(tables)
+            for name, which in tables.items():
+                numbers = width_of(name, widths[name], client)
+                if isinstance(which, np.ndarray):
+                    self.add_down(step, name, client, numbers)
+                    continue
+                for row in which:
+                    readers[name, row].append(numbers)
+                size = self.payload.size(numbers * len(which), len(which), travels_whole(name))
+                self._count(step, "down", client, size)
+        for (name, row), each in readers.items():
+            count, note = len(each), travels_whole(name)
+            cast = "unicast" if count == 1 else "broadcast" if count == len(reads) else "group"
+            sizes = [self.payload.size(numbers, 1, note) for numbers in each]
+            entry = self._entry(step, "down", name, cast, row, False)
+            self._add(entry, count, sum(sizes), 1, max(sizes), sum(each))
+            self._cast(step, max(sizes))
 
     def total(self, direction: str, step: int | None = None) -> int:
         """Return the unicast bytes of one direction, of one step or of the whole run."""

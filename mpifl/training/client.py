@@ -366,6 +366,7 @@ class LocalClients(ClientHost):
         local: options of local training.
         differing: client -> its own options, for clients whose options differ.
         metrics: metrics to evaluate in addition to the task's metrics and loss.
+        begins: maps the initial vector [d] and a client to what the client has of it; None: all.
     """
 
     def __init__(
@@ -375,8 +376,10 @@ class LocalClients(ClientHost):
         local: LocalConfig,
         differing: Mapping[int, LocalConfig] | None = None,
         metrics: Sequence[OwnMetric] = (),
+        begins: Callable[[Vector, int], Vector] | None = None,
     ) -> None:
         self.federation, self.learner, self.local = federation, learner, local
+        self.begins = begins
         self.differing, self.metrics = differing or {}, metrics
         self.device, self.task, self.layout = learner.device, learner.task, learner.layout
         self.computation = learner.computation
@@ -415,7 +418,7 @@ class LocalClients(ClientHost):
         """Return a client at a visit."""
         local = self.differing.get(k, self.local)
         local = replace(local, **changes) if changes else local
-        return LocalClient(
+        client = LocalClient(
             k,
             self.federation,
             self.learner,
@@ -426,6 +429,8 @@ class LocalClients(ClientHost):
             metrics=self.metrics,
             resident=self.resident,
         )
+        client.init = client.init if self.begins is None else self.begins(client.init, k)
+        return client
 
     def public_clients(self) -> Sequence[ServerClient]:
         """Return the labelled sets that the server owns, each as a client."""

@@ -27,6 +27,7 @@ TAKEN = {  # names, and beginnings of names, of columns of metrics.csv and clien
     *("num_clusters", "num_unplaced", "ari", "ari_everyone", "nmi", "purity", "churn", "mixture_kl"),
     *("arrivals", "refusal_rate", "staleness", "client_distance", "head_distance", "federation_bytes"),
     *("epsilon", "clip", "work", "late_clients", "secure_dropped", "secure_skipped", "robust_too_small"),
+    "lora_lost",
     *("mixture_kl_uploads", "tuned"),
     *("flops", "forward_passes", "forward_samples", "backward_passes", "backward_samples"),
     "joules",

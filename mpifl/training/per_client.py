@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -95,13 +95,50 @@ def check_changes(local: LocalConfig, per_client: PerClient, devices: Sequence[s
     Raises:
         UserError: `local` refuses a value, a key names no client and no device, or a client is named twice.
     """
-    seen: dict[int, str] = {}
     for name, changes in per_client.items():
         changes.of(local, f"{SECTION}.{name}")
-        for client in () if name in devices else _clients(name, devices):
+    check_clients(SECTION, per_client, devices)
+
+
+def check_clients(section: str, given: Collection[str], devices: Sequence[str]) -> None:
+    """Check keys that name clients, without knowing the number of clients.
+
+    Args:
+        section: the section or key that has them, for messages.
+        given: a client (`3`), a range (`4-7`) or the name of a device, each.
+        devices: names of the devices that clients may have.
+
+    Raises:
+        UserError: a key names no client and no device, or a client is named twice.
+    """
+    seen: dict[int, str] = {}
+    for name in given:
+        for client in () if name in devices else _clients(section, name, devices):
             remedy = f"client {client} is in {seen.get(client)} as well; name it once"
-            require(client not in seen, SECTION, name, remedy)
+            require(client not in seen, section, name, remedy)
             seen[client] = name
+
+
+def clients_of(
+    section: str, given: Collection[str], devices: Sequence[str], num_clients: int
+) -> dict[int, str]:
+    """Return client -> the key that names it; its number goes before its device.
+
+    Args:
+        section: the section or key that has them, for messages.
+        given: keys that were checked by `check_clients`.
+        devices: the device of each client; empty if all are alike.
+        num_clients: N, number of clients.
+
+    Raises:
+        UserError: a key names a client that does not exist.
+    """
+    out = {k: name for k, name in enumerate(devices) if name in given}
+    for name in given:
+        for k in () if name in devices or _NUMBERS.fullmatch(name) is None else _clients(section, name):
+            require(k < num_clients, section, name, f"there are {num_clients} clients, numbered from 0")
+            out[k] = name
+    return out
 
 
 def local_configs(
@@ -120,12 +157,9 @@ def local_configs(
     """
     of_device = {name: per_client[name].of(local, f"{SECTION}.{name}") for name in {*devices} & {*per_client}}
     out = {k: of_device[name] for k, name in enumerate(devices) if name in of_device}
-    for name, changes in per_client.items():
-        if _NUMBERS.fullmatch(name) is None or name in of_device:
-            continue
-        for k in _clients(name):
-            require(k < num_clients, SECTION, name, f"there are {num_clients} clients, numbered from 0")
-            out[k] = changes.of(out.get(k, local), f"{SECTION}.{name}")
+    for k, name in clients_of(SECTION, per_client, devices, num_clients).items():
+        if name not in of_device:
+            out[k] = per_client[name].of(out.get(k, local), f"{SECTION}.{name}")
     return out
 
 
@@ -134,11 +168,11 @@ def names_devices(per_client: PerClient) -> bool:
     return any(_NUMBERS.fullmatch(name) is None for name in per_client)
 
 
-def _clients(name: str, devices: Sequence[str] = ()) -> range:
-    """Return the clients that a key of the section names: `3` or `4-7`."""
+def _clients(section: str, name: str, devices: Sequence[str] = ()) -> range:
+    """Return the clients that a key names: `3` or `4-7`."""
     found = _NUMBERS.fullmatch(name)
     known = f", or a device: {', '.join(devices)}" if devices else ""
     remedy = f"use the number of a client, as 3, or a range, as 4-7{known}"
     if found is None or int(found[2] or found[1]) < int(found[1]):
-        raise UserError(SECTION, name, remedy)
+        raise UserError(section, name, remedy)
     return range(int(found[1]), int(found[2] or found[1]) + 1)
