@@ -143,7 +143,11 @@ def check_adapters(lora: LoRA, algorithm: Algorithm, local: LocalConfig, devices
     require(not lora.ranks or not why, "model.lora.ranks", lora.ranks, remedy)
     if lora.average != PRODUCT:
         return
-    why = "keeps numbers of models at its clients" if needs.client_state and not algorithm.holds else compares
+    why = (
+        "keeps state at its clients, which may hold factors"
+        if needs.client_state and not algorithm.holds
+        else compares
+    )
     why = "averages changes of models" if algorithm.changes else why
     why = "changes averages by a step of its own" if needs.server_update else why
     remedy = f"{name} {why}, and factors of one product differ from round to round; use factors"

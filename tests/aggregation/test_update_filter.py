@@ -41,7 +41,7 @@ class Digit(UpdateFilter):
         """Append the digit to the model."""
         return replace(report, vectors={"model": 10 * report.vectors["model"] + self.digit})
 
-    def download(self, message: Message) -> Message:
+    def download(self, message: Message, client: int) -> Message:
         """Append the digit to what is downloaded."""
         return replace(message, vectors={"model": 10 * message.vectors["model"] + self.digit})
 
@@ -95,7 +95,7 @@ def test_reports_and_plans_pass_forwards_and_rows_and_downloads_backwards():
     assert plan is not None
     assert plan.mixings[0].weights.item() == 123
     assert chain.server(SERVER).tables["model"].item() == 132
-    assert chain.download(MESSAGE).vectors["model"].item() == 132
+    assert chain.download(MESSAGE, 0).vectors["model"].item() == 132
     assert chain.sizes({"model": 1}, REPORT, MESSAGE) == {"model": 123}
     assert chain.traffic({"model": 1}, REPORT, 4, 0) == (5, {"model": 123})
     assert_array_equal(chain.lost(1, np.arange(5)), [2, 3])
@@ -117,7 +117,8 @@ def test_without_filters_nothing_changes():
     for chain in (UpdateFilters(), UpdateFilters([UpdateFilter()])):
         assert chain.client(REPORT, VISIT) is REPORT
         assert chain.statistics(REPORT) is REPORT
-        assert chain.download(MESSAGE) is MESSAGE
+        assert chain.download(MESSAGE, 0) is MESSAGE
+        assert (chain.width("model", 7, 0), chain.kind(0)) == (7, ())
         assert chain.plan(None, STEP) is None
         assert chain.server(SERVER) is SERVER
         assert chain.traffic({"model": 4}, REPORT, 4, 7) == (0, {"model": 4})

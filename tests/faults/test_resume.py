@@ -57,6 +57,7 @@ RUNS: dict[str, list[str]] = {
     "clients that fail": ["--on_client_error", "drop"],
     "privacy": ["--privacy", "{name: central, clip: 0.5, quantile: 0.5, quantile_noise: 4.0}"],
     "masks": ["--secure_aggregation", "{name: masks, dropout: 0.3, threshold: 0.5}"],
+    "products of adapters": ["--model.lora", "{rank: 3, average: product, ranks: {0-3: 1}}"],
     "adapters": ["--algorithm", "ditto", "--model", "{name: mlp, hidden: [12], lora: {rank: 2}}"],
     "arrivals": ["--algorithm", "fedbuff", *BUFFER],
     "arrivals with state": ["--algorithm", "scaffold", *BUFFER, "--payload", CODED],

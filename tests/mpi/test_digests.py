@@ -39,7 +39,7 @@ FEW = (  # on one process and on three ranks; all of them, also on other numbers
     *("ucfl-4", "compressed", "private", "secure", "partial-work", "median", "norm-bound"),
     *("scaffold-hosted", "ucfl-hosted", "fedbuff-hosted"),
     *("stopped-at-target", "stopped-without-patience"),
-    *("own-metric", "own-module", "lora", "updates", "evaluated", "started"),
+    *("own-metric", "own-module", "lora", "lora-products", "updates", "evaluated", "started"),
     *(name for name in ("bfloat16-stacked",) if name in RUNS),
     *("regression-fedem", "multi_label-fedavg", "next_token-fedem", "classification-fedavg"),
 )
