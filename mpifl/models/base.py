@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -103,7 +104,7 @@ class ModelOptions(Options, ABC):
         models: Mapping[str, torch.Tensor],
         info: DataInfo,
         seed: int,
-        ranks: Mapping[str, int],
+        ranks: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Write models in the format in which they are published, beside the files of a run.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -244,7 +245,7 @@ class HuggingFace(ModelOptions):
         models: Mapping[str, torch.Tensor],
         info: DataInfo,
         seed: int,
-        ranks: Mapping[str, int],
+        ranks: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Write the adapters of models in PEFT's format, each to a folder below `folder`/adapters.
 

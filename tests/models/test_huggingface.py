@@ -12,11 +12,12 @@ import torch
 from support import texts
 from support.texts import transformers
 
+from mpifl.aggregation.low_rank import AdapterColumns, nearest
 from mpifl.core.errors import UserError
 from mpifl.core.federation import DataInfo
 from mpifl.core.flat_model import FlatModel
-from mpifl.core.parameters import Layout, flatten
-from mpifl.models import LoRA, ModelOptions, build_model, huggingface_modules, seeded_model
+from mpifl.core.parameters import Layout, VectorParts, flatten
+from mpifl.models import LoRA, ModelOptions, adapters_of, build_model, huggingface_modules, seeded_model
 from mpifl.models.huggingface import HuggingFace
 
 T, V = 10, len(texts.SPECIAL) + len(texts.WORDS)
@@ -164,10 +165,10 @@ def test_what_does_not_fit_is_refused_in_one_line(folder, monkeypatch, case):
 # -- adapters ------------------------------------------------------------------------------------------------
 
 
-def moved(net: torch.nn.Module) -> torch.Tensor:
+def moved(net: torch.nn.Module, seed: int = 1) -> torch.Tensor:
     """Return a vector of a model in which adapters do something."""
     vector = flatten(net)
-    return vector + 0.2 * torch.from_numpy(np.random.default_rng(1).normal(size=len(vector))).float()
+    return vector + 0.2 * torch.from_numpy(np.random.default_rng(seed).normal(size=len(vector))).float()
 
 
 @pytest.mark.parametrize(
@@ -195,6 +196,69 @@ def test_saved_adapters_give_the_same_logits_in_peft_alone_and_can_be_read_again
     assert json.loads((place / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
         folder / name
     )
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_adapters_of_a_smaller_rank_have_it_in_peft(folder, tmp_path, name):
+    """alpha / r is that of the run for all clients: 3 / 4 is 1.5 / 2 in PEFT, with the own rank."""
+    from peft import PeftModel
+
+    kind, _, labels, outputs, _ = KINDS[name]
+    model, net = built(folder, name, lora=LoRA(rank=4, alpha=3))
+    layout = Layout.of(net)
+    columns = AdapterColumns(layout, [*adapters_of(net)], VectorParts(layout))
+    vector, x = moved(net).masked_fill(columns.beyond("model", layout.size, 2), 0.0), sample()
+    model.export(tmp_path, {"client-3": vector}, info_of(labels, outputs), 0, {"client-3": 2})
+    place = tmp_path / "adapters" / "client-3"
+    told = json.loads((place / "adapter_config.json").read_text())
+    assert (told["r"], told["lora_alpha"]) == (2, 1.5)
+    base = getattr(transformers(), kind).from_pretrained(folder / name)
+    theirs = PeftModel.from_pretrained(base, place).eval()
+    assert {m.shape[0] for n, m in theirs.named_parameters() if "lora_A" in n} == {2}
+    net = FlatModel(net).load(vector, train=False)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), theirs(**net.body.inputs(x)).logits, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_mean_products_are_those_of_peft(folder, tmp_path, name):
+    """PEFT combines adapters of ranks 1, 2 and 2 itself: concatenated, and by its SVD in rank 2."""
+    from peft import PeftModel
+
+    kind, _, labels, outputs, _ = KINDS[name]
+    rank, ranks, weights = 2, (1, 2, 2), [0.5, 0.3, 0.2]
+    lora = LoRA(rank=rank, alpha=3, train=())
+    model, net = built(folder, name, lora=lora)
+    layout = Layout.of(net)
+    columns = AdapterColumns(layout, [*adapters_of(net)], VectorParts(layout))
+    uploads = torch.stack([moved(net, seed) for seed in range(3)])
+    for row, r in zip(uploads, ranks, strict=True):
+        lacks = columns.beyond("model", layout.size, r)
+        row.masked_fill_(torch.zeros_like(row, dtype=torch.bool) if lacks is None else lacks, 0.0)
+    names = [f"client-{i}" for i in range(3)]
+    of_names = dict(zip(names, ranks, strict=True))
+    model.export(tmp_path, dict(zip(names, uploads, strict=True)), info_of(labels, outputs), 0, of_names)
+    base = getattr(transformers(), kind).from_pretrained(folder / name)
+    theirs = PeftModel.from_pretrained(base, tmp_path / "adapters" / names[0], adapter_name=names[0])
+    for other in names[1:]:
+        theirs.load_adapter(tmp_path / "adapters" / other, adapter_name=other)
+    theirs.add_weighted_adapter(names, weights, "cat", combination_type="cat")
+    theirs.add_weighted_adapter(names, weights, "svd", combination_type="svd", svd_rank=rank)
+    pairs = zip(adapters_of(net).items(), columns.factors("model", layout.size), strict=True)
+    for (layer, own), f in pairs:
+        a, b = f.take(uploads)
+        left = (b * torch.tensor(weights)[:, None, None]).permute(1, 0, 2).flatten(1)
+        stacked = a.flatten(0, 1)
+        place = f"base_model.model.{layer.removeprefix('body.net.')}"
+        module = theirs.get_submodule("base_model.model.classifier" if layer == "head" else place)
+        scale = 3 / rank
+        for kind_of, found in (
+            ("cat", left.double() @ stacked.double()),
+            ("svd", (best := nearest(left, stacked, rank, stacked[:0])).b @ best.a),
+        ):
+            wanted = module.get_delta_weight(kind_of).double()
+            wanted = wanted.T if own.transposed else wanted
+            torch.testing.assert_close(scale * found, wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_adapters_that_peft_wrote_are_read(folder, tmp_path):

@@ -259,7 +259,7 @@ def test_a_number_beyond_the_payloads_type_is_named_with_its_tensor(tmp_path, co
     message, upload = byhand.message(model=[[0.0] * 4]), report(model=[1.0, 2.0, 3.0, 70_000.0])
     for send in (
         lambda: coder.up(upload, message, 0, key(0)),
-        lambda: coder.down(byhand.message(model=[upload.vectors["model"].tolist()])),
+        lambda: coder.down(byhand.message(model=[upload.vectors["model"].tolist()]), 0),
     ):
         with pytest.raises(NotFinite, match=r"payload.dtype float16: .*body\.var: 7e\+04.*65504"):
             send()
@@ -321,7 +321,7 @@ def test_statistics_are_rounded_and_never_compressed(coder):
 
 
 def test_downloads_arrive_rounded(coder):
-    message = coder(dtype="bfloat16").down(byhand.message(model=[[1.001, 2.0]]))
+    message = coder(dtype="bfloat16").down(byhand.message(model=[[1.001, 2.0]]), 0)
     assert_close(message["model"], torch.tensor([[1.0, 2.0]]), rtol=0, atol=0)
 
 
@@ -347,7 +347,7 @@ def test_numbers_that_are_sent_as_they_are_arrive_rounded(how, coder):
 
 
 def test_seeds_arrive_as_they_were_sent(coder):
-    message = coder(dtype="float16").down(byhand.message(seed=[[2049.0]], model=[[2049.0]]))
+    message = coder(dtype="float16").down(byhand.message(seed=[[2049.0]], model=[[2049.0]]), 0)
     assert (message["seed"].item(), message["model"].item()) == (2049.0, 2048.0)
 
 
