@@ -6,7 +6,7 @@ are measured. For differences between rounds, the method adds its own forecast (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -153,7 +153,7 @@ def forecast(context: RunContext) -> TrafficForecast:
         why = NEWCOMERS
     elif context.sampler.poisson:
         why = COHORTS
-    elif filters.narrows and m < context.problem.num_clients:
+    elif filters.narrows and not config.policy.synchronous and m < context.problem.num_clients:
         why = RANKS
     elif isinstance(secure, MaskedSums):
         several = max(map(len, server.tables.values())) > 1
@@ -163,6 +163,8 @@ def forecast(context: RunContext) -> TrafficForecast:
             server, report, fingerprints, per_round, None, why, kept=stored, setup_memory=grown
         )
     rounds, run = (config.rounds * per_round[0], config.rounds * per_round[1]), planned_run(context)
+    if filters.narrows and config.policy.synchronous:
+        rounds = _sum(_bytes_of(context, server, filters, upload, k.tolist()) for k in run.cohorts())
     extra, new = _sum([algorithm.extra_bytes(run), look_bytes(algorithm, run)]), _new_fingerprints(context)
     total = _sum([fingerprints, rounds, new, extra])
     return TrafficForecast(server, report, fingerprints, per_round, total, "", new, extra, stored, grown)
@@ -388,14 +390,29 @@ def _round_bytes(
     context: RunContext, server: Server, filters: UpdateFilters, upload: Callable[[int], int]
 ) -> Bytes:
     """Return the bytes of a round of the first clients, in which client k uploads `upload(k)` bytes."""
-    algorithm, payload, m = context.config.algorithm, context.config.payload, uploads_per_step(context)
-    widths = {name: table.shape[1] for name, table in server.tables.items()}
+    m = uploads_per_step(context)
     drawn = max(m, context.config.policy.num_started(m, context.problem.num_clients))
-    own = (filters.widths(widths, k) for k in range(drawn))
-    down = sum(download_bytes(algorithm.reads(server, k), w, payload) for k, w in enumerate(own))
-    stamp, senders = time_stamp_bytes(payload, algorithm.needs.time_stamps), _senders(context)
-    up = sum(map(upload, range(senders))) if filters.narrows else senders * upload(0)
-    return down + drawn * stamp, up + senders * stamp
+    down, up = _bytes_of(context, server, filters, upload, range(drawn))
+    if (senders := _senders(context)) != drawn:
+        up = _bytes_of(context, server, filters, upload, range(senders))[1]
+    return down, up
+
+
+def _bytes_of(
+    context: RunContext,
+    server: Server,
+    filters: UpdateFilters,
+    upload: Callable[[int], int],
+    clients: Sequence[int],
+) -> Bytes:
+    """Return the bytes that clients move in a round; client k uploads `upload(k)` bytes."""
+    algorithm, payload = context.config.algorithm, context.config.payload
+    widths = {name: table.shape[1] for name, table in server.tables.items()}
+    own = ((k, filters.widths(widths, k)) for k in clients)
+    down = sum(download_bytes(algorithm.reads(server, k), w, payload) for k, w in own)
+    up = sum(map(upload, clients)) if filters.narrows else len(clients) * upload(0)
+    stamps = len(clients) * time_stamp_bytes(payload, algorithm.needs.time_stamps)
+    return down + stamps, up + stamps
 
 
 # -- one-shot statistics -------------------------------------------------------------------------------------

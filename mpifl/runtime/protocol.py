@@ -487,8 +487,8 @@ def gathered_reports(
     tables = [table for table, _ in pairs]
     first, order = tables[0], _order(tables)
     for table in tables:
-        (a, b), (k, other) = map(_uploads, (first, table)), (int(t.client[0]) for t in (first, table))
-        if a != b:  # clients may still send different counts of their numbers
+        if _shapes(table) != _shapes(first):  # of which clients may send fewer numbers than others
+            (a, b), (k, other) = map(_uploads, (first, table)), (int(t.client[0]) for t in (first, table))
             what = f"client {k} uploads {a}, client {other} {b}"
             raise MethodError(hook, what, "all uploads of a step have the same names and shapes")
     notes = Notes(
@@ -518,8 +518,12 @@ def _joined(parts: Sequence[np.ndarray], order: np.ndarray | None = None) -> np.
 
 def _uploads(table: ReportTable) -> str:
     """Return the names and shapes of the uploads of a table, in words."""
-    shapes = [f"{name!r} [{table.max_abs[name].shape[1]}, {width}]" for name, width in table.widths.items()]
-    return ", ".join(shapes) or "nothing"
+    return ", ".join(f"{name!r} {list(shape)}" for name, shape in _shapes(table).items()) or "nothing"
+
+
+def _shapes(table: ReportTable) -> dict[str, tuple[int, int]]:
+    """Return upload -> how many components it has, and how many numbers each of them."""
+    return {name: (table.max_abs[name].shape[1], width) for name, width in table.widths.items()}
 
 
 def _note_columns(tables: Sequence[ReportTable], hook: str) -> dict[str, list[np.ndarray]]:

@@ -40,5 +40,5 @@ def test_a_filter_that_changes_a_setting_leaves_it_to_nobody(tmp_path):
     context, before = toy.context_of(toy.config_of(FedAvg(), privacy=Own()), toy.Tiny()), state()
     step = build_server_step(context, ClientStore("test", str(tmp_path)))
     server = step.initialize()
-    assert UploadSizes(step).clear(server, step.hooks.reads("reads", server, np.array([0]))[0]) > 0
+    assert UploadSizes(step).clear(server, step.hooks.reads("reads", server, np.array([0]))[0], 0) > 0
     assert state() == before
