@@ -16,6 +16,7 @@ from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.collective_choice import GATHER, REDUCE, SCATTER, busiest_bytes, choose, is_sharded
 from mpifl.aggregation.collective_costs import Costs, Given, between, crossover
 from mpifl.aggregation.exchange_choice import Local
+from mpifl.aggregation.low_rank import Factors
 from mpifl.aggregation.tables import read_rows
 from mpifl.comm.single import Single
 from mpifl.comm.transport import Transport, on_server
@@ -30,7 +31,9 @@ from mpifl.core.units import in_bytes
 from mpifl.experiment import loader
 from mpifl.experiment.build import build, build_server_step, open_data
 from mpifl.experiment.context import RunContext
+from mpifl.experiment.filters import adapter_columns
 from mpifl.experiment.schema import GROUPS, REFUSE, Config
+from mpifl.models.lora import PRODUCT
 from mpifl.protection.robust_mixer import busiest_bytes as robust_bytes
 from mpifl.protection.robust_rules import CoordinateRule, DistanceRule, NoRule, Rule
 from mpifl.protection.secure_sum import MaskedSums
@@ -460,6 +463,11 @@ def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Cos
     name = {REDUCE: "Reduce", SCATTER: "Reduce_scatter"}.get(collective, "Gatherv")
     if rule is not None:
         rest, name = _robust_bytes(rule, mixing, d, size, rest, name)
+    if config.lora.average == PRODUCT:
+        sent = uploads * sum(
+            f.a.stop - f.a.start + f.b.stop - f.b.start for f in _adapters(mixing, d, context)
+        )
+        rest, name = rest + FLOAT_BYTES * sent, f"{name}, and Gatherv of adapters"
     line = f"{head} {name}, {in_bytes(rest)} at the busiest rank"
     if costs is not None and not sharded and rule is None:
         each = (costs.mixing(c, rows, uploads, d, size, exact) for c in (REDUCE, GATHER))
@@ -488,6 +496,11 @@ def _exchange_lines(context: RunContext) -> list[str]:
     ]
 
 
+def _adapters(mixing: Mixing, d: int, context: RunContext) -> Sequence[Factors]:
+    """Return the adapters in a table [K, d] whose products are averaged."""
+    return adapter_columns(context).factors(mixing.into, d)
+
+
 def _robust_bytes(rule: Rule, mixing: Mixing, d: int, size: int, rest: int, name: str) -> tuple[int, str]:
     """Return the bytes at the busiest rank of a mixing with a robust rule, and its collectives.
 
@@ -512,7 +525,8 @@ def _is_sharded(table: torch.Tensor, server: Server, context: RunContext) -> boo
     k, n = len(table), context.problem.num_clients
     config = context.config
     alone = k == n and len(np.unique(server.assign)) == n and not config.algorithm.needs.server_update
-    alone &= isinstance(config.robust, NoRule) and config.algorithm.needs.row_per_client
+    alone &= isinstance(config.robust, NoRule) and config.lora.average != PRODUCT
+    alone &= config.algorithm.needs.row_per_client
     return alone and is_sharded(k, 1, planned_ranks(context))
 
 
