@@ -114,12 +114,16 @@ class ProductMeans(UpdateFilter):
         """Return the plan.
 
         Raises:
-            MethodError: rows with adapters are mixed of anything but models.
+            MethodError: rows with adapters are mixed of anything but models, or read as mixtures.
         """
+        reads = step.reads(step.notes.client)
         for m in () if plan is None else plan.mixings:
             size = step.server.tables[m.into].shape[1]
             if not self.columns.factors(m.into, size):
                 continue
+            if any(isinstance(tables.get(m.into), np.ndarray) for tables in reads.values()):
+                what = f"clients read mixtures of rows of {m.into!r}, which product does not make"
+                raise MethodError(step.hook, what, "use model.lora.average factors")
             held, of = self.columns.parts.held, m.of or m.into
             models = of not in self.changes
             models &= not m.of or m.part is not None or held(m.of, step.widths[m.of]) == held(m.into, size)

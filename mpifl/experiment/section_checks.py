@@ -139,7 +139,7 @@ def check_adapters(lora: LoRA, algorithm: Algorithm, local: LocalConfig, devices
     compares = "compares the numbers of uploads" if uses(algorithm, ComparedUploads) else ""
     why = "sends statistics before training" if uses(algorithm, OneShotStatistics) else compares
     why = "shows clients the models of others" if uses(algorithm, SecondLook) else why
-    remedy = f"{name} {why}, which differ by rank alone; leave it out, or use a method that only averages"
+    remedy = f"{name} {why}, which differ by their ranks; leave it out, or use a method that only averages"
     require(not lora.ranks or not why, "model.lora.ranks", lora.ranks, remedy)
     if lora.average != PRODUCT:
         return
@@ -149,6 +149,8 @@ def check_adapters(lora: LoRA, algorithm: Algorithm, local: LocalConfig, devices
         else compares
     )
     why = "averages changes of models" if algorithm.changes else why
+    mixes = type(algorithm).mixtures is not Algorithm.mixtures
+    why = "mixes the numbers of models at its clients" if mixes else why
     why = "changes averages by a step of its own" if needs.server_update else why
     remedy = f"{name} {why}, and factors of one product differ from round to round; use factors"
     require(not why, "model.lora.average", lora.average, remedy)

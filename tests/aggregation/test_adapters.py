@@ -283,13 +283,14 @@ REFUSED = {
     "fesem": "FeSEM compares the numbers of uploads",
     "ditto": "Ditto keeps state at its clients, which may hold factors",
     "scaffold": "SCAFFOLD averages changes of models",
+    "fedsoft_async": "FedSoftAsync mixes the numbers of models at its clients",
     "local": "Local keeps state at its clients, which may hold factors",
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_methods_that_do_more_with_factors_than_average_them_refuse_products(name):
-    policy = {"policy": toy.EveryArrival()} if name == "fedbuff" else {}
+    policy = {"policy": toy.EveryArrival()} if name in ("fedbuff", "fedsoft_async") else {}
     check_sections(toy.config_of(CATALOGUE[name](), model=model(), **policy))
     with pytest.raises(UserError, match=rf"model.lora.average = 'product': {REFUSED[name]}.* use factors"):
         check_sections(toy.config_of(CATALOGUE[name](), model=model(average="product"), **policy))
@@ -349,6 +350,15 @@ def test_ranks_are_at_most_the_rank_and_need_adapters():
     for unused in ({"ranks": {"3": 1}}, {"average": "product"}):
         with pytest.raises(UserError, match="has no effect without adapters"):
             LoRA(**unused)
+
+
+def test_clients_that_read_mixtures_of_rows_are_refused(tmp_path):
+    class Own(type(FEDAVG)):
+        def reads(self, server: Server, k: int):
+            return {"model": np.ones(1)}
+
+    with pytest.raises(MethodError, match="clients read mixtures of rows of 'model'"):
+        toy.run(Own(), toy.Tiny(2, 1), tmp_path, steps=1, model=model(average="product"))
 
 
 @pytest.mark.parametrize("weights", [[[0.5, 0.6]], [[1.5, -0.5]]])
