@@ -22,6 +22,7 @@ os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # no use on one machine, and its 
 import hypothesis
 import pytest
 from support import nightly
+from support.fork_server import ForkServers
 
 # an example takes as long as the machine is busy: that is no failure
 hypothesis.settings.register_profile("mpifl", deadline=None, print_blob=True)
@@ -39,6 +40,8 @@ ONE_MACHINE = {  # for Open MPI (MPICH needs none of it): as root, more ranks th
 NOT_STARTED = "The PMIx server's listener thread failed to start"  # says an mpirun that finds no port
 TRIES = 3  # of such an mpirun
 SLOWEST = ("test_digests.py", "test_deaths.py", "test_async.py", "test_catalogue.py", "test_mpi_bodies.py")
+
+AT_THE_START = dict(os.environ)  # of this process, before tests change it
 
 ENDS, ENDED = pytest.StashKey[list[int]](), "mpifl would have ended this process with exit code {}"
 
@@ -191,11 +194,21 @@ def finish(command: Sequence[str], timeout: float, **options: object) -> subproc
 
 
 @pytest.fixture(scope="session")
-def mpirun() -> Run:
+def fork_servers() -> ForkServers:
+    """Return the servers that fork ranks; the processes of `pytest -n 3` share them."""
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    folder = Path(tempfile.gettempdir()) / f"mpifl-fork-{os.getuid()}-{owner}"
+    return ForkServers(str(folder), owner, AT_THE_START)
+
+
+@pytest.fixture(scope="session")
+def mpirun(fork_servers: ForkServers) -> Run:
     """Return `run(ranks, *python_arguments)`: Python on so many ranks; with `ranks=None`, without mpirun.
 
     `run(3, "-m", "mpifl", "run", config)` or `run(2, "-c", program)`. Keywords: `timeout` in seconds, `env`
-    (added), `cwd`, `launcher` (options of mpirun), `python` (an interpreter; the mpirun beside it is taken).
+    (added), `cwd`, `launcher` (options of mpirun), `python` (an interpreter; the mpirun beside it is taken),
+    `fresh` (whether ranks start Python themselves, instead of a fork that has imported PyTorch: for tests
+    about processes, their memory or imports).
     An mpirun that ends before it has started a rank, because it finds no port to listen on, is tried again.
     """
 
@@ -207,8 +220,11 @@ def mpirun() -> Run:
         cwd: Path | None = None,
         launcher: Sequence[str] = (),
         python: str = sys.executable,
+        fresh: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        command = [python, *map(str, arguments)]
+        words, environment = [*map(str, arguments)], mpi_environment(env)
+        forked = "NOFORK" not in os.environ and not fresh and fork_servers.can_run(python, words, environment)
+        command = fork_servers.command(ranks or 1, words) if forked else [python, *words]
         if ranks is not None:
             path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
             executable = shutil.which("mpirun", path=path)
@@ -216,7 +232,7 @@ def mpirun() -> Run:
                 pytest.skip("no mpirun beside the interpreter or on the PATH")
             command = [executable, "-n", str(ranks), *launcher, *command]
         for left in reversed(range(TRIES)):
-            end = finish(command, timeout, env=mpi_environment(env), cwd=cwd)
+            end = finish(command, timeout, env=environment, cwd=cwd)
             if NOT_STARTED not in end.stderr or not left:
                 break
             said = f"{end.stdout}\n{end.stderr}"

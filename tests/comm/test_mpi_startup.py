@@ -62,7 +62,7 @@ def test_more_ranks_may_take_longer_to_start(monkeypatch):
 
 def test_processes_of_another_mpis_launcher_do_not_run_alone(mpirun, tmp_path):
     asked = deaths.arguments(tmp_path, "x", "fedavg", tmp_path)
-    end = mpirun(None, "-m", "mpifl", *asked, env={"PMI_SIZE": "3", "PMI_RANK": "0"})
+    end = mpirun(None, "-m", "mpifl", *asked, env={"PMI_SIZE": "3", "PMI_RANK": "0"}, fresh=True)
     assert end.returncode == 2
     assert end.stderr.startswith("mpifl: PMI_SIZE = 3: the launcher")
     assert end.stderr.count("\n") == 1

@@ -97,4 +97,4 @@ def launch_all(
         for plan, words in jobs
     ]
     env = toy.PYTHONPATH | options.pop("env", {})
-    return mpirun(ranks, VICTIM, json.dumps(asked), env=env, timeout=300, **options)
+    return mpirun(ranks, VICTIM, json.dumps(asked), env=env, timeout=300, fresh=True, **options)

@@ -158,7 +158,7 @@ def test_a_job_that_is_killed_leaves_nothing_and_goes_on(number, campaign, mpiru
     words += ["--system.scratch", str(scratch), "--system.stopped_timeout_s", "5", "--resume"]
     scratch.mkdir()
     environment = toy.PYTHONPATH | {"MPIFL_START_S": "30", MARK: mark}
-    options = {"env": environment, "timeout": 600}
+    options = {"env": environment, "timeout": 600, "fresh": True}
     plan["note"] = str(note)
     launcher = deaths.ULFM if case.tolerant else ()
     end = mpirun(RANKS, KILLER, json.dumps(plan), *words, launcher=launcher, **options)

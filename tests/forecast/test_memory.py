@@ -55,9 +55,10 @@ def test_the_plan_forecasts_the_peak_memory(ranks, least, options, mpirun, tmp_p
         ranks or 1,
         timeout=300,
         env=env,
+        fresh=True,
     )
     place = ["--output.folder", str(tmp_path), "--output.id", "run", "--quiet"]
-    run = mpirun(ranks, "-m", "mpifl", "run", CONFIG, *common, *place, timeout=300, env=env)
+    run = mpirun(ranks, "-m", "mpifl", "run", CONFIG, *common, *place, timeout=300, env=env, fresh=True)
     assert run.returncode == 0, run.stderr
     max_abs = json.loads((tmp_path / "tiny-run" / "summary.json").read_text())["peak_bytes"]
     assert len(max_abs) == (ranks or 1)
@@ -89,7 +90,7 @@ def test_the_plan_counts_what_comes_before_the_first_round(mpirun, tmp_path):
     method = f"{tmp_path / 'heavy.py'}:Heavy"
     command = ["-m", "mpifl", "plan", "--time", "no", CONFIG, "--system.ranks", 3]
     plans = [
-        planned(mpirun(None, *command, *options, env=toy.PYTHONPATH).stdout)
+        planned(mpirun(None, *command, *options, env=toy.PYTHONPATH, fresh=True).stdout)
         for options in ([], ["--algorithm", method])
     ]
     server, worker = (heavy - plain for plain, heavy in zip(*plans, strict=True))
@@ -103,7 +104,7 @@ def test_the_plan_counts_the_library_of_a_tracker_at_the_server(mpirun, tmp_path
     pytest.importorskip("mlflow")
     command = ["-m", "mpifl", "plan", "--time", "no", CONFIG, "--system.ranks", 3]
     plans = [
-        planned(mpirun(None, *command, *options, env=toy.PYTHONPATH).stdout)
+        planned(mpirun(None, *command, *options, env=toy.PYTHONPATH, fresh=True).stdout)
         for options in ([], ["--output.callbacks", "[mlflow]"])
     ]
     server, worker = (with_it - plain for plain, with_it in zip(*plans, strict=True))

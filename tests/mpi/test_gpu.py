@@ -48,7 +48,15 @@ def folders(mpirun, tmp_path_factory) -> dict[int, Path]:
         found[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
         options = ["--system.device", DEVICE, "--data.cache", cache]
         end = mpirun(
-            ranks, SCRIPT, CONFIG, found[ranks], json.dumps(RUNS), *options, timeout=600, env=toy.PYTHONPATH
+            ranks,
+            SCRIPT,
+            CONFIG,
+            found[ranks],
+            json.dumps(RUNS),
+            *options,
+            timeout=600,
+            env=toy.PYTHONPATH,
+            fresh=True,
         )
         assert end.returncode == 0, end.stderr
     return found
@@ -91,7 +99,9 @@ def test_every_kind_of_run_has_one_digest(mpirun, tmp_path):
     for ranks in (1, 3):
         options = ["--system.device", DEVICE, "--data.cache", tmp_path / "cache"]
         folder = tmp_path / str(ranks)
-        end = mpirun(ranks, SCRIPT, CONFIG, folder, runs, *options, timeout=900, env=toy.PYTHONPATH)
+        end = mpirun(
+            ranks, SCRIPT, CONFIG, folder, runs, *options, timeout=900, env=toy.PYTHONPATH, fresh=True
+        )
         assert end.returncode == 0, end.stderr
         found[ranks] = {name: Runs(folder).summary(name)["digest"] for name in EVERY}
     assert found[1] == found[3]

@@ -109,7 +109,7 @@ def test_a_run_folder_that_cannot_be_reached_is_told_in_the_table(tmp_path):
 @pytest.mark.nightly
 def test_three_ranks_are_examined(mpirun, tmp_path):
     env = toy.PYTHONPATH | {"MPIFL_DATA": ""}
-    done = mpirun(3, "-m", "mpifl", "doctor", "--runs", tmp_path, env=env, timeout=300)
+    done = mpirun(3, "-m", "mpifl", "doctor", "--runs", tmp_path, env=env, timeout=300, fresh=True)
     assert "ok   collectives  sums and rows are right" in done.stdout, done.stderr
     assert "3 ranks on 1 hosts" in done.stdout
     assert done.returncode == (1 if "BAD" in done.stdout else 0)
@@ -144,7 +144,7 @@ sys.exit(cli.main(["doctor"]))
 )
 def test_a_rank_that_does_not_answer_is_named_in_time(ranks, told, mpirun):
     """The last rank stops in its first exchange: with rank 0, or with rank 1 while rank 0 waits for both."""
-    done = mpirun(ranks, "-c", STANDS_STILL, str(ranks - 1), env=toy.PYTHONPATH, timeout=300)
+    done = mpirun(ranks, "-c", STANDS_STILL, str(ranks - 1), env=toy.PYTHONPATH, timeout=300, fresh=True)
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("mpifl: ")]
     assert "did not end within 2 s" in said
     assert told in said
