@@ -54,18 +54,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     nightly.options(parser)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Note when the session began."""
+    config.stash[nightly.BEGIN] = time.time()
+
+
 @pytest.hookimpl(trylast=True)  # after -m has left out what it leaves out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose among nightly tests; put the files that start MPI first, the slowest at their head."""
+    """Choose among nightly tests; put the files that start MPI first, the slowest at their head.
+
+    The first process takes files from the head, the others from the tail: nightly tests near a change alone,
+    which come after those of the day, stand between them.
+    """
     nightly.select(config, items)
     mpi = {item.path for item in items if "mpirun" in getattr(item, "fixturenames", ())}
     slow = {name: place for place, name in enumerate(SLOWEST)}
-    items.sort(key=lambda item: (item.path not in mpi, slow.get(item.path.name, len(slow))))
+    of_the_day = nightly.order(items)
+
+    def place(item: pytest.Item) -> tuple[bool, int, int]:
+        first = item.path in mpi
+        later = of_the_day.get(item.path, len(of_the_day))
+        return not first, later if first else -later, slow.get(item.path.name, len(slow))
+
+    items.sort(key=place)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a nightly test for which no time is left."""
     nightly.skip_when_late(item)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many nightly tests were left out for want of time."""
+    if line := nightly.told(terminalreporter.stats.get("skipped", ())):
+        terminalreporter.write_line(line, yellow=True)
 
 
 @pytest.hookimpl(wrapper=True)

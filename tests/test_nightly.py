@@ -1,17 +1,82 @@
-"""The choice of nightly tests: each has one day of seven, and a change brings those that are about it."""
+"""The choice of nightly tests: each has one day of fourteen, and a change brings those that are about it."""
 
 from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support import nightly
 
+HERE = "tests/test_nightly.py"
 
-def test_all_parameters_of_a_test_run_on_one_day_and_no_day_is_empty():
+
+@pytest.fixture(scope="module", params=["4 ranks"])
+def there(request) -> str:
+    """A set-up that costs much."""
+    return request.param
+
+
+def test_no_day_is_empty():
     days = [nightly.day_of(f"tests/mpi/test_{number}.py::test_it") for number in range(200)]
     assert set(days) == set(range(nightly.DAYS))
-    assert nightly.day_of("tests/faults/test_a.py::test_b[1]") == nightly.day_of(
-        "tests/faults/test_a.py::test_b[2]"
-    )
+
+
+@pytest.mark.parametrize("n", [1])
+def test_what_shares_a_set_up_runs_on_one_day(there, n, request):
+    assert nightly.name_of(request.node) == f"{HERE}::['4 ranks']"
+
+
+@pytest.mark.parametrize("n", [1])
+def test_all_parameters_of_a_function_run_on_one_day_unless_they_are_spread(n, request):
+    name = f"{HERE}::{request.node.originalname}"
+    assert nightly.name_of(request.node) == name
+    request.node.add_marker(pytest.mark.nightly(spread=True))
+    assert nightly.name_of(request.node) == f"{name}[1]"
+
+
+class Item:
+    """A test of a day, or one near a change, in a session that began so many minutes ago."""
+
+    def __init__(self, file: str, near: bool, minutes: float = 0.0) -> None:
+        self.path, self.stash, self.config = Path(file), pytest.Stash(), self
+        self.stash[nightly.NEAR] = near
+        self.stash[nightly.BEGIN] = time.time() - 60 * minutes
+
+    def getoption(self, name: str) -> float:
+        """Return the limit."""
+        return {"--minutes": 6.0}[name]
+
+
+@pytest.mark.parametrize(
+    ("near", "minutes", "runs"), [(False, 5, True), (False, 7, False), (True, 3, True), (True, 5, False)]
+)
+def test_tests_near_a_change_are_left_out_before_those_of_the_day(near, minutes, runs):
+    with nullcontext() if runs else pytest.raises(pytest.skip.Exception, match="no time left"):
+        nightly.skip_when_late(Item("a.py", near, minutes))
+
+
+def test_how_many_were_not_run_is_told():
+    def report(why: str) -> SimpleNamespace:
+        return SimpleNamespace(longrepr=("nightly.py", 1, f"Skipped: {why}"))
+
+    late = [report(nightly.LATE), report("no GPU"), report(nightly.LATE)]
+    assert nightly.told(late).startswith("2 nightly tests were not run")
+    assert nightly.told([report("no GPU"), SimpleNamespace(longrepr=None)]) == ""
+
+
+def test_files_of_the_day_come_in_another_order_in_another_cycle(monkeypatch):
+    """A file that is left out for want of time has its turn later."""
+    items = [Item(f"test_{name}.py", near=False) for name in "abcdef"] + [Item("near.py", near=True)]
+    orders = []
+    for cycle in range(4):
+        monkeypatch.setattr(nightly, "today", lambda cycle=cycle: (cycle, 0))
+        found = nightly.order(items)
+        assert sorted(found.values()) == [*range(6)]
+        orders.append([*found])
+    assert len({order[-1] for order in orders}) > 1
 
 
 @pytest.mark.parametrize(

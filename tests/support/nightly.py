@@ -1,7 +1,8 @@
-"""Which nightly tests run after the usual ones: a seventh that rotates by date, and those near a change."""
+"""Which nightly tests run after the usual ones: a fourteenth, rotating by date, and those near a change."""
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import time
@@ -11,24 +12,43 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-DAYS = 7  # a full cycle in a week
+DAYS = 14  # of a full cycle
+NEAR_SHARE = 2 / 3  # of the time: those of the day come first
+LATE = "no time left: launch/nightly runs all tests"
 SPANNING = {  # kinds of tests that lie in a folder of their own, by the package folders that they are about
     "mpi": {"aggregation", "comm", "core", "runtime", "simulation", "traffic"},
     "faults": {"comm", "runtime"},
     "malformed": {"cli", "core"},
 }
 NEAR = pytest.StashKey[bool]()  # of a test that runs only because it is near a change
+BEGIN = pytest.StashKey[float]()  # of the session, in seconds of the epoch
 REPOSITORY = Path(__file__).parents[2]
 
 
 def day_of(name: str) -> int:
-    """Return the day, 0 to 6, of a test function `FILE::NAME`: all its parameters run on one day."""
-    return zlib.crc32(name.split("[")[0].encode()) % DAYS
+    """Return the day, from 0, of the tests of a name."""
+    return zlib.crc32(name.encode()) % DAYS
 
 
-def today() -> int:
-    """Return which day of the cycle it is, from the date in UTC."""
-    return int(time.time() // 86400) % DAYS
+def name_of(item: pytest.Item) -> str:
+    """Return what a test has in common with those that run on its day.
+
+    Tests with one parameter of a fixture of their file share its set-up, and run on one day; otherwise all
+    parameters of a function do, unless its mark is `nightly(spread=True)`.
+    """
+    name = item.nodeid.replace(os.sep, "/")
+    marker, call = item.get_closest_marker("nightly"), getattr(item, "callspec", None)
+    if marker is not None and marker.kwargs.get("spread"):
+        return name
+    wide = [arg for arg, scope in getattr(call, "_arg2scope", {}).items() if scope.value != "function"]
+    if call is not None and wide:
+        return f"{name.split('::')[0]}::{[call.params[arg] for arg in sorted(wide)]}"
+    return name.split("[")[0]
+
+
+def today() -> tuple[int, int]:
+    """Return the number of the cycle and the day of it, from the date in UTC."""
+    return divmod(int(time.time() // 86400), DAYS)
 
 
 def changed_files(hours: float) -> list[str]:
@@ -55,25 +75,45 @@ def is_near(test: str, changed: Iterable[str]) -> bool:
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the nightly tests of a day and those near a change, where options ask for it."""
-    day, hours = config.getoption("--nightly-day"), config.getoption("--near-changes")
-    if day is None:
+    asked, hours = config.getoption("--nightly-day"), config.getoption("--near-changes")
+    if asked is None:
         return
+    day = today()[1] if asked == "today" else int(asked)
     changed = changed_files(hours) if hours else []
     kept, left = [], []
     for item in items:
-        name = item.nodeid.replace(os.sep, "/")
-        of_the_day = day_of(name) == (today() if day == "today" else int(day))
-        (kept if of_the_day or is_near(name.split("::")[0], changed) else left).append(item)
+        of_the_day = day_of(name_of(item)) == day
+        near = is_near(item.nodeid.replace(os.sep, "/").split("::")[0], changed)
+        (kept if of_the_day or near else left).append(item)
         item.stash[NEAR] = not of_the_day
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 
 
+def order(items: Sequence[pytest.Item]) -> dict[Path, int]:
+    """Return where the files with tests of the day stand, in each cycle in another order; others come later.
+
+    If time ends before the last of them, it is not always the same.
+    """
+    files = {item.path for item in items if item.stash.get(NEAR, None) is False}
+    cycle, _ = today()
+    return {
+        path: place
+        for place, path in enumerate(sorted(files, key=lambda p: zlib.crc32(f"{cycle}{p.name}".encode())))
+    }
+
+
 def skip_when_late(item: pytest.Item) -> None:
-    """Skip a test that only is near a change after MPIFL_NIGHTLY_UNTIL (seconds of the epoch)."""
-    until = float(os.environ.get("MPIFL_NIGHTLY_UNTIL", "inf"))
-    if item.stash.get(NEAR, False) and time.time() > until:
-        pytest.skip("no time left for tests near a change: launch/nightly runs them all")
+    """Skip a test that would begin after the minutes given; near a change, after two thirds of them."""
+    share = NEAR_SHARE if item.stash.get(NEAR, False) else 1.0
+    if time.time() > item.config.stash[BEGIN] + 60 * item.config.getoption("--minutes") * share:
+        pytest.skip(LATE)
+
+
+def told(reports: Iterable[pytest.TestReport]) -> str:
+    """Return a line about the tests for which no time was left; empty if there are none."""
+    late = sum(isinstance(report.longrepr, tuple) and LATE in report.longrepr[2] for report in reports)
+    return f"{late} nightly tests were not run: {LATE}" if late else ""
 
 
 def options(parser: pytest.Parser) -> None:
@@ -86,4 +126,11 @@ def options(parser: pytest.Parser) -> None:
         default=0,
         metavar="HOURS",
         help="and those near what changed in so many hours",
+    )
+    parser.addoption(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        metavar="MINUTES",
+        help="begin no test after so many; none near a change after two thirds of them",
     )

@@ -147,7 +147,7 @@ def test_a_published_row_is_run_once():
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in SOON else pytest.param(n, marks=pytest.mark.nightly) for n in SWEEPS]
+    "name", [n if n in SOON else pytest.param(n, marks=pytest.mark.nightly(spread=True)) for n in SWEEPS]
 )
 def test_every_row_is_planned(name, cache):
     sweep = SWEEPS[name]
