@@ -245,7 +245,7 @@ def mpirun(fork_servers: ForkServers) -> Run:
         fresh: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         words, environment = [*map(str, arguments)], mpi_environment(env)
-        forked = "NOFORK" not in os.environ and not fresh and fork_servers.can_run(python, words, environment)
+        forked = not fresh and fork_servers.can_run(python, words, environment)
         command = fork_servers.command(ranks or 1, words) if forked else [python, *words]
         if ranks is not None:
             path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
