@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 def _own(module: nn.Module, tree: Mapping[str, Any]) -> nn.Module:
     """Return the user's module with its last layer put back in place; other networks are unchanged."""
-    if tree["name"] != "custom":
+    if tree["name"] != "custom" or not tree["head"]:
         return module
     net = module.get_submodule("body.net")
     net.set_submodule(str(tree["head"]), module.get_submodule("head"))
